@@ -1,0 +1,62 @@
+"""Every exception that hotloop raises itself.
+
+::
+
+    HotloopError
+    ├── ConfigError (ValueError)                 a setting, a preset or an argument that cannot be used
+    ├── DataError (ValueError)                   rows of a data set that do not fit, by line number
+    ├── RecordError (ValueError)                 a run record that cannot be read
+    ├── UnsupportedTorchError (RuntimeError)     torch is older than hotloop supports, or lacks a part that was asked for
+    ├── PresetUnavailableError (RuntimeError)    ``strict=True`` and this machine cannot run the preset
+    ├── CompileFailedError (RuntimeError)        ``strict=True`` and a compile failed
+    ├── CompiledRunError (RuntimeError)          compiled code failed while it ran, and nobody owns the step to undo it
+    └── MissingExtraError (ImportError)          an optional dependency is needed; the message says which extra installs it
+
+The user's own exceptions are never wrapped in one of these.
+"""
+
+from __future__ import annotations
+
+
+class HotloopError(Exception):
+    """Base of every exception that hotloop raises itself."""
+
+
+class ConfigError(HotloopError, ValueError):
+    """A setting, preset or argument that cannot be used; the message names it, its value and what was expected."""
+
+
+class DataError(HotloopError, ValueError):
+    """Rows of a data set that do not fit, listed by line number with the reason."""
+
+
+class RecordError(HotloopError, ValueError):
+    """A run record that is missing, torn beyond repair, or of a schema that this version does not read."""
+
+
+class UnsupportedTorchError(HotloopError, RuntimeError):
+    """The installed torch is older than hotloop supports, or lacks a part that was asked for."""
+
+
+class PresetUnavailableError(HotloopError, RuntimeError):
+    """With ``strict=True``: this machine cannot run the preset that was asked for."""
+
+
+class CompileFailedError(HotloopError, RuntimeError):
+    """With ``strict=True``: a compile failed. ``__cause__`` is torch's own exception."""
+
+
+class CompiledRunError(HotloopError, RuntimeError):
+    """Compiled code failed while it ran, where eager does not fail. ``__cause__`` is the original exception.
+
+    It cannot be undone here, since a part of the step may have been executed; ``hotloop.Loop`` owns the step and can.
+    """
+
+
+class MissingExtraError(HotloopError, ImportError):
+    """An optional dependency is needed; the message says which extra of hotloop installs it."""
+
+
+def missing_extra(what: str, extra: str, error: ImportError) -> MissingExtraError:
+    """Build the one message for an optional dependency that is not installed."""
+    return MissingExtraError(f"{what} needs {error.name or error}: install it with pip install 'hotloop[{extra}]'.")

@@ -1,0 +1,176 @@
+"""Everything that can be observed, as frozen dataclasses; their dictionaries are what a run record holds."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, ClassVar, Literal
+
+Stage = Literal["trace", "lower", "compile", "run"]
+"""Where a failure arose: dynamo's tracing, lowering to kernels, compiling those kernels, or running them."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that was observed. ``time`` is seconds since the epoch; ``component`` is None outside hotloop's own."""
+
+    kind: ClassVar[str] = "event"
+    component: str | None = None
+    time: float = dataclasses.field(default_factory=time.time)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the event as plain JSON data, its class under ``kind``."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}
+
+    @property
+    def location(self) -> str:
+        """``file:line`` of the user's code, or an empty string where it is not known."""
+        file = getattr(self, "file", None)
+        return f"{file}:{getattr(self, 'line', 0)}" if file else ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled(Event):
+    """A graph was compiled. ``seconds`` is all of it (trace to kernels); ``cache_hit`` is None where no cache was asked."""
+
+    kind: ClassVar[str] = "compiled"
+    frame: str
+    function: str
+    file: str | None
+    line: int | None
+    phase: Literal["forward", "backward"] = "forward"
+    seconds: float = 0.0
+    ops: int | None = None
+    guards: int | None = None
+    cache_hits: int = 0
+    cache_misses: int = 0
+    cudagraphs_skipped: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recompiled(Event):
+    """Code that was compiled before no longer fitted; ``reason`` is torch's failed guard, ``nth`` counts from 1."""
+
+    kind: ClassVar[str] = "recompiled"
+    function: str
+    file: str | None
+    line: int | None
+    reason: str
+    nth: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphBreak(Event):
+    """Tracing had to stop and go on in a new graph; ``source`` is the user's line, ``hint`` how to mend it."""
+
+    kind: ClassVar[str] = "graph_break"
+    file: str | None
+    line: int | None
+    source: str
+    reason: str
+    hint: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecompileLimit(Event):
+    """A code object was compiled as often as torch allows: unseen inputs run eager from here on."""
+
+    kind: ClassVar[str] = "recompile_limit"
+    function: str
+    file: str | None
+    line: int | None
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrameEager(Event):
+    """A function could not be traced and stays eager; what it calls may still be compiled."""
+
+    kind: ClassVar[str] = "frame_eager"
+    function: str
+    stage: Stage
+    file: str | None
+    line: int | None
+    reason: str
+    hint: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fallback(Event):
+    """A graph (or a component as a whole, from a step boundary on) went one rung down its ladder."""
+
+    kind: ClassVar[str] = "fallback"
+    scope: Literal["graph", "component"]
+    from_preset: str
+    to_preset: str
+    stage: Stage
+    reason: str
+    file: str | None = None
+    line: int | None = None
+    hint: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unavailable(Event):
+    """This machine cannot run a preset; known before the first step."""
+
+    kind: ClassVar[str] = "unavailable"
+    preset: str
+    missing: str
+    running: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoEffect(Event):
+    """A compile was asked for and cannot take, or has not taken, effect."""
+
+    kind: ClassVar[str] = "no_effect"
+    reason: str
+    hint: str
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFailed(Event):
+    """Compiled code failed while it ran, where eager does not."""
+
+    kind: ClassVar[str] = "run_failed"
+    phase: Literal["forward", "backward"]
+    preset: str
+    reason: str
+    file: str | None = None
+    line: int | None = None
+
+
+_KINDS: dict[str, type[Event]] = {
+    cls.kind: cls
+    for cls in (
+        Compiled,
+        Recompiled,
+        GraphBreak,
+        RecompileLimit,
+        FrameEager,
+        Fallback,
+        Unavailable,
+        NoEffect,
+        RunFailed,
+    )
+}
+
+
+def from_dict(data: dict[str, Any]) -> Event:
+    """Rebuild an event from `Event.to_dict`'s dictionary.
+
+    Raises:
+        ValueError: the kind is not one of this version's, or a field does not belong to it.
+    """
+    fields = dict(data)
+    kind = fields.pop("kind", None)
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None:
+        raise ValueError(f"unknown event kind {kind!r}: expected one of {', '.join(_KINDS)}")
+    try:
+        return cls(**fields)
+    except TypeError as error:
+        raise ValueError(f"event of kind {kind!r} does not fit: {error}") from error
