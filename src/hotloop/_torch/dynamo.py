@@ -1,0 +1,170 @@
+"""What dynamo tells: its callbacks, its typed metrics, its graph breaks, its frame counter."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable
+from typing import Any
+
+from hotloop._torch.ledger import CapabilityMissingError, private
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+    """One entry of torch's compilation metrics, in our own words; None where this torch does not say."""
+
+    frame: str
+    function: str | None
+    file: str | None
+    line: int | None
+    is_forward: bool
+    seconds: float
+    ops: int | None
+    guards: int | None
+    cache_hits: int
+    cache_misses: int
+    recompile_reason: str | None
+    fail_type: str | None
+    fail_reason: str | None
+    fail_file: str | None
+    fail_line: int | None
+    has_code: bool
+    cudagraphs_skipped: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Break:
+    """One graph break, with the innermost line of the user's code."""
+
+    reason: str
+    file: str | None
+    line: int | None
+    source: str
+
+
+class Callbacks:
+    """Our functions on dynamo's compile callbacks; `install` is idempotent."""
+
+    def __init__(self, on_start: Callable[[], None], on_end: Callable[[], None]) -> None:
+        self._start: Callable[[Any], None] = lambda _: on_start()
+        self._end: Callable[[Any], None] = lambda _: on_end()
+        self._installed = False
+
+    def install(self) -> None:
+        """Register with dynamo; ``torch.compiler.reset`` keeps them."""
+        if not self._installed:
+            handler = private("torch._dynamo.callback:callback_handler")
+            handler.register_start_callback(self._start)
+            handler.register_end_callback(self._end)
+            self._installed = True
+
+    def remove(self) -> None:
+        """Take both off again."""
+        if self._installed:
+            handler = private("torch._dynamo.callback:callback_handler")
+            handler.remove_start_callback(self._start)
+            handler.remove_end_callback(self._end)
+            self._installed = False
+
+
+class Reader:
+    """Reads what is new since the last read. torch keeps its last 64 metrics only, so read at every compile."""
+
+    def __init__(self) -> None:
+        self._metrics = private("torch._dynamo.utils:get_compilation_metrics")
+        self._breaks = private("torch._dynamo.utils:graph_break_reasons")
+        self._counters = private("torch._dynamo.utils:counters")
+        self._names: dict[str, tuple[str, str | None, int | None]] = {}
+        self.skip()
+
+    def skip(self) -> None:
+        """Forget what happened so far."""
+        entries = self._metrics()
+        self._last = entries[-1] if entries else None
+        self._break_count = len(self._breaks)
+
+    def frames(self) -> int:
+        """Give how often dynamo was asked about a frame; it also moves when a recompile limit is hit."""
+        return int(self._counters["frames"]["total"])
+
+    def metrics(self) -> list[Metric]:
+        """Give the compilation metrics since the last call, oldest first."""
+        fresh: list[Any] = []
+        entries = self._metrics()
+        for entry in reversed(entries):
+            if entry is self._last:
+                break
+            fresh.append(entry)
+        if entries:
+            self._last = entries[-1]
+        return [self._metric(entry) for entry in reversed(fresh) if not entry.is_runtime]
+
+    def breaks(self) -> list[Break]:
+        """Give the graph breaks since the last call; a reset of dynamo starts anew."""
+        if len(self._breaks) < self._break_count:
+            self._break_count = 0
+        fresh = self._breaks[self._break_count :]
+        self._break_count = len(self._breaks)
+        return [_break(entry.reason, entry.user_stack) for entry in fresh]
+
+    def _metric(self, entry: Any) -> Metric:
+        # A backward's entry has the frame's id but not its name: remember who it was.
+        frame = entry.compile_id or "?"
+        key = frame.split("/")[0]
+        if entry.co_name:
+            self._names[key] = (entry.co_name, entry.co_filename, entry.co_firstlineno)
+        function, file, line = self._names.get(key, (None, None, None))
+        backward = entry.is_forward is False
+        micros = entry.backward_cumulative_compile_time_us if backward else entry.dynamo_cumulative_compile_time_us
+        return Metric(
+            frame=frame,
+            function=function,
+            file=file,
+            line=line,
+            is_forward=not backward,
+            seconds=(micros or entry.duration_us or 0) / 1e6,
+            ops=entry.graph_op_count,
+            guards=entry.guard_count,
+            # A hit in AOTAutograd's cache answers for the graphs below it, which are then not asked.
+            cache_hits=(entry.inductor_fx_local_cache_hit_count or 0) or (entry.aotautograd_local_cache_hit_count or 0),
+            cache_misses=entry.inductor_fx_local_cache_miss_count or 0,
+            recompile_reason=entry.recompile_reason,
+            fail_type=entry.fail_type,
+            fail_reason=entry.fail_reason,
+            fail_file=entry.fail_user_frame_filename,
+            fail_line=entry.fail_user_frame_lineno,
+            has_code=bool(entry.has_guarded_code),
+            cudagraphs_skipped=entry.cudagraph_skip_reason,
+        )
+
+
+def _break(reason: str, stack: Any) -> Break:
+    frame = stack[-1] if stack else None
+    if frame is None:
+        return Break(reason, None, None, "")
+    return Break(reason, frame.filename, frame.lineno, (frame.line or "").strip())
+
+
+def forget_code(code: types.CodeType) -> bool:
+    """Let dynamo look at a code object anew; False where this torch cannot."""
+    try:
+        private("torch._dynamo.eval_frame:reset_code")(code)
+    except CapabilityMissingError:
+        return False
+    return True
+
+
+def is_graph_break(error: BaseException) -> bool:
+    """Tell whether fullgraph's refusal is a graph break, rather than a failure of the compiler."""
+    return isinstance(
+        error, (private("torch._dynamo.exc:Unsupported"), private("torch._dynamo.exc:UserError"))
+    ) and not isinstance(error, private("torch._dynamo.exc:TorchRuntimeError"))
+
+
+def is_compile_error(error: BaseException) -> bool:
+    """Tell whether dynamo, a backend or a shape constraint raised this, rather than the user's code."""
+    if isinstance(error, private("torch._dynamo.exc:TorchDynamoException")):
+        return True
+    # These two are plain exceptions, told by name since their homes have moved between versions.
+    return type(error).__name__ in ("ConstraintViolationError", "FailOnRecompileLimitHit")

@@ -1,0 +1,143 @@
+"""The ledger of private torch names: where each stands, why it is used, what is lost without it, what would replace it.
+
+`private` is the only way to reach one, so a test can hold the ledger against the code, both ways. Attributes of torch's
+objects that have no module path are listed as ``Class.attribute`` and used in this room by that attribute alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateName:
+    """One private name of torch. ``path`` is ``module:attribute``, or ``Class.attribute`` for an object's own."""
+
+    path: str
+    why: str
+    without: str
+    replacement: str = "none"
+
+
+@dataclasses.dataclass(frozen=True)
+class Capability:
+    """Something hotloop can do on this torch, or the reason why it cannot."""
+
+    name: str
+    available: bool
+    reason: str = ""
+
+
+class CapabilityMissingError(Exception):
+    """A private name is not where the ledger says. Callers turn it into a capability that is missing."""
+
+
+LEDGER: tuple[PrivateName, ...] = (
+    PrivateName(
+        "Module._compiled_call_impl",
+        "the slot that nn.Module.compile fills; ours is filled with an entry that counts and falls back",
+        "nothing can be compiled in place",
+        "nn.Module.compile sets it, but only with torch's own callable, and offers no way to take it off",
+    ),
+    PrivateName(
+        "Module._call_impl",
+        "the module's call with its hooks, as eager runs it; traced from a root function of our own",
+        "nothing can be compiled in place",
+    ),
+    PrivateName(
+        "Node._dynamo_source",
+        "where a graph input comes from; kept on the copies of a graph that lower rungs compile",
+        "AOTAutograd cannot tell aliased inputs apart on lower rungs",
+    ),
+    PrivateName(
+        "GraphModule._param_name_to_source",
+        "the same, for parameters that are attributes of the graph",
+        "as above",
+    ),
+    PrivateName(
+        "BackwardCFunction._forward_cls",
+        "the generated autograd function whose backward runs the compiled backward graph",
+        "a failure while a compiled backward runs is raised raw, without cause and remedy",
+    ),
+    PrivateName(
+        "torch._dynamo.callback:callback_handler",
+        "told when a compile starts and ends, in the thread that compiles",
+        "no status while compiling; failures of tracing reach the user",
+        "torch.compiler has no public callback",
+    ),
+    PrivateName(
+        "torch._dynamo.utils:get_compilation_metrics",
+        "typed facts of each compile: file, line, seconds, cache hits, recompile reason, failure",
+        "status knows executions only",
+    ),
+    PrivateName("torch._dynamo.utils:graph_break_reasons", "each graph break with the user's stack", "as above"),
+    PrivateName(
+        "torch._dynamo.utils:counters",
+        "frames seen so far, which moves when the recompile limit is hit, where no callback fires",
+        "a recompile limit is only seen by its effect",
+    ),
+    PrivateName("torch._dynamo:config", "suppress_errors and guards' settings, for the time of a compile only", "as above"),
+    PrivateName(
+        "torch._dynamo.backends.registry:lookup_backend",
+        "the aot_eager backend as a function",
+        "no aot_eager rung",
+    ),
+    PrivateName(
+        "torch._dynamo.eval_frame:reset_code",
+        "lets a function be traced again that was given up because the user's own code raised",
+        "such a function stays eager",
+        "torch.compiler.reset, which throws away everything",
+    ),
+    PrivateName("torch._dynamo.exc:TorchDynamoException", "tells compile failures from the user's own under fullgraph", ""),
+    PrivateName("torch._dynamo.exc:Unsupported", "tells a graph break from a failure under fullgraph", ""),
+    PrivateName("torch._dynamo.exc:UserError", "the same, for .item() and data-dependent branches", ""),
+    PrivateName("torch._dynamo.exc:TorchRuntimeError", "an error of the user's own operators met while tracing", ""),
+    PrivateName(
+        "torch._functorch:config",
+        "force_non_lazy_backward_lowering: the backward is compiled with the forward, so that it can step down",
+        "a backward that fails to compile kills the step",
+    ),
+    PrivateName(
+        "torch:_TorchCompileInductorWrapper",
+        "Inductor with a mode and options, checked as torch checks them",
+        "no Inductor rung",
+        "torch.compile(backend='inductor'), which cannot be one rung among several",
+    ),
+    PrivateName(
+        "torch._inductor.config",
+        "read as source, never imported: the options that this torch knows, for the table and for 'did you mean'",
+        "options are checked by torch alone",
+        "torch._inductor.list_options, which must import torch",
+    ),
+)
+_PATHS = frozenset(name.path for name in LEDGER)
+
+
+@functools.cache
+def private(path: str) -> Any:
+    """Give the object behind a ``module:attribute`` of the ledger.
+
+    Raises:
+        CapabilityMissingError: this torch does not have it; the message says what is lost.
+    """
+    if path not in _PATHS:
+        raise KeyError(f"{path} is not in the ledger of private torch names")
+    module, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        entry = next(name for name in LEDGER if name.path == path)
+        raise CapabilityMissingError(f"{path} is missing in this torch ({error}); without it: {entry.without}") from error
+
+
+def capability(name: str, *paths: str) -> Capability:
+    """Tell whether all these private names are there, under one name for people."""
+    for path in paths:
+        try:
+            private(path)
+        except CapabilityMissingError as error:
+            return Capability(name, available=False, reason=str(error))
+    return Capability(name, available=True)

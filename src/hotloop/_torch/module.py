@@ -1,0 +1,53 @@
+"""The slot of nn.Module that holds its compiled call, and the root functions that dynamo traces.
+
+torch's own in-place compile hands ``_call_impl`` to dynamo, which skips it as library code and looks for user frames below:
+an ``nn.Sequential`` has none, so nothing is compiled. A root function of ours is traced, and inlines the rest. The recompile
+limit belongs to the code object, so each thing that should be compiled apart gets a copy with a code object of its own.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+def _call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
+    return module._call_impl(*args, **kwargs)  # noqa: SLF001 - in the ledger
+
+
+def _call_function(function: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def eager_call(target: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a module with its hooks, or a function, past any compiled entry of its own."""
+    return (_call_module if isinstance(target, torch.nn.Module) else _call_function)(target, *args, **kwargs)
+
+
+def root_function(name: str, *, module: bool) -> Callable[..., Any]:
+    """Make a root for dynamo to trace: called with the target first, it has a code object of its own."""
+    source = _call_module if module else _call_function
+    safe = "".join(c if c.isalnum() else "_" for c in name)
+    code = source.__code__.replace(co_name=f"hotloop_{safe}")
+    return types.FunctionType(code, source.__globals__, code.co_name)
+
+
+def is_root(function_name: str) -> bool:
+    """Tell whether a traced function's name is one of `root_function`'s."""
+    return function_name.startswith("hotloop_")
+
+
+def get_entry(module: torch.nn.Module) -> Callable[..., Any] | None:
+    """Give what the module's call is routed to, or None when it is eager."""
+    return module._compiled_call_impl  # noqa: SLF001 - in the ledger
+
+
+def set_entry(module: torch.nn.Module, entry: Callable[..., Any] | None) -> None:
+    """Route the module's call to ``entry``; None takes it off and leaves no trace in ``__dict__``."""
+    if entry is None:
+        module.__dict__.pop("_compiled_call_impl", None)
+    else:
+        module.__dict__["_compiled_call_impl"] = entry

@@ -1,0 +1,68 @@
+"""Changes torch's private settings for a while, and only the ones that exist."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from hotloop._torch.ledger import private
+
+
+@contextlib.contextmanager
+def patched(path: str, **values: Any) -> Iterator[None]:
+    """Set ``values`` on the settings module behind a ledger path, and restore them at the end.
+
+    Raises:
+        KeyError: a setting does not exist in this torch, which would otherwise be a silent no-op.
+    """
+    module = private(path)
+    unknown = [name for name in values if not hasattr(module, name)]
+    if unknown:
+        raise KeyError(f"{path} has no setting {', '.join(unknown)} in this torch")
+    before = {name: getattr(module, name) for name in values}
+    for name, value in values.items():
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(module, name, value)
+
+
+def backward_with_forward() -> contextlib.AbstractContextManager[None]:
+    """Compile the backward graph while the forward is compiled, before any gradient has moved."""
+    return patched("torch._functorch:config", force_non_lazy_backward_lowering=True)
+
+
+class CompileWindow:
+    """The settings of one compile: opened by torch's start callback, closed when the component's call returns.
+
+    They must outlive torch's end callback, since dynamo reads ``suppress_errors`` after it; and they must not be set
+    on every call, since that costs 1.5 µs. Since torch 2.12 dynamo's settings belong to a thread, and both callbacks and
+    the call run in the one that compiles.
+    """
+
+    def __init__(self, *, suppress: bool, guard_requires_grad: bool) -> None:
+        self._config = private("torch._dynamo:config")
+        self._values: dict[str, Any] = {}
+        # torch refuses the two together; a user who set the other flag asked to be stopped.
+        if suppress and not self._config.fail_on_recompile_limit_hit:
+            self._values["suppress_errors"] = True
+        if guard_requires_grad:
+            self._values["skip_tensor_guards_with_matching_dict_tags"] = False
+        self._before: dict[str, Any] | None = None
+
+    def open(self) -> None:
+        """Set them, once."""
+        if self._before is None:
+            self._before = {name: getattr(self._config, name) for name in self._values}
+            for name, value in self._values.items():
+                setattr(self._config, name, value)
+
+    def close(self) -> None:
+        """Restore what `open` found."""
+        if self._before is not None:
+            for name, value in self._before.items():
+                setattr(self._config, name, value)
+            self._before = None
