@@ -1,1 +1,54 @@
+"""Hotloop makes the training step of a PyTorch program fast, and keeps it right.
+
+Public names are loaded when they are first used: ``import hotloop`` costs no compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hotloop import errors, events, observe, presets
+    from hotloop.control import ComponentStatus, Status, compile, status, uncompile  # noqa: A004 - torch's own name
+    from hotloop.observe import watch
+    from hotloop.presets import Preset
+
 __version__ = "0.1.0"
+
+_HOMES = {
+    "ComponentStatus": "hotloop.control",
+    "Preset": "hotloop.presets",
+    "Status": "hotloop.control",
+    "compile": "hotloop.control",
+    "status": "hotloop.control",
+    "uncompile": "hotloop.control",
+    "watch": "hotloop.observe",
+}
+_MODULES = ("errors", "events", "observe", "presets")
+
+__all__ = [
+    "ComponentStatus",
+    "Preset",
+    "Status",
+    "compile",
+    "errors",
+    "events",
+    "observe",
+    "presets",
+    "status",
+    "uncompile",
+    "watch",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"hotloop.{name}")
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'hotloop' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -80,6 +80,8 @@ class RecompileLimit(Event):
     file: str | None
     line: int | None
     reason: str
+    whole: bool = False
+    """It is the component's own entry that is limited, not a function inside it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -58,14 +58,16 @@ class Preset:
         if self.backend not in ("inductor", "aot_eager", "eager"):
             raise ConfigError(f"preset {self.name!r}: backend {self.backend!r}: expected inductor, aot_eager or eager")
         if self.mode is not None and self.mode not in MODES:
-            raise ConfigError(f"preset {self.name!r}: mode {self.mode!r}: {_expected(self.mode, MODES)}")
+            raise ConfigError(f"preset {self.name!r}: mode {self.mode!r}: {expected(self.mode, MODES)}")
         if self.mode not in (None, "default") and self.options:
             raise ConfigError(
                 f"preset {self.name!r} sets both mode {self.mode!r} and options {dict(self.options)}: torch takes one; "
                 "leave mode out and put what it sets into options (hotloop presets --options lists them)"
             )
         if self.dynamic not in (None, True, False):
-            raise ConfigError(f"preset {self.name!r}: dynamic {self.dynamic!r}: expected true, false or null (automatic)")
+            raise ConfigError(
+                f"preset {self.name!r}: dynamic {self.dynamic!r}: expected true, false or null (automatic)"
+            )
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -205,7 +207,7 @@ def get(preset: str | Preset) -> Preset:
     if name not in PRESETS and name.replace("_", "-") in PRESETS:
         name = name.replace("_", "-")
     if name not in PRESETS:
-        raise ConfigError(f"preset {preset!r} does not exist: {_expected(name, NAMES)}")
+        raise ConfigError(f"preset {preset!r} does not exist: {expected(name, NAMES)}")
     return PRESETS[name]
 
 
@@ -222,7 +224,7 @@ def from_mapping(name: str, mapping: Mapping[str, Any]) -> Preset:
     known = {field.name for field in dataclasses.fields(Preset)} - {"name"}
     for key in fields:
         if key not in known:
-            raise ConfigError(f"preset {name!r}: setting {key!r} does not exist: {_expected(key, ['base', *known])}")
+            raise ConfigError(f"preset {name!r}: setting {key!r} does not exist: {expected(key, ['base', *known])}")
     if not isinstance(fields.get("options", {}), Mapping):
         raise ConfigError(f"preset {name!r}: options {fields['options']!r}: expected a mapping of option to value")
     if fields.get("mode"):  # a mode replaces the base's options, since torch takes one or the other
@@ -237,7 +239,7 @@ def from_mapping(name: str, mapping: Mapping[str, Any]) -> Preset:
     return dataclasses.replace(base, name=name, options=options, **fields)
 
 
-def _expected(wrong: str, valid: Iterable[str]) -> str:
+def expected(wrong: str, valid: Iterable[str]) -> str:
     """Phrase what was expected: the nearest valid names first, then all of them."""
     names = sorted(valid)
     near = difflib.get_close_matches(wrong, names, n=2, cutoff=0.5)

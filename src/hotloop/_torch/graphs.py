@@ -31,7 +31,10 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
 def module_stack(node: fx.Node) -> list[tuple[str, str]]:
     """Give the modules that a node was traced in, outermost first, as (path, qualified class name)."""
     stack = node.meta.get("nn_module_stack") or {}
-    return [(path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}") for path, kind in stack.values()]
+    return [
+        (path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}")
+        for path, kind in stack.values()
+    ]
 
 
 def example_value(node: fx.Node) -> Any:

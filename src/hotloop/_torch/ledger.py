@@ -79,7 +79,9 @@ LEDGER: tuple[PrivateName, ...] = (
         "frames seen so far, which moves when the recompile limit is hit, where no callback fires",
         "a recompile limit is only seen by its effect",
     ),
-    PrivateName("torch._dynamo:config", "suppress_errors and guards' settings, for the time of a compile only", "as above"),
+    PrivateName(
+        "torch._dynamo:config", "suppress_errors and guards' settings, for the time of a compile only", "as above"
+    ),
     PrivateName(
         "torch._dynamo.backends.registry:lookup_backend",
         "the aot_eager backend as a function",
@@ -91,7 +93,9 @@ LEDGER: tuple[PrivateName, ...] = (
         "such a function stays eager",
         "torch.compiler.reset, which throws away everything",
     ),
-    PrivateName("torch._dynamo.exc:TorchDynamoException", "tells compile failures from the user's own under fullgraph", ""),
+    PrivateName(
+        "torch._dynamo.exc:TorchDynamoException", "tells compile failures from the user's own under fullgraph", ""
+    ),
     PrivateName("torch._dynamo.exc:Unsupported", "tells a graph break from a failure under fullgraph", ""),
     PrivateName("torch._dynamo.exc:UserError", "the same, for .item() and data-dependent branches", ""),
     PrivateName("torch._dynamo.exc:TorchRuntimeError", "an error of the user's own operators met while tracing", ""),
@@ -130,7 +134,9 @@ def private(path: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         entry = next(name for name in LEDGER if name.path == path)
-        raise CapabilityMissingError(f"{path} is missing in this torch ({error}); without it: {entry.without}") from error
+        raise CapabilityMissingError(
+            f"{path} is missing in this torch ({error}); without it: {entry.without}"
+        ) from error
 
 
 def capability(name: str, *paths: str) -> Capability:

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+_PREFIX = "hotloop_root_"
+
 
 def _call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
     return module._call_impl(*args, **kwargs)  # noqa: SLF001 - in the ledger
@@ -31,13 +33,13 @@ def root_function(name: str, *, module: bool) -> Callable[..., Any]:
     """Make a root for dynamo to trace: called with the target first, it has a code object of its own."""
     source = _call_module if module else _call_function
     safe = "".join(c if c.isalnum() else "_" for c in name)
-    code = source.__code__.replace(co_name=f"hotloop_{safe}")
+    code = source.__code__.replace(co_name=_PREFIX + safe)
     return types.FunctionType(code, source.__globals__, code.co_name)
 
 
-def is_root(function_name: str) -> bool:
-    """Tell whether a traced function's name is one of `root_function`'s."""
-    return function_name.startswith("hotloop_")
+def root_name(function_name: str | None) -> str | None:
+    """Give the name that `root_function` was made with, or None for any other function."""
+    return function_name.removeprefix(_PREFIX) if function_name and function_name.startswith(_PREFIX) else None
 
 
 def get_entry(module: torch.nn.Module) -> Callable[..., Any] | None:

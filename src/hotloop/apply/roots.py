@@ -1,0 +1,71 @@
+"""Root functions by what should share compiled code: trials and repeated instances do, unlike modules do not."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from hotloop._torch.module import root_function
+
+_KEPT = 256
+"""Roots kept for modules that no longer live, so that the next trial of a search finds its code."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Root:
+    """A traced function with a code object of its own, and its compiled form (target first, then the arguments)."""
+
+    function: Callable[..., Any]
+    compiled: Callable[..., Any]
+
+
+_roots: collections.OrderedDict[Hashable, Root] = collections.OrderedDict()
+_lock = threading.Lock()
+
+
+def fingerprint(target: Any) -> Hashable:
+    """Give what makes two targets alike for compiled code: classes, their settings as printed, shapes and dtypes.
+
+    A dropout probability is in the printed settings: each value gets code of its own, and no limit is shared.
+    """
+    if not isinstance(target, torch.nn.Module):
+        function = getattr(target, "__func__", target)
+        return getattr(function, "__code__", None) or type(target)
+    parts: list[Hashable] = []
+    for name, module in target.named_modules():
+        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+        tensors = tuple((key, tuple(tensor.shape), tensor.dtype) for key, tensor in own)
+        parts.append((name, type(module), module.extra_repr(), tensors))
+    return tuple(parts)
+
+
+def root_for(
+    target: Any,
+    *,
+    backend: Callable[..., Any],
+    mode: str,
+    dynamic: bool | None,
+    fullgraph: bool,
+    private_to: object = None,
+) -> Root:
+    """Give the root that ``target`` shares with its like, or with ``private_to`` one of its own, not kept."""
+    name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
+    if private_to is not None:
+        return _make(name, target, backend, dynamic, fullgraph)
+    key = (fingerprint(target), backend, mode, dynamic, fullgraph)
+    with _lock:
+        root = _roots.pop(key, None) or _make(name, target, backend, dynamic, fullgraph)
+        _roots[key] = root
+        while len(_roots) > _KEPT:
+            _roots.popitem(last=False)
+        return root
+
+
+def _make(name: str, target: Any, backend: Callable[..., Any], dynamic: bool | None, fullgraph: bool) -> Root:
+    function = root_function(name, module=isinstance(target, torch.nn.Module))
+    return Root(function, torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph))

@@ -1,0 +1,295 @@
+"""The public functions: compile in place, take it off, say what runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+
+from hotloop import presets
+from hotloop._torch.inductor_options import list_options
+from hotloop._torch.module import get_entry, set_entry
+from hotloop._torch.versions import check
+from hotloop.apply import block_classes, components_of, entry_points
+from hotloop.apply.regions import declared_blocks
+from hotloop.apply.targets import Target, denoisers
+from hotloop.config import ComponentConfig, Regions, component_config
+from hotloop.control import boundary
+from hotloop.control.component import CompiledFunction, Component, Lane
+from hotloop.control.status import ComponentStatus, Status, status_of
+from hotloop.errors import ConfigError, PresetUnavailableError
+from hotloop.fallback import first_available
+from hotloop.observe import Cause, collector
+from hotloop.presets import Preset
+
+_log = logging.getLogger("hotloop")
+_MARKER = "_hotloop_compiled"
+"""A plain string on a compiled module: it survives deepcopy and pickling, which drop the compile, and tells of it."""
+_components: weakref.WeakKeyDictionary[torch.nn.Module, Component] = weakref.WeakKeyDictionary()
+_M = TypeVar("_M")
+_Preset = str | Preset
+
+
+def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's own
+    model: _M,
+    preset: _Preset | Mapping[str, _Preset] = "default",
+    *,
+    inference: _Preset | Mapping[str, _Preset] | None = None,
+    regions: Regions = "auto",
+    dynamic: bool | types.EllipsisType | None = ...,
+    fullgraph: bool = False,
+    options: Mapping[str, Any] | None = None,
+    ladder: Iterable[_Preset] | None = None,
+    strict: bool = False,
+) -> _M:
+    """Compile a model in place: names, ``state_dict``, hooks and type stay as in eager.
+
+    Args:
+        model: an ``nn.Module`` (compiled in place and returned); a mapping of component name to module or callable
+            (updated in place and returned; a ModuleDict is one); an object with a ``components`` mapping (a diffusers
+            pipeline); or a plain callable (a new callable is returned). A LightningModule is compiled in its forward and
+            its children.
+        preset: a name (in any case), a `hotloop.Preset`, or a mapping of component name to either. One preset for a
+            mapping compiles all of it; for a pipeline only its denoiser (``unet`` or ``transformer``).
+        inference: the preset while gradients are off; None takes ``preset``'s.
+        regions: ``"whole"``; ``"blocks"``: each repeated block and the rest in pieces, so that equal blocks are compiled
+            once; ``"auto"``: whole, unless the class declares its repeated blocks.
+        dynamic: None is torch's automatic kind, True forces dynamic shapes, False compiles once per size; unset takes the
+            preset's.
+        fullgraph: raise at the first graph break with file and line, as in torch.
+        options: Inductor options, added to the preset's.
+        ladder: the presets to step down to, in order; unset takes the preset's. ``none`` is always last.
+        strict: raise `CompileFailedError` or `PresetUnavailableError` instead of stepping down.
+
+    Returns:
+        ``model`` itself, or the new callable.
+
+    Raises:
+        ConfigError: an unknown preset, component or option, or a value that does not fit (a ValueError).
+        PresetUnavailableError: ``strict`` and this machine cannot run the preset.
+        UnsupportedTorchError: torch is older than hotloop supports.
+    """
+    check()
+    target = components_of(model)
+    ladder = None if ladder is None else ladder if isinstance(ladder, str) else tuple(ladder)
+    plan = _plan(target, preset, inference)
+    configs = {
+        name: component_config(
+            chosen, inference=off, regions=regions, dynamic=dynamic, fullgraph=fullgraph, options=options, ladder=ladder,
+            strict=strict,
+        )
+        for name, (chosen, off) in plan.items()
+    }  # fmt: skip
+    for config in configs.values():
+        _check_options(config)
+    built = {name: _build(name, target.components[name], config) for name, config in configs.items()}
+    return _install(model, target, built)
+
+
+def _plan(target: Target, preset: Any, inference: Any) -> dict[str, tuple[_Preset, _Preset | None]]:
+    """Give the presets (training, inference) of each component that is to be compiled."""
+    if isinstance(preset, Mapping):
+        names = tuple(preset)
+    else:
+        names = denoisers(target) if target.kind == "pipeline" else tuple(target.components)
+    per_name = {
+        what: given for what, given in (("preset", preset), ("inference", inference)) if isinstance(given, Mapping)
+    }
+    for what, given in per_name.items():
+        for name in given:
+            if name not in target.components:
+                known = ", ".join(target.components) or "none"
+                raise ConfigError(f"{what} names component {name!r}, which does not exist: expected one of {known}")
+    if not names:
+        raise ConfigError("nothing to compile: the mapping holds no module or callable")
+    return {
+        name: (
+            preset[name] if isinstance(preset, Mapping) else preset,
+            inference.get(name) if isinstance(inference, Mapping) else inference,
+        )
+        for name in names
+    }
+
+
+def _check_options(config: ComponentConfig) -> None:
+    """Refuse an Inductor option that this torch does not know, before anything is touched."""
+    known = {option.name for option in list_options()}
+    for preset in {config.training, config.inference}:
+        for name in preset.options if known else ():
+            if name.replace("-", "_") not in known:
+                raise ConfigError(
+                    f"preset {preset.name!r}: option {name!r} does not exist in torch {torch.__version__}: "
+                    f"{presets.expected(name, known)}"
+                )
+
+
+def _build(name: str, part: Any, config: ComponentConfig) -> Component:
+    """Make a component's lanes; nothing is attached yet, so a refusal leaves everything as it was."""
+    disabled = f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set" if _disabled() else ""
+    blocks = _blocks(name, part, config)
+    lanes = tuple(
+        Lane(name, mode, preset, config, blocks)
+        for mode, preset in (("training", config.training), ("inference", config.inference))
+    )
+    component = Component(name, config, (lanes[0], lanes[1]), disabled=disabled)
+    device = _device(part)
+    for lane in lanes:
+        _, lacking = first_available(lane.rungs, device)
+        if lacking and config.strict and not disabled:
+            raise PresetUnavailableError(
+                f"component {name!r}: preset {lane.preset.name} cannot run here: {lacking}; strict=True forbids another"
+            )
+    return component
+
+
+def _disabled() -> bool:
+    return os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
+
+
+def _blocks(name: str, part: Any, config: ComponentConfig) -> tuple[str, ...]:
+    if config.regions == "whole" or not isinstance(part, torch.nn.Module):
+        return ()
+    if config.regions == "auto" and not declared_blocks(part):
+        return ()
+    blocks = block_classes(part)
+    if not blocks:
+        _log.warning("%s: regions='blocks', but %s has no repeated blocks: compiled whole", name, type(part).__name__)
+    return blocks
+
+
+def _device(part: Any) -> str:
+    """Give the device type that a component lives on; a callable is taken to run where torch's default device is."""
+    if isinstance(part, torch.nn.Module):
+        first = next(part.parameters(), None)
+        first = first if first is not None else next(part.buffers(), None)
+        return first.device.type if first is not None else str(torch.get_default_device().type)
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
+    collector.install()
+    boundary.install()
+    functions: dict[str, CompiledFunction] = {}
+    for name, component in built.items():
+        part = target.components[name]
+        if not component.disabled:
+            device = _device(part)
+            for lane in component.lanes:
+                lane.start(device)
+        boundary.follow(component)
+        if isinstance(part, torch.nn.Module):
+            _attach(part, component)
+        else:
+            functions[name] = CompiledFunction(_plain(part), component)
+    if target.kind == "callable":
+        return functions[next(iter(functions))]
+    if target.place is not None:
+        target.place.update(functions)
+    left = [name for name in (*target.components, *target.skipped) if name not in built]
+    if left:
+        _log.info("compiled %s; left eager: %s", ", ".join(built), ", ".join(left))
+    return model
+
+
+def _plain(function: Any) -> Callable[..., Any]:
+    """Compiling a compiled function again replaces the compile, as it does for a module."""
+    return function.__wrapped__ if isinstance(function, CompiledFunction) else function  # type: ignore[no-any-return]
+
+
+def _attach(part: torch.nn.Module, component: Component) -> None:
+    uncompile(part)
+    points = entry_points(part)
+    component.targets = tuple(weakref.ref(point) for point in points)
+    _components[part] = component
+    asked = any(lane.preset.backend != "eager" for lane in component.lanes)
+    if asked:
+        part.__dict__[_MARKER] = component.config.training.name
+    if component.disabled or all(lane.eager for lane in component.lanes):
+        return
+    for point in points:
+        if get_entry(point) is not None and point not in _components:
+            _log.info(
+                "%s: %s was compiled by module.compile() before; hotloop takes over",
+                component.name,
+                type(point).__name__,
+            )
+        set_entry(point, component.entry(point))
+
+
+def uncompile(model: Any) -> Any:
+    """Take a compile off again: the model runs eager, as if it had never been compiled.
+
+    Takes what `compile` takes, and gives it back; for a compiled callable that is the plain one. What was not compiled
+    stays as it is.
+    """
+    if isinstance(model, CompiledFunction):
+        return model.__wrapped__
+    target = components_of(model)
+    for name, part in target.components.items():
+        if isinstance(part, torch.nn.Module):
+            _detach(part)
+        elif isinstance(part, CompiledFunction) and target.place is not None:
+            target.place[name] = part.__wrapped__
+    return model
+
+
+def _detach(part: torch.nn.Module) -> None:
+    for module in part.modules():
+        component = _components.pop(module, None)
+        module.__dict__.pop(_MARKER, None)
+        for reference in component.targets if component is not None else ():
+            if (point := reference()) is not None:
+                set_entry(point, None)
+
+
+def status(model: Any) -> Status:
+    """Say what was asked for and what runs, for each component of a model, mapping, pipeline or compiled callable."""
+    collector.poll(force=True)
+    if isinstance(model, CompiledFunction):
+        return Status({model.component.name: status_of(model.component.name, model.component)})
+    target = components_of(model)
+    found: dict[str, ComponentStatus] = {}
+    for name, part in target.components.items():
+        if isinstance(part, CompiledFunction):
+            found[name] = status_of(name, part.component)
+        elif isinstance(part, torch.nn.Module):
+            found.update(_module_status(name, part))
+        else:
+            found[name] = _eager_status(name)
+    return Status(found, target.skipped, _left_out_hint(target, found))
+
+
+def _left_out_hint(target: Target, found: dict[str, ComponentStatus]) -> str:
+    left = [name for name, status in found.items() if status.requested == "none" and target.kind == "pipeline"]
+    if not left or len(left) == len(found):
+        return ""
+    return f"eager: {', '.join(left)}; to compile them too, give preset a mapping, e.g. {{{left[0]!r}: 'default', ...}}"
+
+
+def _module_status(name: str, part: torch.nn.Module) -> dict[str, ComponentStatus]:
+    """Give a module's own component, or those compiled inside it, or why it is eager."""
+    if (own := _components.get(part)) is not None:
+        return {name: status_of(name, own)}
+    inner = {path: _components[module] for path, module in part.named_modules() if module in _components}
+    if inner:
+        return {path: status_of(path, component) for path, component in inner.items()}
+    marker = part.__dict__.get(_MARKER)
+    return {name: _eager_status(name, marker)}
+
+
+def _eager_status(name: str, marker: str | None = None) -> ComponentStatus:
+    causes: tuple[Cause, ...] = ()
+    if marker is not None:
+        reason = (
+            f"this is a copy of a module that was compiled with preset {marker}: deepcopy and pickling drop the compile"
+        )
+        causes = (Cause(reason, "copy", None, None, "", "call hotloop.compile on the copy"),)
+    requested = marker or "none"
+    return ComponentStatus(
+        name=name, requested=requested, inference=requested, running="none", state="eager", causes=causes
+    )

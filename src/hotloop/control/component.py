@@ -1,0 +1,205 @@
+"""One component that was compiled in place: its entry, its two lanes (gradients on and off), and what happens when a
+call ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hotloop import events as ev
+from hotloop._torch import dynamo
+from hotloop._torch.module import eager_call
+from hotloop.apply import Root, root_for
+from hotloop.config import ComponentConfig
+from hotloop.control import rescue
+from hotloop.fallback import Ladder, LadderBackend, first_available
+from hotloop.observe import Tally, active, collector
+from hotloop.presets import Preset
+
+_RETRIES_AFTER_USER_ERRORS = 3
+"""How often code that was given up during the user's own exception is traced anew."""
+
+
+class Lane:
+    """How a component runs in one mode. ``training`` is with gradients on, ``inference`` with gradients off."""
+
+    def __init__(
+        self, component: str, mode: str, preset: Preset, config: ComponentConfig, blocks: tuple[str, ...]
+    ) -> None:
+        self.preset, self.config, self.mode = preset, config, mode
+        self.rungs = config.ladder_of(preset)
+        self.backend = LadderBackend(self.rungs, blocks=blocks, strict=config.strict)
+        self.tally = Tally(component, mode, suppress=not (config.strict or config.fullgraph))
+        self.eager = preset.backend == "eager"
+        self._roots: dict[int, Root] = {}
+        self._private = False
+        self._user_errors = 0
+
+    def start(self, device: str) -> None:
+        """Settle where the ladder starts on this machine, and say what is missing."""
+        index, lacking = first_available(self.rungs, device)
+        self.tally.ladder = Ladder(self.rungs, index)
+        self.eager = self.rungs[index].backend == "eager"
+        if lacking:
+            event = ev.Unavailable(
+                component=self.tally.component,
+                preset=self.preset.name,
+                missing=lacking,
+                running=self.rungs[index].name,
+            )
+            self.tally.note(event)
+            collector.emit(event)
+
+    def root(self, target: Any) -> Root:
+        """Give the root that this lane calls for a target."""
+        found = self._roots.get(id(target))
+        if found is None:
+            found = self._roots[id(target)] = root_for(
+                target,
+                backend=self.backend,
+                mode=self.mode,
+                dynamic=self.preset.dynamic,
+                fullgraph=self.config.fullgraph,
+                private_to=self if self._private else None,
+            )
+        return found
+
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the target as compiled code, counted, and settle what happened."""
+        if self.eager:
+            return eager_call(target, *args, **kwargs)
+        tally, previous = self.tally, active.tally
+        root = self._roots.get(id(target)) or self.root(target)
+        before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
+        active.tally = tally
+        try:
+            result = root.compiled(target, *args, **kwargs)
+        except Exception as error:
+            self._settle()
+            return self._escaped(error, failed, target, args, kwargs)
+        finally:
+            if active.window is not None or collector.due():
+                self._settle()
+            active.tally = previous
+        if tally.executed == before:
+            self._ran_eager(target)
+        return result
+
+    def _settle(self) -> None:
+        """After a compile in this call: restore torch's settings, read what happened."""
+        if active.window is not None:
+            active.window.close()
+            active.window = None
+        collector.poll(force=True)
+        if self.tally.limited and not self._private:
+            # The limit is the code object's, which others have filled: this component gets one of its own.
+            if any(event.whole for event in self.tally.limited):
+                self._private = True
+                self._roots.clear()
+
+    def _ran_eager(self, target: Any) -> None:
+        tally = self.tally
+        tally.eager_calls += 1
+        if not tally.causes and tally.eager_calls == 1:
+            collector_emit(
+                tally,
+                ev.NoEffect(
+                    component=tally.component,
+                    reason=f"no tensor operation of {type(target).__name__} reached a graph in this call",
+                    hint="compile the module or function that does the work",
+                ),
+            )
+
+    def _escaped(
+        self, error: Exception, failed: int, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """An exception left compiled code: the user's own goes on unchanged, a compiler's becomes eager or strict's."""
+        if not self.tally.suppress and dynamo.is_compile_error(error):
+            return rescue.from_refusal(self, error, target, args, kwargs)
+        if len(self.tally.failures) > failed and self._user_errors < _RETRIES_AFTER_USER_ERRORS:
+            # Eager raised as well, so it was the user's own error that tracing met: the code itself can be compiled.
+            self._user_errors += 1
+            rescue.forget_functions(target, self.root(target), self.tally.forget_failures(failed))
+        raise error
+
+    def go_eager(self, event: ev.Event) -> None:
+        """Leave this lane eager for good, for the reason that the event gives."""
+        self.eager = True
+        collector_emit(self.tally, event)
+
+
+def collector_emit(tally: Tally, event: ev.Event) -> None:
+    """Emit an event for a component whose call is not going on."""
+    previous, active.tally = active.tally, tally
+    try:
+        collector.emit(event)
+    finally:
+        active.tally = previous
+
+
+@dataclasses.dataclass(eq=False)
+class Component:
+    """A named component that was asked to compile, and its account. It holds no module alive."""
+
+    name: str
+    config: ComponentConfig
+    lanes: tuple[Lane, Lane]
+    targets: tuple[weakref.ref[Any], ...] = ()
+    disabled: str = ""
+    boundaries: int = 0
+    said_no_effect: bool = False
+
+    @property
+    def tallies(self) -> tuple[Tally, Tally]:
+        """The accounts of training and inference."""
+        return self.lanes[0].tally, self.lanes[1].tally
+
+    def entry(self, target: Any) -> Callable[..., Any]:
+        """Make the callable that a module's call is routed to. It holds the module weakly, as eager would."""
+        reference = weakref.ref(target)
+        training, inference = self.lanes
+        compiling, gradients = torch.compiler.is_compiling, torch.is_grad_enabled
+
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            module = reference()
+            if compiling():  # inlined by an outer compile, which has its own ledger
+                return eager_call(module, *args, **kwargs)
+            return (training if gradients() else inference).call(module, args, kwargs)
+
+        return entry
+
+
+class CompiledFunction:
+    """A plain callable that was compiled: a new callable with the same signature, name and documentation."""
+
+    def __init__(self, function: Callable[..., Any], component: Component) -> None:
+        functools.update_wrapper(self, function)
+        self.__wrapped__ = function
+        self.component = component
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function in the mode that is in force."""
+        if torch.compiler.is_compiling():
+            return self.__wrapped__(*args, **kwargs)
+        lane = self.component.lanes[0 if torch.is_grad_enabled() else 1]
+        return lane.call(self.__wrapped__, args, kwargs)
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+        return self  # as a function is
+
+    def __reduce__(self) -> Any:
+        return _unpickle, (self.__wrapped__,)
+
+
+def _unpickle(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A pickled compiled function comes back plain: compiled code does not travel."""
+    return function

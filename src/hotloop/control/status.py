@@ -1,0 +1,197 @@
+"""What was asked for and what runs: one object for people (a table) and for code (JSON)."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import io
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from hotloop.observe import Cause
+
+if TYPE_CHECKING:
+    from hotloop.control.component import Component
+    from hotloop.observe import GraphInfo, Tally
+
+State = Literal["pending", "compiled", "partial", "eager"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ComponentStatus:
+    """The status of one component.
+
+    ``state`` is ``pending`` (not called yet), ``compiled``, ``partial`` (some frame or graph eager or on a lower rung) or
+    ``eager``; whenever it is not what was asked for, ``causes`` says why. ``running`` is the preset in force (``none``
+    when eager). ``frames_compiled`` and ``frames_eager`` count executions: graphs that ran on a rung above ``none``; and
+    graphs that ran on ``none``, or calls that reached no graph. ``compiles`` counts compilations, ``compile_seconds`` is
+    their wall-clock time. ``modes`` holds the same counts for training and inference apart.
+    """
+
+    name: str
+    requested: str
+    inference: str
+    running: str
+    state: State
+    compiles: int = 0
+    frames_compiled: int = 0
+    frames_eager: int = 0
+    recompiles: int = 0
+    graph_breaks: int = 0
+    fallbacks: int = 0
+    causes: tuple[Cause, ...] = ()
+    compile_seconds: float = 0.0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    regions: tuple[str, ...] = ()
+    modes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the status as plain JSON data."""
+        return {**dataclasses.asdict(self), "regions": list(self.regions), "causes": [c.to_dict() for c in self.causes]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Status:
+    """The status of everything that was handed to `hotloop.compile`; ``str`` gives a table for people."""
+
+    components: dict[str, ComponentStatus]
+    skipped: tuple[str, ...] = ()
+    hint: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the status as plain JSON data."""
+        parts = {name: status.to_dict() for name, status in self.components.items()}
+        return {"components": parts, "skipped": list(self.skipped), "hint": self.hint}
+
+    def __rich__(self) -> Table:
+        table = Table(title="hotloop", title_justify="left", show_edge=False)
+        for column in (
+            "component",
+            "asked for",
+            "running",
+            "state",
+            "compiles",
+            "graphs run",
+            "eager",
+            "seconds",
+            "why",
+        ):
+            table.add_column(column, justify="right" if column in _NUMBERS else "left", overflow="fold")
+        for name, status in self.components.items():
+            table.add_row(*_cells(name, status))
+        notes = [f"left out: {', '.join(self.skipped)}"] if self.skipped else []
+        table.caption = "\n".join([*notes, *([self.hint] if self.hint else [])]) or None
+        return table
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=140, force_terminal=False)
+        console.print(self)
+        text = console.file
+        assert isinstance(text, io.StringIO)
+        return text.getvalue().rstrip()
+
+
+_NUMBERS = ("compiles", "graphs run", "eager", "seconds")
+
+
+def _cells(name: str, status: ComponentStatus) -> tuple[str, ...]:
+    asked = status.requested if status.inference == status.requested else f"{status.requested} / {status.inference}"
+    why = "\n".join(_cause_line(cause) for cause in status.causes)
+    numbers = (
+        str(status.compiles),
+        str(status.frames_compiled),
+        str(status.frames_eager),
+        f"{status.compile_seconds:.1f}",
+    )
+    return (name, asked, status.running, status.state, *numbers, why)
+
+
+def _cause_line(cause: Cause) -> str:
+    at = f"{cause.file}:{cause.line}: {cause.source}\n  " if cause.file else ""
+    hint = f" ({cause.hint})" if cause.hint else ""
+    return f"{at}{cause.reason}{hint}"
+
+
+def status_of(name: str, component: Component) -> ComponentStatus:
+    """Derive a component's status from its two accounts."""
+    tallies = component.tallies
+    graphs: collections.Counter[GraphInfo] = collections.Counter()
+    for tally in tallies:
+        graphs.update(tally.graphs)
+    state, running = _state(component, graphs)
+    eager_graphs = sum(count for info, count in graphs.items() if info.running == "none")
+    return ComponentStatus(
+        name=name,
+        requested=component.config.training.name,
+        inference=component.config.inference.name,
+        running=running,
+        state=state,
+        compiles=_total(tallies, "compiles"),
+        frames_compiled=sum(graphs.values()) - eager_graphs,
+        frames_eager=eager_graphs + _total(tallies, "eager_calls"),
+        recompiles=_total(tallies, "recompiles"),
+        graph_breaks=_total(tallies, "graph_breaks"),
+        fallbacks=sum(info.fallback is not None for info in graphs),
+        causes=tuple(_causes(component, graphs)),
+        compile_seconds=sum(tally.compile_seconds for tally in tallies),
+        cache_hits=_total(tallies, "cache_hits"),
+        cache_misses=_total(tallies, "cache_misses"),
+        regions=tuple(sorted({info.region for info in graphs})),
+        modes={tally.mode: _mode(tally) for tally in tallies},
+    )
+
+
+def _total(tallies: Iterable[Tally], what: str) -> int:
+    return sum(getattr(tally, what) for tally in tallies)
+
+
+def _mode(tally: Tally) -> dict[str, int]:
+    eager = sum(count for info, count in tally.graphs.items() if info.running == "none")
+    return {
+        "calls": tally.calls,
+        "frames_compiled": tally.executed - eager,
+        "frames_eager": eager + tally.eager_calls,
+        "compiles": tally.compiles,
+        "recompiles": tally.recompiles,
+    }
+
+
+def _state(component: Component, graphs: collections.Counter[GraphInfo]) -> tuple[State, str]:
+    """Give the state and the preset in force, from what was executed."""
+    asked = [lane for lane in component.lanes if lane.preset.backend != "eager"]
+    if component.disabled or not asked or all(lane.eager for lane in asked):
+        return "eager", "none"
+    called = any(tally.calls for tally in component.tallies)
+    if not called:
+        return ("eager", "none") if component.said_no_effect else ("pending", asked[0].tally.ladder.current.name)
+    compiled = collections.Counter[str]()
+    for info, count in graphs.items():
+        if info.running != "none":
+            compiled[info.running] += count
+    if not compiled:
+        return "eager", "none"
+    requested = {lane.preset.name for lane in asked}
+    running = next((name for name in compiled if name in requested), compiled.most_common(1)[0][0])
+    whole = (
+        all(info.running == info.requested for info in graphs)
+        and not any(tally.eager_calls or tally.limited or tally.failures for tally in component.tallies)
+        and not any(lane.eager for lane in asked)
+    )
+    return ("compiled" if whole else "partial"), running
+
+
+def _causes(component: Component, graphs: Iterable[GraphInfo]) -> list[Cause]:
+    found: dict[tuple[Any, ...], Cause] = {}
+    if component.disabled:
+        found["disabled",] = Cause(component.disabled, "disabled", None, None, "", "unset it to compile")
+    for info in graphs:  # also where another component compiled the graph that this one runs
+        if (event := info.fallback) is not None:
+            cause = Cause(event.reason, event.stage, event.file, event.line, "", event.hint)
+            found[event.reason, event.file, event.line] = cause
+    for tally in component.tallies:
+        found.update(tally.causes)
+    return list(found.values())

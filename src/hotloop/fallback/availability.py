@@ -1,0 +1,90 @@
+"""Whether this machine can run a preset, known before the first step."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+import sys
+
+import torch
+
+from hotloop._torch.ledger import capability
+from hotloop.presets import Preset
+
+_CORE = (
+    "torch._dynamo.callback:callback_handler",
+    "torch._dynamo.utils:get_compilation_metrics",
+    "torch._dynamo:config",
+    "torch._functorch:config",
+)
+_COMPILERS = ("clang++", "g++", "clang", "gcc", "cc")
+
+
+def first_available(rungs: tuple[Preset, ...], device: str) -> tuple[int, str]:
+    """Give the first rung that can run on a device type, and what the requested one misses ("" when nothing).
+
+    ``aot_eager`` is passed over, unless it was asked for: where the machine lacks a part, all graphs would run on it,
+    and its eager kernels cost more than plain eager ones.
+    """
+    lacking = missing(rungs[0], device)
+    if not lacking:
+        return 0, ""
+    for index, rung in enumerate(rungs[1:], start=1):
+        if rung.backend == "aot_eager" or missing(rung, device):
+            continue
+        return index, lacking
+    return len(rungs) - 1, lacking
+
+
+def missing(preset: Preset, device: str) -> str:
+    """Give what this machine lacks for a preset on a device type (``cpu``, ``cuda``, ...), or an empty string."""
+    if preset.backend == "eager":
+        return ""
+    if reason := _dynamo_missing():
+        return reason
+    if preset.backend == "aot_eager":
+        found = capability("aot_eager", "torch._dynamo.backends.registry:lookup_backend")
+        return "" if found.available else found.reason
+    if "gpu" in preset.needs and not torch.cuda.is_available():
+        return "no GPU that torch can use"
+    if "gpu" in preset.needs and device == "cpu":
+        return "the model is on the CPU; move it to the GPU before it is compiled"
+    if ("triton" in preset.needs or device == "cuda") and importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    return _inductor_missing() or _toolchain_missing()
+
+
+@functools.cache
+def _dynamo_missing() -> str:
+    try:
+        supported = importlib.util.find_spec("torch._dynamo") is not None
+    except (ImportError, ValueError):
+        supported = False
+    if not supported:
+        return "this torch has no torch._dynamo"
+    found = capability("compile", *_CORE)
+    return "" if found.available else found.reason
+
+
+@functools.cache
+def _inductor_missing() -> str:
+    try:
+        importlib.import_module("torch._inductor.compile_fx")
+    except ImportError as error:
+        return f"this torch has no working Inductor ({error})"
+    found = capability("inductor", "torch:_TorchCompileInductorWrapper")
+    return "" if found.available else found.reason
+
+
+def _toolchain_missing() -> str:
+    """Inductor needs a C++ compiler on every device: for the kernels on the CPU, for launching them on a GPU."""
+    chosen = os.environ.get("CXX") or os.environ.get("CC")
+    if chosen:
+        program = chosen.split()[0]
+        return "" if shutil.which(program) else f"no C++ compiler: CXX or CC is {chosen!r}, which is not on the PATH"
+    names = ("cl", *_COMPILERS) if sys.platform == "win32" else _COMPILERS
+    if any(shutil.which(name) for name in names):
+        return ""
+    return f"no C++ compiler (looked for {', '.join(names)}): install one, e.g. g++"

@@ -1,0 +1,218 @@
+"""The backend that walks the ladder: each graph, its backward included, takes the first rung that compiles it.
+
+It compiles before anything executes, so stepping down needs no undo. What fails later, while compiled code runs, cannot be
+undone from here: eager is asked whether the error is the user's own; if it is not, `CompiledRunError` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from hotloop import events as ev
+from hotloop._torch import backends
+from hotloop._torch.autograd import guard_backward
+from hotloop._torch.graphs import copy_graph, is_user_file, user_line
+from hotloop._torch.settings import backward_with_forward
+from hotloop.apply import split
+from hotloop.errors import CompiledRunError, CompileFailedError
+from hotloop.fallback.causes import Failure, describe, failure_of, run_hint
+from hotloop.fallback.ladder import Ladder
+from hotloop.observe import GraphInfo, Tally, active, collector
+from hotloop.presets import Preset
+
+_BACKWARD_LOOKS = 3
+"""Calls with gradients in which a graph's backward is looked for; a graph that makes none is left alone after them."""
+
+
+class LadderBackend:
+    """A torch.compile backend for a ladder of presets; equal settings are equal backends, and share compiled code.
+
+    Args:
+        rungs: the requested preset first, ``none`` last.
+        blocks: qualified classes at whose borders graphs are cut; empty compiles them whole.
+        strict: raise `CompileFailedError` where a rung fails.
+    """
+
+    def __init__(self, rungs: tuple[Preset, ...], *, blocks: tuple[str, ...] = (), strict: bool = False) -> None:
+        self.rungs, self.blocks, self.strict = rungs, blocks, strict
+        self.__name__ = f"hotloop_{rungs[0].name}"
+        self._key = (tuple(rung.key for rung in rungs), tuple(rung.name for rung in rungs), blocks, strict)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LadderBackend) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Compile one graph of dynamo's: whole, or by its blocks."""
+        if self.blocks:
+            whole = copy_graph(graph)
+            joined = split(graph, self.blocks, self._compile)
+            if joined is not None:
+                return joined
+            graph = whole
+        return self._compile(graph, inputs, "whole")
+
+    def _compile(self, graph: fx.GraphModule, inputs: list[Any], region: str) -> Callable[..., Any]:
+        """Compile a graph or piece on the first rung that takes it."""
+        ladder: Ladder = active.tally.ladder or Ladder(self.rungs)
+        pristine = copy_graph(graph)
+        fallback: ev.Fallback | None = None
+        failed: list[tuple[Preset, Failure]] = []
+        for index, rung in ladder.below():
+            candidate = copy_graph(pristine) if failed or rung.backend == "eager" else graph
+            try:
+                with backward_with_forward():
+                    run = compiler_of(rung)(candidate, inputs)
+            except Exception as error:
+                failure = failure_of(error, pristine)
+                if self.strict:
+                    raise CompileFailedError(_strict_message(rung, failure)) from error
+                ladder.failed(index, failure.reason, systemic=failure.systemic)
+                failed.append((rung, failure))
+                continue
+            if failed:
+                fallback = _fallback(failed, rung)
+                collector.emit(fallback)
+            info = GraphInfo(self.rungs[0].name, rung.name, region, fallback or _stepped_down(self.rungs[0], rung))
+            return _Runner(info, run, pristine).run
+        raise AssertionError("a ladder ends in none, which runs the graph as it is")
+
+
+def compiler_of(preset: Preset) -> backends.Compiler:
+    """Give the function that compiles a graph as a preset says."""
+    if preset.backend == "inductor":
+        return backends.inductor(preset.mode, preset.options, preset.dynamic)
+    return backends.aot_eager() if preset.backend == "aot_eager" else backends.eager
+
+
+def _strict_message(rung: Preset, failure: Failure) -> str:
+    at = f" at {failure.file}:{failure.line}: {failure.source}" if failure.file else ""
+    return f"preset {rung.name} failed ({failure.stage}){at}: {failure.reason}. {failure.hint}"
+
+
+def _fallback(failed: list[tuple[Preset, Failure]], to: Preset) -> ev.Fallback:
+    """One event for the walk, told by its first failure: the later ones are mostly its echo."""
+    first, failure = failed[0]
+    return ev.Fallback(
+        component=active.tally.component or None,
+        scope="graph",
+        from_preset=first.name,
+        to_preset=to.name,
+        stage=failure.stage,
+        reason=failure.reason,
+        file=failure.file,
+        line=failure.line,
+        hint=failure.hint,
+    )
+
+
+def _stepped_down(requested: Preset, rung: Preset) -> ev.Fallback | None:
+    """A graph that started on a lower rung, since the component as a whole had stepped down."""
+    if requested.name == rung.name:
+        return None
+    return ev.Fallback(
+        component=active.tally.component or None,
+        scope="component",
+        from_preset=requested.name,
+        to_preset=rung.name,
+        stage="compile",
+        reason=f"the component runs {rung.name} as a whole since preset {requested.name} failed or is unavailable",
+    )
+
+
+class _Runner:
+    """Runs one compiled graph, counts it for whoever is active, and explains what fails while it runs."""
+
+    def __init__(self, info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule) -> None:
+        self._info, self._pristine = info, pristine
+        self.run = self._make(info, compiled)
+
+    def _make(self, info: GraphInfo, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        looks = 0 if info.running == "none" else _BACKWARD_LOOKS
+        local, explain, guard = active, self._explain, self._guard
+
+        def run(*args: Any) -> Any:
+            nonlocal looks
+            tally = local.tally
+            tally.executed += 1
+            tally.graphs[info] += 1
+            try:
+                outputs = compiled(*args)
+            except Exception as error:
+                raised, cause = explain(error, args)
+                if raised is error:
+                    raise
+                raise raised from cause
+            if looks:
+                looks = guard(outputs, looks, tally)
+            return outputs
+
+        return run
+
+    def _guard(self, outputs: Any, looks: int, tally: Tally) -> int:
+        if not torch.is_grad_enabled():
+            return looks
+        found = guard_backward(outputs, lambda error: self._run_failed(error, "backward", tally))
+        return 0 if found else looks - 1
+
+    def _explain(self, error: Exception, args: tuple[Any, ...]) -> tuple[Exception, BaseException | None]:
+        """Give what to raise for a failure of the forward: the error itself, eager's own, or ours; and its cause."""
+        if self._info.running == "none" or _is_users(error) or isinstance(error, torch.OutOfMemoryError):
+            return error, None
+        eager_error = self._ask_eager(args)
+        if eager_error is not None:
+            return eager_error, None
+        return self._run_failed(error, "forward", active.tally), error
+
+    def _ask_eager(self, args: tuple[Any, ...]) -> Exception | None:
+        """Run the graph eagerly on copies of its inputs: what eager raises too is the user's own."""
+        copies = [arg.detach().clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
+        try:
+            with torch.no_grad(), _kept_random_state():
+                self._pristine(*copies)
+        except Exception as eager_error:  # noqa: BLE001 - whatever eager raises is the answer
+            return eager_error.with_traceback(None)
+        return None
+
+    def _run_failed(self, error: Exception, phase: Literal["forward", "backward"], tally: Tally) -> Exception:
+        if isinstance(error, CompiledRunError | torch.OutOfMemoryError) or _is_users(error):
+            return error
+        file, line = user_line(self._pristine) or (None, None)
+        reason = describe(error)
+        event = ev.RunFailed(
+            component=tally.component or None,
+            phase=phase,
+            preset=self._info.running,
+            reason=reason,
+            file=file,
+            line=line,
+        )
+        collector.emit(event)
+        at = f" (graph at {event.location})" if file else ""
+        return CompiledRunError(
+            f"compiled code of component {tally.component!r} failed in its {phase}{at} under preset "
+            f"{self._info.running}: {reason}. A part of the step may have run, so it was not repeated. To go on: "
+            f"load the last checkpoint and use a lower preset (aot_eager, none); {run_hint()}."
+        )
+
+
+def _is_users(error: BaseException) -> bool:
+    """Tell whether the innermost frame is user code: a custom operator or callback that compiled code called."""
+    trace, innermost = error.__traceback__, ""
+    while trace is not None:
+        innermost = trace.tb_frame.f_code.co_filename
+        trace = trace.tb_next
+    return is_user_file(innermost)
+
+
+@contextlib.contextmanager
+def _kept_random_state() -> Iterator[None]:
+    with torch.random.fork_rng():
+        yield

@@ -1,0 +1,92 @@
+"""From an exception of the compiler to stage, message, place and remedy, in the user's terms."""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+
+from torch import fx
+
+from hotloop._torch.graphs import last_user_frame, user_line
+from hotloop.events import Stage
+
+_COMPILE_STAGE = (
+    "InvalidCxxCompiler",
+    "CppCompileError",
+    "CompilationError",
+    "CompileTimeAssertionFailure",
+    "OutOfResources",
+    "PTXASError",
+    "SubprocException",
+    "TritonMissing",
+    "NoTritonConfigsError",
+)
+_SYSTEMIC = ("InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton")
+_HINTS: dict[str, str] = {
+    "InvalidCxxCompiler": "install a C++ compiler (g++), or set CXX to one that works",
+    "CppCompileError": "check that the C++ compiler works (CXX), and that it is recent enough",
+    "TritonMissing": "install triton, or use a preset that does without it",
+    "GPUTooOldForTriton": "this GPU is too old for Triton: use aot_eager or none",
+    "OutOfResources": "the kernel needs more shared memory than the GPU has: try preset default",
+    "OutOfMemoryError": "memory ran out while compiling: a smaller batch, preset default, or fewer components",
+}
+_STAGE_HINTS: dict[Stage, str] = {
+    "trace": "leave it eager, or rewrite the line so that it can be traced",
+    "lower": "try preset aot_eager, or leave this component out",
+    "compile": "try preset default or aot_eager",
+    "run": "rerun with HOTLOOP_DISABLE=1 to see whether eager fails as well",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """What went wrong, where, and what to try."""
+
+    stage: Stage
+    reason: str
+    file: str | None
+    line: int | None
+    source: str
+    hint: str
+    systemic: bool
+
+
+def failure_of(error: BaseException, graph: fx.GraphModule | None) -> Failure:
+    """Explain a failure while a graph was compiled."""
+    chain = _chain(error)
+    names = [type(link).__name__ for link in chain]
+    stage: Stage = "compile" if any(name in _COMPILE_STAGE for name in names) else "lower"
+    known = next((name for name in names if name in _HINTS), None)
+    place = last_user_frame(str(error)) or (user_line(graph) if graph is not None else None)
+    file, line = place or (None, None)
+    return Failure(
+        stage=stage,
+        reason=describe(chain[-1]),
+        file=file,
+        line=line,
+        source=linecache.getline(file, line).strip() if file and line else "",
+        hint=_HINTS[known] if known else _STAGE_HINTS[stage],
+        systemic=any(name in _SYSTEMIC for name in names),
+    )
+
+
+def run_hint() -> str:
+    """Give what to try when compiled code failed while it ran."""
+    return _STAGE_HINTS["run"]
+
+
+def describe(error: BaseException) -> str:
+    """Give class and first telling line of torch's own message."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Give the exception and what it wraps, the root cause last."""
+    chain = [error]
+    while len(chain) < 10:  # noqa: PLR2004 - a cycle in __cause__ must not hang a run
+        inner = getattr(chain[-1], "inner_exception", None) or chain[-1].__cause__
+        if not isinstance(inner, BaseException) or inner in chain:
+            break
+        chain.append(inner)
+    return chain

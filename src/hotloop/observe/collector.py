@@ -1,0 +1,131 @@
+"""Turns torch's callbacks and metrics into events: for the component whose call is going on, the watchers and the log."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+from hotloop import events as ev
+from hotloop._torch import dynamo
+from hotloop._torch.ledger import CapabilityMissingError
+from hotloop._torch.settings import CompileWindow
+from hotloop._torch.versions import check
+from hotloop.observe import explain
+from hotloop.observe.ledger import NOBODY, active
+
+_log = logging.getLogger("hotloop")
+_UNGUARDED_REQUIRES_GRAD = (2, 11)
+
+
+class Collector:
+    """The one listener on dynamo in this process. It costs two comparisons a call while nothing compiles."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._reader: dynamo.Reader | None = None
+        self._callbacks = dynamo.Callbacks(self._started, self._ended)
+        self._watchers: list[list[ev.Event]] = []
+        self._said: set[tuple[str, ...]] = set()
+        self._dirty = False
+        self._frames = 0
+        self._since: float | None = None
+        self.missing: str | None = None
+
+    def install(self) -> None:
+        """Listen to dynamo from now on; where this torch cannot be listened to, `missing` says why."""
+        with self._lock:
+            if self._reader is not None or self.missing is not None:
+                return
+            try:
+                self._reader = dynamo.Reader()
+                self._callbacks.install()
+            except CapabilityMissingError as error:
+                self.missing = str(error)
+                _log.warning("hotloop cannot observe this torch: %s", error)
+                return
+            self._frames = self._reader.frames()
+
+    def compiling_since(self) -> float | None:
+        """Give the `time.monotonic` at which the compile now in progress began, from any thread; None otherwise."""
+        return self._since
+
+    def _started(self) -> None:
+        self._since = time.monotonic()
+        self.poll(force=True)  # torch keeps its last 64 metrics only
+        self._dirty = True
+        if active.tally is not NOBODY and active.window is None:
+            window = CompileWindow(
+                suppress=active.tally.suppress, guard_requires_grad=check() == _UNGUARDED_REQUIRES_GRAD
+            )
+            window.open()
+            active.window = window
+
+    def _ended(self) -> None:
+        self._since = None
+        self._dirty = True
+
+    def due(self) -> bool:
+        """Tell whether there may be something to read: after a compile, or when a frame was refused one."""
+        return self._dirty or (self._reader is not None and self._reader.frames() != self._frames)
+
+    def poll(self, *, force: bool = False) -> list[ev.Event]:
+        """Read what is new, hand it on, and give it back."""
+        if self._reader is None or not (force or self.due()):
+            return []
+        with self._lock:
+            self._dirty = self._since is not None
+            self._frames = self._reader.frames()
+            name = active.tally.component or None
+            found = [event for metric in self._reader.metrics() for event in explain.metric_events(metric, name)]
+            found += [explain.break_event(entry, name) for entry in self._reader.breaks()]
+            for event in found:
+                self.emit(event)
+            return found
+
+    def emit(self, event: ev.Event) -> None:
+        """Hand an event to the active component, the watchers and (once a reason) the log."""
+        if active.tally is not NOBODY:
+            active.tally.note(event)
+        with self._lock:
+            for watcher in self._watchers:
+                watcher.append(event)
+        line = explain.log_line(event)
+        key = explain.log_key(event)
+        if line and key not in self._said:
+            self._said.add(key)
+            _log.log(explain.log_level(event), "%s", line)
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[list[ev.Event]]:
+        """See `watch`."""
+        self.install()
+        self.poll(force=True)
+        seen: list[ev.Event] = []
+        with self._lock:
+            self._watchers.append(seen)
+        try:
+            yield seen
+        finally:
+            self.poll(force=True)
+            with self._lock:
+                self._watchers = [watcher for watcher in self._watchers if watcher is not seen]
+
+
+collector = Collector()
+
+
+def watch() -> contextlib.AbstractContextManager[list[ev.Event]]:
+    """Collect everything that is observed in this process while the block runs, as a list of typed events.
+
+    The list grows as things happen: at the end of a compiled component's call, at an optimizer step, and at the end of
+    the block. It covers code compiled by ``torch.compile`` without hotloop as well; there ``component`` is None.
+    """
+    return collector.watch()
+
+
+def compiling_since() -> float | None:
+    """Give the `time.monotonic` at which a compile now in progress in this process began, or None; from any thread."""
+    return collector.compiling_since()

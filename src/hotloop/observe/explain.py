@@ -1,0 +1,163 @@
+"""From torch's own words to events and one-line messages in the user's terms."""
+
+from __future__ import annotations
+
+import logging
+import re
+
+from hotloop import events as ev
+from hotloop._torch.dynamo import Break, Metric
+from hotloop._torch.module import root_name
+
+_EXPLANATION = re.compile(r"Explanation: (.*)")
+_HINT = re.compile(r"Hint: (.*)")
+_GUARD_NUMBER = re.compile(r"^\s*-?\s*\d+/\d+:\s*")
+_RAISED_BY = re.compile(r"^backend='.*' raised:$")
+
+_BREAK_HINTS: tuple[tuple[str, str], ...] = (
+    (".item()", "keep the value a tensor inside the model, and call .item() outside it"),
+    ("Data-dependent branching", "use torch.where, or move the branch out of the model"),
+    ("data-dependent", "use torch.where, or move the branch out of the model"),
+    ("print", "move the print out of the model, or log from a hook outside it"),
+    ("logging", "move the log call out of the model"),
+    ("graph_break()", "remove the call to torch._dynamo.graph_break()"),
+    (
+        "torch.compiler.disable",
+        "the function is disabled for torch.compile; take the decorator off if it can be traced",
+    ),
+)
+_TRACE_HINT = "leave it eager, or rewrite the line so that it can be traced; HOTLOOP_DISABLE=1 rules compilation out"
+
+
+def metric_events(metric: Metric, component: str | None) -> list[ev.Event]:
+    """Give the events that one compilation metric stands for."""
+    whole = root_name(metric.function)  # the component's entry, which is no line of the user's
+    function = whole or metric.function or "?"
+    file, line = (None, None) if whole else (metric.file, metric.line)
+    if metric.fail_type:
+        return [_failure(metric, function, component, whole=whole is not None)]
+    found: list[ev.Event] = []
+    if metric.recompile_reason:
+        nth = int(metric.frame.rpartition("/")[2] or 0) if "/" in metric.frame else 0
+        reason = clean_guard(metric.recompile_reason)
+        found.append(
+            ev.Recompiled(component=component, function=function, reason=reason, nth=nth, file=file, line=line)
+        )
+    if metric.has_code or not metric.is_forward:
+        found.append(
+            ev.Compiled(
+                component=component,
+                frame=metric.frame,
+                function=function,
+                phase="forward" if metric.is_forward else "backward",
+                seconds=metric.seconds,
+                ops=metric.ops,
+                guards=metric.guards,
+                cache_hits=metric.cache_hits,
+                cache_misses=metric.cache_misses,
+                cudagraphs_skipped=metric.cudagraphs_skipped,
+                file=file,
+                line=line,
+            )
+        )
+    return found
+
+
+def _failure(metric: Metric, function: str, component: str | None, *, whole: bool) -> ev.Event:
+    text = metric.fail_reason or metric.fail_type or ""
+    own = (None, None) if whole else (metric.file, metric.line)
+    if "recompile_limit" in text:
+        return ev.RecompileLimit(
+            component=component,
+            function=function,
+            whole=whole,
+            file=own[0],
+            line=own[1],
+            reason=f"{function} was compiled as often as torch's recompile limit allows; unseen inputs run eager",
+        )
+    file, line = (metric.fail_file, metric.fail_line) if metric.fail_file else own
+    return ev.FrameEager(
+        component=component,
+        function=function,
+        stage="trace",
+        file=file,
+        line=line,
+        reason=f"{metric.fail_type}: {summary(text)}",
+        hint=hint_of(text),
+    )
+
+
+def break_event(entry: Break, component: str | None) -> ev.GraphBreak:
+    """Give the event of a graph break."""
+    return ev.GraphBreak(
+        component=component,
+        file=entry.file,
+        line=entry.line,
+        source=entry.source,
+        reason=summary(entry.reason),
+        hint=hint_of(f"{entry.source}\n{entry.reason}"),
+    )
+
+
+def summary(text: str) -> str:
+    """Give the first line that says something, with torch's explanation where it has one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _RAISED_BY.match(line.strip())]
+    first = lines[0] if lines else "unknown"
+    explained = _EXPLANATION.search(text)
+    return f"{first}: {explained[1].strip()}" if explained and explained[1] not in first else first
+
+
+def hint_of(text: str) -> str:
+    """Give how to mend it: our own words for the common causes, else torch's first hint."""
+    for needle, hint in _BREAK_HINTS:
+        if needle in text:
+            return hint
+    found = _HINT.search(text)
+    return found[1].strip() if found else _TRACE_HINT
+
+
+def clean_guard(reason: str) -> str:
+    """Give the failed guard of the newest compiled version, without torch's numbering."""
+    lines = [_GUARD_NUMBER.sub("", line).strip() for line in reason.splitlines() if line.strip()]
+    return lines[0] if lines else "unknown"
+
+
+def log_key(event: ev.Event) -> tuple[str, ...]:
+    """Give what makes two events the same for the log: each reason is said once."""
+    reason = re.sub(r"\d+", "#", str(getattr(event, "reason", "")))
+    return (event.kind, event.component or "", str(getattr(event, "function", "")), event.location, reason)
+
+
+def log_level(event: ev.Event) -> int:
+    """Graph breaks cost speed and are common: they are told, not warned of."""
+    return logging.INFO if isinstance(event, ev.GraphBreak) else logging.WARNING
+
+
+def log_line(event: ev.Event) -> str:
+    """Give an event as one line for the log, or an empty string for what is no news."""
+    if event.component is None:
+        return ""
+    at = f" at {event.location}" if event.location else ""
+    if isinstance(event, ev.Recompiled):
+        return f"{event.component}: {event.function} recompiled (no. {event.nth}): {event.reason}"
+    if isinstance(event, ev.Fallback):
+        what = "one graph" if event.scope == "graph" else "from the next graph on, all of it"
+        return (
+            f"{event.component}: preset {event.from_preset} failed ({event.stage}){at}: {event.reason}. "
+            f"Running {what} {_running(event.to_preset)}. {event.hint}"
+        ).rstrip()
+    if isinstance(event, ev.FrameEager):
+        return f"{event.component}: {event.function} stays eager{at}: {event.reason}. {event.hint}"
+    if isinstance(event, ev.RecompileLimit):
+        return f"{event.component}: {event.reason}{at}"
+    if isinstance(event, ev.GraphBreak):
+        return f"{event.component}: graph break{at}: {event.reason}. {event.hint}"
+    if isinstance(event, ev.Unavailable):
+        return f"{event.component}: preset {event.preset} cannot run here: {event.missing}. Running {_running(event.running)}."
+    if isinstance(event, ev.NoEffect):
+        return f"{event.component}: compile has no effect{at}: {event.reason}. {event.hint}"
+    return ""
+
+
+def _running(preset: str) -> str:
+    return "eagerly" if preset == "none" else f"with preset {preset}"

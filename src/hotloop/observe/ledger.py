@@ -1,0 +1,137 @@
+"""The ledger: what ran compiled and what ran eager, for each component and mode, and why.
+
+Compiled code is shared between components whose code and settings are equal, so a count kept in the code would land on
+whichever came first. A component's entry therefore puts its tally into `active`, and each graph counts there.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import linecache
+import threading
+from typing import Any
+
+from hotloop import events as ev
+
+_KEPT_EVENTS = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """Why something is not what was asked for."""
+
+    reason: str
+    stage: str
+    file: str | None
+    line: int | None
+    source: str
+    hint: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the cause as plain JSON data."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GraphInfo:
+    """One compiled graph: the preset it was meant for, the rung it runs on, and what part of the component it is."""
+
+    requested: str
+    running: str
+    region: str
+    fallback: ev.Fallback | None = None
+
+
+class Tally:
+    """The account of one component in one mode (``training`` or ``inference``)."""
+
+    __slots__ = (
+        "cache_hits",
+        "cache_misses",
+        "calls",
+        "causes",
+        "compile_seconds",
+        "compiles",
+        "component",
+        "eager_calls",
+        "events",
+        "executed",
+        "failures",
+        "graph_breaks",
+        "graphs",
+        "ladder",
+        "limited",
+        "mode",
+        "recompiles",
+        "suppress",
+    )
+
+    def __init__(self, component: str, mode: str, *, ladder: Any = None, suppress: bool = True) -> None:
+        self.component = component
+        self.mode = mode
+        self.ladder = ladder
+        self.suppress = suppress
+        self.executed = 0
+        self.calls = 0
+        self.eager_calls = 0
+        self.graphs: collections.defaultdict[GraphInfo, int] = collections.defaultdict(int)
+        self.compiles = self.recompiles = self.graph_breaks = 0
+        self.cache_hits = self.cache_misses = 0
+        self.compile_seconds = 0.0
+        self.limited: list[ev.RecompileLimit] = []
+        self.failures: list[ev.FrameEager] = []
+        self.causes: dict[tuple[str, str | None, int | None], Cause] = {}
+        self.events: collections.deque[ev.Event] = collections.deque(maxlen=_KEPT_EVENTS)
+
+    def note(self, event: ev.Event) -> None:
+        """Enter an event into the account."""
+        self.events.append(event)
+        if isinstance(event, ev.Compiled):
+            self.compiles += event.phase == "forward"
+            self.compile_seconds += event.seconds
+            self.cache_hits += event.cache_hits
+            self.cache_misses += event.cache_misses
+        elif isinstance(event, ev.Recompiled):
+            self.recompiles += 1
+        elif isinstance(event, ev.GraphBreak):
+            self.graph_breaks += 1
+        elif isinstance(event, ev.RecompileLimit):
+            self.limited.append(event)
+        elif isinstance(event, ev.FrameEager):
+            self.failures.append(event)
+        if not isinstance(event, ev.Compiled | ev.Recompiled):
+            self._explain(event)
+
+    def _explain(self, event: ev.Event) -> None:
+        reason = getattr(event, "reason", "") or getattr(event, "missing", "")
+        file, line = getattr(event, "file", None), getattr(event, "line", None)
+        source = getattr(event, "source", "") or (linecache.getline(file, line).strip() if file and line else "")
+        stage = str(getattr(event, "stage", event.kind))
+        self.causes[reason, file, line] = Cause(reason, stage, file, line, source, getattr(event, "hint", ""))
+
+    def fallbacks(self) -> list[GraphInfo]:
+        """Give the executed graphs that run on a lower rung, whoever compiled them."""
+        return [info for info in self.graphs if info.fallback is not None]
+
+    def forget_failures(self, since: int) -> list[ev.FrameEager]:
+        """Strike out the failures from the given number on, which turned out to be the user's own exception."""
+        struck = self.failures[since:]
+        del self.failures[since:]
+        for event in struck:
+            self.causes.pop((event.reason, event.file, event.line), None)
+            self.events.remove(event)
+        return struck
+
+
+NOBODY = Tally("", "")
+
+
+class _Active(threading.local):
+    """Whose compiled code runs in this thread, and the settings of a compile that is going on in it."""
+
+    tally: Tally = NOBODY
+    window: Any = None
+
+
+active = _Active()
