@@ -1,0 +1,64 @@
+"""The command line: thin commands that parse, call and print.
+
+Exit codes: 0 on success, 1 on a failed check or a failed run, 2 on wrong usage (an unknown option, a setting that
+cannot be used, data or a record that cannot be read).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+from hotloop.cli import report
+from hotloop.errors import ConfigError, DataError, HotloopError, RecordError
+
+WRONG_USAGE = (ConfigError, DataError, RecordError)
+"""What the user can mend in what they typed or handed in: exit code 2."""
+
+app = typer.Typer(
+    name="hotloop",
+    help="Makes the training step of a PyTorch program fast, and keeps it right.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        typer.echo(f"hotloop {importlib.metadata.version('hotloop')}")
+    except importlib.metadata.PackageNotFoundError:
+        typer.echo("hotloop (not installed: run from a source tree)")
+    raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
+
+
+report.register(app)
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """Run the command line and exit.
+
+    Args:
+        args: the arguments after the program's name; None takes those of the process.
+    """
+    try:
+        app(args, prog_name="hotloop")
+    except HotloopError as error:
+        typer.echo(f"hotloop: {error}", err=True)
+        sys.exit(2 if isinstance(error, WRONG_USAGE) else 1)
+    sys.exit(0)

@@ -1,0 +1,56 @@
+"""``hotloop report``: a run record as a terminal summary and an HTML page; works without torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path  # noqa: TC003 - Typer reads the annotations of a command when it runs
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hotloop import record
+from hotloop.errors import HotloopError
+from hotloop.report import build, write_html
+from hotloop.report.terminal import draw
+
+PAGE = "report.html"
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``report`` to the command line."""
+    app.command()(report)
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or its record.json or record.jsonl.")],
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            "--html", metavar="FILE", help="Where to write the page.", show_default=f"{PAGE} in the run's folder"
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON; write a page only where --html says so.")
+    ] = False,
+) -> None:
+    """Say what a run ran and why, in the terminal and as one HTML page that works offline."""
+    document = record.load(run)
+    target = html or (None if as_json else (run if run.is_dir() else run.parent) / PAGE)
+    page = _write(document, target) if target else None
+    if as_json:
+        typer.echo(json.dumps({**build(document).to_dict(), "html": str(page) if page else None}, indent=2))
+        return
+    console = Console(highlight=False)
+    console.print(draw(build(document)))
+    if page:
+        typer.echo(f"\nReport: {page}")
+
+
+def _write(document: dict[str, object], target: Path) -> Path:
+    try:
+        return write_html(document, target)
+    except OSError as error:
+        raise HotloopError(
+            f"the page {target} cannot be written ({error.strerror or error}): name another file with --html"
+        ) from error

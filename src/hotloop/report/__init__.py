@@ -1,0 +1,9 @@
+"""A run record as a terminal summary and as one self-contained HTML page; pure, and without torch."""
+
+from __future__ import annotations
+
+from hotloop.report.page import write_html
+from hotloop.report.terminal import summary
+from hotloop.report.view import View, build
+
+__all__ = ["View", "build", "summary", "write_html"]

@@ -1,0 +1,128 @@
+"""What ran, component by component: what was asked for, what ran, and the causes of any difference."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hotloop.report.text import count, line, number, place, seconds, words
+
+if TYPE_CHECKING:
+    from hotloop.report.occurrences import Tone
+
+_SHOWN_APART = {"requested", "running", "state", "causes"}
+_COUNTS = {
+    "compiles": "compile",
+    "frames_compiled": "compiled call",
+    "frames_eager": "eager call",
+    "recompiles": "recompile",
+    "graph_breaks": "graph break",
+    "fallbacks": "fallback",
+    "cache_hits": "cache hit",
+    "cache_misses": "cache miss",
+}
+_ALWAYS = {"compiles", "frames_compiled", "frames_eager"}
+CAUSES = 20
+"""Causes of a component that are shown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cause:
+    """Why a component does not run as asked."""
+
+    reason: str
+    stage: str
+    where: str
+    source: str
+    hint: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """One component. ``as_asked``: it ran what was requested, or was to run eager and did."""
+
+    name: str
+    requested: str
+    running: str
+    state: str
+    tone: Tone
+    sentence: str
+    facts: tuple[str, ...]
+    causes: tuple[Cause, ...]
+    causes_left: int
+    as_asked: bool
+
+
+def components(known: Mapping[str, Mapping[str, Any]]) -> list[Component]:
+    """Read every component of a record, in its own order."""
+    return [_component(line(name, 80), entry) for name, entry in known.items()]
+
+
+def _component(name: str, entry: Mapping[str, Any]) -> Component:
+    requested, running = line(entry.get("requested"), 60), line(entry.get("running"), 60)
+    state = line(entry.get("state"), 40)
+    listed = entry.get("causes")
+    all_causes = [_cause(each) for each in listed] if isinstance(listed, list) else []
+    same = requested.lower() == running.lower()
+    as_asked = same and state == ("eager" if requested.lower() == "none" else "compiled")
+    return Component(
+        name=name,
+        requested=requested,
+        running=running,
+        state=state,
+        tone=_tone(state, as_asked=as_asked, eager=requested.lower() == "none"),
+        sentence=_sentence(requested, running, state, as_asked=as_asked),
+        facts=tuple(_facts(entry)),
+        causes=tuple(all_causes[:CAUSES]),
+        causes_left=max(0, len(all_causes) - CAUSES),
+        as_asked=as_asked,
+    )
+
+
+def _cause(entry: Any) -> Cause:
+    if not isinstance(entry, Mapping):
+        return Cause(line(entry, 600), "", "", "", "")
+    said = {key: line(entry.get(key) or "", 600) for key in ("reason", "stage", "source", "hint")}
+    return Cause(said["reason"], said["stage"], place(entry), said["source"], said["hint"])
+
+
+def _tone(state: str, *, as_asked: bool, eager: bool) -> Tone:
+    if as_asked:
+        return "note" if eager else "good"
+    tones: dict[str, Tone] = {"eager": "bad", "pending": "note"}
+    return tones.get(state, "warn")
+
+
+def _sentence(requested: str, running: str, state: str, *, as_asked: bool) -> str:
+    if as_asked:
+        return "ran eager, as asked" if state == "eager" else f"ran compiled with {running}, as asked"
+    asked = f"was asked for {requested}"
+    if state == "eager":
+        return f"{asked} and ran eager"
+    if state == "pending":
+        return f"{asked} and was not called"
+    if state == "partial":
+        rung = f"the rest on {running}" if running.lower() not in {requested.lower(), "none"} else "the rest eager"
+        return f"{asked} and ran partly compiled, {rung}"
+    return f"{asked} and ran {running} ({state})"
+
+
+def _facts(entry: Mapping[str, Any]) -> list[str]:
+    """Say the counts that are not zero, the compile time, and whatever a later version added."""
+    facts = []
+    for key, noun in _COUNTS.items():
+        many = number(entry.get(key))
+        if many is not None and (many or key in _ALWAYS):
+            facts.append(_plural(int(many), noun))
+    spent = number(entry.get("compile_seconds"))
+    if spent:
+        facts.append(f"{seconds(spent)} compiling")
+    unknown = entry.keys() - _COUNTS.keys() - _SHOWN_APART - {"compile_seconds"}
+    return facts + [
+        f"{words(key)}: {line(entry[key], 120)}" for key in sorted(unknown) if entry[key] not in (None, "", [])
+    ]
+
+
+def _plural(many: int, noun: str) -> str:
+    return f"{many:,} cache misses" if noun == "cache miss" and many != 1 else count(many, noun)

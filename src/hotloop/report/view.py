@@ -1,0 +1,141 @@
+"""A run record as view data: plain and complete, so that the terminal and the page only have to draw it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from hotloop import record
+from hotloop.report import charts, components, headline, occurrences
+from hotloop.report.series import Line, read_steps, steady
+from hotloop.report.text import count, figure, flat, line, moment, place, quantity, words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hotloop.report.charts import Chart, MetricRow
+    from hotloop.report.components import Component
+    from hotloop.report.headline import Card, Headline
+    from hotloop.report.occurrences import EventRow
+
+VALUE_LENGTH = 1000
+"""Characters of a setting that are shown."""
+ENTRIES = 200
+"""Decisions, verdicts and settings beyond this many (times ten for settings) are counted only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A decision or a verdict: its title, what it says, and its other fields."""
+
+    title: str
+    text: str
+    where: str
+    rows: tuple[tuple[str, str], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """Everything that a report shows."""
+
+    headline: Headline
+    cards: list[Card]
+    charts: list[Chart]
+    components: list[Component]
+    events: list[EventRow]
+    events_total: int
+    events_left: int
+    metrics: list[MetricRow]
+    measurements: list[tuple[str, str]]
+    settings: list[tuple[str, str]]
+    environment: list[tuple[str, str]]
+    decisions: list[Entry]
+    verdicts: list[Entry]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the view as plain JSON data without the charts' columns, which the record itself has."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "charts"}
+        plain = {name: _plain(value) for name, value in fields.items()}
+        plain["charts"] = [{"key": chart.key, "title": chart.title, "summary": chart.summary} for chart in self.charts]
+        return plain
+
+
+def build(document: Mapping[str, Any]) -> View:
+    """Turn a run record's document (`hotloop.record.load`) into what a report shows."""
+    steps = read_steps(document["steps"])
+    times = steps.line("seconds", "step time")
+    lines = charts.metric_lines(document["metrics"])
+    parts = components.components(document["components"])
+    rows, left = occurrences.rows(document["events"], _extra(times))
+    return View(
+        headline=headline.headline(document, steps, parts, killed=record.was_killed(document)),
+        cards=headline.cards(document["measurements"], steps, times, charts.metric_rows(lines)),
+        charts=charts.charts(steps, lines, document["events"]),
+        components=parts,
+        events=rows,
+        events_total=len(document["events"]),
+        events_left=left,
+        metrics=charts.metric_rows(lines),
+        measurements=_measurements(document["measurements"], times),
+        settings=_rows(document["settings"]),
+        environment=_rows(document["environment"]),
+        decisions=_entries(document["decisions"]),
+        verdicts=_entries(document["verdicts"]),
+    )
+
+
+def _extra(times: Line) -> dict[float, float]:
+    """Seconds of each slow step over the steady ones; not of the first, whose cost has many causes."""
+    usual = steady(times)
+    if usual is None:
+        return {}
+    pairs = zip(times.steps[1:], times.values[1:], strict=True)
+    return {step: value - usual for step, value in pairs if value > 2 * usual}
+
+
+def _measurements(known: Mapping[str, Any], times: Line) -> list[tuple[str, str]]:
+    """List every measurement, the unknown ones too, and after them what the steps themselves say."""
+    rows = [(words(key), line(quantity(key, value), VALUE_LENGTH)) for key, value in flat(known) if value is not None]
+    usual = steady(times)
+    if usual is not None and "steady_step_ms" not in known:
+        rows.append(("Steady step (median of the later half)", quantity("_seconds", usual)))
+    if times:
+        rows.append((f"First step ({figure(times.steps[0])})", quantity("_seconds", times.values[0])))
+        rows.append(
+            ("All steps together", f"{quantity('_seconds', sum(times.values))} in {count(len(times.values), 'step')}")
+        )
+    return rows
+
+
+def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [(line(key, 200), line(value, VALUE_LENGTH)) for key, value in flat(values)]
+    if len(rows) > ENTRIES * 10:
+        rows = [*rows[: ENTRIES * 10], ("…", f"{len(rows) - ENTRIES * 10:,} more in the record")]
+    return rows
+
+
+def _entries(entries: Sequence[Mapping[str, Any]]) -> list[Entry]:
+    found = [_entry(entry) for entry in entries[:ENTRIES]]
+    left = len(entries) - len(found)
+    return [*found, Entry("…", f"{left:,} more in the record", "", ())] if left else found
+
+
+def _entry(entry: Mapping[str, Any]) -> Entry:
+    """Read a decision or a verdict of any shape: the first of a few usual keys names it, another says why."""
+    title = next((key for key in ("title", "choice", "decision", "verdict", "name", "kind") if entry.get(key)), None)
+    said = next((key for key in ("reason", "text", "message", "summary") if entry.get(key)), None)
+    apart = {title, said, "file", "line", "time"}
+    rows = [(words(key), line(quantity(key, value))) for key, value in flat(entry) if key.split(".")[0] not in apart]
+    at = moment(entry.get("time"))
+    return Entry(
+        title=line(entry[title], 120) if title else "",
+        text=line(entry[said], VALUE_LENGTH) if said else "",
+        where=place(entry),
+        rows=tuple([*rows, ("Time", at)] if at else rows),
+    )
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
