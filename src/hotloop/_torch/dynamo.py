@@ -168,3 +168,8 @@ def is_compile_error(error: BaseException) -> bool:
         return True
     # These two are plain exceptions, told by name since their homes have moved between versions.
     return type(error).__name__ in ("ConstraintViolationError", "FailOnRecompileLimitHit")
+
+
+def is_signal(error: BaseException) -> bool:
+    """Tell whether an exception that passes through a backend is dynamo talking to itself, not a failure."""
+    return isinstance(error, (private("torch._dynamo.exc:RestartAnalysis"), private("torch._dynamo.exc:SkipFrame")))

@@ -94,6 +94,12 @@ LEDGER: tuple[PrivateName, ...] = (
         "torch.compiler.reset, which throws away everything",
     ),
     PrivateName(
+        "torch._dynamo.exc:RestartAnalysis",
+        "dynamo's own signal to trace again, which passes through a backend and is no failure",
+        "such a graph runs eager",
+    ),
+    PrivateName("torch._dynamo.exc:SkipFrame", "the same, for a frame that dynamo leaves alone", "as above"),
+    PrivateName(
         "torch._dynamo.exc:TorchDynamoException", "tells compile failures from the user's own under fullgraph", ""
     ),
     PrivateName("torch._dynamo.exc:Unsupported", "tells a graph break from a failure under fullgraph", ""),

@@ -7,6 +7,7 @@ limit belongs to the code object, so each thing that should be compiled apart ge
 
 from __future__ import annotations
 
+import itertools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 _PREFIX = "hotloop_root_"
+_numbers = itertools.count()
 
 
 def _call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -32,14 +34,18 @@ def eager_call(target: Any, *args: Any, **kwargs: Any) -> Any:
 def root_function(name: str, *, module: bool) -> Callable[..., Any]:
     """Make a root for dynamo to trace: called with the target first, it has a code object of its own."""
     source = _call_module if module else _call_function
+    # A number of its own as well: dynamo remembers which sizes and floats have varied by file, line and name.
+    number = next(_numbers)
     safe = "".join(c if c.isalnum() else "_" for c in name)
-    code = source.__code__.replace(co_name=_PREFIX + safe)
+    code = source.__code__.replace(co_name=f"{_PREFIX}{number}_{safe}")
     return types.FunctionType(code, source.__globals__, code.co_name)
 
 
 def root_name(function_name: str | None) -> str | None:
     """Give the name that `root_function` was made with, or None for any other function."""
-    return function_name.removeprefix(_PREFIX) if function_name and function_name.startswith(_PREFIX) else None
+    if not function_name or not function_name.startswith(_PREFIX):
+        return None
+    return function_name.removeprefix(_PREFIX).partition("_")[2]
 
 
 def get_entry(module: torch.nn.Module) -> Callable[..., Any] | None:

@@ -11,17 +11,24 @@ from typing import Any
 import torch
 
 from hotloop._torch.module import root_function
+from hotloop.events import FrameEager
 
 _KEPT = 256
 """Roots kept for modules that no longer live, so that the next trial of a search finds its code."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Root:
-    """A traced function with a code object of its own, and its compiled form (target first, then the arguments)."""
+    """A traced function with a code object of its own, and its compiled form (target first, then the arguments).
+
+    ``full``: torch's recompile limit was reached, so that nothing new is compiled here. ``failures``: what tracing gave up,
+    which the next component that shares the root must be told as well.
+    """
 
     function: Callable[..., Any]
     compiled: Callable[..., Any]
+    full: bool = False
+    failures: list[FrameEager] = dataclasses.field(default_factory=list)
 
 
 _roots: collections.OrderedDict[Hashable, Root] = collections.OrderedDict()
@@ -59,7 +66,9 @@ def root_for(
         return _make(name, target, backend, dynamic, fullgraph)
     key = (fingerprint(target), backend, mode, dynamic, fullgraph)
     with _lock:
-        root = _roots.pop(key, None) or _make(name, target, backend, dynamic, fullgraph)
+        root = _roots.pop(key, None)
+        if root is None or root.full:
+            root = _make(name, target, backend, dynamic, fullgraph)
         _roots[key] = root
         while len(_roots) > _KEPT:
             _roots.popitem(last=False)

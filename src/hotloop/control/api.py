@@ -202,9 +202,10 @@ def _plain(function: Any) -> Callable[..., Any]:
 
 
 def _attach(part: torch.nn.Module, component: Component) -> None:
-    uncompile(part)
+    _take_off(part)
     points = entry_points(part)
     component.targets = tuple(weakref.ref(point) for point in points)
+    _nest(part, component)
     _components[part] = component
     asked = any(lane.preset.backend != "eager" for lane in component.lanes)
     if asked:
@@ -232,19 +233,31 @@ def uncompile(model: Any) -> Any:
     target = components_of(model)
     for name, part in target.components.items():
         if isinstance(part, torch.nn.Module):
-            _detach(part)
+            for module in part.modules():
+                _take_off(module)
         elif isinstance(part, CompiledFunction) and target.place is not None:
             target.place[name] = part.__wrapped__
     return model
 
 
-def _detach(part: torch.nn.Module) -> None:
-    for module in part.modules():
-        component = _components.pop(module, None)
-        module.__dict__.pop(_MARKER, None)
-        for reference in component.targets if component is not None else ():
-            if (point := reference()) is not None:
-                set_entry(point, None)
+def _take_off(module: torch.nn.Module) -> None:
+    component = _components.pop(module, None)
+    module.__dict__.pop(_MARKER, None)
+    for reference in component.targets if component is not None else ():
+        if (point := reference()) is not None:
+            set_entry(point, None)
+
+
+def _nest(part: torch.nn.Module, component: Component) -> None:
+    """Note which components run inside which: an outer compile inlines the inner one's code."""
+    own = {id(module) for module in part.modules()}
+    for module, other in list(_components.items()):
+        if module is part:
+            continue
+        if id(module) in own:
+            other.inside = weakref.ref(component)
+        elif component.inside is None and any(inner is part for inner in module.modules()):
+            component.inside = weakref.ref(other)
 
 
 def status(model: Any) -> Status:

@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hotloop import events as ev
-from hotloop.control.component import Component, collector_emit
+from hotloop.control.component import Component, emit_for
 from hotloop.observe import collector
 
 _STEPS_BEFORE_NO_EFFECT = 2
@@ -45,14 +45,14 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> N
                     stage="compile",
                     reason=move.reason,
                 )
-                collector_emit(lane.tally, event)
+                emit_for(lane.tally, event)
         if not component.said_no_effect and not any(tally.calls for tally in component.tallies):
             _look_for_no_effect(component, optimizer)
 
 
 def _look_for_no_effect(component: Component, optimizer: torch.optim.Optimizer) -> None:
     """Parameters of a component were trained, yet its compiled entry was never called."""
-    if component.disabled or not component.targets or all(lane.eager for lane in component.lanes):
+    if component.disabled or not component.targets or component.inside or all(lane.eager for lane in component.lanes):
         return
     trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
     modules = [module for reference in component.targets if (module := reference()) is not None]
@@ -64,7 +64,7 @@ def _look_for_no_effect(component: Component, optimizer: torch.optim.Optimizer) 
     component.said_no_effect = True
     place = next((found for module in modules if (found := _forward_call(type(module)))), None)
     kind = type(modules[0]).__name__
-    collector_emit(
+    emit_for(
         component.lanes[0].tally,
         ev.NoEffect(
             component=component.name,
@@ -86,7 +86,7 @@ def _forward_call(kind: type) -> tuple[str, int] | None:
         return None
     for node in ast.walk(ast.parse(textwrap.dedent("".join(source)))):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "forward":
-            value = node.func.value
-            if isinstance(value, ast.Name) and value.id == "self" and file:
+            bypasses = isinstance(node.func.value, ast.Name | ast.Attribute)  # not super().forward(...)
+            if bypasses and file:
                 return file, start + node.lineno - 1
     return None

@@ -78,17 +78,26 @@ class Lane:
         root = self._roots.get(id(target)) or self.root(target)
         before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
         active.tally = tally
+        refused: Exception | None = None
         try:
             result = root.compiled(target, *args, **kwargs)
         except Exception as error:
             self._settle()
-            return self._escaped(error, failed, target, args, kwargs)
+            if tally.suppress or not dynamo.is_compile_error(error):
+                self._users_own(failed, target, root)
+                raise
+            refused = error
         finally:
             if active.window is not None or collector.due():
                 self._settle()
             active.tally = previous
+        if refused is not None:
+            return rescue.from_refusal(self, refused, failed, target, args, kwargs)
+        for event in tally.failures[failed:]:
+            root.failures.append(event)
+            collector.say(event)
         if tally.executed == before:
-            self._ran_eager(target)
+            self._ran_eager(target, root)
         return result
 
     def _settle(self) -> None:
@@ -97,44 +106,41 @@ class Lane:
             active.window.close()
             active.window = None
         collector.poll(force=True)
-        if self.tally.limited and not self._private:
-            # The limit is the code object's, which others have filled: this component gets one of its own.
-            if any(event.whole for event in self.tally.limited):
-                self._private = True
-                self._roots.clear()
 
-    def _ran_eager(self, target: Any) -> None:
+    def _ran_eager(self, target: Any, root: Root) -> None:
+        """A call reached no graph. Where a limit that others filled is why, this component gets code of its own."""
         tally = self.tally
+        root.full = root.full or any(event.whole for event in tally.limited)
+        if root.full and not self._private:
+            self._private = True
+            self._roots.clear()
+            tally.heal_limit()
+            return
         tally.eager_calls += 1
-        if not tally.causes and tally.eager_calls == 1:
-            collector_emit(
-                tally,
-                ev.NoEffect(
-                    component=tally.component,
-                    reason=f"no tensor operation of {type(target).__name__} reached a graph in this call",
-                    hint="compile the module or function that does the work",
-                ),
+        for event in root.failures if not tally.failures else ():
+            emit_for(tally, dataclasses.replace(event, component=tally.component))
+        if not tally.causes:
+            kind = type(target).__name__
+            event = ev.NoEffect(
+                component=tally.component,
+                reason=f"no tensor operation of {kind} reached a graph in this call",
+                hint="compile the module or function that does the work",
             )
+            emit_for(tally, event)
 
-    def _escaped(
-        self, error: Exception, failed: int, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """An exception left compiled code: the user's own goes on unchanged, a compiler's becomes eager or strict's."""
-        if not self.tally.suppress and dynamo.is_compile_error(error):
-            return rescue.from_refusal(self, error, target, args, kwargs)
+    def _users_own(self, failed: int, target: Any, root: Root) -> None:
+        """The user's own exception passed, after tracing had met it: the code itself can be compiled another time."""
         if len(self.tally.failures) > failed and self._user_errors < _RETRIES_AFTER_USER_ERRORS:
-            # Eager raised as well, so it was the user's own error that tracing met: the code itself can be compiled.
             self._user_errors += 1
-            rescue.forget_functions(target, self.root(target), self.tally.forget_failures(failed))
-        raise error
+            rescue.forget_functions(target, root, self.tally.forget_failures(failed))
 
     def go_eager(self, event: ev.Event) -> None:
         """Leave this lane eager for good, for the reason that the event gives."""
         self.eager = True
-        collector_emit(self.tally, event)
+        emit_for(self.tally, event)
 
 
-def collector_emit(tally: Tally, event: ev.Event) -> None:
+def emit_for(tally: Tally, event: ev.Event) -> None:
     """Emit an event for a component whose call is not going on."""
     previous, active.tally = active.tally, tally
     try:
@@ -152,6 +158,7 @@ class Component:
     lanes: tuple[Lane, Lane]
     targets: tuple[weakref.ref[Any], ...] = ()
     disabled: str = ""
+    inside: weakref.ref[Component] | None = None
     boundaries: int = 0
     said_no_effect: bool = False
 

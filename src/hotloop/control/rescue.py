@@ -13,37 +13,37 @@ from hotloop import events as ev
 from hotloop._torch import dynamo
 from hotloop._torch.module import eager_call
 from hotloop.errors import CompileFailedError
-from hotloop.fallback.causes import failure_of
+from hotloop.fallback.causes import Failure, failure_of
 
 if TYPE_CHECKING:
     from hotloop.apply import Root
     from hotloop.control.component import Lane
 
 
-def from_refusal(lane: Lane, error: Exception, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def from_refusal(  # noqa: PLR0913 - a call has a target and arguments, a refusal its history
+    lane: Lane, error: Exception, failed: int, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """Dynamo refused a frame, under ``fullgraph`` or ``strict``. Give eager's result, or raise what the user should see.
 
     Under fullgraph there is one frame, and nothing of it has run. What eager raises too is the user's own.
     """
-    strict = lane.config.strict
-    breaks = dynamo.is_graph_break(error)
+    strict, breaks = lane.config.strict, dynamo.is_graph_break(error)
     if strict or breaks:
-        with _undone(target):
-            eager_call(target, *args, **kwargs)
+        try:
+            with _undone(target):
+                eager_call(target, *args, **kwargs)
+        except Exception:
+            lane.tally.forget_failures(failed)
+            raise
     if breaks and lane.config.fullgraph:
         raise error
     failure = failure_of(error, None)
     if strict:
-        own = next((link for link in _links(error) if isinstance(link, CompileFailedError)), None)
-        if own is not None:
-            raise own from own.__cause__
-        raise CompileFailedError(
-            f"component {lane.tally.component!r}: tracing failed: {failure.reason}. {failure.hint}"
-        ) from error
+        raise _strict_error(lane, error, failure)
     lane.go_eager(
         ev.FrameEager(
             component=lane.tally.component,
-            function="forward",
+            function=type(target).__name__,
             stage="trace",
             file=failure.file,
             line=failure.line,
@@ -52,6 +52,17 @@ def from_refusal(lane: Lane, error: Exception, target: Any, args: tuple[Any, ...
         )
     )
     return eager_call(target, *args, **kwargs)
+
+
+def _strict_error(lane: Lane, error: Exception, failure: Failure) -> CompileFailedError:
+    """Give the backend's own explanation where the backend failed, else one for tracing."""
+    raised = next((link for link in _links(error) if isinstance(link, CompileFailedError)), None)
+    if raised is None:
+        raised = CompileFailedError(
+            f"component {lane.tally.component!r}: tracing failed: {failure.reason}. {failure.hint}"
+        )
+        raised.__cause__ = error
+    return raised
 
 
 def _links(error: BaseException) -> Iterator[BaseException]:

@@ -117,7 +117,12 @@ def _cause_line(cause: Cause) -> str:
 
 
 def status_of(name: str, component: Component) -> ComponentStatus:
-    """Derive a component's status from its two accounts."""
+    """Derive a component's status from its two accounts; one that runs inside another has that one's."""
+    outer = component.inside() if component.inside is not None else None
+    if outer is not None and not any(tally.calls for tally in component.tallies):
+        reason = f"it runs inside component {outer.name!r}, and is compiled with it"
+        cause = Cause(reason, "inside", None, None, "", f"see the status of {outer.name!r}")
+        return dataclasses.replace(status_of(name, outer), requested=component.config.training.name, causes=(cause,))
     tallies = component.tallies
     graphs: collections.Counter[GraphInfo] = collections.Counter()
     for tally in tallies:
@@ -132,7 +137,7 @@ def status_of(name: str, component: Component) -> ComponentStatus:
         state=state,
         compiles=_total(tallies, "compiles"),
         frames_compiled=sum(graphs.values()) - eager_graphs,
-        frames_eager=eager_graphs + _total(tallies, "eager_calls"),
+        frames_eager=eager_graphs + _total(tallies, "eager_calls") + _total(tallies, "healed_calls"),
         recompiles=_total(tallies, "recompiles"),
         graph_breaks=_total(tallies, "graph_breaks"),
         fallbacks=sum(info.fallback is not None for info in graphs),
@@ -154,7 +159,7 @@ def _mode(tally: Tally) -> dict[str, int]:
     return {
         "calls": tally.calls,
         "frames_compiled": tally.executed - eager,
-        "frames_eager": eager + tally.eager_calls,
+        "frames_eager": eager + tally.eager_calls + tally.healed_calls,
         "compiles": tally.compiles,
         "recompiles": tally.recompiles,
     }

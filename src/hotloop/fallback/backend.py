@@ -16,6 +16,7 @@ from torch import fx
 from hotloop import events as ev
 from hotloop._torch import backends
 from hotloop._torch.autograd import guard_backward
+from hotloop._torch.dynamo import is_signal
 from hotloop._torch.graphs import copy_graph, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
 from hotloop.apply import split
@@ -71,6 +72,8 @@ class LadderBackend:
                 with backward_with_forward():
                     run = compiler_of(rung)(candidate, inputs)
             except Exception as error:
+                if is_signal(error):
+                    raise
                 failure = failure_of(error, pristine)
                 if self.strict:
                     raise CompileFailedError(_strict_message(rung, failure)) from error

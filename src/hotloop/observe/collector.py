@@ -92,6 +92,11 @@ class Collector:
         with self._lock:
             for watcher in self._watchers:
                 watcher.append(event)
+        if not (isinstance(event, ev.FrameEager) and active.tally is not NOBODY):
+            self.say(event)  # a function that was given up is told when its call ends: it may be the user's own error
+
+    def say(self, event: ev.Event) -> None:
+        """Put an event on the log, each reason once."""
         line = explain.log_line(event)
         key = explain.log_key(event)
         if line and key not in self._said:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
+import textwrap
 
 from hotloop import events as ev
 from hotloop._torch.dynamo import Break, Metric
+from hotloop._torch.graphs import is_user_file, last_user_frame
 from hotloop._torch.module import root_name
 
 _EXPLANATION = re.compile(r"Explanation: (.*)")
 _HINT = re.compile(r"Hint: (.*)")
 _GUARD_NUMBER = re.compile(r"^\s*-?\s*\d+/\d+:\s*")
+_GUARD_COMMENT = re.compile(r"\s{2,}#\s")
+_LONGEST_REASON = 300
 _RAISED_BY = re.compile(r"^backend='.*' raised:$")
 
 _BREAK_HINTS: tuple[tuple[str, str], ...] = (
@@ -75,7 +79,11 @@ def _failure(metric: Metric, function: str, component: str | None, *, whole: boo
             line=own[1],
             reason=f"{function} was compiled as often as torch's recompile limit allows; unseen inputs run eager",
         )
-    file, line = (metric.fail_file, metric.fail_line) if metric.fail_file else own
+    file, line = own
+    if metric.fail_file and is_user_file(metric.fail_file):
+        file, line = metric.fail_file, metric.fail_line
+    elif found := last_user_frame(text):
+        file, line = found
     return ev.FrameEager(
         component=component,
         function=function,
@@ -104,7 +112,8 @@ def summary(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not _RAISED_BY.match(line.strip())]
     first = lines[0] if lines else "unknown"
     explained = _EXPLANATION.search(text)
-    return f"{first}: {explained[1].strip()}" if explained and explained[1] not in first else first
+    full = f"{first}: {explained[1].strip()}" if explained and explained[1] not in first else first
+    return textwrap.shorten(full.rstrip("."), _LONGEST_REASON, placeholder=" ...")
 
 
 def hint_of(text: str) -> str:
@@ -119,7 +128,7 @@ def hint_of(text: str) -> str:
 def clean_guard(reason: str) -> str:
     """Give the failed guard of the newest compiled version, without torch's numbering."""
     lines = [_GUARD_NUMBER.sub("", line).strip() for line in reason.splitlines() if line.strip()]
-    return lines[0] if lines else "unknown"
+    return " ".join(_GUARD_COMMENT.split(lines[0])[0].split()) if lines else "unknown"
 
 
 def log_key(event: ev.Event) -> tuple[str, ...]:

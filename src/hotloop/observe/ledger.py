@@ -60,6 +60,7 @@ class Tally:
         "failures",
         "graph_breaks",
         "graphs",
+        "healed_calls",
         "ladder",
         "limited",
         "mode",
@@ -75,6 +76,7 @@ class Tally:
         self.executed = 0
         self.calls = 0
         self.eager_calls = 0
+        self.healed_calls = 0
         self.graphs: collections.defaultdict[GraphInfo, int] = collections.defaultdict(int)
         self.compiles = self.recompiles = self.graph_breaks = 0
         self.cache_hits = self.cache_misses = 0
@@ -113,6 +115,13 @@ class Tally:
     def fallbacks(self) -> list[GraphInfo]:
         """Give the executed graphs that run on a lower rung, whoever compiled them."""
         return [info for info in self.graphs if info.fallback is not None]
+
+    def heal_limit(self) -> None:
+        """The recompile limit was others' doing, and this component now has code of its own: only the count stays."""
+        for event in self.limited:
+            self.causes.pop((event.reason, event.file, event.line), None)
+        self.limited.clear()
+        self.healed_calls += 1
 
     def forget_failures(self, since: int) -> list[ev.FrameEager]:
         """Strike out the failures from the given number on, which turned out to be the user's own exception."""
