@@ -7,6 +7,7 @@ cannot be used, data or a record that cannot be read).
 from __future__ import annotations
 
 import importlib.metadata
+import io
 import sys
 from typing import Annotated, NoReturn
 
@@ -56,9 +57,17 @@ def main(args: list[str] | None = None) -> NoReturn:
     Args:
         args: the arguments after the program's name; None takes those of the process.
     """
+    _print_anything()
     try:
         app(args, prog_name="hotloop")
     except HotloopError as error:
         typer.echo(f"hotloop: {error}", err=True)
         sys.exit(2 if isinstance(error, WRONG_USAGE) else 1)
     sys.exit(0)
+
+
+def _print_anything() -> None:
+    """Make a stream that cannot hold a character print a question mark: a pipe on Windows is no reason to fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")

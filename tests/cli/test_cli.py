@@ -1,0 +1,61 @@
+import subprocess
+import sys
+
+import pytest
+
+import hotloop.cli
+from hotloop.errors import CompileFailedError, ConfigError, DataError, HotloopError, RecordError
+
+
+def run(*args):
+    with pytest.raises(SystemExit) as stopped:
+        hotloop.cli.main(list(args))
+    return stopped.value.code or 0
+
+
+@pytest.mark.parametrize("module", ["hotloop", "hotloop.cli"])
+def test_both_modules_are_the_command(module):
+    done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Usage: hotloop " in done.stdout
+    assert "report" in done.stdout
+
+
+def test_version(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith("hotloop ")
+
+
+@pytest.mark.parametrize("args", [("unknown",), ("--unknown",), ("report",), ("report", "a", "b")])
+def test_wrong_usage_is_2_and_says_what(args, capsys):
+    assert run(*args) == 2
+    assert "Usage: hotloop" in capsys.readouterr().err
+
+
+def test_no_command_shows_the_help(capsys):
+    assert run() in {0, 2}
+    captured = capsys.readouterr()
+    assert "Usage: hotloop" in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(ConfigError, 2), (DataError, 2), (RecordError, 2), (CompileFailedError, 1), (HotloopError, 1)]
+)
+def test_our_errors_are_one_message_without_a_traceback(error, code, capsys, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error("seed 'x': expected a number")
+
+    monkeypatch.setattr(hotloop.cli, "app", fail)
+    assert run() == code
+    captured = capsys.readouterr()
+    assert captured.err == "hotloop: seed 'x': expected a number\n"
+    assert not captured.out
+
+
+def test_errors_of_others_are_not_hidden(monkeypatch):
+    def fail(*args, **kwargs):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(hotloop.cli, "app", fail)
+    with pytest.raises(ZeroDivisionError):
+        hotloop.cli.main([])

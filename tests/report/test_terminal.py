@@ -1,0 +1,67 @@
+import io
+
+import pytest
+from report_documents import FILE, fresh
+from rich.console import Console
+
+from hotloop.report import summary
+from hotloop.report.terminal import EVENTS, spark
+
+
+def shown(document, width=120):
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False, highlight=False).print(summary(document))
+    return out.getvalue()
+
+
+def test_the_summary_says_what_ran_and_why(document):
+    text = shown(document)
+    for said in (
+        "criteria  finished",
+        "Finished: 200 steps in 1 min 30 s.",
+        "model  partial  was asked for triton and ran partly compiled, the rest on inductor",
+        "because: [run] capture failed",
+        f"at: {FILE}:71",
+        "line: x = y.cpu()",
+        "try: log after the step",
+        "3 compiles · 200 compiled calls · 4 eager calls · 1 recompile · 15 s compiling",
+        "loss  eager  ran eager, as asked",
+        "Peak memory",
+        "3 GiB",
+        "validation f1",
+        "inductor  pays from step 40 on",
+        "equal  within the error ratio",
+        "≈ 5.97 s",
+        "Fallback",
+        "Step time",
+    ):
+        assert said in text
+    assert text.index("12 s  ") < text.index("≈ 5.97 s") < text.index("≈ 3.97 s")
+
+
+def test_an_empty_run_is_three_lines(empty):
+    lines = shown(empty).splitlines()
+    assert len(lines) == 2 + 1
+    assert lines[0].startswith("Training run  finished")
+
+
+@pytest.mark.parametrize("width", [20, 40, 200])
+def test_hostile_text_is_neither_markup_nor_escapes(hostile, width):
+    hostile["settings"]["recipe"] = "[bold red]name[/] [link=x]"
+    text = shown(hostile, width)
+    assert "\x1b" not in text
+    assert "[bold" in text
+    text.encode()
+    assert all(len(line) <= width for line in text.splitlines())
+
+
+def test_what_is_left_out_is_counted():
+    events = [{"kind": "recompiled", "reason": f"guard {n}", "step": n} for n in range(EVENTS + 7)]
+    assert "and 7 more" in shown(fresh(events=events))
+
+
+def test_a_spark_line_keeps_the_peak():
+    bars = spark([1.0] * 500 + [9.0] + [1.0] * 499)
+    assert len(bars) == 48
+    assert bars.count("█") == 1
+    assert spark([2.0]) == "▁"

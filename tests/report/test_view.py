@@ -1,0 +1,207 @@
+import json
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from report_documents import FILE, fresh
+
+from hotloop import record
+from hotloop.report import build
+from hotloop.report.occurrences import MARKS, ROWS
+
+
+def chart(view, key):
+    return next(each for each in view.charts if each.key == key)
+
+
+def test_the_headline_says_what_ran_and_why(document):
+    head = build(document).headline
+    assert head.title == "criteria"
+    assert (head.status, head.tone) == ("finished", "good")
+    assert head.sentence == "Finished: 200 steps in 1 min 30 s."
+    assert "model was asked for triton and ran partly compiled, the rest on inductor: capture failed" in head.verdict
+    assert "encoder.py:71" in head.verdict
+    assert "loss ran eager, as asked" in head.verdict
+
+
+@pytest.mark.parametrize(
+    ("component", "sentence", "tone"),
+    [
+        (("inductor", "inductor", "compiled"), "m ran compiled with inductor, as asked.", "good"),
+        (("Inductor", "inductor", "compiled"), "m ran compiled with inductor, as asked.", "good"),
+        (("none", "none", "eager"), "m ran eager, as asked.", "note"),
+        (("triton", "none", "eager"), "m was asked for triton and ran eager: no Triton.", "bad"),
+        (("triton", "triton", "pending"), "m was asked for triton and was not called: no Triton.", "note"),
+        (
+            ("triton", "triton", "partial"),
+            "m was asked for triton and ran partly compiled, the rest eager: no Triton.",
+            "warn",
+        ),
+        (("triton", "inductor", "compiled"), "m was asked for triton and ran inductor (compiled): no Triton.", "warn"),
+    ],
+)
+def test_a_component_is_one_sentence(component, sentence, tone):
+    entry = {
+        **dict(zip(("requested", "running", "state"), component, strict=True)),
+        "causes": [{"reason": "no Triton"}],
+    }
+    view = build(fresh(components={"m": entry}))
+    assert view.headline.verdict == sentence
+    assert view.components[0].tone == tone
+
+
+def test_components_that_all_ran_as_asked_need_one_sentence():
+    compiled = {"requested": "default", "running": "default", "state": "compiled"}
+    eager = {"requested": "none", "running": "none", "state": "eager"}
+    verdicts = [
+        build(fresh(components={"a": one, "b": two})).headline.verdict
+        for one, two in ((compiled, compiled), (compiled, eager))
+    ]
+    assert verdicts == [
+        "All 2 components ran as asked, compiled.",
+        "All 2 components ran as asked, 1 compiled and 1 eager.",
+    ]
+
+
+def test_a_killed_run_is_interrupted(document):
+    document.update(status="running", finished=None, pid=2**22 + 99, process_started=1)
+    head = build(document).headline
+    assert head.status == ("interrupted (killed)" if os.name != "nt" else "running")
+    if os.name != "nt":
+        assert head.sentence.startswith("Interrupted (killed): 200 steps")
+        assert head.tone == "warn"
+
+
+def test_what_a_reader_must_not_miss_is_a_note(document):
+    document.update(status="failed", error="RuntimeError: out of memory\n  and more", unread_lines=1)
+    document["steps"][7]["loss"] = "nan"
+    head = build(document).headline
+    assert head.tone == "bad"
+    assert [(note.tone, note.text) for note in head.notes] == [
+        ("bad", "RuntimeError: out of memory and more"),
+        ("warn", "The loss was not finite in 1 step, first in step 7."),
+        ("warn", "1 line of the record could not be read (a kill tears the last one)."),
+    ]
+    assert [(mark.kind, mark.step) for mark in chart(build(document), "loss").marks] == [("not_finite", 7)]
+
+
+def test_cards_take_what_was_measured_and_else_estimate(document):
+    cards = {card.label: card for card in build(document).cards}
+    assert cards["Cold time"].value == "22.5 s"
+    assert (cards["Steady step"].value, cards["Steady step"].note) == ("30 ms", "median of the later half")
+    assert cards["Peak memory"].value == "3 GiB"
+    assert (cards["Best F1"].value, cards["Best F1"].note) == ("0.85", "validation step 100")
+    document["measurements"] = {"steady_step_ms": 31}
+    cards = {card.label: card for card in build(document).cards}
+    assert (cards["Steady step"].value, cards["Steady step"].note) == ("31 ms", "measured")
+    assert cards["First step"].value == "20 s"
+
+
+def test_the_step_time_is_marked_with_what_happened(document):
+    found = chart(build(document), "step-time")
+    assert found.unit == "s"
+    assert found.log_first
+    assert [(mark.step, mark.kind, mark.count) for mark in found.marks] == [
+        (0, "compiled", 2), (0, "graph_break", 1), (12, "recompiled", 1), (120, "fallback", 1),
+    ]  # fmt: skip
+    assert found.marks[0].reasons[0] == f"forward(), forward graph · {FILE}:40 · 12 s"
+    assert [(band.start, band.end, band.label) for band in found.bands] == [(0, 120, "triton"), (121, 199, "inductor")]
+    assert "from 20 s to 30 ms over 200 points" in found.summary
+
+
+def test_loss_metrics_and_rate_have_charts(document):
+    view = build(document)
+    assert chart(view, "loss").names == ["training loss", "training loss, smoothed", "validation loss"]
+    assert chart(view, "loss").styles == ["faint", "line", "dots"]
+    assert chart(view, "metrics").names == ["validation f1"]
+    assert chart(view, "metric-0").title == "Validation support"
+    assert chart(view, "learning-rate").columns[0][0] == 3e-4
+
+
+def test_the_best_of_a_loss_is_its_smallest(document):
+    rows = {row.name: row for row in build(document).metrics}
+    assert (rows["loss"].best, rows["loss"].best_step) == (0.4, 100)
+    assert (rows["f1"].first, rows["f1"].best, rows["f1"].last) == (0.85, 0.85, 0.81)
+
+
+def test_events_are_in_order_of_cost(document):
+    rows = build(document).events
+    assert [(row.kind, row.cost_text) for row in rows] == [
+        ("compiled", "12 s"), ("recompiled", "≈ 5.97 s"), ("fallback", "≈ 3.97 s"), ("compiled", "3 s"), ("graph_break", ""),
+    ]  # fmt: skip
+    assert rows[2].reason == "triton → inductor (run): capture failed"
+    assert (rows[4].source, rows[4].hint) == ("if mask.sum().item() > 0:", "use torch.where")
+
+
+def test_equal_events_share_a_row_and_rows_and_marks_are_bounded():
+    events = [{"kind": "recompiled", "reason": "size", "step": step} for step in range(50)]
+    view = build(fresh(events=events))
+    assert [(row.count, row.steps) for row in view.events] == [(50, "0 … 49")]
+    events = [{"kind": "odd_kind", "reason": f"r{step}", "step": step} for step in range(3000)]
+    events.append({"kind": "fallback", "reason": "late", "step": 2999})
+    view = build(fresh(events=events, steps=[{"step": 1, "seconds": 1}]))
+    assert (len(view.events), view.events_left, view.events_total) == (ROWS, 3001 - ROWS, 3001)
+    assert view.events[0].kind == "fallback"
+    marks = chart(view, "step-time").marks
+    assert len(marks) == MARKS
+    assert any(mark.kind == "fallback" for mark in marks)
+
+
+def test_unknown_measurements_are_shown_too(document):
+    rows = dict(build(document).measurements)
+    assert rows["Invented per second"] == "5/s"
+    assert rows["Odd"] == "nan"
+    assert rows["All steps together"] == "35.9 s in 200 steps"
+
+
+def test_settings_decisions_and_verdicts(document):
+    view = build(document)
+    assert ("training.batch_size", "32") in view.settings
+    assert ("torch", "2.13.0") in view.environment
+    decision, verdict = view.decisions[0], view.verdicts[0]
+    assert (decision.title, decision.text, decision.rows) == (
+        "inductor",
+        "pays from step 40 on",
+        (("Step", "3"), ("Saved", "12.5 ms")),
+    )
+    assert (verdict.title, verdict.where) == ("equal", f"{FILE}:9")
+
+
+def test_an_empty_run_says_so(empty):
+    view = build(empty)
+    assert view.headline.sentence == "Finished: no step."
+    assert view.headline.verdict == "The record names no component, so it cannot say what ran compiled."
+    assert not view.charts
+    assert not view.cards
+
+
+def test_the_view_is_json(document, hostile, empty):
+    for each in (document, hostile, empty):
+        json.dumps(build(each).to_dict(), allow_nan=False)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10) | st.just("nan"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = st.sampled_from(
+    ["step", "kind", "seconds", "loss", "running", "split", "reason", "file", "line", "component", "time", "causes", "state",
+     "requested", "compiles", "cold_seconds", "steady_step_ms", "peak_memory_bytes", "recipe"]
+)  # fmt: skip
+ENTRY = st.dictionaries(KEYS | st.text(max_size=5), JSON, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lists=st.fixed_dictionaries({name: st.lists(ENTRY, max_size=4) for name in record.LISTS}),
+    flat=st.fixed_dictionaries(dict.fromkeys(("environment", "settings", "measurements"), ENTRY)),
+    parts=st.dictionaries(st.text(max_size=5), ENTRY, max_size=3),
+    heads=st.dictionaries(
+        st.sampled_from(["status", "created", "finished", "updated", "error", "starts", "unread_lines", "pid"]), JSON
+    ),
+)
+def test_whatever_load_accepts_has_a_view(lists, flat, parts, heads):
+    document = {**record.empty(), **heads, **lists, **flat, "components": parts}
+    json.dumps(build(document).to_dict(), allow_nan=False)
