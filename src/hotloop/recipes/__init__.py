@@ -1,0 +1,39 @@
+"""Complete training recipes, each readable top to bottom; `load` finds one by name."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol, cast
+
+from rich.console import Console
+
+from hotloop.errors import ConfigError
+from hotloop.train.coerce import nearest
+from hotloop.train.fit import Outcome
+from hotloop.train.settings import Settings
+from hotloop.train.start import Start
+
+NAMES = ("criteria",)
+
+
+class Recipe(Protocol):
+    """What a recipe's module offers."""
+
+    COMPONENTS: tuple[str, ...]
+
+    def train(self, start: Start, console: Console | None = None) -> Outcome:
+        """Train from the start, or from where the run stopped."""
+
+    def evaluate(self, settings: Settings, weights: dict[str, object]) -> dict[str, float]:
+        """Judge a checkpoint's weights on the validation side of the data."""
+
+
+def load(name: str) -> Recipe:
+    """Give the recipe of a name.
+
+    Raises:
+        ConfigError: there is none of this name; the message gives the nearest.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"recipe {name!r} does not exist: {nearest(name, NAMES)}")
+    return cast("Recipe", importlib.import_module(f"hotloop.recipes.{name}"))

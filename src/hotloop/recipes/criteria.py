@@ -1,0 +1,99 @@
+"""Fine-tune a cross-encoder to decide whether a clinical phrase meets a criterion: ``hotloop train recipe=criteria``.
+
+By default MiniLM-L6, with its real weights, learns whether an inclusion term of ICD-10-CM belongs to a code's
+description; any encoder and any CSV of pairs take their place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from torch.nn import functional
+
+from hotloop.train import batches, checkpoint, closing, compiling, csv_pairs, encoder, environment, icd10
+from hotloop.train import evaluate as evaluation
+from hotloop.train.display import Display
+from hotloop.train.fit import Outcome, Task, fit
+from hotloop.train.optional import require
+from hotloop.train.pairs import Split
+from hotloop.train.settings import DataSettings, ModelSettings, Settings
+from hotloop.train.start import Start, write_settings
+
+COMPONENTS = ("model", "loss")
+"""What can be compiled: the encoder with its head, and the loss."""
+
+
+def train(start: Start, console: Console | None = None) -> Outcome:
+    """Train from the start, or from where the run stopped.
+
+    Raises:
+        ConfigError: settings that cannot be used.
+        DataError: data that cannot be used.
+        TrainingFailedError: the run could not go on.
+    """
+    settings, display = start.settings, Display(console)
+
+    # What can be refused is refused here, before anything is loaded or written.
+    chosen = compiling.plan(settings, COMPONENTS)
+    device = environment.choose_device(settings.run.device)
+    display.say(f"Recipe criteria on {environment.device_name(device)} ({device})")
+
+    # The data: pairs, and a split that keeps each group on one side.
+    split = load_pairs(settings.data, settings.run.seed)
+    start.check_data(split.fingerprint())
+    display.say("\n".join(["Data: " + split.describe(), *split.notes]))
+
+    # The model. The seed comes first, for the new head.
+    require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
+    loaded = encoder.load(settings.model.name, weights=start.resume is None)
+    if settings.training.freeze_embeddings:
+        loaded.model.freeze_embeddings()
+    trained = sum(one.numel() for one in loaded.model.parameters() if one.requires_grad)
+    display.say("\n".join([f"Model: {loaded.notes[0]}, {encoder.count(trained)} of them trained", *loaded.notes[1:]]))
+
+    # Batches of one shape (or of a few declared ones), so that compiled code is compiled once.
+    lengths = choose_lengths(loaded, split, settings.model)
+    display.say(f"Inputs: {lengths.note}")
+    task = Task(
+        model=loaded.model,
+        parts={"model": loaded.model.net, "loss": functional.binary_cross_entropy_with_logits},
+        train=batches.Dataset(loaded.tokenizer, split.train, lengths),
+        validation=batches.Dataset(loaded.tokenizer, split.validation, lengths),
+        fingerprint=split.fingerprint(),
+    )
+
+    # The run. Its report is written however it ends.
+    write_settings(start)
+    display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
+    with closing.reported(start.folder, display):
+        outcome = fit(task, start, chosen, display)
+        closing.tell(outcome, display)
+    return outcome
+
+
+def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
+    """Judge a checkpoint's weights on the validation side of the data that the settings name.
+
+    Raises:
+        ConfigError: the weights do not fit the model that the settings name.
+    """
+    split = load_pairs(settings.data, settings.run.seed)
+    loaded = encoder.load(settings.model.name, weights=False)
+    checkpoint.fit_weights(loaded.model, weights, settings.model.name)
+    device = environment.choose_device(settings.run.device)
+    held_out = batches.Dataset(loaded.tokenizer, split.validation, choose_lengths(loaded, split, settings.model))
+    loss = functional.binary_cross_entropy_with_logits
+    return evaluation.evaluate(loaded.model.to(device), loss, held_out, settings.training.eval_batch_size, device)
+
+
+def load_pairs(data: DataSettings, seed: int) -> Split:
+    """Read and split the pairs that the settings name."""
+    if data.source == "csv":
+        return csv_pairs.split(data, seed)
+    return icd10.split(size=data.sample_size, fraction=data.validation_fraction, seed=seed, negatives=data.negatives)
+
+
+def choose_lengths(loaded: encoder.Loaded, split: Split, model: ModelSettings) -> batches.Lengths:
+    """Choose what the pairs are padded to."""
+    return batches.choose_lengths(loaded.tokenizer, split.train, model.max_length, model.buckets, loaded.longest)

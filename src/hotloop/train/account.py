@@ -1,0 +1,74 @@
+"""The account of a run: every step, event and validation goes into its record as it happens, with what was measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hotloop.events import Event
+from hotloop.record import RunRecord
+from hotloop.train.compiling import compiles_in
+
+COLD_STEPS = 3
+"""``cold_seconds`` runs from the start of the first step that runs as asked to the end of this many."""
+WARM_UP_STEPS = 2
+"""Steps after the start, or after compiling was switched on, that never count as steady."""
+
+
+class Account:
+    """Writes a run into its record and keeps the figures that sum it up.
+
+    Args:
+        record: the run's.
+        batch: pairs in an optimizer step.
+    """
+
+    def __init__(self, record: RunRecord, batch: int) -> None:
+        self.record = record
+        self._batch = batch
+        self._began: float | None = None
+        self._steps = 0
+        self._cold: float | None = None
+        self._steady: list[float] = []
+
+    @property
+    def idle(self) -> bool:
+        """Whether no step counts yet."""
+        return self._began is None
+
+    def starts(self) -> None:
+        """Note that steps run as asked from here on; what came before (eager steps to compare with) is left out."""
+        self._began, self._steps, self._cold, self._steady = time.perf_counter(), 0, None, []
+
+    def step(self, entry: Mapping[str, Any], events: Sequence[Event]) -> None:
+        """Record a step that was just finished, and what was observed in it."""
+        self.record.append("steps", entry)
+        for event in events:
+            self.record.append("events", {**event.to_dict(), "step": entry["step"]})
+        if self._began is None:
+            return
+        self._steps += 1
+        if self._steps == COLD_STEPS:
+            self._cold = time.perf_counter() - self._began
+        if self._steps > WARM_UP_STEPS and not compiles_in(events):
+            self._steady.append(entry["seconds"])
+
+    def validated(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Record a validation."""
+        self.record.append("metrics", {"step": step, "epoch": epoch, "split": "validation", **metrics})
+
+    def settle(self, components: Mapping[str, Mapping[str, Any]], memory: int | None, speed_up: float | None) -> None:
+        """Bring components and measurements in the record up to date."""
+        self.record.update("components", **components)
+        steady = statistics.median(self._steady) if self._steady else None
+        figures = {
+            "cold_seconds": self._cold,
+            "steady_step_ms": 1000 * steady if steady else None,
+            "samples_per_second": self._batch / steady if steady else None,
+            "compile_seconds": sum(one.get("compile_seconds", 0.0) for one in components.values()),
+            "speed_up": speed_up,
+            "peak_memory_bytes": memory,
+        }
+        self.record.update("measurements", **{name: value for name, value in figures.items() if value is not None})

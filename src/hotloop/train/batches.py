@@ -1,0 +1,130 @@
+"""Tokenised pairs as tensors, padded to fixed lengths, and the order in which an epoch takes them.
+
+Padding each batch to its own longest text would give every batch its own shape, and a compiled model a recompile for
+each: so all are padded to one length, or to one of a few declared ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hotloop.errors import ConfigError
+from hotloop.train.pairs import Pair
+
+SHARE_THAT_FITS = 0.99
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Tokenised pairs: inputs by name, int64 of shape (batch, length); labels, float32 of shape (batch,)."""
+
+    inputs: dict[str, Tensor]
+    labels: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """Move the batch, through pinned memory where that lets the copy overlap with computing."""
+
+        def move(tensor: Tensor) -> Tensor:
+            if device.type != "cuda":
+                return tensor.to(device)
+            return tensor.pin_memory().to(device, non_blocking=True)
+
+        return Batch({name: move(one) for name, one in self.inputs.items()}, move(self.labels))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lengths:
+    """The lengths that batches are padded to, shortest first; texts are cut at the last."""
+
+    buckets: tuple[int, ...]
+    note: str
+
+    @property
+    def longest(self) -> int:
+        """The length at which texts are cut."""
+        return self.buckets[-1]
+
+
+def choose_lengths(
+    tokenizer: Any, pairs: Sequence[Pair], wanted: int | Literal["auto"], buckets: Sequence[int], longest: int
+) -> Lengths:
+    """Choose the lengths to pad to, from the training pairs unless they are given.
+
+    Args:
+        tokenizer: the model's.
+        pairs: the training pairs.
+        wanted: ``model.max_length``.
+        buckets: ``model.buckets``.
+        longest: the most tokens that the model takes.
+
+    Raises:
+        ConfigError: a length is longer than the model takes.
+    """
+    for name, value in (("model.max_length", wanted), *(("model.buckets", one) for one in buckets)):
+        if value != "auto" and int(value) > longest:
+            raise ConfigError(f"{name}={value}: the model takes at most {longest} tokens")
+    counts = sorted(len(ids) for ids in _encode(tokenizer, pairs)["input_ids"])
+    if wanted == "auto":
+        fitting = counts[min(len(counts) - 1, math.ceil(SHARE_THAT_FITS * len(counts)) - 1)]
+        limit = max(buckets) if buckets else min(longest, 8 * math.ceil(fitting / 8))
+    else:
+        limit = wanted
+    cut = sum(count > limit for count in counts)
+    chosen = tuple(sorted({*(one for one in buckets if one < limit), limit}))
+    padded = " or ".join(str(one) for one in chosen)
+    return Lengths(chosen, f"padded to {padded} tokens; {cut} of {len(counts)} training pairs are cut to fit")
+
+
+def _encode(tokenizer: Any, pairs: Sequence[Pair], **options: Any) -> Any:
+    return tokenizer([pair.text for pair in pairs], [pair.criterion for pair in pairs], verbose=False, **options)
+
+
+class Dataset:
+    """All pairs of one side of the split, tokenised once and held in memory."""
+
+    def __init__(self, tokenizer: Any, pairs: Sequence[Pair], lengths: Lengths) -> None:
+        self.lengths = lengths
+        encoded = _encode(
+            tokenizer, pairs, truncation=True, max_length=lengths.longest, padding="max_length", return_tensors="pt"
+        )
+        self.inputs: dict[str, Tensor] = {name: encoded[name] for name in tokenizer.model_input_names}
+        self.labels = torch.tensor([pair.label for pair in pairs], dtype=torch.float32)
+        self._counts = self.inputs["attention_mask"].sum(dim=1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Tensor) -> Batch:
+        """Give these rows as a batch, padded to the smallest length that holds them all."""
+        most = int(self._counts[rows].max())
+        length = next(one for one in self.lengths.buckets if one >= most)
+        return Batch({name: one[rows, :length] for name, one in self.inputs.items()}, self.labels[rows])
+
+
+def epoch_order(size: int, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
+    """Shuffle rows into the batches of an epoch, all of one size; what is left over waits for another epoch.
+
+    The order depends on nothing but the arguments, so that a run can be resumed in the middle of an epoch.
+    """
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    rows = torch.randperm(size, generator=generator)
+    batch_size = min(batch_size, size)
+    return list(torch.split(rows[: size - size % batch_size], batch_size))
+
+
+def in_order(dataset: Dataset, batch_size: int) -> Iterator[tuple[Batch, int]]:
+    """Give all rows in order as batches of one size, and how many rows of each count.
+
+    The last batch is filled up with rows that are there already, since a smaller one would be another shape.
+    """
+    size = len(dataset)
+    batch_size = min(batch_size, size)
+    for start in range(0, size, batch_size):
+        rows = torch.arange(start, start + batch_size).clamp(max=size - 1)
+        yield dataset.take(rows), min(batch_size, size - start)

@@ -1,0 +1,129 @@
+"""Checkpoints: everything a run needs to go on to the same result, written atomically, read with ``weights_only``."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hotloop.errors import ConfigError
+
+SCHEMA_VERSION = 1
+FOLDER, BEST, LAST = "checkpoints", "best.pt", "last.pt"
+
+
+@dataclasses.dataclass
+class Position:
+    """Where a run is. ``step`` counts optimizer steps; ``stale`` counts validations since the best F1."""
+
+    epoch: int = 0
+    step: int = 0
+    step_in_epoch: int = 0
+    best_f1: float = -1.0
+    best_step: int = 0
+    stale: int = 0
+    best: dict[str, float] = dataclasses.field(default_factory=dict)
+    validated_step: int = -1
+
+
+def save(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a checkpoint so that the file at ``path`` is always a whole one, the former or the new.
+
+    Raises:
+        OSError: it cannot be written; the former stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with part.open("wb") as file:
+            torch.save({"schema": SCHEMA_VERSION, **document}, file)
+            file.flush()
+            os.fsync(file.fileno())  # a power cut must not leave the new name on a half-written file
+        part.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise OSError(f"checkpoint {path} cannot be written: {error}") from error
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint onto the CPU. Nothing in it is executed: only tensors and plain values are accepted.
+
+    Raises:
+        ConfigError: it is missing, no checkpoint, or of a newer schema.
+    """
+    if not path.is_file():
+        raise ConfigError(f"checkpoint {path}: no such file")
+    try:
+        document = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a torn or foreign file raises anything from EOFError to UnpicklingError
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError(f"checkpoint {path} cannot be read: {reason}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+        raise ConfigError(f"{path} is no checkpoint of hotloop: expected one that hotloop train wrote")
+    if document["schema"] > SCHEMA_VERSION:
+        raise ConfigError(
+            f"{path} has schema {document['schema']}; this version of hotloop reads up to {SCHEMA_VERSION}"
+        )
+    return document
+
+
+def find(folder: Path, *names: str) -> Path:
+    """Give the first of a run's checkpoints that is there.
+
+    Raises:
+        ConfigError: the run has none of them.
+    """
+    for name in names:
+        if (path := folder / FOLDER / name).is_file():
+            return path
+    if not folder.is_dir():
+        raise ConfigError(f"run {folder}: no such folder")
+    raise ConfigError(f"run {folder} has no checkpoint: expected {FOLDER}/{' or '.join(names)} in it")
+
+
+def random_state() -> dict[str, Any]:
+    """Give the state of every generator that a step may draw from, as tensors and plain values."""
+    import numpy as np  # noqa: PLC0415 - comes with the optional packages
+
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    name, key, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - the global one is meant
+    state["numpy"] = (name, torch.from_numpy(np.asarray(key, dtype="int64")), *rest)
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        state["mps"] = torch.mps.get_rng_state()
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Set every generator as it was; those of a device that is not here stay as they are."""
+    import numpy as np  # noqa: PLC0415 - comes with the optional packages
+
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    name, key, *rest = state["numpy"]
+    np.random.set_state((name, key.numpy().astype("uint32"), *rest))  # noqa: NPY002
+    if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
+        torch.cuda.set_rng_state_all(state["cuda"])
+    if "mps" in state and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(state["mps"])
+
+
+def fit_weights(model: torch.nn.Module, weights: Mapping[str, Any], name: str) -> None:
+    """Load a checkpoint's weights into a model, all of them.
+
+    Raises:
+        ConfigError: they are of another model.
+    """
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(f"the checkpoint's weights do not fit model.name={name}: {reason}") from error

@@ -1,0 +1,42 @@
+"""How a run ends for its reader: the page of its record, and what to print."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from hotloop import record, report
+from hotloop.errors import RecordError
+from hotloop.train import checkpoint
+from hotloop.train.display import Display, figures
+from hotloop.train.fit import Outcome
+
+PAGE = "report.html"
+
+
+@contextlib.contextmanager
+def reported(folder: Path, display: Display) -> Iterator[None]:
+    """Write the report of the run in ``folder`` when it is over, however it ends, and say where it is."""
+    try:
+        yield
+    finally:
+        try:
+            page = report.write_html(record.load(folder), folder / PAGE)
+            display.say(f"Report: {page}")
+        except (OSError, RecordError) as error:  # never in the way of what the run itself has to say
+            display.say(f"The report cannot be written: {error}")
+
+
+def tell(outcome: Outcome, display: Display) -> None:
+    """Print what came of a run: its best validation, what ran, and where its checkpoints are."""
+    if outcome.best:
+        display.say(f"Best validation, at step {outcome.best_step} of {outcome.step}: {figures(outcome.best)}")
+    for name, status in outcome.components.items():
+        display.say(f"Ran: {name} {_ran(status)}")
+    display.say(f"Trained for {outcome.seconds:.0f} s. Checkpoints: {outcome.folder / checkpoint.FOLDER}")
+
+
+def _ran(status: dict[str, object]) -> str:
+    running, state = status["running"], status["state"]
+    return "eager" if running == "none" else f"{running} ({state})"

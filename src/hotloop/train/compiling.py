@@ -1,0 +1,209 @@
+"""Compiling a recipe's components as the settings say, the status lines about it, and the measured speed-up."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import hotloop
+from hotloop import presets
+from hotloop.errors import ConfigError
+from hotloop.events import Compiled, Event, Recompiled
+from hotloop.presets import Preset
+from hotloop.train.coerce import nearest
+from hotloop.train.settings import CompileSettings, ComponentSettings, Settings
+
+STEADY_STEPS = 10
+"""Compiled steps without a compile in them that are timed before a speed-up is stated."""
+PREFIX = "[torch.compile]"
+DISABLED = f"{PREFIX} Disabled (eager execution mode)"
+AUTO_IS_OFF = (
+    "use_torch_compile=auto means false in this version: the hot loop, which measures whether compiling pays, is not "
+    "part of it yet. Set it to true to compile."
+)
+
+Plan = Mapping[str, tuple[Preset, Preset]]
+"""The presets of each component that is to be compiled, for training and for inference."""
+
+
+def plan(settings: Settings, components: Iterable[str]) -> Plan:
+    """Resolve which component gets which presets; empty where nothing is to be compiled.
+
+    Raises:
+        ConfigError: a preset or component that does not exist, with the nearest that do.
+    """
+    chosen, known = settings.compile, tuple(components)
+    own = {name: presets.from_mapping(name, vars(one)) for name, one in chosen.presets.items()}
+    for name in chosen.components:
+        if name not in known:
+            raise ConfigError(f"compile.components.{name}: no such component; {nearest(name, known)}")
+
+    def find(setting: str, name: str) -> Preset:
+        if name in own:
+            return own[name]
+        try:
+            return presets.get(name)
+        except ConfigError as error:
+            raise ConfigError(f"{setting}: {error}") from error
+
+    default, inference = find("compile.preset", chosen.preset), find("compile.inference", chosen.inference)
+    found = {}
+    for name in known:
+        one, path = chosen.components.get(name, ComponentSettings()), f"compile.components.{name}"
+        found[name] = (
+            find(f"{path}.training", one.training) if one.training else default,
+            find(f"{path}.inference", one.inference) if one.inference else inference,
+        )
+    if settings.training.optimization.use_torch_compile is not True:
+        return {}
+    return {name: both for name, both in found.items() if any(preset.backend != "eager" for preset in both)}
+
+
+class Compiling:
+    """Compiles the parts at the step that the settings say, and tells what came of it.
+
+    Args:
+        chosen: the plan of `plan`.
+        settings: the run's.
+        parts: the recipe's components by name; what cannot be compiled in place is replaced in it.
+        say: prints a line.
+    """
+
+    def __init__(self, chosen: Plan, settings: Settings, parts: dict[str, Any], say: Callable[[str], None]) -> None:
+        self.chosen, self.settings, self.parts, self._say = chosen, settings, parts, say
+        self.running = "none"
+        self.applied = False
+        self._said: set[str] = set()
+        self._eager: list[float] = []
+        self._steady: list[float] = []
+        self._compiled_steps = 0
+
+    def announce(self) -> None:
+        """Say at the start what will run."""
+        if self.chosen:
+            eager = self.settings.compile.measure_eager_steps
+            first = f"after {eager} eager steps, timed to measure the speed-up" if eager else "at the first step"
+            self._say(f"{PREFIX} Compiling {self._names()} {first}; the first steps then take longer, which is normal")
+            return
+        if self.settings.training.optimization.use_torch_compile == "auto":
+            self._say(AUTO_IS_OFF)
+        self._say(DISABLED)
+
+    def before_step(self) -> None:
+        """Compile once the eager steps to measure are done; what compiles does so in the steps that follow."""
+        if self.chosen and not self.applied and len(self._eager) >= self.settings.compile.measure_eager_steps:
+            apply(self.chosen, self.settings.compile, self.parts)
+            self.applied = True
+            self.running = self._main().running
+
+    def after_step(self, seconds: float, events: Sequence[Event]) -> None:
+        """Take note of a step: its time, and what was observed in it."""
+        if not self.applied:
+            self._eager.append(seconds)
+            return
+        first = self._compiled_steps == 0
+        self._compiled_steps += 1
+        if first or events:
+            self._report(first=first)
+        if not first and not compiles_in(events):
+            self._steady.append(seconds)
+            if len(self._steady) == STEADY_STEPS:
+                self._say_speed_up()
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Give each component's status as plain data; those that are not compiled say that nobody asked."""
+        found = hotloop.status(self.parts).components if self.applied else {}
+        eager = {"requested": "none", "running": "none", "state": "eager", "causes": []}
+        return {name: found[name].to_dict() if name in found else eager for name in self.parts}
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times as fast as eager a steady compiled step is, by medians; None until both were measured."""
+        if len(self._steady) < STEADY_STEPS or len(self._eager) < 2:  # noqa: PLR2004 - the first eager step warms up
+            return None
+        return statistics.median(self._eager[1:]) / statistics.median(self._steady)
+
+    def _main(self) -> Any:
+        """Give the status of the component that stands for the run: the first that is compiled for training."""
+        found = hotloop.status(self.parts).components
+        asked = [name for name, (training, _) in self.chosen.items() if training.backend != "eager"]
+        return found[(asked or list(self.chosen))[0]]
+
+    def _report(self, *, first: bool) -> None:
+        found = hotloop.status(self.parts).components
+        self.running = self._main().running
+        compiled = []
+        for name in self.chosen:
+            status = found[name]
+            for line in problems(name if len(self.chosen) > 1 else "", status):
+                self._say_once(line)
+            if status.state in ("compiled", "partial") and status.running == status.requested:
+                compiled.append(status.requested)
+        if first and compiled:
+            self._say_once(f"{PREFIX} Model compiled with graph optimization ({', '.join(dict.fromkeys(compiled))})")
+
+    def _say_speed_up(self) -> None:
+        gain = self.speed_up
+        if gain is None or self.running == "none":
+            return
+        eager, steady = (1000 * statistics.median(one) for one in (self._eager[1:], self._steady))
+        slower = (
+            "" if gain >= 1 else "; slower than eager: training.optimization.use_torch_compile=false would be faster"
+        )
+        self._say_once(
+            f"{PREFIX} Model compiled with graph optimization ({self.running}: {gain:.2f} times the eager speed, "
+            f"{steady:.0f} ms against {eager:.0f} ms a step{slower})"
+        )
+
+    def _say_once(self, line: str) -> None:
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
+
+    def _names(self) -> str:
+        return ", ".join(f"{name} ({training.name})" for name, (training, _) in self.chosen.items())
+
+
+def apply(chosen: Plan, settings: CompileSettings, parts: dict[str, Any]) -> None:
+    """Compile the parts of a plan in place."""
+    hotloop.compile(
+        parts,
+        {name: training for name, (training, _) in chosen.items()},
+        inference={name: inference for name, (_, inference) in chosen.items()},
+        regions=settings.regions,
+        dynamic=... if settings.dynamic is None else settings.dynamic,
+        fullgraph=settings.fullgraph,
+        options=settings.options or None,
+        ladder=settings.ladder,
+        strict=settings.strict,
+    )
+
+
+def problems(name: str, status: Any) -> list[str]:
+    """Say in the lines that people look for what of a component does not run as asked, and why."""
+    if status.state == "pending" or (status.state == "compiled" and status.running == status.requested):
+        return []
+    label = f"{name}: " if name else ""
+    if any(cause.stage == "disabled" for cause in status.causes):
+        return [DISABLED, f"{label}{status.causes[0].reason}"]
+    reasons = [_reason(cause) for cause in status.causes] or ["no cause is known"]
+    if status.running == "none":
+        return [f"{PREFIX} Compilation failed: {label}{reason}. Running in eager mode." for reason in reasons]
+    if status.running != status.requested:
+        return [
+            f"{PREFIX} Compilation failed: {label}{reason}. Running in preset {status.running}." for reason in reasons
+        ]
+    return [f"{PREFIX} Compiled in part: {label}{reason}." for reason in reasons]
+
+
+def _reason(cause: Any) -> str:
+    text = next((line.strip() for line in str(cause.reason).splitlines() if line.strip()), "no reason given").rstrip(
+        "."
+    )
+    return f"{text} ({cause.file}:{cause.line})" if cause.file else text
+
+
+def compiles_in(events: Iterable[Event]) -> bool:
+    """Say whether a step with these events spent time compiling."""
+    return any(isinstance(event, Compiled | Recompiled) for event in events)

@@ -1,0 +1,171 @@
+"""Settings from the command line: Hydra composes the groups in ``conf/``, a file of the user's own, and overrides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from hotloop.errors import ConfigError
+from hotloop.train import coerce
+from hotloop.train.optional import require
+from hotloop.train.settings import Settings
+
+CONF = "hotloop.train.conf"
+_USER_NODE = "hotloop_user_file"
+
+
+def load(overrides: Sequence[str] = (), config: str | Path | None = None) -> Settings:
+    """Compose the settings of a run.
+
+    Args:
+        overrides: ``a.b=c`` and group choices (``data=csv``), in Hydra's grammar; later ones win.
+        config: a YAML file whose settings lie between the defaults and the overrides, or a folder of groups
+            (``data/mine.yaml``) that adds choices.
+
+    Raises:
+        ConfigError: an override, a key, a group choice or a value that cannot be used, with what was expected.
+    """
+    return coerce.build(Settings, compose(overrides, config))
+
+
+def groups(folder: Path | None = None) -> dict[str, list[str]]:
+    """Give the groups and their choices, those of the user's own folder included."""
+    found: dict[str, set[str]] = {}
+    package = resources.files("hotloop.train") / "conf"
+    for root in [package, *([folder] if folder else [])]:
+        for group in root.iterdir():
+            if group.is_dir():
+                names = (file.name for file in group.iterdir())
+                found.setdefault(group.name, set()).update(name[:-5] for name in names if name.endswith(".yaml"))
+    return {name: sorted(choices) for name, choices in sorted(found.items()) if choices}
+
+
+def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> dict[str, Any]:
+    """Compose the settings as plain data, before their types are checked."""
+    hydra = require("hydra", "Reading settings")
+    require("omegaconf", "Reading settings")
+    path = Path(config) if config else None
+    if path and not path.exists():
+        raise ConfigError(f"--config {path}: no such file or folder")
+    folder = path if path and path.is_dir() else None
+    choices, values = _user_file(path) if path and not folder else ({}, {})
+    available = groups(folder)
+    lines = [_checked(text, available) for text in [*(f"{k}={v}" for k, v in choices.items()), *overrides]]
+    if folder:
+        lines.append(f"hydra.searchpath=[file://{folder.resolve()}]")
+    if values:
+        from hydra.core.config_store import ConfigStore  # noqa: PLC0415 - optional, its presence was checked above
+
+        ConfigStore.instance().store(name=_USER_NODE, node=values, group="user", package="_global_")
+        lines.insert(0, f"+user={_USER_NODE}")
+    return _compose(hydra, lines)
+
+
+def _compose(hydra: Any, lines: list[str]) -> dict[str, Any]:
+    from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415 - optional, its presence was checked by the caller
+    from hydra.errors import HydraException  # noqa: PLC0415
+    from omegaconf import OmegaConf  # noqa: PLC0415
+    from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
+
+    GlobalHydra.instance().clear()  # Hydra keeps one global state; a caller of ours may have left one behind
+    try:
+        with hydra.initialize_config_module(CONF, version_base="1.3"):
+            composed = OmegaConf.to_container(hydra.compose("config", overrides=lines), resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"settings cannot be composed: {error}") from error
+    assert isinstance(composed, dict)
+    return {str(key): value for key, value in composed.items()}
+
+
+def _checked(text: str, available: Mapping[str, list[str]]) -> str:
+    """Check one override's key against the settings, and give it in the form that Hydra takes for new keys too."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # noqa: PLC0415 - checked by the caller
+    from hydra.errors import HydraException  # noqa: PLC0415
+
+    if "=" not in text:
+        raise ConfigError(f"override {text!r}: expected <setting>=<value>, such as training.num_epochs=3")
+    key = text.split("=", 1)[0].strip().lstrip("+~")
+    value = text.split("=", 1)[1].strip()
+    if key in available:
+        if value not in available[key]:
+            raise ConfigError(f"{key}={value}: no such choice; {coerce.nearest(value, available[key])}")
+        return f"{key}={value}"
+    if coerce.kind_at(Settings, key) is None:
+        parent = key.rpartition(".")[0]
+        beside = coerce.kind_at(Settings, parent) if parent else None
+        within = coerce.keys(beside, f"{parent}.") if isinstance(beside, type) else ()
+        known = {*coerce.keys(Settings), *available, *within}
+        raise ConfigError(f"unknown setting {key}: {coerce.nearest(key, known)}")
+    try:
+        parsed = OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        raise ConfigError(
+            f"override {text!r} cannot be read (quote text that has special signs): {error}"
+        ) from error
+    if parsed.is_sweep_override():
+        raise ConfigError(f"override {text!r} names several values: one run takes one")
+    return text if text[:1] in "+~" else f"++{text}"
+
+
+def _user_file(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Read a file of settings: a group given as text (``data: csv``) is a choice, all else are values."""
+    from omegaconf import OmegaConf  # noqa: PLC0415 - optional, its presence was checked by the caller
+
+    try:
+        loaded = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:  # yaml and omegaconf raise classes of their own; each means the same here
+        raise ConfigError(f"--config {path} cannot be read as YAML: {error}") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"--config {path}: expected a mapping of settings, found {type(loaded).__name__}")
+    names = {field.name for field in dataclasses.fields(Settings)}
+    for key in map(str, loaded):
+        if key not in names:
+            raise ConfigError(f"--config {path}: unknown setting {key}: {coerce.nearest(key, names)}")
+    choices = {str(key): value for key, value in loaded.items() if isinstance(value, str)}
+    return choices, {str(key): value for key, value in loaded.items() if not isinstance(value, str)}
+
+
+def to_dict(settings: Settings) -> dict[str, Any]:
+    """Give settings as plain data: what the record, the checkpoints and ``settings.yaml`` hold."""
+    plain: dict[str, Any] = _plain(dataclasses.asdict(settings))
+    return plain
+
+
+def to_yaml(settings: Settings) -> str:
+    """Give settings as a YAML file that ``--config`` takes."""
+    omegaconf = require("omegaconf", "Writing settings")
+    return str(omegaconf.OmegaConf.to_yaml(omegaconf.OmegaConf.create(to_dict(settings))))
+
+
+def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Settings:
+    """Rebuild settings from `to_dict`'s data, with overrides on top.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    from omegaconf import OmegaConf  # noqa: PLC0415 - optional, as in compose
+
+    require("hydra", "Reading settings")
+    lines = [_checked(text, {}) for text in overrides]
+    merged = OmegaConf.create(dict(values))
+    for line in lines:
+        key, text = line.lstrip("+~").split("=", 1)
+        OmegaConf.update(merged, key, _parsed(text), force_add=True)
+    plain = OmegaConf.to_container(merged, resolve=True)
+    assert isinstance(plain, dict)
+    return coerce.build(Settings, {str(key): value for key, value in plain.items()})
+
+
+def _parsed(text: str) -> Any:
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # noqa: PLC0415 - checked by the caller
+
+    return OverridesParser.create().parse_override(f"value={text}").value()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,50 @@
+"""What ends a run before its time: the cause in the user's words, what to change, and the checkpoint that is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from hotloop.errors import CompiledRunError, HotloopError
+
+
+class TrainingFailedError(HotloopError, RuntimeError):
+    """A run that cannot go on; the message names cause, remedy and the checkpoint. ``__cause__`` is the original."""
+
+
+def not_finite(loss: float, norm: float, learning_rate: float) -> TrainingFailedError:
+    """Build the failure of a loss or gradient that is NaN or infinite; no parameter was written with it."""
+    what = f"the loss is {loss}" if loss != loss or abs(loss) == float("inf") else f"the gradient's norm is {norm}"  # noqa: PLR0124
+    return TrainingFailedError(
+        f"{what} at learning rate {learning_rate:.3g}; the step was not applied. Try a lower training.learning_rate, a "
+        "longer training.warmup_fraction, training.max_grad_norm=1.0, or training.optimization.use_bf16=false"
+    )
+
+
+def explain(error: Exception) -> TrainingFailedError | None:
+    """Put a failure of a step into words; None where it is not one of the known kinds and should stay itself."""
+    if isinstance(error, TrainingFailedError):
+        return error
+    if isinstance(error, CompiledRunError):
+        return TrainingFailedError(
+            f"{error} To go on without it: compile.preset=aot_eager, or training.optimization.use_torch_compile=false"
+        )
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or isinstance(error, MemoryError):
+        return TrainingFailedError(
+            f"out of memory: {text.splitlines()[0] if text else type(error).__name__} Try a smaller "
+            "training.batch_size with more training.gradient_accumulation, a shorter model.max_length, "
+            "training.optimization.use_bf16=true, or training.freeze_embeddings=true"
+        )
+    return None
+
+
+def with_checkpoint(failure: TrainingFailedError, step: int, folder: Path, checkpoint: Path) -> TrainingFailedError:
+    """Add the step and how to go on to a failure's message."""
+    kept = (
+        f"Kept: {checkpoint}. Resume with: hotloop train run.resume={folder} <changed settings>"
+        if checkpoint.is_file()
+        else "No checkpoint was written yet: start again with changed settings"
+    )
+    return TrainingFailedError(f"step {step}: {failure}. {kept}")

@@ -1,0 +1,319 @@
+"""The fit loop: steps, validations, checkpoints and the run's record, from its first step or from where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hotloop
+from hotloop.events import Event
+from hotloop.record import RunRecord
+from hotloop.train import checkpoint, configure, environment, failures
+from hotloop.train.account import Account
+from hotloop.train.batches import Batch, Dataset, epoch_order
+from hotloop.train.checkpoint import Position
+from hotloop.train.compiling import Compiling, Plan
+from hotloop.train.display import Display
+from hotloop.train.evaluate import evaluate
+from hotloop.train.interrupt import Interrupt
+from hotloop.train.optional import require
+from hotloop.train.settings import Settings, TrainingSettings
+from hotloop.train.start import Start
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What a recipe trains.
+
+    Args:
+        model: gives logits, shape (batch,), of inputs by name.
+        parts: the components by name, as `hotloop.compile` takes them; ``loss`` gives the mean loss of logits and
+            labels.
+        train, validation: the two sides of the split.
+        fingerprint: tells other data apart, so that no run is resumed on it.
+    """
+
+    model: torch.nn.Module
+    parts: dict[str, Any]
+    train: Dataset
+    validation: Dataset
+    fingerprint: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How a run ended: ``finished`` or ``interrupted``; the best validation, and what ran (components' statuses)."""
+
+    status: str
+    folder: Path
+    step: int
+    best_step: int
+    best: dict[str, float]
+    components: dict[str, dict[str, Any]]
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Live:
+    """What is open while a run goes on: its record, the events seen so far, and a wish to stop."""
+
+    record: RunRecord
+    events: list[Event]
+    interrupt: Interrupt
+
+
+def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
+    """Train a task.
+
+    Args:
+        task: what to train.
+        start: the run's settings, its folder, and the checkpoint to go on from.
+        chosen: what to compile, by `compiling.plan`.
+        display: prints the run.
+
+    Raises:
+        TrainingFailedError: the run cannot go on (NaN, memory); the message says why and how to resume.
+    """
+    with contextlib.ExitStack() as stack:
+        record = stack.enter_context(RunRecord(start.folder))
+        record.update("settings", **configure.to_dict(start.settings))
+        events = stack.enter_context(hotloop.watch()) if chosen else []
+        interrupt = stack.enter_context(Interrupt())
+        stack.enter_context(display)
+        fitting = _Fitting(task, start, chosen, display, _Live(record, events, interrupt))
+        if start.resume:
+            fitting.restore(start.resume)
+        outcome = fitting.run()
+        if outcome.status == "interrupted":
+            record.finish("interrupted", f"{interrupt.signal} at step {outcome.step}")
+        return outcome
+
+
+def schedule(settings: TrainingSettings, steps: int) -> Callable[[int], float]:
+    """Give the factor on the learning rate at each step: up linearly over the warm-up, then down to 0 at the end."""
+    warm_up = math.ceil(settings.warmup_fraction * steps)
+
+    def factor(step: int) -> float:
+        if step < warm_up:
+            return (step + 1) / warm_up
+        return max(0.0, (steps - step) / max(1, steps - warm_up))
+
+    return factor
+
+
+def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Put what is trained into two groups: matrices, which decay, and biases and norms, which do not."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [one for one in trained if one.ndim > 1], "weight_decay": weight_decay},
+        {"params": [one for one in trained if one.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+class _Fitting:
+    """One run on its way: what it was given, what it made of that, and where it is."""
+
+    def __init__(self, task: Task, start: Start, chosen: Plan, display: Display, live: _Live) -> None:
+        self.task, self.settings, self.training, self.folder = (
+            task,
+            start.settings,
+            start.settings.training,
+            start.folder,
+        )
+        self.display, self.live, self.began = display, live, time.monotonic()
+        self.device = device = environment.choose_device(self.settings.run.device)
+        live.record.update("environment", **environment.describe(device))
+        self.position = Position()
+        accumulate = self.training.gradient_accumulation
+        batches = max(1, len(task.train) // min(self.training.batch_size, len(task.train)))
+        self.steps_per_epoch = max(1, batches // accumulate)
+        self.total = min(self.steps_per_epoch * self.training.num_epochs, self.training.max_steps or 2**62)
+        fabric_module = require("lightning.fabric", "hotloop train")
+        self.fabric = fabric_module.Fabric(
+            accelerator=device.type,
+            devices=[device.index or 0] if device.type == "cuda" else 1,
+            precision="bf16-mixed" if self.training.optimization.use_bf16 else "32-true",
+            loggers=_loggers(self.settings, self.folder, live.record),
+        )
+        self.parameters = [one for one in task.model.parameters() if one.requires_grad]
+        groups = parameter_groups(task.model, self.training.weight_decay)
+        self.optimizer = torch.optim.AdamW(groups, lr=self.training.learning_rate)
+        self.scheduler = self.make_scheduler(0)
+        # The wrapper is for precision and device; checkpoints and compile deal with the task's own model.
+        self.model, self.wrapped_optimizer = self.fabric.setup(task.model, self.optimizer)
+        self.compiling = Compiling(chosen, self.settings, task.parts, display.say)
+        self.account = Account(live.record, self.training.batch_size * accumulate)
+
+    def run(self) -> Outcome:
+        """Train to the end, or until somebody interrupts."""
+        self.compiling.announce()
+        self.display.begin(self.total, self.position.step)
+        try:
+            while not self.over():
+                self.model.train()
+                for batches in self.rest_of_epoch():
+                    self.step(batches)
+                    if self.live.interrupt.signal:
+                        return self.interrupted()
+                    if self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0:
+                        self.save(checkpoint.LAST)
+                self.validate()
+        except Exception as error:
+            failure = failures.explain(error)
+            if failure is None:
+                raise
+            last = self.folder / checkpoint.FOLDER / checkpoint.LAST
+            raise failures.with_checkpoint(failure, self.position.step + 1, self.folder, last) from error
+        finally:
+            self.settle()
+        return self.outcome("finished")
+
+    def over(self) -> bool:
+        """Say whether there is nothing left to do: all steps done and validated, or early stopping."""
+        patience = self.training.early_stopping_patience
+        stopped = patience is not None and self.position.stale >= patience
+        return stopped or self.position.step == self.position.validated_step >= self.total
+
+    def rest_of_epoch(self) -> Iterator[list[Batch]]:
+        """Give the batches of each step that is left of this epoch, up to the run's last step."""
+        size, accumulate = self.training.batch_size, self.training.gradient_accumulation
+        order = epoch_order(len(self.task.train), size, self.settings.run.seed, self.position.epoch)
+        for index in range(self.position.step_in_epoch, self.steps_per_epoch):
+            if self.position.step >= self.total:
+                return
+            yield [self.task.train.take(rows) for rows in order[index * accumulate : (index + 1) * accumulate]]
+
+    def step(self, batches: Sequence[Batch]) -> None:
+        """Do one optimizer step and write it down."""
+        seen, was_applied = len(self.live.events), self.compiling.applied
+        self.compiling.before_step()
+        if self.account_starts(was_applied):
+            self.account.starts()
+            self.display.running(self.compiling.running)
+        rate = self.scheduler.get_last_lr()[0]
+        began = time.perf_counter()
+        loss, norm = self.update(batches)
+        seconds = time.perf_counter() - began
+        events = list(self.live.events[seen:])
+        self.compiling.after_step(seconds, events)
+        self.position.step += 1
+        self.position.step_in_epoch += 1
+        entry = {
+            "step": self.position.step, "seconds": seconds, "loss": loss, "learning_rate": rate,
+            "gradient_norm": norm, "running": self.compiling.running,
+        }  # fmt: skip
+        self.account.step(entry, events)
+        self.display.step(entry)
+        self.fabric.log_dict({"loss": loss, "learning_rate": rate}, step=self.position.step)
+
+    def account_starts(self, was_applied: bool) -> bool:
+        """Say whether the coming step is the first that runs as asked: compiled, or eager where that was asked."""
+        if self.compiling.chosen:
+            return self.compiling.applied and not was_applied
+        return self.account.idle
+
+    def update(self, batches: Sequence[Batch]) -> tuple[float, float]:
+        """Apply the batches' summed gradients; give the mean loss, and the gradients' norm before clipping."""
+        total = torch.zeros((), device=self.device)
+        for batch in (one.to(self.device) for one in batches):
+            loss = self.task.parts["loss"](self.model(**batch.inputs), batch.labels) / len(batches)
+            self.fabric.backward(loss)
+            total += loss.detach()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm or math.inf)
+        # One wait for the device a step: a loss that is NaN must be seen before it is written into the parameters.
+        seen_loss, seen_norm = torch.stack([total, norm]).tolist()
+        if not math.isfinite(seen_loss) or not math.isfinite(seen_norm):
+            self.optimizer.zero_grad()
+            raise failures.not_finite(seen_loss, seen_norm, float(self.scheduler.get_last_lr()[0]))
+        self.wrapped_optimizer.step()
+        self.optimizer.zero_grad()
+        self.scheduler.step()
+        return seen_loss, seen_norm
+
+    def validate(self) -> None:
+        """Judge the model, keep it where it is the best so far, and go on to the next epoch where this one is done."""
+        at = self.position
+        metrics = evaluate(
+            self.model, self.task.parts["loss"], self.task.validation, self.training.eval_batch_size, self.device
+        )
+        best = metrics["f1"] > at.best_f1
+        at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
+        if best:
+            at.best_f1, at.best_step, at.best = metrics["f1"], at.step, metrics
+        self.account.validated(at.step, at.epoch + 1, metrics)
+        self.fabric.log_dict({f"validation_{name}": value for name, value in metrics.items()}, step=at.step)
+        self.display.validated(at.step, metrics, best=best)
+        if at.step_in_epoch >= self.steps_per_epoch:
+            at.epoch, at.step_in_epoch = at.epoch + 1, 0
+        for name in (checkpoint.BEST, checkpoint.LAST) if best else (checkpoint.LAST,):
+            self.save(name)
+        self.settle()
+
+    def interrupted(self) -> Outcome:
+        """Save, and say how to go on."""
+        self.save(checkpoint.LAST)
+        self.display.say(f"Interrupted at step {self.position.step} of {self.total}, and saved.")
+        self.display.say(f"Resume with: hotloop train run.resume={self.folder}")
+        return self.outcome("interrupted")
+
+    def save(self, name: str) -> None:
+        """Write a checkpoint; where that fails the run goes on, and says so."""
+        document = {
+            "model": self.task.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "position": dataclasses.asdict(self.position),
+            "random": checkpoint.random_state(),
+            "settings": configure.to_dict(self.settings),
+            "data": self.task.fingerprint,
+        }
+        try:
+            checkpoint.save(self.folder / checkpoint.FOLDER / name, document)
+        except OSError as error:
+            self.display.say(f"{error}; the run goes on without it")
+
+    def restore(self, document: dict[str, Any]) -> None:
+        """Go back to where a checkpoint was written; rate and decay are the settings', which may have changed since."""
+        self.task.model.load_state_dict(document["model"])
+        fresh = [group["weight_decay"] for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(document["optimizer"])
+        for group, weight_decay in zip(self.optimizer.param_groups, fresh, strict=True):
+            group["weight_decay"], group["initial_lr"] = weight_decay, self.training.learning_rate
+        self.position = Position(**document["position"])
+        self.scheduler = self.make_scheduler(self.position.step)
+        checkpoint.restore_random_state(document["random"])
+
+    def make_scheduler(self, step: int) -> torch.optim.lr_scheduler.LambdaLR:
+        """Make the schedule as it stands after so many steps: it has no state of its own beyond their number."""
+        factor = schedule(self.training, self.total)
+        return torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor, last_epoch=step - 1)
+
+    def settle(self) -> None:
+        """Bring the record's components and measurements up to date."""
+        memory = environment.peak_memory(self.device)
+        self.account.settle(self.compiling.status(), memory, self.compiling.speed_up)
+
+    def outcome(self, status: str) -> Outcome:
+        """Sum the run up."""
+        at = self.position
+        seconds = time.monotonic() - self.began
+        return Outcome(status, self.folder, at.step, at.best_step, at.best, self.compiling.status(), seconds)
+
+
+def _loggers(settings: Settings, folder: Path, record: RunRecord) -> list[Any]:
+    """Make Fabric's logger of ``run.logger``; each start of a run gets a version of its own."""
+    kinds = {"csv": "CSVLogger", "tensorboard": "TensorBoardLogger"}
+    if settings.run.logger not in kinds:
+        return []
+    if settings.run.logger == "tensorboard":
+        require("tensorboard", "run.logger=tensorboard", "tensorboard")
+    loggers = require("lightning.fabric.loggers", "hotloop train")
+    version = f"start-{record.document['starts']}"
+    return [getattr(loggers, kinds[settings.run.logger])(root_dir=folder, name="logs", version=version)]

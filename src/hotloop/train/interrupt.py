@@ -1,0 +1,41 @@
+"""Ctrl-C and SIGTERM as a wish: the step that runs is finished first, so that the run can be resumed after it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupt:
+    """While in force, a first SIGINT or SIGTERM is remembered in ``signal``; a second acts as it always does.
+
+    Outside the main thread signals cannot be caught, and it does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {one: signal.signal(one, self._note) for one in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        for one, handler in self._before.items():
+            signal.signal(one, handler)
+        self._before = {}
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number).name
+        # A plain write: the handler may have broken into a print of the same stream.
+        os.write(2, f"\n{self.signal}: finishing this step, then saving; again to stop at once\n".encode())
+        self._restore()

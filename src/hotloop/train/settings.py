@@ -1,0 +1,156 @@
+"""The settings of a training run as typed, frozen dataclasses. What each is for, and its default, is in ``conf/``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping  # noqa: TC003 - coerce reads the types of the fields at run time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from hotloop.errors import ConfigError
+
+
+def _range(low: float | None = None, high: float | None = None, *, open_low: bool = False) -> Any:
+    """Give a field the range that its value must lie in; ``open_low`` leaves the lower end itself out."""
+    return field(metadata={"low": low, "high": high, "open_low": open_low})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeSettings:
+    """Which recipe runs."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColumnSettings:
+    """How the columns of a CSV are called."""
+
+    text: str
+    criterion: str
+    label: str
+    group: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Where the pairs come from and how they are split."""
+
+    source: Literal["icd10cm", "csv"]
+    path: str | None
+    columns: ColumnSettings
+    delimiter: str
+    on_bad_rows: Literal["error", "skip"]
+    sample_size: int | None = _range(4)
+    validation_fraction: float = _range(0.01, 0.5)
+    negatives: Literal["chapter", "sibling"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Which encoder, and how its inputs are padded."""
+
+    name: str
+    max_length: int | Literal["auto"] = _range(4)
+    buckets: tuple[int, ...] = _range(4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizationSettings:
+    """What makes steps faster."""
+
+    use_torch_compile: bool | Literal["auto"]
+    use_bf16: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The optimizer, its schedule, and when to stop and save."""
+
+    num_epochs: int = _range(1)
+    batch_size: int = _range(1)
+    eval_batch_size: int = _range(1)
+    gradient_accumulation: int = _range(1)
+    learning_rate: float = _range(0, open_low=True)
+    warmup_fraction: float = _range(0, 1)
+    weight_decay: float = _range(0)
+    max_grad_norm: float | None = _range(0, open_low=True)
+    freeze_embeddings: bool
+    early_stopping_patience: int | None = _range(1)
+    max_steps: int | None = _range(1)
+    checkpoint_every_steps: int | None = _range(1)
+    optimization: OptimizationSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComponentSettings:
+    """The presets of one component; None takes ``compile.preset`` and ``compile.inference``."""
+
+    training: str | None = None
+    inference: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PresetSettings:
+    """A preset of the user's own: a base, and options on top of it."""
+
+    base: str = "inductor"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileSettings:
+    """What is compiled, how, and what to do when that fails."""
+
+    preset: str
+    inference: str
+    components: Mapping[str, ComponentSettings]
+    regions: Literal["auto", "whole", "blocks"]
+    dynamic: bool | None
+    fullgraph: bool
+    options: Mapping[str, Any]
+    ladder: tuple[str, ...] | None
+    strict: bool
+    measure_eager_steps: int = _range(0)
+    presets: Mapping[str, PresetSettings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The run itself: seed, device, folder, resuming and loggers."""
+
+    seed: int = _range(0, 2**32 - 1)
+    device: str
+    folder: str | None
+    resume: str | None
+    logger: Literal["none", "csv", "tensorboard"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that a run was told, validated."""
+
+    recipe: RecipeSettings
+    data: DataSettings
+    model: ModelSettings
+    training: TrainingSettings
+    compile: CompileSettings
+    run: RunSettings
+
+    def __post_init__(self) -> None:
+        """Refuse values that fit alone and not together."""
+        if self.data.source == "csv" and not self.data.path:
+            raise ConfigError("data.path is not set: data.source=csv needs the file, data.path=pairs.csv")
+        if self.data.source != "csv" and self.data.path:
+            raise ConfigError(
+                f"data.path={self.data.path!r} is set and data.source={self.data.source} does not read it: "
+                "set data=csv to train on your own file"
+            )
+        if len(self.data.delimiter) != 1:
+            raise ConfigError(f"data.delimiter={self.data.delimiter!r}: expected one character, such as ',' or ';'")
+        if not self.model.name.strip():
+            raise ConfigError("model.name is empty: expected a folder, a hub name or minilm-l6")
+        if self.compile.fullgraph and self.training.optimization.use_torch_compile is False:
+            raise ConfigError(
+                "compile.fullgraph=true has no effect while training.optimization.use_torch_compile=false: "
+                "set the latter to true, or leave compile.fullgraph out"
+            )

@@ -1,0 +1,98 @@
+"""Where a run begins: its settings and folder, new or taken up again from a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hotloop.errors import ConfigError, DataError
+from hotloop.record import DOCUMENT, LINES
+from hotloop.train import checkpoint, configure
+from hotloop.train.settings import Settings
+
+SETTINGS = "settings.yaml"
+_FIXED = ("recipe", "data", "model", "training.freeze_embeddings", "run.seed")
+"""What a resumed run cannot change: its batches and its parameters would be others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """The settings of a run, its folder, and the checkpoint's document that it goes on from."""
+
+    settings: Settings
+    folder: Path
+    resume: dict[str, Any] | None = None
+
+    def check_data(self, fingerprint: str) -> None:
+        """Refuse to go on with other data than before.
+
+        Raises:
+            DataError: the pairs, or their split, are not the same.
+        """
+        if self.resume and self.resume["data"] != fingerprint:
+            raise DataError(
+                f"run {self.folder} was trained on other data than data.source={self.settings.data.source} gives now: "
+                "put the data back as it was, or start a new run without run.resume"
+            )
+
+
+def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> Start:
+    """Compose the settings and choose the folder, which is not made yet.
+
+    Raises:
+        ConfigError: settings that cannot be used, a folder that holds another run, or nothing to resume from.
+    """
+    settings = configure.load(overrides, config)
+    if settings.run.resume:
+        return _resume(Path(settings.run.resume), overrides)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", settings.recipe.name, stamp))
+    if any((folder / name).exists() for name in (LINES, DOCUMENT, checkpoint.FOLDER)):
+        raise ConfigError(
+            f"run.folder={folder} holds a run already: go on with it by run.resume={folder}, or name another folder"
+        )
+    return Start(settings, folder)
+
+
+def _resume(given: Path, overrides: Sequence[str]) -> Start:
+    """Take up a run by its folder, or by one of its checkpoints."""
+    path = given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
+    folder = path.parent.parent
+    document = checkpoint.load(path)
+    before = configure.from_dict(document["settings"])
+    now = configure.from_dict(document["settings"], [one for one in overrides if not _is_about_folder(one)])
+    for name in _FIXED:
+        old, new = (_at(one, name) for one in (before, now))
+        if old != new:
+            raise ConfigError(
+                f"{name} cannot change while a run is resumed ({old!r} to {new!r}): start a new run instead"
+            )
+    run = dataclasses.replace(now.run, folder=str(folder), resume=str(given))
+    return Start(dataclasses.replace(now, run=run), folder, document)
+
+
+def _is_about_folder(override: str) -> bool:
+    return override.lstrip("+").startswith(("run.resume=", "run.folder="))
+
+
+def _at(settings: Settings, name: str) -> Any:
+    value: Any = settings
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def _unused(folder: Path) -> Path:
+    """Give the folder's name, with a number behind it where two runs begin in one second."""
+    names = [folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000))]
+    return next(one for one in names if not one.exists())
+
+
+def write_settings(start: Start) -> None:
+    """Write the run's settings into its folder, in a form that ``--config`` takes to run it again."""
+    start.folder.mkdir(parents=True, exist_ok=True)
+    again = dataclasses.replace(start.settings, run=dataclasses.replace(start.settings.run, folder=None, resume=None))
+    (start.folder / SETTINGS).write_text(configure.to_yaml(again), encoding="utf-8")
