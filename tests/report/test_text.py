@@ -61,6 +61,10 @@ def test_labels_and_places():
     assert text.moment("x") == text.moment(1e300) == ""
 
 
+def test_steps_are_shown_in_full():
+    assert [text.nth(each) for each in (0.0, 12.0, 1e6, 1e300)] == ["0", "12", "1,000,000", "1e+300"]
+
+
 def test_nested_settings_become_dotted_keys():
     assert list(text.flat({"a": {"b": 1, "c": {}}, "d": [1]})) == [("a.b", 1), ("a.c", {}), ("d", [1])]
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hotloop.report.series import Line, Steps, steady
-from hotloop.report.text import count, figure, line, moment, number, quantity, seconds, short_place
+from hotloop.report.text import count, figure, line, moment, nth, number, quantity, seconds, short_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -129,7 +129,7 @@ def _notes(document: Mapping[str, Any], steps: Steps) -> list[Note]:
         notes.append(Note("bad", line(document["error"], 1000)))
     wrong = steps.not_finite("loss")
     if wrong:
-        said = f"The loss was not finite in {count(len(wrong), 'step')}, first in step {figure(wrong[0], 12)}."
+        said = f"The loss was not finite in {count(len(wrong), 'step')}, first in step {nth(wrong[0])}."
         notes.append(Note("warn", said))
     unread = number(document.get("unread_lines"))
     if unread:
@@ -157,7 +157,7 @@ def _metric(metrics: Sequence[MetricRow]) -> Card | None:
         row = next((row for row in usable if row.name.lower() == wanted), None)
         if row is not None:
             name = f"Best {row.name.upper() if row.name in _ABBREVIATED else row.name}"
-            return Card(name, figure(row.best), f"{row.split} step {figure(row.best_step, 12)}".strip())
+            return Card(name, figure(row.best), f"{row.split} step {nth(row.best_step)}".strip())
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from hotloop.report.text import figure, line, number, place, seconds, text
+from hotloop.report.text import line, nth, number, place, seconds, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ class EventRow:
         """The step, or the first and the last; empty where it is not known."""
         if self.first is None or self.last is None:
             return ""
-        first, last = figure(self.first, 12), figure(self.last, 12)
+        first, last = nth(self.first), nth(self.last)
         return first if first == last else f"{first} … {last}"
 
     @property

@@ -9,7 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.report.text import figure, seconds, short_place
+from hotloop.report.text import figure, nth, seconds, short_place
 from hotloop.report.view import Entry, View, build
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _metrics(view: View) -> RenderableType | None:
         return None
     table = _table("", "first", "best", "at step", "last")
     for row in view.metrics:
-        numbers = (row.first, row.best, row.best_step, row.last)
-        table.add_row(Text(f"{row.split} {row.name}".strip()), *(Text(figure(each)) for each in numbers))
+        numbers = (figure(row.first), figure(row.best), nth(row.best_step), figure(row.last))
+        table.add_row(Text(f"{row.split} {row.name}".strip()), *map(Text, numbers))
     return table
 
 

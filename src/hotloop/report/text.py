@@ -57,6 +57,11 @@ def figure(value: float, digits: int = 4) -> str:
     return shown.rstrip("0").rstrip(".") if "." in shown else shown
 
 
+def nth(value: float) -> str:
+    """Give the number of a step in full: 12, 1,000,000."""
+    return f"{value:,.12g}"
+
+
 def seconds(value: float) -> str:
     """Give a duration: 850 µs, 12.3 ms, 3.21 s, 4 min 05 s, 2 h 03 min."""
     for below, scale, unit in ((1e-3, 1e6, "µs"), (1.0, 1e3, "ms"), (60.0, 1.0, "s")):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop import record
 from hotloop.report import charts, components, headline, occurrences
 from hotloop.report.series import Line, read_steps, steady
-from hotloop.report.text import count, figure, flat, line, moment, place, quantity, words
+from hotloop.report.text import count, flat, line, moment, nth, place, quantity, words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ def _measurements(known: Mapping[str, Any], times: Line) -> list[tuple[str, str]
     if usual is not None and "steady_step_ms" not in known:
         rows.append(("Steady step (median of the later half)", quantity("_seconds", usual)))
     if times:
-        rows.append((f"First step ({figure(times.steps[0])})", quantity("_seconds", times.values[0])))
+        rows.append((f"First step ({nth(times.steps[0])})", quantity("_seconds", times.values[0])))
         rows.append(
             ("All steps together", f"{quantity('_seconds', sum(times.values))} in {count(len(times.values), 'step')}")
         )
