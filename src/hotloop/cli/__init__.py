@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from hotloop.cli import report
+from hotloop.cli import report, train
 from hotloop.errors import ConfigError, DataError, HotloopError, RecordError
 
 WRONG_USAGE = (ConfigError, DataError, RecordError)
@@ -48,7 +48,8 @@ def _options(
     """Take the options that stand before a command."""
 
 
-report.register(app)
+for _commands in (train, report):
+    _commands.register(app)
 
 
 def main(args: list[str] | None = None) -> NoReturn:
