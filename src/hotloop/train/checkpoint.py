@@ -47,9 +47,10 @@ def save(path: Path, document: Mapping[str, Any]) -> None:
             os.fsync(file.fileno())  # a power cut must not leave the new name on a half-written file
         part.replace(path)
     except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
+        raise OSError(f"checkpoint {path} cannot be written: {error}") from error
+    finally:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
-        raise OSError(f"checkpoint {path} cannot be written: {error}") from error
 
 
 def load(path: Path) -> dict[str, Any]:

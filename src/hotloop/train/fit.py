@@ -174,6 +174,8 @@ class _Fitting:
             raise failures.with_checkpoint(failure, self.position.step + 1, self.folder, last) from error
         finally:
             self.settle()
+            for logger in self.fabric.loggers:
+                logger.finalize("")  # they write in bunches, and the last one is still in memory
         return self.outcome("finished")
 
     def over(self) -> bool:

@@ -1,0 +1,55 @@
+import pytest
+import torch
+from training_fixtures import tiny_encoder
+
+from hotloop.errors import ConfigError
+from hotloop.train import batches, encoder
+from hotloop.train.pairs import Pair
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return encoder.load(str(tiny_encoder())).tokenizer
+
+
+PAIRS = [Pair("fever " * (1 + index % 4), "cough", index % 2, f"g{index}") for index in range(10)]
+
+
+def test_auto_length_holds_nearly_all_pairs_and_is_a_multiple_of_eight(tokenizer):
+    lengths = batches.choose_lengths(tokenizer, PAIRS, "auto", [], 32)
+    assert lengths.buckets == (8,)
+    assert "0 of 10" in lengths.note
+
+
+def test_a_length_beyond_the_model_is_refused(tokenizer):
+    with pytest.raises(ConfigError, match="model.max_length=64: the model takes at most 32"):
+        batches.choose_lengths(tokenizer, PAIRS, 64, [], 32)
+    with pytest.raises(ConfigError, match="model.buckets=48"):
+        batches.choose_lengths(tokenizer, PAIRS, "auto", [16, 48], 32)
+
+
+def test_what_is_cut_is_counted(tokenizer):
+    lengths = batches.choose_lengths(tokenizer, PAIRS, 6, [], 32)
+    assert "4 of 10 training pairs are cut" in lengths.note
+    assert batches.Dataset(tokenizer, PAIRS, lengths).inputs["input_ids"].shape == (10, 6)
+
+
+def test_batches_take_the_smallest_bucket_that_holds_them(tokenizer):
+    dataset = batches.Dataset(tokenizer, PAIRS, batches.choose_lengths(tokenizer, PAIRS, "auto", [6, 8], 32))
+    assert dataset.take(torch.tensor([0, 1])).inputs["input_ids"].shape == (2, 6)
+    assert dataset.take(torch.tensor([0, 3])).inputs["input_ids"].shape == (2, 8)
+
+
+def test_an_epoch_has_batches_of_one_size_in_an_order_of_its_own():
+    first, again, second = (batches.epoch_order(10, 4, 0, epoch) for epoch in (0, 0, 1))
+    assert [len(rows) for rows in first] == [4, 4]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], second[0])
+    assert [len(rows) for rows in batches.epoch_order(3, 8, 0, 0)] == [3]
+
+
+def test_validation_sees_every_row_once_in_batches_of_one_size(tokenizer):
+    dataset = batches.Dataset(tokenizer, PAIRS, batches.choose_lengths(tokenizer, PAIRS, 8, [], 32))
+    seen = [(batch.labels, count) for batch, count in batches.in_order(dataset, 4)]
+    assert {len(labels) for labels, _ in seen} == {4}
+    assert torch.equal(torch.cat([labels[:count] for labels, count in seen]), dataset.labels)

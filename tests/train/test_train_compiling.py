@@ -1,0 +1,145 @@
+import types
+
+import pytest
+
+from hotloop import recipes, record
+from hotloop.errors import ConfigError
+from hotloop.events import Fallback
+from hotloop.train import compiling, configure
+
+pytestmark = [
+    # dynamo looks at .grad of every tensor that it traces, and fails to trace where the warning is an error.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
+    # Inductor imports a module of torch's own that still scripts.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
+]
+ON = {"training__optimization__use_torch_compile": "true"}
+
+
+def lines(capsys):
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("[torch.compile]")]
+
+
+def test_off_is_said(train, capsys):
+    train(training__max_steps=1)
+    assert lines(capsys) == ["[torch.compile] Disabled (eager execution mode)"]
+
+
+def test_auto_means_off_and_says_so(train, capsys):
+    train(training__max_steps=1, training__optimization__use_torch_compile="auto")
+    out = capsys.readouterr().out
+    assert "use_torch_compile=auto means false in this version" in out
+    assert "[torch.compile] Disabled (eager execution mode)" in out
+
+
+def test_compiled_is_said_after_the_first_compiled_step_and_again_with_the_measured_speed_up(tmp_path, train, capsys):
+    train(**ON, compile__preset="aot_eager", training__max_steps=16)
+    said = lines(capsys)
+    assert said[1] == "[torch.compile] Model compiled with graph optimization (aot_eager)"
+    assert said[2].startswith("[torch.compile] Model compiled with graph optimization (aot_eager: ")
+    assert "times the eager speed" in said[2]
+    document = record.load(tmp_path / "run")
+    assert [entry["running"] for entry in document["steps"]] == ["none"] * 3 + ["aot_eager"] * 13
+    assert document["components"]["model"]["state"] == "compiled"
+    assert document["components"]["loss"]["state"] == "eager"
+    compiled = [event for event in document["events"] if event["kind"] == "compiled"]
+    assert {event["step"] for event in compiled} == {4}
+    assert document["measurements"]["compile_seconds"] > 0
+    assert document["measurements"]["cold_seconds"] > document["measurements"]["compile_seconds"]
+    assert document["measurements"]["speed_up"] > 0
+
+
+def test_the_eager_steps_can_be_left_out(tmp_path, train, capsys):
+    train(**ON, compile__preset="aot_eager", training__max_steps=2, compile__measure_eager_steps=0)
+    assert [entry["running"] for entry in record.load(tmp_path / "run")["steps"]] == ["aot_eager"] * 2
+    assert lines(capsys)[-1] == "[torch.compile] Model compiled with graph optimization (aot_eager)"
+
+
+def test_components_have_presets_of_their_own_for_training_and_inference(tmp_path, train):
+    train(**ON, compile__components__loss__training="aot_eager", compile__preset="none", training__max_steps=5,
+          compile__components__model__inference="aot_eager")  # fmt: skip
+    components = record.load(tmp_path / "run")["components"]
+    assert components["loss"]["requested"] == "aot_eager"
+    assert components["loss"]["state"] == "compiled"
+    assert (components["model"]["requested"], components["model"]["inference"]) == ("none", "aot_eager")
+    assert components["model"]["modes"]["inference"]["compiles"] == 1
+
+
+def test_disabling_everything_by_the_environment_is_said(train, capsys, monkeypatch):
+    monkeypatch.setenv("HOTLOOP_DISABLE", "1")
+    train(**ON, compile__preset="aot_eager", training__max_steps=5)
+    assert "[torch.compile] Disabled (eager execution mode)" in lines(capsys)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("compile.preset=inducter", "compile.preset: .*inductor"),
+        ("compile.components.modell.training=none", "no such component; did you mean model"),
+        ("compile.components.model.inference=trito", "compile.components.model.inference: .*triton"),
+        ("compile.presets.mine.base=trito", "triton"),
+    ],
+)
+def test_names_that_do_not_exist_are_refused_with_the_nearest(override, message):
+    with pytest.raises(ConfigError, match=message):
+        compiling.plan(configure.load([override]), ("model", "loss"))
+
+
+def test_a_preset_of_the_users_own_can_be_named():
+    settings = configure.load(
+        ["compile.presets.mine={base: inductor, options: {shape_padding: true}}", "compile.preset=mine",
+         "training.optimization.use_torch_compile=true"]
+    )  # fmt: skip
+    training, inference = compiling.plan(settings, ("model", "loss"))["model"]
+    assert (training.name, training.options["shape_padding"], inference.name) == ("mine", True, "none")
+
+
+def cause(reason, stage="compile", file=None):
+    return types.SimpleNamespace(reason=reason, stage=stage, file=file, line=7)
+
+
+@pytest.mark.parametrize(
+    ("state", "running", "causes", "expected"),
+    [
+        ("compiled", "inductor", [], []),
+        ("pending", "inductor", [], []),
+        ("eager", "none", [cause("g++ is missing.\nmore")],
+         ["[torch.compile] Compilation failed: g++ is missing. Running in eager mode."]),
+        ("compiled", "aot_eager", [cause("lowering failed")],
+         ["[torch.compile] Compilation failed: lowering failed. Running in preset aot_eager."]),
+        ("partial", "aot_eager", [cause("lowering failed", file="m.py")],
+         ["[torch.compile] Compilation failed: lowering failed (m.py:7). Running in preset aot_eager."]),
+        ("partial", "inductor", [cause("graph break")], ["[torch.compile] Compiled in part: graph break."]),
+        ("eager", "none", [], ["[torch.compile] Compilation failed: no cause is known. Running in eager mode."]),
+    ],
+)  # fmt: skip
+def test_what_does_not_run_as_asked_is_said_with_its_cause(state, running, causes, expected):
+    status = types.SimpleNamespace(state=state, running=running, requested="inductor", causes=causes)
+    assert compiling.problems("", status) == expected
+
+
+def test_a_compile_that_fails_is_said_and_the_run_goes_on(tmp_path, train, capsys, monkeypatch):
+    import torch._inductor.compile_fx as inductor
+
+    def fail(*_, **__):
+        raise RuntimeError("planted failure")
+
+    for name in ("compile_fx", "compile_fx_inner"):
+        monkeypatch.setattr(inductor, name, fail)
+    outcome = train(**ON, compile__preset="default", compile__ladder="[none]", training__max_steps=6)
+    assert outcome.status == "finished"
+    said = [line for line in lines(capsys) if "failed" in line]
+    assert len(said) == 1
+    assert said[0].startswith("[torch.compile] Compilation failed: ")
+    assert "planted failure" in said[0]
+    assert said[0].endswith("Running in eager mode.")
+    document = record.load(tmp_path / "run")
+    assert document["components"]["model"]["state"] == "eager"
+    assert any(event["kind"] == Fallback.kind and event["step"] == 4 for event in document["events"])
+    assert {entry["running"] for entry in document["steps"]} == {"none"}
+
+
+def test_recipes_are_found_by_name():
+    assert recipes.load("criteria").COMPONENTS == ("model", "loss")
+    with pytest.raises(ConfigError, match="did you mean criteria"):
+        recipes.load("criterion")

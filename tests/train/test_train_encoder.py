@@ -1,0 +1,59 @@
+import pytest
+import torch
+from training_fixtures import tiny_encoder
+
+from hotloop.errors import ConfigError
+from hotloop.train import encoder
+
+
+def test_a_local_folder_gives_one_logit_a_pair():
+    loaded = encoder.load(str(tiny_encoder()))
+    inputs = loaded.tokenizer(["fever", "cough"], ["rash", "arm"], return_tensors="pt")
+    assert loaded.model(**inputs).shape == (2,)
+    assert loaded.longest == 32
+
+
+def test_frozen_embeddings_get_no_gradient():
+    model = encoder.load(str(tiny_encoder())).model
+    frozen = model.freeze_embeddings()
+    assert frozen == sum(p.numel() for n, p in model.named_parameters() if ".embeddings." in n)
+    assert not any(p.requires_grad for n, p in model.named_parameters() if ".embeddings." in n)
+
+
+def test_without_weights_the_pretrained_ones_are_not_read():
+    name = str(tiny_encoder())
+    first, other = (encoder.load(name, weights=weights).model.state_dict() for weights in (True, False))
+    assert first.keys() == other.keys()
+    assert not torch.equal(first["net.classifier.weight"], other["net.classifier.weight"])
+
+
+def test_a_new_head_is_told(tmp_path):
+    from transformers import AutoTokenizer, BertConfig, BertModel
+
+    AutoTokenizer.from_pretrained(tiny_encoder()).save_pretrained(tmp_path)
+    config = BertConfig(vocab_size=16, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32)
+    BertModel(config).save_pretrained(tmp_path)
+    assert any("classifier.weight" in note for note in encoder.load(str(tmp_path)).notes)
+
+
+def test_a_name_that_is_nowhere_is_refused_with_what_to_do(monkeypatch):
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=r"model\.name='no/such-encoder' cannot be loaded: it is no folder here"):
+        encoder.load("no/such-encoder")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot be loaded: its folder needs config\.json"):
+        encoder.load(str(tmp_path))
+
+
+def test_an_altered_embedded_model_is_refused(monkeypatch):
+    monkeypatch.setattr(encoder, "EMBEDDED_SHA256", "0" * 64)
+    with pytest.raises(ConfigError, match="has SHA-256"):
+        encoder.load(encoder.EMBEDDED)
+
+
+def test_parameters_are_counted_in_words():
+    assert [encoder.count(number) for number in (12, 1200, 22_700_000)] == ["12", "1.2k", "22.7M"]

@@ -1,0 +1,241 @@
+import json
+import signal
+
+import pytest
+import torch
+from training_fixtures import overrides
+
+from hotloop import recipes, record
+from hotloop.errors import ConfigError, DataError, HotloopError
+from hotloop.train import checkpoint, fit, start
+from hotloop.train.settings import TrainingSettings
+
+
+def load(folder, name="last.pt"):
+    return checkpoint.load(folder / "checkpoints" / name)
+
+
+def assert_same(first, second):
+    """Two checkpoints hold the same run, bit for bit."""
+    assert first["position"] == second["position"]
+    for name, tensor in first["model"].items():
+        assert torch.equal(tensor, second["model"][name]), name
+    states = zip(first["optimizer"]["state"].values(), second["optimizer"]["state"].values(), strict=True)
+    for ours, theirs in states:
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert torch.equal(first["random"]["torch"], second["random"]["torch"])
+
+
+def losses(folder):
+    return {entry["step"]: entry["loss"] for entry in record.load(folder)["steps"]}
+
+
+def metrics(folder):
+    return [{k: v for k, v in entry.items() if k != "time"} for entry in record.load(folder)["metrics"]]
+
+
+def stop_at(monkeypatch, step, act):
+    """Do something at the end of one step of the run that comes next."""
+    whole = fit._Fitting.step
+
+    def acting(self, batches):
+        whole(self, batches)
+        if self.position.step == step:
+            act()
+
+    monkeypatch.setattr(fit._Fitting, "step", acting)
+
+
+@pytest.mark.parametrize("stop", [1, 5, 9])
+def test_a_run_interrupted_and_resumed_is_the_run_that_was_not(tmp_path, train, monkeypatch, stop):
+    settings = {"training__gradient_accumulation": 2, "training__num_epochs": 3, "training__batch_size": 3}
+    train(**settings, run__folder=tmp_path / "whole")
+    assert load(tmp_path / "whole")["position"]["step"] == 18
+    with monkeypatch.context() as patch:
+        stop_at(patch, stop, lambda: signal.raise_signal(signal.SIGINT))
+        outcome = train(**settings)
+    assert (outcome.status, outcome.step) == ("interrupted", stop)
+    assert record.load(tmp_path / "run")["status"] == "interrupted"
+    resumed = recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
+    assert resumed.status == "finished"
+    assert_same(load(tmp_path / "whole"), load(tmp_path / "run"))
+    assert_same(load(tmp_path / "whole", "best.pt"), load(tmp_path / "run", "best.pt"))
+    assert losses(tmp_path / "whole") == losses(tmp_path / "run")
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
+    assert record.load(tmp_path / "run")["status"] == "finished"
+
+
+def test_a_run_that_died_goes_on_from_its_last_periodic_checkpoint(tmp_path, train, monkeypatch):
+    train(run__folder=tmp_path / "whole")
+
+    def die():
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch:
+        stop_at(patch, 8, die)
+        with pytest.raises(RuntimeError, match="planted"):
+            train(training__checkpoint_every_steps=3)
+    assert load(tmp_path / "run")["position"]["step"] == 6
+    assert record.load(tmp_path / "run")["status"] == "failed"
+    recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
+    assert_same(load(tmp_path / "whole"), load(tmp_path / "run"))
+
+
+def test_the_record_holds_what_a_reader_needs(tmp_path, train):
+    train(training__max_steps=6)
+    document = record.load(tmp_path / "run")
+    assert document["status"] == "finished"
+    assert [entry["step"] for entry in document["steps"]] == [1, 2, 3, 4, 5, 6]
+    assert all({"seconds", "loss", "learning_rate", "running"} <= entry.keys() for entry in document["steps"])
+    assert {entry["running"] for entry in document["steps"]} == {"none"}
+    assert {"accuracy", "f1", "precision", "recall", "auc", "loss", "step", "epoch", "split"} <= document["metrics"][0].keys()
+    assert document["settings"]["training"]["max_steps"] == 6
+    assert {"torch", "python", "device_name", "hotloop", "packages", "cuda"} <= document["environment"].keys()
+    measured = document["measurements"]
+    assert {"cold_seconds", "steady_step_ms", "peak_memory_bytes", "samples_per_second"} <= measured.keys()
+    assert document["components"]["model"]["running"] == "none"
+    assert (tmp_path / "run" / "report.html").stat().st_size > 1000
+    assert (tmp_path / "run" / "settings.yaml").is_file()
+
+
+def test_the_settings_of_a_run_repeat_it(tmp_path, train):
+    train()
+    again = start.prepare([f"run.folder={tmp_path / 'again'}"], tmp_path / "run" / "settings.yaml")
+    recipes.load("criteria").train(again)
+    assert losses(tmp_path / "run") == losses(tmp_path / "again")
+
+
+def test_early_stopping_ends_the_run_once_f1_no_longer_improves(train):
+    outcome = train(training__num_epochs=20, training__learning_rate=1e-12, training__early_stopping_patience=2)
+    assert (outcome.status, outcome.step, outcome.best_step) == ("finished", 27, 9)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_written(tmp_path, train, monkeypatch):
+    def poison():
+        criteria = fit._Fitting.update
+
+        def update(self, batches):
+            if self.position.step == 4:
+                for batch in batches:
+                    batch.labels.fill_(float("nan"))
+            return criteria(self, batches)
+
+        monkeypatch.setattr(fit._Fitting, "update", update)
+
+    poison()
+    with pytest.raises(HotloopError, match=r"step 5: the loss is nan.*lower training\.learning_rate(.|\n)*run\.resume="):
+        train(training__checkpoint_every_steps=2)
+    document = record.load(tmp_path / "run")
+    assert document["status"] == "failed"
+    assert "the loss is nan" in document["error"]
+    assert all(torch.isfinite(tensor).all() for tensor in load(tmp_path / "run")["model"].values())
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_running_out_of_memory_names_what_to_change(train, monkeypatch):
+    def update(self, batches):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+    monkeypatch.setattr(fit._Fitting, "update", update)
+    with pytest.raises(HotloopError, match=r"step 1: out of memory(.|\n)*training\.batch_size(.|\n)*No checkpoint"):
+        train()
+
+
+def test_a_full_disk_does_not_end_the_run(train, monkeypatch, capsys):
+    def full(*_):
+        raise OSError("checkpoint x cannot be written: No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    assert train().status == "finished"
+    assert "No space left on device; the run goes on without it" in capsys.readouterr().out
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path, train, prepare):
+    train(training__max_steps=1)
+    with pytest.raises(ConfigError, match=r"holds a run already: go on with it by run\.resume="):
+        prepare()
+
+
+def test_a_resumed_run_keeps_its_data_and_model_and_may_change_its_rate(tmp_path, train):
+    train(training__max_steps=2)
+    again = [f"run.resume={tmp_path / 'run'}"]
+    with pytest.raises(ConfigError, match="data cannot change"):
+        start.prepare([*again, "data.sample_size=20"])
+    changed = start.prepare([*again, "training.learning_rate=0.5", "training.max_steps=4", "training.warmup_fraction=0"])
+    recipes.load("criteria").train(changed)
+    steps = record.load(tmp_path / "run")["steps"]
+    assert steps[2]["learning_rate"] == pytest.approx(0.25)
+    (tmp_path / "pairs.csv").write_text((tmp_path / "pairs.csv").read_text().replace("x1,", "y1,"))
+    with pytest.raises(DataError, match="trained on other data"):
+        recipes.load("criteria").train(start.prepare(again))
+
+
+def test_resuming_a_run_that_is_done_trains_nothing(tmp_path, train):
+    train()
+    outcome = recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run' / 'checkpoints' / 'last.pt'}"]))
+    assert (outcome.status, outcome.step) == ("finished", 18)
+    assert len(record.load(tmp_path / "run")["steps"]) == 18
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04torn"])
+def test_a_checkpoint_that_cannot_be_read_is_refused(tmp_path, content):
+    path = tmp_path / "last.pt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        checkpoint.load(path)
+    with pytest.raises(ConfigError, match="no such file"):
+        checkpoint.load(tmp_path / "other.pt")
+
+
+def test_a_checkpoint_executes_nothing(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (json.loads, ("1",))
+
+    torch.save({"schema": 1, "model": Bomb()}, tmp_path / "last.pt")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        checkpoint.load(tmp_path / "last.pt")
+
+
+def test_a_checkpoint_that_fails_to_write_leaves_the_former(tmp_path):
+    path = tmp_path / "last.pt"
+    checkpoint.save(path, {"a": 1})
+    with pytest.raises(Exception, match=r"cannot be written|pickle"):
+        checkpoint.save(path, {"a": lambda: None})
+    assert checkpoint.load(path)["a"] == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_the_rate_rises_and_falls_linearly(prepare):
+    settings = prepare(training__warmup_fraction=0.2).settings.training
+    assert isinstance(settings, TrainingSettings)
+    factor = fit.schedule(settings, 10)
+    assert [round(factor(step), 3) for step in range(11)] == [0.5, 1, 1, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0]
+
+
+def test_biases_and_norms_do_not_decay():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
+    decayed, others = fit.parameter_groups(model, 0.1)
+    assert (decayed["weight_decay"], [p.ndim for p in decayed["params"]]) == (0.1, [2])
+    assert (others["weight_decay"], [p.ndim for p in others["params"]]) == (0.0, [1, 1, 1])
+
+
+@pytest.mark.parametrize(("logger", "written"), [("csv", "metrics.csv"), ("tensorboard", "events.out.tfevents*")])
+def test_losses_and_metrics_go_to_other_viewers(tmp_path, train, logger, written):
+    train(run__logger=logger, training__max_steps=2)
+    assert list((tmp_path / "run" / "logs").rglob(written))
+
+
+def test_a_device_that_is_not_here_is_refused(prepare):
+    for device, message in (("cuda:99", "CUDA devices"), ("gpu", "expected auto, cpu")):
+        with pytest.raises(ConfigError, match=message):
+            recipes.load("criteria").train(prepare(run__device=device))
+
+
+def test_bf16_runs_and_keeps_its_parameters_in_float32(tmp_path, train):
+    assert train(training__optimization__use_bf16="true", training__max_steps=2).status == "finished"
+    assert {tensor.dtype for tensor in load(tmp_path / "run")["model"].values()} == {torch.float32}
+
+
+def test_overrides_are_what_the_command_line_takes(tmp_path):
+    assert "training.batch_size=4" in overrides(tmp_path)

@@ -1,0 +1,113 @@
+import dataclasses
+import typing
+
+import pytest
+
+from hotloop.errors import ConfigError
+from hotloop.train import coerce, configure
+from hotloop.train.settings import Settings
+
+
+def test_defaults_are_those_that_the_documentation_promises():
+    settings = configure.load()
+    assert settings.recipe.name == "criteria"
+    assert settings.training.optimization.use_torch_compile is False
+    assert settings.compile.preset == "default"
+    assert settings.compile.inference == "none"
+    assert settings.data.sample_size is not None
+
+
+def test_overrides_and_group_choices_are_applied():
+    settings = configure.load(
+        ["data=csv", "data.path=a.csv", "training.num_epochs=3", "model=bge-reranker", "data.columns.text=note",
+         "training.optimization.use_torch_compile=auto", "compile.components.model.training=inductor",
+         "compile.presets.mine={base: triton, options: {shape_padding: true}}", "model.buckets=[16,32]"]
+    )  # fmt: skip
+    assert (settings.data.source, settings.data.path, settings.data.columns.text) == ("csv", "a.csv", "note")
+    assert settings.model.name == "BAAI/bge-reranker-base"
+    assert settings.training.optimization.use_torch_compile == "auto"
+    assert settings.compile.components["model"].training == "inductor"
+    assert settings.compile.components["model"].inference is None
+    assert settings.compile.presets["mine"].options == {"shape_padding": True}
+    assert settings.model.buckets == (16, 32)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.num_epoch=3", "unknown setting training.num_epoch: did you mean training.num_epochs"),
+        ("num_epochs=3", "did you mean training.num_epochs"),
+        ("use_torch_compile=true", "did you mean training.optimization.use_torch_compile"),
+        ("compile.components.model.trainin=none", "did you mean compile.components.model.training"),
+        ("data=cvs", "data=cvs: no such choice; did you mean csv"),
+        ("training.num_epochs=abc", "training.num_epochs='abc': expected an integer of at least 1"),
+        ("training.num_epochs=1.5", "training.num_epochs=1.5: expected an integer"),
+        ("training.num_epochs=true", "training.num_epochs=true: expected an integer"),
+        ("training.batch_size=0", "expected an integer of at least 1"),
+        ("training.learning_rate=0", "expected a number above 0"),
+        ("training.learning_rate=nan", "expected a number above 0"),
+        ("training.optimization.use_torch_compile=maybe", "expected true or false, or auto"),
+        ("training.optimization.use_bf16=1", "use_bf16=1: expected true or false"),
+        ("data.sample_size=many", "expected an integer of at least 4, or null"),
+        ("compile.components.model=inductor", "expected settings below it, such as compile.components.model.training"),
+        ("compile.regions=block", "expected auto or whole or blocks"),
+        ("run.folder=5", "run.folder=5: expected text, or null"),
+        ("data.delimiter=ab", "expected one character"),
+        ("data=csv", "data.path is not set"),
+        ("data.path=a.csv", "set data=csv"),
+        ("compile.fullgraph=true", "has no effect while training.optimization.use_torch_compile=false"),
+        ("training.num_epochs", "expected <setting>=<value>"),
+        ("training.batch_size=1,2", "names several values"),
+        ("data.path=[a", "cannot be read"),
+    ],
+)
+def test_what_cannot_be_used_is_named_with_what_was_expected(override, message):
+    with pytest.raises(ConfigError) as caught:
+        configure.load([override])
+    assert message in str(caught.value)
+
+
+def test_all_wrong_values_are_named_at_once():
+    with pytest.raises(ConfigError, match=r"batch_size=0(.|\n)*weight_decay=-1"):
+        configure.load(["training.batch_size=0", "training.weight_decay=-1"])
+
+
+def test_a_file_of_settings_lies_between_defaults_and_overrides(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("data: csv\ntraining: {num_epochs: 7, batch_size: 5}\n")
+    settings = configure.load(["data.path=a.csv", "training.batch_size=6"], file)
+    assert (settings.data.source, settings.training.num_epochs, settings.training.batch_size) == ("csv", 7, 6)
+    assert configure.load().training.num_epochs == 1, "a file must not stay behind"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("trainin: {num_epochs: 7}", "did you mean training"), ("training: {num_epoch: 7}", "did you mean training.num_epochs"),
+     ("- a", "expected a mapping"), ("a: [", "cannot be read as YAML"), ("data: cvs", "did you mean csv")],
+)  # fmt: skip
+def test_a_file_that_does_not_fit_is_refused(tmp_path, text, message):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        configure.load(config=file)
+    with pytest.raises(ConfigError, match="no such file"):
+        configure.load(config=tmp_path / "other.yaml")
+
+
+def test_a_folder_of_groups_adds_choices(tmp_path):
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "long.yaml").write_text("defaults: [default, _self_]\nnum_epochs: 9\n")
+    assert configure.load(["training=long"], tmp_path).training.num_epochs == 9
+
+
+def test_settings_survive_being_plain():
+    settings = configure.load(["compile.components.model.training=inductor", "model.buckets=[8]"])
+    plain = configure.to_dict(settings)
+    assert configure.from_dict(plain) == settings
+    assert configure.from_dict(plain, ["training.num_epochs=4"]).training.num_epochs == 4
+
+
+def test_every_setting_has_a_range_or_type_that_can_be_told():
+    for name in coerce.keys(Settings):
+        assert coerce.kind_at(Settings, name) is not None
+    assert dataclasses.is_dataclass(typing.get_type_hints(Settings)["training"])
