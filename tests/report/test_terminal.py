@@ -24,7 +24,7 @@ def test_the_summary_says_what_ran_and_why(document):
         f"at: {FILE}:71",
         "line: x = y.cpu()",
         "try: log after the step",
-        "3 compiles · 200 compiled calls · 4 eager calls · 1 recompile · 15 s compiling",
+        "3 compiles · 200 compiled runs · 4 eager runs · 1 recompile · 15 s compiling",
         "loss  eager  ran eager, as asked",
         "Peak memory",
         "3 GiB",

@@ -51,17 +51,19 @@ def test_a_component_is_one_sentence(component, sentence, tone):
     assert view.components[0].tone == tone
 
 
-def test_components_that_all_ran_as_asked_need_one_sentence():
+def test_many_components_that_all_ran_as_asked_need_one_sentence():
     compiled = {"requested": "default", "running": "default", "state": "compiled"}
     eager = {"requested": "none", "running": "none", "state": "eager"}
-    verdicts = [
-        build(fresh(components={"a": one, "b": two})).headline.verdict
-        for one, two in ((compiled, compiled), (compiled, eager))
-    ]
-    assert verdicts == [
-        "All 2 components ran as asked, compiled.",
-        "All 2 components ran as asked, 1 compiled and 1 eager.",
-    ]
+    late = {"requested": "triton", "running": "none", "state": "eager"}
+
+    def verdict(*parts):
+        return build(fresh(components={f"c{n}": part for n, part in enumerate(parts)})).headline.verdict
+
+    assert verdict(compiled, eager) == "c0 ran compiled with default, as asked; c1 ran eager, as asked."
+    assert verdict(*[compiled] * 4) == "All 4 components ran as asked, compiled."
+    assert verdict(*[compiled] * 4, eager) == "All 5 components ran as asked, 4 compiled and 1 eager."
+    assert verdict(*[compiled] * 4, late).startswith("c4 was asked for triton and ran eager; c0 ran compiled")
+    assert verdict(*[compiled] * 4, late).endswith("; 2 more below.")
 
 
 def test_a_killed_run_is_interrupted(document):
@@ -117,6 +119,45 @@ def test_loss_metrics_and_rate_have_charts(document):
     assert chart(view, "metrics").names == ["validation f1"]
     assert chart(view, "metric-0").title == "Validation support"
     assert chart(view, "learning-rate").columns[0][0] == 3e-4
+
+
+def test_other_columns_of_the_steps_are_drawn_too(document):
+    for step in document["steps"]:
+        step["gradient_norm"], step["note"] = 0.5, "text"
+    found = chart(build(document), "column-0")
+    assert (found.title, found.names) == ("Gradient norm", ["gradient norm"])
+    assert not any(each.key == "column-1" for each in build(document).charts)
+
+
+def test_steps_without_a_preset_ran_eager(document):
+    for step in document["steps"]:
+        step["running"] = "none"
+    assert [band.label for band in chart(build(document), "step-time").bands] == ["eager"]
+
+
+def test_a_component_tells_its_modes_and_regions_apart():
+    modes = {"training": {"calls": 27}, "inference": {"calls": 9}}
+    entry = {
+        "name": "m",
+        "requested": "default",
+        "inference": "none",
+        "running": "default",
+        "state": "compiled",
+        "modes": modes,
+    }
+    part = build(fresh(components={"m": {**entry, "regions": ["layer.0", "layer.1", "rest"]}})).components[0]
+    assert (part.requested, part.inference) == ("default", "none")
+    assert part.facts == ("27 calls in training", "9 calls in inference", "in 3 regions")
+    assert build(fresh(components={"m": {**entry, "inference": "default"}})).components[0].inference == ""
+
+
+def test_the_speed_up_and_the_recipe_of_a_training_run():
+    view = build(fresh(settings={"recipe": {"name": "criteria"}}, measurements={"speed_up": 1.784, "cold_seconds": 63}))
+    assert view.headline.title == "criteria"
+    assert [(card.label, card.value) for card in view.cards] == [
+        ("Cold time", "1 m 03 s"),
+        ("Speed-up", "1.78\N{MULTIPLICATION SIGN}"),
+    ]
 
 
 def test_the_best_of_a_loss_is_its_smallest(document):

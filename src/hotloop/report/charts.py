@@ -18,6 +18,9 @@ SMOOTHED_FROM = 50
 """Steps from which a loss gets a smoothed line as well."""
 METRIC_CHARTS = 6
 LINES_PER_CHART = 8
+OTHER_COLUMNS = 4
+"""Charts of columns of the steps that this version does not know."""
+_KNOWN_COLUMNS = {"step", "epoch", "time", "seconds", "loss", "learning_rate", "running"}
 _NO_METRIC = {"step", "epoch", "split", "time"}
 
 
@@ -59,7 +62,7 @@ class MetricRow:
 
 def charts(steps: Steps, metrics: Sequence[Line], events: Sequence[Mapping[str, Any]]) -> list[Chart]:
     """Make every chart that the record has numbers for."""
-    found = [_loss(steps, metrics), _step_time(steps, events), *_metric_charts(metrics), _rate(steps)]
+    found = [_loss(steps, metrics), _step_time(steps, events), *_metric_charts(metrics), _rate(steps), *_others(steps)]
     return [chart for chart in found if chart is not None]
 
 
@@ -134,11 +137,15 @@ def _step_time(steps: Steps, events: Sequence[Mapping[str, Any]]) -> Chart | Non
         ["line"],
         unit="s",
         marks=occurrences.marks(events),
-        bands=steps.bands(),
+        bands=[dataclasses.replace(band, label=_ran(band.label)) for band in steps.bands()],
         log=all(value > 0 for value in line.values),
         log_first=usual > 0 and max(line.values) > 10 * usual,
         wide=True,
     )
+
+
+def _ran(label: str) -> str:
+    return "eager" if label.lower() == "none" else label
 
 
 def _metric_charts(metrics: Sequence[Line]) -> list[Chart]:
@@ -153,3 +160,11 @@ def _metric_charts(metrics: Sequence[Line]) -> list[Chart]:
 def _rate(steps: Steps) -> Chart | None:
     line = steps.line("learning_rate", "learning rate")
     return _chart("learning-rate", "Learning rate", [line], ["line"]) if line else None
+
+
+def _others(steps: Steps) -> list[Chart]:
+    """Draw the columns of the steps that are not drawn elsewhere, such as a norm of the gradients."""
+    some = [*steps.entries[:100], *steps.entries[-100:]]
+    keys = sorted({key for entry in some for key in entry} - _KNOWN_COLUMNS)
+    lines = [line for key in keys if (line := steps.line(key, text(key).replace("_", " ")))][:OTHER_COLUMNS]
+    return [_chart(f"column-{n}", words(line.name), [line], ["line"]) for n, line in enumerate(lines)]

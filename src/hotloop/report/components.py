@@ -11,11 +11,11 @@ from hotloop.report.text import count, line, number, place, seconds, words
 if TYPE_CHECKING:
     from hotloop.report.occurrences import Tone
 
-_SHOWN_APART = {"requested", "running", "state", "causes"}
+_SHOWN_APART = {"name", "requested", "inference", "running", "state", "causes", "compile_seconds", "regions", "modes"}
 _COUNTS = {
     "compiles": "compile",
-    "frames_compiled": "compiled call",
-    "frames_eager": "eager call",
+    "frames_compiled": "compiled run",
+    "frames_eager": "eager run",
     "recompiles": "recompile",
     "graph_breaks": "graph break",
     "fallbacks": "fallback",
@@ -40,10 +40,15 @@ class Cause:
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """One component. ``as_asked``: it ran what was requested, or was to run eager and did."""
+    """One component.
+
+    ``inference`` is the preset asked for while gradients are off, empty where it is the same; ``as_asked``: it ran what
+    was requested, or was to run eager and did.
+    """
 
     name: str
     requested: str
+    inference: str
     running: str
     state: str
     tone: Tone
@@ -69,6 +74,7 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
     return Component(
         name=name,
         requested=requested,
+        inference=_inference(entry, requested),
         running=running,
         state=state,
         tone=_tone(state, as_asked=as_asked, eager=requested.lower() == "none"),
@@ -78,6 +84,11 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
         causes_left=max(0, len(all_causes) - CAUSES),
         as_asked=as_asked,
     )
+
+
+def _inference(entry: Mapping[str, Any], requested: str) -> str:
+    asked = line(entry.get("inference") or "", 60)
+    return "" if asked.lower() == requested.lower() else asked
 
 
 def _cause(entry: Any) -> Cause:
@@ -118,10 +129,23 @@ def _facts(entry: Mapping[str, Any]) -> list[str]:
     spent = number(entry.get("compile_seconds"))
     if spent:
         facts.append(f"{seconds(spent)} compiling")
-    unknown = entry.keys() - _COUNTS.keys() - _SHOWN_APART - {"compile_seconds"}
+    facts += _modes(entry.get("modes"))
+    regions = entry.get("regions")
+    if isinstance(regions, list) and len(regions) > 1:
+        facts.append(f"in {count(len(regions), 'region')}")
+    unknown = entry.keys() - _COUNTS.keys() - _SHOWN_APART
     return facts + [
         f"{words(key)}: {line(entry[key], 120)}" for key in sorted(unknown) if entry[key] not in (None, "", [])
     ]
+
+
+def _modes(modes: Any) -> list[str]:
+    """Say how often each mode was called, where more than one was."""
+    if not isinstance(modes, Mapping):
+        return []
+    calls = {line(mode, 40): number(each.get("calls")) for mode, each in modes.items() if isinstance(each, Mapping)}
+    called = [f"{count(int(many), 'call')} in {mode}" for mode, many in calls.items() if many]
+    return called if len(called) > 1 else []
 
 
 def _plural(many: int, noun: str) -> str:

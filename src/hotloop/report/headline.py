@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hotloop.report.series import Line, Steps, steady
-from hotloop.report.text import count, figure, line, moment, nth, number, quantity, seconds, short_place
+from hotloop.report.text import count, figure, flat, line, moment, nth, number, quantity, seconds, short_place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,10 +15,19 @@ if TYPE_CHECKING:
     from hotloop.report.components import Component
     from hotloop.report.occurrences import Tone
 
-TITLES = ("run_name", "name", "recipe")
+TITLES = ("run_name", "run.name", "name", "recipe", "recipe.name")
 """Settings that name a run, the first one that is set."""
 _METRICS = ("f1", "auc", "auroc", "accuracy")
 """Metrics in the order in which the first that was recorded becomes the headline's."""
+_MEASURED = (
+    ("speed_up", "Speed-up", "over eager steps"),
+    ("samples_per_second", "Throughput", "samples, steady"),
+    ("peak_memory_bytes", "Peak memory", "of the whole run"),
+)
+_NAMED = 3
+"""Components that the verdict names one by one."""
+CARDS = 7
+"""As many as stand in one row."""
 _ABBREVIATED = {"f1", "auc", "auroc"}
 
 
@@ -71,19 +80,27 @@ def headline(document: Mapping[str, Any], steps: Steps, parts: Sequence[Componen
 def cards(measured: Mapping[str, Any], steps: Steps, times: Line, metrics: Sequence[MetricRow]) -> list[Card]:
     """Choose the headline's numbers; each says where it is from, and what is not known is left out."""
     found = [_steady(measured, times), _cold(measured, times)]
-    for key, name, note in (
-        ("compile_seconds", "Compile time", "all compiles together"),
-        ("samples_per_second", "Throughput", "samples, steady"),
-        ("peak_memory_bytes", "Peak memory", ""),
-    ):
-        if number(measured.get(key)) is not None:
-            found.append(Card(name, quantity(key, measured[key]), note))
-    found += [_metric(metrics), _loss(steps)]
-    return [card for card in found if card is not None]
+    found += [_measured(measured, *each) for each in _MEASURED]
+    found += [
+        _metric(metrics),
+        _loss(steps),
+        _measured(measured, "compile_seconds", "Compile time", "all compiles together"),
+    ]
+    return [card for card in found if card is not None][:CARDS]
+
+
+def _measured(measured: Mapping[str, Any], key: str, label: str, note: str) -> Card | None:
+    known = number(measured.get(key)) is not None
+    return Card(label, _compact(quantity(key, measured[key])), note) if known else None
+
+
+def _compact(shown: str) -> str:
+    """Shorten minutes, so that a duration fits a card in one line."""
+    return shown.replace(" min", " m")
 
 
 def _title(document: Mapping[str, Any]) -> str:
-    settings = document["settings"]
+    settings = dict(flat(document["settings"]))
     named = next((settings[key] for key in TITLES if isinstance(settings.get(key), str) and settings[key]), None)
     return line(named, 120) if named else "Training run"
 
@@ -104,12 +121,12 @@ def _verdict(parts: Sequence[Component]) -> str:
     """Say whether what was asked for is what ran."""
     if not parts:
         return "The record names no component, so it cannot say what ran compiled."
-    if len(parts) > 1 and all(part.as_asked for part in parts):
+    if len(parts) > _NAMED and all(part.as_asked for part in parts):
         eager = sum(part.state == "eager" for part in parts)
         how = {0: "compiled", len(parts): "eager"}.get(eager, f"{len(parts) - eager} compiled and {eager} eager")
         return f"All {len(parts)} components ran as asked, {how}."
     order = sorted(parts, key=lambda part: part.as_asked)
-    said = [f"{part.name} {part.sentence}{_because(part)}" for part in order[:4]]
+    said = [f"{part.name} {part.sentence}{_because(part)}" for part in order[:_NAMED]]
     if len(order) > len(said):
         said.append(f"{len(order) - len(said)} more below")
     return "; ".join(said) + "."
@@ -147,8 +164,10 @@ def _steady(measured: Mapping[str, Any], times: Line) -> Card | None:
 
 def _cold(measured: Mapping[str, Any], times: Line) -> Card | None:
     if number(measured.get("cold_seconds")) is not None:
-        return Card("Cold time", quantity("cold_seconds", measured["cold_seconds"]), "until steps were steady")
-    return Card("First step", seconds(times.values[0]), "compiles included") if times else None
+        return Card(
+            "Cold time", _compact(quantity("cold_seconds", measured["cold_seconds"])), "first steps and compiles"
+        )
+    return Card("First step", _compact(seconds(times.values[0])), "compiles included") if times else None
 
 
 def _metric(metrics: Sequence[MetricRow]) -> Card | None:

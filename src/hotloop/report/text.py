@@ -110,6 +110,8 @@ def quantity(key: str, value: Any) -> str:
     known = number(value)
     if known is None:
         return text(value)
+    if key.endswith("speed_up"):
+        return f"{figure(known, 3)}\N{MULTIPLICATION SIGN}"
     for suffix, shown in (("_bytes", size), ("_per_second", _rate), ("_seconds", seconds), ("_ms", _milliseconds)):
         if key.endswith(suffix):
             return shown(known)
