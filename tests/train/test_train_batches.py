@@ -22,9 +22,9 @@ def test_auto_length_holds_nearly_all_pairs_and_is_a_multiple_of_eight(tokenizer
 
 
 def test_a_length_beyond_the_model_is_refused(tokenizer):
-    with pytest.raises(ConfigError, match="model.max_length=64: the model takes at most 32"):
+    with pytest.raises(ConfigError, match=r"model\.max_length=64: the model takes at most 32"):
         batches.choose_lengths(tokenizer, PAIRS, 64, [], 32)
-    with pytest.raises(ConfigError, match="model.buckets=48"):
+    with pytest.raises(ConfigError, match=r"model\.buckets=48"):
         batches.choose_lengths(tokenizer, PAIRS, "auto", [16, 48], 32)
 
 

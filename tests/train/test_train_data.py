@@ -29,12 +29,26 @@ def test_groups_are_never_split_and_labels_are_on_both_sides(tmp_path):
 def test_column_names_and_delimiter_can_be_mapped(tmp_path):
     path = write_pairs(tmp_path / "a.csv", header=("note", "rule", "met", "patient"))
     path.write_text(path.read_text().replace(",", ";"))
-    names = [f"data.columns.{a}={b}" for a, b in zip(("text", "criterion", "label", "group"), ("note", "rule", "met", "patient"), strict=True)]
+    names = [
+        f"data.columns.{a}={b}"
+        for a, b in zip(("text", "criterion", "label", "group"), ("note", "rule", "met", "patient"), strict=True)
+    ]
     assert len(csv_pairs.split(settings_for(path, *names, 'data.delimiter=";"'), seed=0).train) > 30
 
 
 def test_bad_rows_are_listed_by_line_number_with_the_reason(tmp_path):
-    rows = ["a,b,1,g1", "c,d,yes,g2", ",e,1,g3", '"two\nlines",f,1,', "a,b,1,g4", "a,b,0,g4", "x,y", "q,r,0,g5", "", "s,t,2,g5"]
+    rows = [
+        "a,b,1,g1",
+        "c,d,yes,g2",
+        ",e,1,g3",
+        '"two\nlines",f,1,',
+        "a,b,1,g4",
+        "a,b,0,g4",
+        "x,y",
+        "q,r,0,g5",
+        "",
+        "s,t,2,g5",
+    ]
     with pytest.raises(DataError) as caught:
         read(tmp_path, HEADER + "\n".join(rows))
     text = str(caught.value)
@@ -67,7 +81,10 @@ def test_bad_rows_can_be_left_out(tmp_path):
         ("", "is empty"),
         (HEADER, "holds no rows"),
         ("a,b,1,g\n", "no column for data.columns.text=text"),
-        ("text,criterion,label,set\na,b,1,g\n", "data.columns.group=group; its header reads text, criterion, label, set"),
+        (
+            "text,criterion,label,set\na,b,1,g\n",
+            "data.columns.group=group; its header reads text, criterion, label, set",
+        ),
         ("text,text,criterion,label,group\n", "names text more than once"),
         (HEADER + "a,b,1,g\nc,d,0,g\n", "all 2 pairs are of one group"),
         (HEADER + "".join(f"a{i},b,1,g{i}\n" for i in range(9)), "only pairs with label 1"),
@@ -126,7 +143,7 @@ def test_sibling_negatives_stay_in_the_category():
 
 
 def test_a_sample_too_small_to_split_is_refused():
-    with pytest.raises(DataError, match="too few to hold out|both labels are needed"):
+    with pytest.raises(DataError, match=r"too few to hold out|both labels are needed"):
         icd10.split(size=6, fraction=0.2, seed=0)
 
 

@@ -88,7 +88,9 @@ def test_the_record_holds_what_a_reader_needs(tmp_path, train):
     assert [entry["step"] for entry in document["steps"]] == [1, 2, 3, 4, 5, 6]
     assert all({"seconds", "loss", "learning_rate", "running"} <= entry.keys() for entry in document["steps"])
     assert {entry["running"] for entry in document["steps"]} == {"none"}
-    assert {"accuracy", "f1", "precision", "recall", "auc", "loss", "step", "epoch", "split"} <= document["metrics"][0].keys()
+    assert {"accuracy", "f1", "precision", "recall", "auc", "loss", "step", "epoch", "split"} <= document["metrics"][
+        0
+    ].keys()
     assert document["settings"]["training"]["max_steps"] == 6
     assert {"torch", "python", "device_name", "hotloop", "packages", "cuda"} <= document["environment"].keys()
     measured = document["measurements"]
@@ -123,7 +125,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_it_is_written(tmp_path, t
         monkeypatch.setattr(fit._Fitting, "update", update)
 
     poison()
-    with pytest.raises(HotloopError, match=r"step 5: the loss is nan.*lower training\.learning_rate(.|\n)*run\.resume="):
+    with pytest.raises(
+        HotloopError, match=r"step 5: the loss is nan.*lower training\.learning_rate(.|\n)*run\.resume="
+    ):
         train(training__checkpoint_every_steps=2)
     document = record.load(tmp_path / "run")
     assert document["status"] == "failed"
@@ -161,7 +165,9 @@ def test_a_resumed_run_keeps_its_data_and_model_and_may_change_its_rate(tmp_path
     again = [f"run.resume={tmp_path / 'run'}"]
     with pytest.raises(ConfigError, match="data cannot change"):
         start.prepare([*again, "data.sample_size=20"])
-    changed = start.prepare([*again, "training.learning_rate=0.5", "training.max_steps=4", "training.warmup_fraction=0"])
+    changed = start.prepare(
+        [*again, "training.learning_rate=0.5", "training.max_steps=4", "training.warmup_fraction=0"]
+    )
     recipes.load("criteria").train(changed)
     steps = record.load(tmp_path / "run")["steps"]
     assert steps[2]["learning_rate"] == pytest.approx(0.25)
@@ -172,7 +178,9 @@ def test_a_resumed_run_keeps_its_data_and_model_and_may_change_its_rate(tmp_path
 
 def test_resuming_a_run_that_is_done_trains_nothing(tmp_path, train):
     train()
-    outcome = recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run' / 'checkpoints' / 'last.pt'}"]))
+    outcome = recipes.load("criteria").train(
+        start.prepare([f"run.resume={tmp_path / 'run' / 'checkpoints' / 'last.pt'}"])
+    )
     assert (outcome.status, outcome.step) == ("finished", 18)
     assert len(record.load(tmp_path / "run")["steps"]) == 18
 

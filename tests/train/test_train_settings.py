@@ -1,10 +1,11 @@
 import dataclasses
 import typing
+from pathlib import Path
 
 import pytest
 
 from hotloop.errors import ConfigError
-from hotloop.train import coerce, configure
+from hotloop.train import coerce, configure, documentation
 from hotloop.train.settings import Settings
 
 
@@ -111,3 +112,17 @@ def test_every_setting_has_a_range_or_type_that_can_be_told():
     for name in coerce.keys(Settings):
         assert coerce.kind_at(Settings, name) is not None
     assert dataclasses.is_dataclass(typing.get_type_hints(Settings)["training"])
+
+
+def test_the_documentation_is_made_of_the_settings():
+    page = Path(__file__).parents[2] / "docs" / "settings.md"
+    assert page.read_text(encoding="utf-8") == documentation.render(), "run python -m hotloop.train.documentation"
+
+
+def test_every_setting_is_in_the_documentation_with_what_it_is_for():
+    rows = {row.split("`")[1]: row for row in documentation.render().splitlines() if row.startswith("| `")}
+    for name in coerce.keys(Settings):
+        kind = coerce.kind_at(Settings, name)
+        if not dataclasses.is_dataclass(kind):
+            row = rows.get(name) or rows[f"{name}.<name>"]
+            assert len(row.split(" | ")[-1]) > 15, f"{name} has no comment in its YAML file"

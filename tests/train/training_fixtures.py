@@ -25,19 +25,31 @@ def tiny_encoder() -> Path:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
-        model_max_length=32, model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=32,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
     ).save_pretrained(folder)
     torch.manual_seed(0)
     config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        max_position_embeddings=32, num_labels=1,
+        vocab_size=len(vocabulary),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=32,
+        num_labels=1,
     )
     BertForSequenceClassification(config).save_pretrained(folder)
     return folder
 
 
-def write_pairs(path: Path, groups: int = 24, header: tuple[str, ...] = ("text", "criterion", "label", "group")) -> Path:
+def write_pairs(
+    path: Path, groups: int = 24, header: tuple[str, ...] = ("text", "criterion", "label", "group")
+) -> Path:
     """Write a CSV in which a pair is positive when both sides share their first word: two rows for each group."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Protocol, cast
 
 from hotloop.errors import ConfigError
 from hotloop.train.coerce import nearest
-from hotloop.train.fit import Outcome
-from hotloop.train.settings import Settings
-from hotloop.train.start import Start
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hotloop.train.fit import Outcome
+    from hotloop.train.settings import Settings
+    from hotloop.train.start import Start
 
 NAMES = ("criteria",)
 

@@ -6,9 +6,8 @@ description; any encoder and any CSV of pairs take their place.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from torch.nn import functional
 
 from hotloop.train import batches, checkpoint, closing, compiling, csv_pairs, encoder, environment, icd10
@@ -16,9 +15,13 @@ from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import Outcome, Task, fit
 from hotloop.train.optional import require
-from hotloop.train.pairs import Split
-from hotloop.train.settings import DataSettings, ModelSettings, Settings
 from hotloop.train.start import Start, write_settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hotloop.train.pairs import Split
+    from hotloop.train.settings import DataSettings, ModelSettings, Settings
 
 COMPONENTS = ("model", "loss")
 """What can be compiled: the encoder with its head, and the loss."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hotloop.events import Event
-from hotloop.record import RunRecord
 from hotloop.train.compiling import compiles_in
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hotloop.events import Event
+    from hotloop.record import RunRecord
 
 COLD_STEPS = 3
 """``cold_seconds`` runs from the start of the first step that runs as asked to the end of this many."""

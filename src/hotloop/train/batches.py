@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from hotloop.errors import ConfigError
-from hotloop.train.pairs import Pair
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hotloop.train.pairs import Pair
 
 SHARE_THAT_FITS = 0.99
 

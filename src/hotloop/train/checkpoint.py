@@ -6,13 +6,15 @@ import contextlib
 import dataclasses
 import os
 import random
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 SCHEMA_VERSION = 1
 FOLDER, BEST, LAST = "checkpoints", "best.pt", "last.pt"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hotloop import record, report
 from hotloop.errors import RecordError
 from hotloop.train import checkpoint
 from hotloop.train.display import Display, figures
-from hotloop.train.fit import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hotloop.train.fit import Outcome
 
 PAGE = "report.html"
 

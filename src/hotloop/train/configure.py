@@ -102,9 +102,7 @@ def _checked(text: str, available: Mapping[str, list[str]]) -> str:
     try:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException as error:
-        raise ConfigError(
-            f"override {text!r} cannot be read (quote text that has special signs): {error}"
-        ) from error
+        raise ConfigError(f"override {text!r} cannot be read (quote text that has special signs): {error}") from error
     if parsed.is_sweep_override():
         raise ConfigError(f"override {text!r} names several values: one run takes one")
     return text if text[:1] in "+~" else f"++{text}"

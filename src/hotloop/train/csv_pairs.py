@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hotloop.errors import DataError
 from hotloop.train.coerce import nearest
 from hotloop.train.pairs import Pair, Split, sample, split_groups
-from hotloop.train.settings import DataSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from hotloop.train.settings import DataSettings
 
 LISTED = 20
 """How many bad rows a message lists before it says how many more there are."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -19,6 +18,9 @@ from rich.progress import (
 from rich.text import Text
 
 from hotloop import observe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 PLAIN_LINES = 20
 """About how many lines of progress a run prints where there is no terminal."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from hotloop.errors import ConfigError
 from hotloop.train.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 EMBEDDED = "minilm-l6"
 EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"

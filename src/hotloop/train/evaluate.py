@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from hotloop.train.batches import Dataset, in_order
 from hotloop.train.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 METRICS = ("accuracy", "f1", "precision", "recall", "auc")
 

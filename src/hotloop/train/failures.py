@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from hotloop.errors import CompiledRunError, HotloopError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class TrainingFailedError(HotloopError, RuntimeError):

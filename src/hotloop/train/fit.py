@@ -6,26 +6,29 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import hotloop
-from hotloop.events import Event
 from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
 from hotloop.train.account import Account
 from hotloop.train.batches import Batch, Dataset, epoch_order
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan
-from hotloop.train.display import Display
 from hotloop.train.evaluate import evaluate
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.optional import require
-from hotloop.train.settings import Settings, TrainingSettings
-from hotloop.train.start import Start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from hotloop.events import Event
+    from hotloop.train.display import Display
+    from hotloop.train.settings import Settings, TrainingSettings
+    from hotloop.train.start import Start
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,11 +6,13 @@ import dataclasses
 import random
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from hotloop.train.optional import require
 from hotloop.train.pairs import Pair, Split, sample, split_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from types import FrameType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -6,11 +6,13 @@ import dataclasses
 import hashlib
 import random
 import warnings
-from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from hotloop.errors import DataError
 from hotloop.train.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 T = TypeVar("T")
 

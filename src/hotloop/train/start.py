@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES
 from hotloop.train import checkpoint, configure
-from hotloop.train.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hotloop.train.settings import Settings
 
 SETTINGS = "settings.yaml"
 _FIXED = ("recipe", "data", "model", "training.freeze_embeddings", "run.seed")

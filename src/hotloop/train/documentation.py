@@ -1,0 +1,132 @@
+"""``docs/settings.md``, made of the commented YAML groups and the types: ``python -m hotloop.train.documentation``."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import typing
+from importlib import resources
+from typing import Any
+
+from hotloop.train import coerce, configure
+from hotloop.train.settings import Settings
+
+if typing.TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEAD = """# Settings of `hotloop train`
+
+Made of the commented YAML files in `src/hotloop/train/conf` by `python -m hotloop.train.documentation`; a test keeps
+the two alike. Change a setting by its name, and choose a file of a group by the group's name:
+
+```
+hotloop train training.num_epochs=3 training.optimization.use_torch_compile=true
+hotloop train data=csv data.path=pairs.csv model=bge-reranker
+```
+
+- Values are in Hydra's grammar: quote text that has special signs, `'data.delimiter=";"'`; lists are `[16,32]`,
+  mappings `{base: inductor, options: {shape_padding: true}}`, nothing is `null`.
+- A wrong name is answered with the nearest ones, a wrong value with what was expected.
+- `--config FILE` takes a YAML file of settings that lie between these defaults and the command line (the
+  `settings.yaml` in a run's folder is one); a group given as text there is a choice (`data: csv`). `--config FOLDER` takes a folder of
+  groups of your own, such as `training/long.yaml`, as further choices.
+- `--show` prints the settings that a command would run with.
+- `hotloop train run.resume=FOLDER` goes on with a run that was interrupted; further settings go on top of its own.
+- `hotloop eval run=FOLDER` (or `checkpoint=FILE`) judges a checkpoint on the validation side of its data.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A setting as its YAML file has it: dotted name within the group, the text of its value, and the comment above."""
+
+    name: str
+    value: str
+    comment: str
+
+
+def entries(text: str) -> Iterator[Entry]:
+    """Read the keys of a YAML file with the comments above them; only block mappings of our own plain kind."""
+    path: list[tuple[int, str]] = []
+    comment: list[str] = []
+    for line in text.splitlines():
+        stripped = line.strip()
+        if stripped.startswith("#"):
+            comment.append(stripped.lstrip("# "))
+        elif not stripped:
+            comment = []
+        else:
+            indent = len(line) - len(line.lstrip())
+            while path and path[-1][0] >= indent:
+                path.pop()
+            key, _, value = stripped.partition(":")
+            path.append((indent, key))
+            yield Entry(".".join(part for _, part in path), value.strip(), " ".join(comment))
+            comment = []
+
+
+def render() -> str:
+    """Give the whole page."""
+    hints = typing.get_type_hints(Settings)
+    choices = configure.groups()
+    parts = [HEAD]
+    for group, names in sorted(choices.items(), key=lambda item: list(hints).index(item[0])):
+        parts.append(_section(group, names))
+    return "\n".join(parts)
+
+
+def _section(group: str, names: list[str]) -> str:
+    others = [name for name in names if name != "default"]
+    lines = [f"## {group}", ""]
+    if others:
+        lines += [f"Choices: {', '.join(f'`{group}={name}`' for name in others)}.", ""]
+    for name in others:
+        lines += _choice(group, name, described="default" in names)
+    if "default" in names:
+        lines += _rows(group, "default")
+    return "\n".join(lines)
+
+
+def _choice(group: str, name: str, *, described: bool) -> list[str]:
+    """Say what a choice is for and, where the group's default file describes the settings, what it sets."""
+    text = _read(group, name)
+    above = (line for line in text.splitlines() if line.startswith("#") and "@package" not in line)
+    about = " ".join(line.lstrip("# ") for line in above)
+    if not described:
+        return [about, "", *_rows(group, name)]
+    within = "" if "@package _global_" in text else f"{group}."
+    values = (one for one in entries(text) if one.value and not one.name.startswith("defaults"))
+    sets = ", ".join(f"`{within}{one.name}={one.value}`" for one in values)
+    return [f"- `{group}={name}`: {about} Sets {sets}.", ""]
+
+
+def _rows(group: str, name: str) -> list[str]:
+    rows = ["| setting | default | takes | what it is for |", "|---|---|---|---|"]
+    for entry in entries(_read(group, name)):
+        path = f"{group}.{entry.name}"
+        kind = coerce.kind_at(Settings, path)
+        if dataclasses.is_dataclass(kind):
+            continue
+        takes = coerce.describe(kind, limits(path)) if kind is not None else ""
+        if entry.value:
+            cells = (f"`{path}`", f"`{entry.value}`", takes, entry.comment)
+            rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        elif entry.comment:
+            rows.append(f"| `{path}.<name>` | | {takes} | {entry.comment} |")
+    return [*rows, ""]
+
+
+def limits(path: str) -> Any:
+    """Give the range of the setting at a dotted name."""
+    parent, _, name = path.rpartition(".")
+    kind = coerce.kind_at(Settings, parent)
+    fields = {one.name: one.metadata for one in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
+    return fields.get(name, {})
+
+
+def _read(group: str, name: str) -> str:
+    return (resources.files("hotloop.train") / "conf" / group / f"{name}.yaml").read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

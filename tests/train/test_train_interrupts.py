@@ -1,0 +1,69 @@
+"""Runs that are stopped from outside, in processes of their own: what is left must be readable, and go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from training_fixtures import overrides, tiny_encoder
+
+from hotloop import recipes, record
+from hotloop.train import checkpoint, start
+
+PROGRAM = """
+import sys, typer
+from hotloop.cli import train
+app = typer.Typer(pretty_exceptions_enable=False)
+train.register(app)
+app(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A run that would go on for long, once it has done some steps; ended with the test whatever happens."""
+    tiny_encoder()
+    settings = overrides(tmp_path, training__num_epochs=100_000, training__checkpoint_every_steps=5)
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "train", *settings],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 90
+        while not (tmp_path / "run" / "checkpoints" / "last.pt").exists():
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < until, "the run does not start"
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("wish", [signal.SIGINT, signal.SIGTERM])
+def test_a_wish_to_stop_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, running, wish):
+    running.send_signal(wish)
+    out, _ = running.communicate(timeout=60)
+    assert running.returncode == 130, out
+    assert f"{wish.name}: finishing this step" in out
+    assert f"Resume with: hotloop train run.resume={tmp_path / 'run'}" in out
+    document = record.load(tmp_path / "run")
+    step = document["steps"][-1]["step"]
+    assert (document["status"], document["error"]) == ("interrupted", f"{wish.name} at step {step}")
+    assert checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["position"]["step"] == step
+    assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_a_killed_run_leaves_a_readable_record_and_goes_on(tmp_path, running):
+    running.kill()
+    running.wait()
+    document = record.load(tmp_path / "run")
+    assert document["status"] == "running"
+    assert document["steps"]
+    kept = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")["position"]["step"]
+    assert 0 < kept <= document["steps"][-1]["step"]
+    again = start.prepare([f"run.resume={tmp_path / 'run'}", f"training.max_steps={kept + 2}"])
+    assert recipes.load("criteria").train(again).step == kept + 2
+    assert record.load(tmp_path / "run")["status"] == "finished"
