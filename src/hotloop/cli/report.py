@@ -11,7 +11,8 @@ from rich.console import Console
 
 from hotloop import record
 from hotloop.errors import HotloopError
-from hotloop.report import build, write_html
+from hotloop.report import View, build
+from hotloop.report.page import write_view
 from hotloop.report.terminal import draw
 
 PAGE = "report.html"
@@ -35,21 +36,21 @@ def report(
     ] = False,
 ) -> None:
     """Say what a run ran and why, in the terminal and as one HTML page that works offline."""
-    document = record.load(run)
+    view = build(record.load(run))
     target = html or (None if as_json else (run if run.is_dir() else run.parent) / PAGE)
-    page = _write(document, target) if target else None
+    page = _write(view, target) if target else None
     if as_json:
-        typer.echo(json.dumps({**build(document).to_dict(), "html": str(page) if page else None}, indent=2))
+        typer.echo(json.dumps({**view.to_dict(), "html": str(page) if page else None}, indent=2))
         return
     console = Console(highlight=False)
-    console.print(draw(build(document)))
+    console.print(draw(view))
     if page:
         typer.echo(f"\nReport: {page}")
 
 
-def _write(document: dict[str, object], target: Path) -> Path:
+def _write(view: View, target: Path) -> Path:
     try:
-        return write_html(document, target)
+        return write_view(view, target)
     except OSError as error:
         raise HotloopError(
             f"the page {target} cannot be written ({error.strerror or error}): name another file with --html"

@@ -40,8 +40,12 @@ def write_html(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Pat
     Raises:
         OSError: the file cannot be written.
     """
-    path = Path(path)
-    page = render(build(document))
+    return write_view(build(document), Path(path))
+
+
+def write_view(view: View, path: Path) -> Path:
+    """Write view data that is built already, as `write_html` does."""
+    page = render(view)
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
