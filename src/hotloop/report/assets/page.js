@@ -184,7 +184,7 @@ function options(chart, state, width) {
   const x = axis((u, splits) => splits.map((v) => Number.isInteger(v) ? v.toLocaleString("en") : ""), 30);
   x.grid = {show: false};
   const y = axis((u, splits) => splits.map((v) => v === null ? "" : format(chart, v)), 62);
-  if (state.log) y.splits = logSplits;
+  if (state.log) Object.assign(y, {splits: logSplits, filter: (u, splits) => splits});  // uPlot would label powers of ten alone
   return {
     width, height: (wide ? 270 : 220) + lanes * LANE, padding: [8 + lanes * LANE, 12, 0, 0], legend: {show: false},
     scales: {
