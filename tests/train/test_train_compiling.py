@@ -63,6 +63,8 @@ def test_components_have_presets_of_their_own_for_training_and_inference(tmp_pat
     assert components["loss"]["state"] == "compiled"
     assert (components["model"]["requested"], components["model"]["inference"]) == ("none", "aot_eager")
     assert components["model"]["modes"]["inference"]["compiles"] == 1
+    events = record.load(tmp_path / "run")["events"]
+    assert {"model", "loss"} <= {event["component"] for event in events if event["kind"] == "compiled"}
 
 
 def test_disabling_everything_by_the_environment_is_said(train, capsys, monkeypatch):
@@ -92,6 +94,12 @@ def test_a_preset_of_the_users_own_can_be_named():
     )  # fmt: skip
     training, inference = compiling.plan(settings, ("model", "loss"))["model"]
     assert (training.name, training.options["shape_padding"], inference.name) == ("mine", True, "none")
+
+
+def test_an_option_that_torch_does_not_have_is_refused_before_the_first_step(tmp_path, train):
+    with pytest.raises(ConfigError, match="shape_paddin"):
+        train(**ON, compile__options="{shape_paddin: true}")
+    assert not (tmp_path / "run").exists()
 
 
 def cause(reason, stage="compile", file=None):

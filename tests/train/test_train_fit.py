@@ -247,3 +247,14 @@ def test_bf16_runs_and_keeps_its_parameters_in_float32(tmp_path, train):
 
 def test_overrides_are_what_the_command_line_takes(tmp_path):
     assert "training.batch_size=4" in overrides(tmp_path)
+
+
+def test_a_report_that_fails_does_not_take_the_run_with_it(train, monkeypatch, capsys):
+    from hotloop import report
+
+    def fail(*_):
+        raise ValueError("planted")
+
+    monkeypatch.setattr(report, "write_html", fail)
+    assert train(training__max_steps=1).status == "finished"
+    assert "The report cannot be written (ValueError: planted)" in capsys.readouterr().out

@@ -39,6 +39,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
 
     # What can be refused is refused here, before anything is loaded or written.
     chosen = compiling.plan(settings, COMPONENTS)
+    compiling.check(chosen, settings.compile)
     device = environment.choose_device(settings.run.device)
     display.say(f"Recipe criteria on {environment.device_name(device)} ({device})")
 

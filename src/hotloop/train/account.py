@@ -46,10 +46,8 @@ class Account:
         self._began, self._steps, self._cold, self._steady = time.perf_counter(), 0, None, []
 
     def step(self, entry: Mapping[str, Any], events: Sequence[Event]) -> None:
-        """Record a step that was just finished, and what was observed in it."""
+        """Record a step that was just finished; ``events`` were observed in it."""
         self.record.append("steps", entry)
-        for event in events:
-            self.record.append("events", {**event.to_dict(), "step": entry["step"]})
         if self._began is None:
             return
         self._steps += 1
@@ -57,6 +55,11 @@ class Account:
             self._cold = time.perf_counter() - self._began
         if self._steps > WARM_UP_STEPS and not compiles_in(events):
             self._steady.append(entry["seconds"])
+
+    def observed(self, step: int, events: Sequence[Event]) -> None:
+        """Record what was observed in a step, or in the validation after it."""
+        for event in events:
+            self.record.append("events", {**event.to_dict(), "step": step})
 
     def validated(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
         """Record a validation."""

@@ -6,7 +6,6 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from hotloop import record, report
-from hotloop.errors import RecordError
 from hotloop.train import checkpoint
 from hotloop.train.display import Display, figures
 
@@ -28,8 +27,8 @@ def reported(folder: Path, display: Display) -> Iterator[None]:
         try:
             page = report.write_html(record.load(folder), folder / PAGE)
             display.say(f"Report: {page}")
-        except (OSError, RecordError) as error:  # never in the way of what the run itself has to say
-            display.say(f"The report cannot be written: {error}")
+        except Exception as error:  # noqa: BLE001 - a page is never worth the outcome, or the failure, of the run itself
+            display.say(f"The report cannot be written ({type(error).__name__}: {error}); try: hotloop report {folder}")
 
 
 def tell(outcome: Outcome, display: Display) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 import hotloop
 from hotloop import presets
@@ -60,6 +63,17 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
     return {name: both for name, both in found.items() if any(preset.backend != "eager" for preset in both)}
 
 
+def check(chosen: Plan, settings: CompileSettings) -> None:
+    """Have `hotloop.compile` look at options and presets of the user's own before the first step, on a stand-in.
+
+    Raises:
+        ConfigError: an option that this torch does not have.
+    """
+    if chosen and (settings.options or settings.presets):
+        stand_ins: dict[str, Any] = {name: torch.nn.Identity() for name in chosen}
+        apply(chosen, dataclasses.replace(settings, strict=False), stand_ins)
+
+
 class Compiling:
     """Compiles the parts at the step that the settings say, and tells what came of it.
 
@@ -110,6 +124,11 @@ class Compiling:
             self._steady.append(seconds)
             if len(self._steady) == STEADY_STEPS:
                 self._say_speed_up()
+
+    def after_validation(self, events: Sequence[Event]) -> None:
+        """Take note of what was observed while gradients were off."""
+        if self.applied and events:
+            self._report(first=False)
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Give each component's status as plain data; those that are not compiled say that nobody asked."""

@@ -28,8 +28,8 @@ hotloop train data=csv data.path=pairs.csv model=bge-reranker
   mappings `{base: inductor, options: {shape_padding: true}}`, nothing is `null`.
 - A wrong name is answered with the nearest ones, a wrong value with what was expected.
 - `--config FILE` takes a YAML file of settings that lie between these defaults and the command line (the
-  `settings.yaml` in a run's folder is one); a group given as text there is a choice (`data: csv`). `--config FOLDER` takes a folder of
-  groups of your own, such as `training/long.yaml`, as further choices.
+  `settings.yaml` in a run's folder is one); a group given as text there is a choice (`data: csv`). `--config FOLDER`
+  takes a folder of groups of your own, such as `training/long.yaml`, as further choices.
 - `--show` prints the settings that a command would run with.
 - `hotloop train run.resume=FOLDER` goes on with a run that was interrupted; further settings go on top of its own.
 - `hotloop eval run=FOLDER` (or `checkpoint=FILE`) judges a checkpoint on the validation side of its data.

@@ -43,11 +43,11 @@ def explain(error: Exception) -> TrainingFailedError | None:
     return None
 
 
-def with_checkpoint(failure: TrainingFailedError, step: int, folder: Path, checkpoint: Path) -> TrainingFailedError:
-    """Add the step and how to go on to a failure's message."""
+def with_checkpoint(failure: TrainingFailedError, doing: str, folder: Path, checkpoint: Path) -> TrainingFailedError:
+    """Add what was being done, and how to go on, to a failure's message."""
     kept = (
         f"Kept: {checkpoint}. Resume with: hotloop train run.resume={folder} <changed settings>"
         if checkpoint.is_file()
         else "No checkpoint was written yet: start again with changed settings"
     )
-    return TrainingFailedError(f"step {step}: {failure}. {kept}")
+    return TrainingFailedError(f"{doing}: {failure}. {kept}")

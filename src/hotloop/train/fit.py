@@ -125,16 +125,11 @@ class _Fitting:
     """One run on its way: what it was given, what it made of that, and where it is."""
 
     def __init__(self, task: Task, start: Start, chosen: Plan, display: Display, live: _Live) -> None:
-        self.task, self.settings, self.training, self.folder = (
-            task,
-            start.settings,
-            start.settings.training,
-            start.folder,
-        )
-        self.display, self.live, self.began = display, live, time.monotonic()
+        self.task, self.display, self.live = task, display, live
+        self.settings, self.training, self.folder = start.settings, start.settings.training, start.folder
+        self.position, self.doing, self.began = Position(), "start", time.monotonic()
         self.device = device = environment.choose_device(self.settings.run.device)
         live.record.update("environment", **environment.describe(device))
-        self.position = Position()
         accumulate = self.training.gradient_accumulation
         batches = max(1, len(task.train) // min(self.training.batch_size, len(task.train)))
         self.steps_per_epoch = max(1, batches // accumulate)
@@ -152,6 +147,7 @@ class _Fitting:
         self.scheduler = self.make_scheduler(0)
         # The wrapper is for precision and device; checkpoints and compile deal with the task's own model.
         self.model, self.wrapped_optimizer = self.fabric.setup(task.model, self.optimizer)
+        self.seen = len(live.events)
         self.compiling = Compiling(chosen, self.settings, task.parts, display.say)
         self.account = Account(live.record, self.training.batch_size * accumulate)
 
@@ -174,7 +170,7 @@ class _Fitting:
             if failure is None:
                 raise
             last = self.folder / checkpoint.FOLDER / checkpoint.LAST
-            raise failures.with_checkpoint(failure, self.position.step + 1, self.folder, last) from error
+            raise failures.with_checkpoint(failure, self.doing, self.folder, last) from error
         finally:
             self.settle()
             for logger in self.fabric.loggers:
@@ -198,7 +194,8 @@ class _Fitting:
 
     def step(self, batches: Sequence[Batch]) -> None:
         """Do one optimizer step and write it down."""
-        seen, was_applied = len(self.live.events), self.compiling.applied
+        self.doing = f"step {self.position.step + 1}"
+        was_applied = self.compiling.applied
         self.compiling.before_step()
         if self.account_starts(was_applied):
             self.account.starts()
@@ -207,7 +204,7 @@ class _Fitting:
         began = time.perf_counter()
         loss, norm = self.update(batches)
         seconds = time.perf_counter() - began
-        events = list(self.live.events[seen:])
+        events = self.new_events()
         self.compiling.after_step(seconds, events)
         self.position.step += 1
         self.position.step_in_epoch += 1
@@ -216,8 +213,15 @@ class _Fitting:
             "gradient_norm": norm, "running": self.compiling.running,
         }  # fmt: skip
         self.account.step(entry, events)
+        self.account.observed(self.position.step, events)
         self.display.step(entry)
         self.fabric.log_dict({"loss": loss, "learning_rate": rate}, step=self.position.step)
+
+    def new_events(self) -> list[Event]:
+        """Give what was observed since this was last asked."""
+        events = self.live.events[self.seen :]
+        self.seen += len(events)
+        return events
 
     def account_starts(self, was_applied: bool) -> bool:
         """Say whether the coming step is the first that runs as asked: compiled, or eager where that was asked."""
@@ -246,9 +250,12 @@ class _Fitting:
     def validate(self) -> None:
         """Judge the model, keep it where it is the best so far, and go on to the next epoch where this one is done."""
         at = self.position
-        metrics = evaluate(
-            self.model, self.task.parts["loss"], self.task.validation, self.training.eval_batch_size, self.device
-        )
+        self.doing = f"validation at step {at.step}"
+        loss, batch_size = self.task.parts["loss"], self.training.eval_batch_size
+        metrics = evaluate(self.model, loss, self.task.validation, batch_size, self.device)
+        events = self.new_events()
+        self.compiling.after_validation(events)
+        self.account.observed(at.step, events)
         best = metrics["f1"] > at.best_f1
         at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
         if best:
