@@ -27,6 +27,12 @@ def test_without_weights_the_pretrained_ones_are_not_read():
     assert not torch.equal(first["net.classifier.weight"], other["net.classifier.weight"])
 
 
+@pytest.mark.parametrize(("wanted", "expected"), [(None, {0.1}), (0.0, {0.0}), (0.3, {0.3})])
+def test_dropout_is_set_everywhere(wanted, expected):
+    model = encoder.load(str(tiny_encoder()), dropout=wanted).model
+    assert {one.p for one in model.modules() if isinstance(one, torch.nn.Dropout)} == expected
+
+
 def test_a_new_head_is_told(tmp_path):
     from transformers import AutoTokenizer, BertConfig, BertModel
 

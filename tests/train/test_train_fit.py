@@ -3,7 +3,7 @@ import signal
 
 import pytest
 import torch
-from training_fixtures import overrides
+from training_fixtures import overrides, tiny_encoder
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, HotloopError
@@ -212,6 +212,22 @@ def test_a_checkpoint_that_fails_to_write_leaves_the_former(tmp_path):
         checkpoint.save(path, {"a": lambda: None})
     assert checkpoint.load(path)["a"] == 1
     assert [one.name for one in tmp_path.iterdir()] == ["last.pt"]
+
+
+def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path, train):
+    plain = {"model__name": tiny_encoder(dropout=0.0), "training__max_steps": 4}
+    train(**plain, run__folder=tmp_path / "large")
+    train(**plain, run__folder=tmp_path / "small", training__batch_size=2, training__gradient_accumulation=2)
+    assert losses(tmp_path / "small") == pytest.approx(losses(tmp_path / "large"), rel=1e-5)
+    small, large = (load(tmp_path / name)["model"] for name in ("small", "large"))
+    # Adam turns rounding in a gradient that is nearly zero into a step of up to the learning rate: the head is robust.
+    assert torch.allclose(small["net.classifier.weight"], large["net.classifier.weight"], atol=1e-4)
+
+
+def test_a_file_of_settings_does_not_go_with_resuming(tmp_path, train):
+    train(training__max_steps=1)
+    with pytest.raises(ConfigError, match=r"does not go with run\.resume"):
+        start.prepare([f"run.resume={tmp_path / 'run'}"], tmp_path / "run" / "settings.yaml")
 
 
 def test_the_rate_rises_and_falls_linearly(prepare):

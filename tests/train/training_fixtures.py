@@ -11,7 +11,7 @@ WORDS = ("fever", "cough", "fracture", "arm", "leg", "skin", "rash", "heart", "l
 
 
 @functools.cache
-def tiny_encoder() -> Path:
+def tiny_encoder(dropout: float = 0.1) -> Path:
     """A BERT of two layers and a word tokenizer, saved as a folder that ``model.name`` can name."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -42,6 +42,8 @@ def tiny_encoder() -> Path:
         intermediate_size=32,
         max_position_embeddings=32,
         num_labels=1,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
     )
     BertForSequenceClassification(config).save_pretrained(folder)
     return folder

@@ -50,7 +50,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
 
     # The model. The seed comes first, for the new head.
     require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
-    loaded = encoder.load(settings.model.name, weights=start.resume is None)
+    loaded = encoder.load(settings.model.name, dropout=settings.model.dropout, weights=start.resume is None)
     if settings.training.freeze_embeddings:
         loaded.model.freeze_embeddings()
     trained = sum(one.numel() for one in loaded.model.parameters() if one.requires_grad)

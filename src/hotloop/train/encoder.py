@@ -56,11 +56,12 @@ class Loaded:
     notes: tuple[str, ...]
 
 
-def load(name: str, *, weights: bool = True) -> Loaded:
+def load(name: str, *, dropout: float | None = None, weights: bool = True) -> Loaded:
     """Load an encoder by local folder, hub name, or ``minilm-l6``.
 
     Args:
         name: as ``model.name``.
+        dropout: everywhere in the model; None leaves what its configuration says.
         weights: False builds it with random weights, for a checkpoint that replaces them all.
 
     Raises:
@@ -71,14 +72,23 @@ def load(name: str, *, weights: bool = True) -> Loaded:
     with _quiet(), _named(name):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
         tokenizer.padding_side = "right"  # batches are cut to a shorter bucket at their right end
+        config = transformers.AutoConfig.from_pretrained(source, num_labels=1)
+        _set_dropout(config, dropout)
+        kind = transformers.AutoModelForSequenceClassification
         if weights:
-            net, info = transformers.AutoModelForSequenceClassification.from_pretrained(
-                source, num_labels=1, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+            net, info = kind.from_pretrained(
+                source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
             )
         else:
-            config = transformers.AutoConfig.from_pretrained(source, num_labels=1)
-            net, info = transformers.AutoModelForSequenceClassification.from_config(config, dtype=torch.float32), {}
+            net, info = kind.from_config(config, dtype=torch.float32), {}
     return Loaded(CrossEncoder(net), tokenizer, _longest(tokenizer, net.config), _notes(name, net, info))
+
+
+def _set_dropout(config: Any, dropout: float | None) -> None:
+    """Set every dropout of a configuration: families name theirs differently, and all with that word."""
+    for name, value in vars(config).items() if dropout is not None else ():
+        if "dropout" in name and (value is None or isinstance(value, float | int)):
+            setattr(config, name, dropout)
 
 
 def _embedded() -> str:

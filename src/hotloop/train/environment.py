@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+import hotloop
 from hotloop.errors import ConfigError
 
 _PACKAGES = ("lightning", "transformers", "tokenizers", "torchmetrics", "hydra-core", "scikit-learn", "triton", "numpy")
@@ -18,7 +19,7 @@ _PACKAGES = ("lightning", "transformers", "tokenizers", "torchmetrics", "hydra-c
 def describe(device: torch.device) -> dict[str, Any]:
     """Give what a reader needs to know to compare this run with another."""
     return {
-        "hotloop": _version("hotloop"),
+        "hotloop": hotloop.__version__,
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),

@@ -52,6 +52,7 @@ class ModelSettings:
     name: str
     max_length: int | Literal["auto"] = _range(4)
     buckets: tuple[int, ...] = _range(4)
+    dropout: float | None = _range(0, 0.9)
 
 
 @dataclass(frozen=True, kw_only=True)

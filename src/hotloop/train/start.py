@@ -50,6 +50,8 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     """
     settings = configure.load(overrides, config)
     if settings.run.resume:
+        if config:
+            raise ConfigError(f"--config {config} does not go with run.resume: a resumed run keeps its own settings")
         return _resume(Path(settings.run.resume), overrides)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", settings.recipe.name, stamp))
