@@ -20,11 +20,11 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
     fresh.output(output)
     for old, new in mapping.items():
         if old.op == "placeholder" and hasattr(old, "_dynamo_source"):
-            new._dynamo_source = old._dynamo_source  # type: ignore[attr-defined]  # noqa: SLF001 - in the ledger
+            new._dynamo_source = old._dynamo_source  # noqa: SLF001 - in the ledger
     copied = fx.GraphModule(graph, fresh)
     copied.meta = dict(graph.meta)
     if hasattr(graph, "_param_name_to_source"):
-        copied._param_name_to_source = graph._param_name_to_source  # type: ignore[assignment]  # noqa: SLF001 - in the ledger
+        copied._param_name_to_source = graph._param_name_to_source  # noqa: SLF001 - in the ledger
     return copied
 
 

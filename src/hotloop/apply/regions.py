@@ -70,7 +70,7 @@ def split(graph: fx.GraphModule, blocks: tuple[str, ...], compile_piece: Compile
     if len(set(pieces.values())) < _MIN_REPEATS:
         return None
     labels = {number: label for node, number in pieces.items() if (label := _block_of(node, set(blocks))[1])}
-    joined = split_module(graph, None, lambda node: pieces[node], keep_original_order=True)
+    joined = split_module(graph, graph, lambda node: pieces[node], keep_original_order=True)
     values = {node.name: example_value(node) for node in joined.graph.nodes if node.op == "placeholder"}
     compiled: dict[Hashable, Callable[..., Any]] = {}
     for node in joined.graph.nodes:
@@ -141,7 +141,8 @@ def _key(piece: fx.GraphModule, inputs: list[Any]) -> Hashable:
     nodes: list[Hashable] = []
 
     def place(value: Any) -> str:
-        return repr(fx.node.map_arg(value, lambda node: _Position(index[node])))
+        by_position: Any = lambda node: _Position(index[node])  # noqa: E731 - typed as what map_arg wants
+        return repr(fx.node.map_arg(value, by_position))
 
     for node in piece.graph.nodes:
         target = "" if node.op in ("placeholder", "output") else node.target

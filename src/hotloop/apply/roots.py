@@ -42,7 +42,8 @@ def fingerprint(target: Any) -> Hashable:
     """
     if not isinstance(target, torch.nn.Module):
         function = getattr(target, "__func__", target)
-        return getattr(function, "__code__", None) or type(target)
+        shared: Hashable = getattr(function, "__code__", type(target))
+        return shared
     parts: list[Hashable] = []
     for name, module in target.named_modules():
         own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]

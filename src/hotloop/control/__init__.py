@@ -1,6 +1,6 @@
 """Compile, uncompile, status: joins apply, observe and fallback."""
 
 from hotloop.control.api import compile, status, uncompile  # noqa: A004 - the public name is torch's own
-from hotloop.control.status import ComponentStatus, Status
+from hotloop.control.component_status import ComponentStatus, Status
 
 __all__ = ["ComponentStatus", "Status", "compile", "status", "uncompile"]

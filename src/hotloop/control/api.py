@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import types
@@ -21,7 +22,7 @@ from hotloop.apply.targets import Target, denoisers
 from hotloop.config import ComponentConfig, Regions, component_config
 from hotloop.control import boundary
 from hotloop.control.component import CompiledFunction, Component, Lane
-from hotloop.control.status import ComponentStatus, Status, status_of
+from hotloop.control.component_status import ComponentStatus, Status, status_of
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.fallback import first_available
 from hotloop.observe import Cause, collector
@@ -88,7 +89,8 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     for config in configs.values():
         _check_options(config)
     built = {name: _build(name, target.components[name], config) for name, config in configs.items()}
-    return _install(model, target, built)
+    installed: _M = _install(model, target, built)
+    return installed
 
 
 def _plan(target: Target, preset: Any, inference: Any) -> dict[str, tuple[_Preset, _Preset | None]]:
@@ -165,8 +167,7 @@ def _blocks(name: str, part: Any, config: ComponentConfig) -> tuple[str, ...]:
 def _device(part: Any) -> str:
     """Give the device type that a component lives on; a callable is taken to run where torch's default device is."""
     if isinstance(part, torch.nn.Module):
-        first = next(part.parameters(), None)
-        first = first if first is not None else next(part.buffers(), None)
+        first = next(itertools.chain(part.parameters(), part.buffers()), None)
         return first.device.type if first is not None else str(torch.get_default_device().type)
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -198,7 +199,7 @@ def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
 
 def _plain(function: Any) -> Callable[..., Any]:
     """Compiling a compiled function again replaces the compile, as it does for a module."""
-    return function.__wrapped__ if isinstance(function, CompiledFunction) else function  # type: ignore[no-any-return]
+    return function.__wrapped__ if isinstance(function, CompiledFunction) else function
 
 
 def _attach(part: torch.nn.Module, component: Component) -> None:

@@ -121,12 +121,12 @@ class Lane:
             emit_for(tally, dataclasses.replace(event, component=tally.component))
         if not tally.causes:
             kind = type(target).__name__
-            event = ev.NoEffect(
+            nothing = ev.NoEffect(
                 component=tally.component,
                 reason=f"no tensor operation of {kind} reached a graph in this call",
                 hint="compile the module or function that does the work",
             )
-            emit_for(tally, event)
+            emit_for(tally, nothing)
 
     def _users_own(self, failed: int, target: Any, root: Root) -> None:
         """The user's own exception passed, after tracing had met it: the code itself can be compiled another time."""

@@ -1,0 +1,104 @@
+"""``hotloop presets``: the table that people and code read alike. It never imports torch."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hotloop import measured, presets
+from hotloop._torch.inductor_options import list_options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the application."""
+    app.command("presets")(show)
+
+
+def show(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    options: Annotated[
+        bool, typer.Option("--options", help="List torch's modes and the installed torch's Inductor options instead.")
+    ] = False,
+) -> None:
+    """List the presets: what each sets, costs and is for, what we measured, and what to try when one fails."""
+    if as_json:
+        typer.echo(json.dumps(_options_data() if options else presets_data(), indent=2))
+        return
+    console = Console()
+    if options:
+        _print_options(console)
+    else:
+        _print_presets(console)
+
+
+def presets_data() -> dict[str, Any]:
+    """Give the table as plain JSON data."""
+    rows = [
+        {**preset.to_dict(), "measured": [row.to_dict() for row in measured.rows(name)]}
+        for name, preset in presets.PRESETS.items()
+    ]
+    return {
+        "presets": rows,
+        "measured_on": measured.MACHINE,
+        "contradictions": list(measured.CONTRADICTIONS),
+        "troubleshooting": list(presets.TROUBLESHOOTING),
+    }
+
+
+def _print_presets(console: Console) -> None:
+    table = Table(title="Presets (names in any case)", title_justify="left", show_lines=True, expand=True)
+    table.add_column("preset", ratio=1)
+    for column in ("performance", "overhead", "memory"):
+        table.add_column(column, width=11)
+    for preset in presets.PRESETS.values():
+        use = f"[bold]{preset.name}[/bold]\n{escape(preset.sets)}\n[dim]for {escape(preset.best_for)}[/dim]"
+        table.add_row(use, preset.performance, preset.overhead, preset.memory)
+    console.print(table)
+    console.print(_measured_table())
+    for line in measured.CONTRADICTIONS:
+        console.print(f"- {escape(line)}")
+    console.print("\n[bold]When a preset fails or does not pay[/bold]")
+    for number, line in enumerate(presets.TROUBLESHOOTING, start=1):
+        console.print(f"{number}. {escape(line)}")
+    console.print(
+        "\nAll with partial graphs unless fullgraph=True. Dynamic shapes are torch's automatic kind: static until a second "
+        "size comes; dynamic=True forces them, and runs slower."
+    )
+
+
+def _measured_table() -> Table:
+    table = Table(title=f"Measured: {measured.MACHINE}", title_justify="left")
+    for column in ("preset", "workload", "ms", "eager", "gain", "cold s", "MB comp.", "after", "eager"):
+        table.add_column(column, justify="left" if column in ("preset", "workload") else "right", no_wrap=True)
+    for name in presets.NAMES:
+        for row in measured.rows(name):
+            if row.error:
+                table.add_row(name, row.workload, "-", "-", "-", escape(row.error), "-", "-", "-")
+                continue
+            numbers = (f"{row.ms:.2f}", f"{row.eager_ms:.2f}", f"{row.speedup:.2f}x", f"{row.cold_s:.0f}")
+            memory = (row.compiling_mb, row.after_mb, row.eager_mb)
+            table.add_row(name, row.workload, *numbers, *(f"{value:,}" for value in memory))
+    return table
+
+
+def _options_data() -> dict[str, Any]:
+    return {
+        "modes": dict(presets.MODES),
+        "options": [{"name": o.name, "type": o.type, "default": o.default} for o in list_options()],
+    }
+
+
+def _print_options(console: Console) -> None:
+    for name, text in presets.MODES.items():
+        console.print(f"mode {name}: {text}", highlight=False)
+    found = list_options()
+    if not found:
+        console.print("No Inductor options: torch is not installed, or has no Inductor.")
+    for option in found:
+        kind = f": {option.type}" if option.type else ""
+        console.print(f"{option.name}{kind} = {option.default}", markup=False, highlight=False, soft_wrap=True)
