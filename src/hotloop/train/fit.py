@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import hotloop
+from hotloop.errors import MissingExtraError
 from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
 from hotloop.train.account import Account
@@ -324,8 +326,8 @@ def _loggers(settings: Settings, folder: Path, record: RunRecord) -> list[Any]:
     kinds = {"csv": "CSVLogger", "tensorboard": "TensorBoardLogger"}
     if settings.run.logger not in kinds:
         return []
-    if settings.run.logger == "tensorboard":
-        require("tensorboard", "run.logger=tensorboard", "tensorboard")
+    if settings.run.logger == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtraError("run.logger=tensorboard needs the package tensorboard: pip install tensorboard")
     loggers = require("lightning.fabric.loggers", "hotloop train")
     version = f"start-{record.document['starts']}"
     return [getattr(loggers, kinds[settings.run.logger])(root_dir=folder, name="logs", version=version)]
