@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from collections import abc
+from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop import presets
 from hotloop.errors import ConfigError
-from hotloop.presets import Preset
+
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Iterable, Mapping
+
+    from hotloop.presets import Preset
 
 Regions = Literal["auto", "whole", "blocks"]
 _REGIONS = ("auto", "whole", "blocks")
@@ -44,7 +48,7 @@ class ComponentConfig:
         return tuple(rungs)
 
 
-def component_config(
+def component_config(  # noqa: PLR0913 - the settings of hotloop.compile
     preset: str | Preset,
     *,
     inference: str | Preset | None = None,
@@ -64,7 +68,7 @@ def component_config(
         raise ConfigError(f"regions {regions!r}: expected one of {', '.join(_REGIONS)}")
     if dynamic is not ... and dynamic not in (None, True, False):
         raise ConfigError(f"dynamic {dynamic!r}: expected True, False or None (automatic)")
-    if options is not None and not isinstance(options, Mapping):
+    if options is not None and not isinstance(options, abc.Mapping):
         raise ConfigError(f"options {options!r}: expected a mapping of option to value, e.g. {{'shape_padding': True}}")
     if isinstance(ladder, str):
         raise ConfigError(f"ladder {ladder!r}: expected a sequence of presets, e.g. ('aot_eager', 'none')")

@@ -6,11 +6,12 @@
     ├── ConfigError (ValueError)                 a setting, a preset or an argument that cannot be used
     ├── DataError (ValueError)                   rows of a data set that do not fit, by line number
     ├── RecordError (ValueError)                 a run record that cannot be read
-    ├── UnsupportedTorchError (RuntimeError)     torch is older than hotloop supports, or lacks a part that was asked for
+    ├── UnsupportedTorchError (RuntimeError)     torch is older than hotloop supports, or lacks a part
     ├── PresetUnavailableError (RuntimeError)    ``strict=True`` and this machine cannot run the preset
     ├── CompileFailedError (RuntimeError)        ``strict=True`` and a compile failed
-    ├── CompiledRunError (RuntimeError)          compiled code failed while it ran, and nobody owns the step to undo it
-    └── MissingExtraError (ImportError)          an optional dependency is needed; the message says which extra installs it
+    ├── CompiledRunError (RuntimeError)          compiled code failed while it ran; nobody owned the step to undo it
+    ├── TrainingFailedError (RuntimeError)       a run of ``hotloop train`` that cannot go on; its checkpoint is kept
+    └── MissingExtraError (ImportError)          an optional dependency is missing; says which extra has it
 
 The user's own exceptions are never wrapped in one of these.
 """
@@ -51,6 +52,10 @@ class CompiledRunError(HotloopError, RuntimeError):
 
     It cannot be undone here, since a part of the step may have been executed; ``hotloop.Loop`` owns the step and can.
     """
+
+
+class TrainingFailedError(HotloopError, RuntimeError):
+    """A run that cannot go on; the message names cause, remedy and the checkpoint. ``__cause__`` is the original."""
 
 
 class MissingExtraError(HotloopError, ImportError):

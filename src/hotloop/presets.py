@@ -227,10 +227,9 @@ def from_mapping(name: str, mapping: Mapping[str, Any]) -> Preset:
             raise ConfigError(f"preset {name!r}: setting {key!r} does not exist: {expected(key, ['base', *known])}")
     if not isinstance(fields.get("options", {}), Mapping):
         raise ConfigError(f"preset {name!r}: options {fields['options']!r}: expected a mapping of option to value")
-    if fields.get("mode"):  # a mode replaces the base's options, since torch takes one or the other
-        options = dict(fields.pop("options", {}))
-    else:
-        options = {**base.options, **fields.pop("options", {})}
+    # A mode replaces the base's options, since torch takes one or the other.
+    inherited = {} if fields.get("mode") else base.options
+    options = {**inherited, **fields.pop("options", {})}
     for key in ("ladder", "needs"):
         if key in fields:
             fields[key] = tuple(fields[key])

@@ -6,14 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hotloop.errors import CompiledRunError, HotloopError
+from hotloop.errors import CompiledRunError, TrainingFailedError
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-class TrainingFailedError(HotloopError, RuntimeError):
-    """A run that cannot go on; the message names cause, remedy and the checkpoint. ``__cause__`` is the original."""
 
 
 def not_finite(loss: float, norm: float, learning_rate: float) -> TrainingFailedError:
