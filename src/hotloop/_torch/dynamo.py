@@ -44,28 +44,24 @@ class Break:
 
 
 class Callbacks:
-    """Our functions on dynamo's compile callbacks; `install` is idempotent."""
+    """Our functions on dynamo's compile callbacks. ``torch.compiler.reset`` takes them off, so look before each call."""
 
     def __init__(self, on_start: Callable[[], None], on_end: Callable[[], None]) -> None:
         self._start: Callable[[Any], None] = lambda _: on_start()
         self._end: Callable[[Any], None] = lambda _: on_end()
-        self._installed = False
+        self._registered: list[Callable[[Any], None]] = []
+
+    def installed(self) -> bool:
+        """Tell whether dynamo will call us."""
+        return self._start in self._registered
 
     def install(self) -> None:
-        """Register with dynamo; ``torch.compiler.reset`` keeps them."""
-        if not self._installed:
+        """Register with dynamo; it may be repeated."""
+        if not self.installed():
             handler = private("torch._dynamo.callback:callback_handler")
             handler.register_start_callback(self._start)
             handler.register_end_callback(self._end)
-            self._installed = True
-
-    def remove(self) -> None:
-        """Take both off again."""
-        if self._installed:
-            handler = private("torch._dynamo.callback:callback_handler")
-            handler.remove_start_callback(self._start)
-            handler.remove_end_callback(self._end)
-            self._installed = False
+            self._registered = handler.start_callbacks
 
 
 class Reader:
@@ -166,8 +162,20 @@ def is_compile_error(error: BaseException) -> bool:
     """Tell whether dynamo, a backend or a shape constraint raised this, rather than the user's code."""
     if isinstance(error, private("torch._dynamo.exc:TorchDynamoException")):
         return True
-    # These two are plain exceptions, told by name since their homes have moved between versions.
-    return type(error).__name__ in ("ConstraintViolationError", "FailOnRecompileLimitHit")
+    return is_limit(error) or type(error).__name__ == "ConstraintViolationError"
+
+
+def is_limit(error: BaseException) -> bool:
+    """Tell whether a recompile limit was raised, as under fullgraph.
+
+    It and the violated constraint are plain exceptions, told by name since their homes have moved between versions.
+    """
+    return type(error).__name__ == "FailOnRecompileLimitHit"
+
+
+def is_limit_flag(error: BaseException) -> bool:
+    """Tell whether the limit was raised since the user set torch's own flag for that."""
+    return is_limit(error) and "fail_on_recompile_limit_hit" in str(error)
 
 
 def is_signal(error: BaseException) -> bool:

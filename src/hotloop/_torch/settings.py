@@ -45,12 +45,15 @@ class CompileWindow:
 
     def __init__(self, *, suppress: bool, guard_requires_grad: bool) -> None:
         self._config = private("torch._dynamo:config")
-        self._values: dict[str, Any] = {}
+        # torch leaves empty hook dictionaries unguarded: a hook added later would silently never run. With guards a
+        # call of 64 modules costs 12 µs more.
+        values: dict[str, Any] = {"skip_nnmodule_hook_guards": False}
         # torch refuses the two together; a user who set the other flag asked to be stopped.
         if suppress and not self._config.fail_on_recompile_limit_hit:
-            self._values["suppress_errors"] = True
+            values["suppress_errors"] = True
         if guard_requires_grad:
-            self._values["skip_tensor_guards_with_matching_dict_tags"] = False
+            values["skip_tensor_guards_with_matching_dict_tags"] = False
+        self._values = {name: value for name, value in values.items() if hasattr(self._config, name)}
         self._before: dict[str, Any] | None = None
 
     def open(self) -> None:

@@ -21,7 +21,7 @@ from hotloop.apply.regions import declared_blocks
 from hotloop.apply.targets import Target, denoisers
 from hotloop.config import ComponentConfig, Regions, component_config
 from hotloop.control import boundary
-from hotloop.control.component import CompiledFunction, Component, Lane
+from hotloop.control.component import CompiledFunction, Component, Entry, Lane
 from hotloop.control.component_status import ComponentStatus, Status, status_of
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.fallback import first_available
@@ -178,9 +178,11 @@ def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
     functions: dict[str, CompiledFunction] = {}
     for name, component in built.items():
         part = target.components[name]
-        if not component.disabled:
-            device = _device(part)
-            for lane in component.lanes:
+        device = _device(part)
+        for lane in component.lanes:
+            if component.disabled:
+                lane.eager = True
+            else:
                 lane.start(device)
         boundary.follow(component)
         if isinstance(part, torch.nn.Module):
@@ -220,7 +222,7 @@ def _attach(part: torch.nn.Module, component: Component) -> None:
                 component.name,
                 type(point).__name__,
             )
-        set_entry(point, component.entry(point))
+        set_entry(point, Entry(point, component))
 
 
 def uncompile(model: Any) -> Any:

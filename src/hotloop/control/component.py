@@ -74,6 +74,8 @@ class Lane:
         """Run the target as compiled code, counted, and settle what happened."""
         if self.eager:
             return eager_call(target, *args, **kwargs)
+        if not collector.listens():
+            collector.install()
         tally, previous = self.tally, active.tally
         root = self._roots.get(id(target)) or self.root(target)
         before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
@@ -83,8 +85,8 @@ class Lane:
             result = root.compiled(target, *args, **kwargs)
         except Exception as error:
             self._settle()
-            if tally.suppress or not dynamo.is_compile_error(error):
-                self._users_own(failed, target, root)
+            if not self._refused(error, failed, before):
+                self.users_own(failed, target)
                 raise
             refused = error
         finally:
@@ -92,13 +94,25 @@ class Lane:
                 self._settle()
             active.tally = previous
         if refused is not None:
-            return rescue.from_refusal(self, refused, failed, target, args, kwargs)
+            return rescue.from_refusal(self, refused, (failed, before), target, args, kwargs)
         for event in tally.failures[failed:]:
             root.failures.append(event)
             collector.say(event)
         if tally.executed == before:
-            self._ran_eager(target, root)
+            self.ran_eager(target)
         return result
+
+    def _refused(self, error: Exception, failed: int, before: int) -> bool:
+        """Tell whether tracing or compiling raised this, where eager can still be asked.
+
+        A bug in dynamo may raise anything; torch then notes the frame as failed, before anything of the call has run.
+        """
+        nothing_ran = self.tally.executed == before
+        if dynamo.is_limit_flag(error):
+            return False
+        if dynamo.is_compile_error(error):
+            return nothing_ran or not self.tally.suppress
+        return nothing_ran and not self.tally.suppress and len(self.tally.failures) > failed
 
     def _settle(self) -> None:
         """After a compile in this call: restore torch's settings, read what happened."""
@@ -107,9 +121,9 @@ class Lane:
             active.window = None
         collector.poll(force=True)
 
-    def _ran_eager(self, target: Any, root: Root) -> None:
+    def ran_eager(self, target: Any) -> None:
         """A call reached no graph. Where a limit that others filled is why, this component gets code of its own."""
-        tally = self.tally
+        tally, root = self.tally, self.root(target)
         root.full = root.full or any(event.whole for event in tally.limited)
         if root.full and not self._private:
             self._private = True
@@ -128,11 +142,11 @@ class Lane:
             )
             emit_for(tally, nothing)
 
-    def _users_own(self, failed: int, target: Any, root: Root) -> None:
+    def users_own(self, failed: int, target: Any) -> None:
         """The user's own exception passed, after tracing had met it: the code itself can be compiled another time."""
         if len(self.tally.failures) > failed and self._user_errors < _RETRIES_AFTER_USER_ERRORS:
             self._user_errors += 1
-            rescue.forget_functions(target, root, self.tally.forget_failures(failed))
+            rescue.forget_functions(target, self.root(target), self.tally.forget_failures(failed))
 
     def go_eager(self, event: ev.Event) -> None:
         """Leave this lane eager for good, for the reason that the event gives."""
@@ -167,19 +181,30 @@ class Component:
         """The accounts of training and inference."""
         return self.lanes[0].tally, self.lanes[1].tally
 
-    def entry(self, target: Any) -> Callable[..., Any]:
-        """Make the callable that a module's call is routed to. It holds the module weakly, as eager would."""
-        reference = weakref.ref(target)
-        training, inference = self.lanes
-        compiling, gradients = torch.compiler.is_compiling, torch.is_grad_enabled
 
-        def entry(*args: Any, **kwargs: Any) -> Any:
-            module = reference()
-            if compiling():  # inlined by an outer compile, which has its own ledger
-                return eager_call(module, *args, **kwargs)
-            return (training if gradients() else inference).call(module, args, kwargs)
+class Entry:
+    """What a module's call is routed to. It holds the module weakly, as eager would.
 
-        return entry
+    A copy of a module whose class copies ``__dict__`` itself would lead into the original: an entry copies to None.
+    """
+
+    __slots__ = ("_inference", "_module", "_training")
+
+    def __init__(self, target: Any, component: Component) -> None:
+        self._module = weakref.ref(target)
+        self._training, self._inference = component.lanes
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
+        if torch.compiler.is_compiling():  # inlined by an outer compile, which has its own ledger
+            return eager_call(module, *args, **kwargs)
+        return (self._training if torch.is_grad_enabled() else self._inference).call(module, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
 
 
 class CompiledFunction:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,37 +20,50 @@ if TYPE_CHECKING:
 
 
 def from_refusal(  # noqa: PLR0913 - a call has a target and arguments, a refusal its history
-    lane: Lane, error: Exception, failed: int, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    lane: Lane, error: Exception, history: tuple[int, int], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Dynamo refused a frame, under ``fullgraph`` or ``strict``. Give eager's result, or raise what the user should see.
+    """Dynamo refused a frame. Give eager's result, or raise what the user should see.
 
-    Under fullgraph there is one frame, and nothing of it has run. What eager raises too is the user's own.
+    What eager raises too is the user's own, and the component may be compiled another time. ``history`` is how many
+    failures were known and graphs executed when the call began.
     """
-    strict, breaks = lane.config.strict, dynamo.is_graph_break(error)
-    if strict or breaks:
-        try:
-            with _undone(target):
-                eager_call(target, *args, **kwargs)
-        except Exception:
-            lane.tally.forget_failures(failed)
-            raise
-    if breaks and lane.config.fullgraph:
+    failed, executed = history
+    config, breaks = lane.config, dynamo.is_graph_break(error)
+    raises = config.strict or (config.fullgraph and breaks)
+    result = None
+    try:
+        if raises:
+            _ask_eager(target, args, kwargs, again=lane.tally.executed != executed)
+        else:
+            result = eager_call(target, *args, **kwargs)
+    except Exception:
+        lane.users_own(failed, target)
+        raise
+    if config.fullgraph and breaks:
         raise error
+    if config.strict:
+        raise _strict_error(lane, error, failure_of(error, None))
+    if dynamo.is_limit(error):  # what was compiled before goes on running; the event is in the account already
+        lane.ran_eager(target)
+    else:
+        lane.go_eager(_stays_eager(lane, error, target, failed))
+    return result
+
+
+def _stays_eager(lane: Lane, error: Exception, target: Any, failed: int) -> ev.FrameEager:
+    """Give torch's own account of what failed, which knows the user's line, else what the exception tells."""
+    if noted := lane.tally.forget_failures(failed):
+        return noted[0]
     failure = failure_of(error, None)
-    if strict:
-        raise _strict_error(lane, error, failure)
-    lane.go_eager(
-        ev.FrameEager(
-            component=lane.tally.component,
-            function=type(target).__name__,
-            stage="trace",
-            file=failure.file,
-            line=failure.line,
-            reason=failure.reason,
-            hint=failure.hint,
-        )
+    return ev.FrameEager(
+        component=lane.tally.component,
+        function=type(target).__name__,
+        stage="trace",
+        file=failure.file,
+        line=failure.line,
+        reason=failure.reason,
+        hint=failure.hint,
     )
-    return eager_call(target, *args, **kwargs)
 
 
 def _strict_error(lane: Lane, error: Exception, failure: Failure) -> CompileFailedError:
@@ -74,16 +86,27 @@ def _links(error: BaseException) -> Iterator[BaseException]:
         link = getattr(link, "inner_exception", None) or link.__cause__
 
 
-@contextlib.contextmanager
-def _undone(target: Any) -> Iterator[None]:
-    """Run a call for its exception alone: random state and buffers are as before it."""
+def _ask_eager(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, again: bool) -> None:
+    """Run a call for its exception alone: where it raises none, random state and buffers are as before it.
+
+    Where it raises, they are as eager leaves them. ``again``: compiled code has run that part of the call already.
+    """
     buffers = list(target.buffers()) if isinstance(target, torch.nn.Module) else []
     before = [buffer.detach().clone() for buffer in buffers]
-    with torch.random.fork_rng():
-        yield
-    with torch.no_grad():
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+    random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    undo = True
+    try:
+        eager_call(target, *args, **kwargs)
+    except Exception:
+        undo = again
+        raise
+    finally:
+        if undo:
+            torch.set_rng_state(random[0])
+            torch.cuda.set_rng_state_all(random[1])
+            with torch.no_grad():
+                for buffer, value in zip(buffers, before, strict=True):
+                    buffer.copy_(value)
 
 
 def forget_functions(target: Any, root: Root, given_up: list[ev.FrameEager]) -> None:

@@ -6,8 +6,8 @@ undone from here: eager is asked whether the error is the user's own; if it is n
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import linecache
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -17,7 +17,7 @@ from hotloop import events as ev
 from hotloop._torch import backends
 from hotloop._torch.autograd import guard_backward
 from hotloop._torch.dynamo import is_signal
-from hotloop._torch.graphs import copy_graph, is_user_file, user_line
+from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
 from hotloop.apply import split
 from hotloop.errors import CompiledRunError, CompileFailedError
@@ -167,22 +167,27 @@ class _Runner:
 
     def _explain(self, error: Exception, args: tuple[Any, ...]) -> tuple[Exception, BaseException | None]:
         """Give what to raise for a failure of the forward: the error itself, eager's own, or ours; and its cause."""
-        if self._info.running == "none" or _is_users(error) or isinstance(error, torch.OutOfMemoryError):
+        if _is_users(error) or isinstance(error, torch.OutOfMemoryError):
             return error, None
         eager_error = self._ask_eager(args)
         if eager_error is not None:
             return eager_error, None
+        if self._info.running == "none":
+            return error, None
         return self._run_failed(error, "forward", active.tally), error
 
     def _ask_eager(self, args: tuple[Any, ...]) -> Exception | None:
-        """Run the graph eagerly on copies of its inputs: what eager raises too is the user's own."""
+        """Run the graph eagerly on copies of its inputs: what eager raises too is the user's own, with their line."""
         copies = [arg.detach().clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
-        try:
-            with torch.no_grad(), _kept_random_state():
-                self._pristine(*copies)
-        except Exception as eager_error:  # noqa: BLE001 - whatever eager raises is the answer
-            return eager_error.with_traceback(None)
-        return None
+        with torch.no_grad(), torch.random.fork_rng():
+            found = first_failure(self._pristine, copies)
+        if found is None:
+            return None
+        eager_error, place = found
+        if place is not None:
+            file, line = place
+            eager_error.add_note(f"raised in compiled code, for {file}:{line}: {linecache.getline(file, line).strip()}")
+        return eager_error.with_traceback(None)
 
     def _run_failed(self, error: Exception, phase: Literal["forward", "backward"], tally: Tally) -> Exception:
         if isinstance(error, CompiledRunError | torch.OutOfMemoryError) or _is_users(error):
@@ -213,9 +218,3 @@ def _is_users(error: BaseException) -> bool:
         innermost = trace.tb_frame.f_code.co_filename
         trace = trace.tb_next
     return is_user_file(innermost)
-
-
-@contextlib.contextmanager
-def _kept_random_state() -> Iterator[None]:
-    with torch.random.fork_rng():
-        yield

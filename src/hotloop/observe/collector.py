@@ -37,16 +37,20 @@ class Collector:
     def install(self) -> None:
         """Listen to dynamo from now on; where this torch cannot be listened to, `missing` says why."""
         with self._lock:
-            if self._reader is not None or self.missing is not None:
+            if self.missing is not None:
                 return
             try:
-                self._reader = dynamo.Reader()
                 self._callbacks.install()
+                if self._reader is None:
+                    self._reader = dynamo.Reader()
+                    self._frames = self._reader.frames()
             except CapabilityMissingError as error:
                 self.missing = str(error)
                 _log.warning("hotloop cannot observe this torch: %s", error)
-                return
-            self._frames = self._reader.frames()
+
+    def listens(self) -> bool:
+        """Tell whether dynamo still calls us: ``torch.compiler.reset`` takes our callbacks off."""
+        return self._callbacks.installed()
 
     def compiling_since(self) -> float | None:
         """Give the `time.monotonic` at which the compile now in progress began, from any thread; None otherwise."""
@@ -56,12 +60,14 @@ class Collector:
         self._since = time.monotonic()
         self.poll(force=True)  # torch keeps its last 64 metrics only
         self._dirty = True
-        if active.tally is not NOBODY and active.window is None:
-            window = CompileWindow(
-                suppress=active.tally.suppress, guard_requires_grad=check() == _UNGUARDED_REQUIRES_GRAD
-            )
-            window.open()
-            active.window = window
+        if active.tally is NOBODY:
+            return
+        if active.window is not None:  # of the component around this one, which may have asked for something else
+            active.window.close()
+        active.window = CompileWindow(
+            suppress=active.tally.suppress, guard_requires_grad=check() == _UNGUARDED_REQUIRES_GRAD
+        )
+        active.window.open()
 
     def _ended(self) -> None:
         self._since = None

@@ -24,6 +24,7 @@ _BREAK_HINTS: tuple[tuple[str, str], ...] = (
     ("data-dependent", "use torch.where, or move the branch out of the model"),
     ("print", "move the print out of the model, or log from a hook outside it"),
     ("logging", "move the log call out of the model"),
+    ("Observed exception", "the code raised an exception of its own here, again and again, so it is no longer traced"),
     ("graph_break()", "remove the call to torch._dynamo.graph_break()"),
     (
         "torch.compiler.disable",
@@ -70,7 +71,7 @@ def metric_events(metric: Metric, component: str | None) -> list[ev.Event]:
 def _failure(metric: Metric, function: str, component: str | None, *, whole: bool) -> ev.Event:
     text = metric.fail_reason or metric.fail_type or ""
     own = (None, None) if whole else (metric.file, metric.line)
-    if "recompile_limit" in text:
+    if "recompile_limit" in text or metric.fail_type == "FailOnRecompileLimitHit":
         return ev.RecompileLimit(
             component=component,
             function=function,

@@ -99,7 +99,8 @@ class Tally:
         elif isinstance(event, ev.GraphBreak):
             self.graph_breaks += 1
         elif isinstance(event, ev.RecompileLimit):
-            self.limited.append(event)
+            if all(event.function != known.function for known in self.limited):  # fullgraph hits it at every call
+                self.limited.append(event)
         elif isinstance(event, ev.FrameEager):
             self.failures.append(event)
         if not isinstance(event, ev.Compiled | ev.Recompiled):

@@ -1,0 +1,37 @@
+"""What all tests share: nothing compiled in one test is left to the next."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+_THIRD_PARTY = (
+    # dynamo looks at .grad of every tensor that it traces, and gives a function up where the warning is an error.
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+    # Inductor imports modules of torch's own that still script.
+    "ignore:`torch.jit.script:DeprecationWarning",
+    # A planted failure must not be answered from Inductor's cache, and torch says that its caches are off.
+    "ignore:dynamo_pgo force disabled:UserWarning",
+)
+
+
+def pytest_configure(config):
+    for line in _THIRD_PARTY:
+        config.addinivalue_line("filterwarnings", line)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    """Forget compiled code, shared roots and what was said, after each test that may have made any."""
+    yield
+    if "torch._dynamo" in sys.modules:
+        import torch
+
+        torch.compiler.reset()
+    if "hotloop.control" in sys.modules:
+        from hotloop.apply import roots
+        from hotloop.observe import collector
+
+        roots._roots.clear()
+        collector._said.clear()

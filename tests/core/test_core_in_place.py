@@ -1,0 +1,334 @@
+"""A model that was compiled in place is used as an eager one is."""
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+from core_models import Net, Tied, assert_same, one, rows, tokens, total, train
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+import hotloop
+
+
+class Nested(nn.Module):
+    """Nested blocks, buffers, one of them not persistent, and a tied weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.ModuleDict({"net": Net(), "tied": nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))})
+        self.inner["tied"][1].weight = self.inner["tied"][0].weight
+        self.register_buffer("hidden", torch.ones(8), persistent=False)
+
+    def forward(self, x):
+        return self.inner["tied"](self.inner["net"](x) * self.hidden)
+
+
+MODELS = {"tied": (Tied, tokens), "net": (Net, rows), "nested": (Nested, rows)}
+
+
+@pytest.fixture(params=MODELS)
+def case(request):
+    """(make a model, a batch for it)."""
+    kind, batch = MODELS[request.param]
+    torch.manual_seed(0)
+    return kind, batch()
+
+
+def compiled(kind, batch):
+    model = hotloop.compile(kind(), "aot_eager")
+    total(model(batch)).backward()
+    model.zero_grad()
+    assert one(model).state == "compiled"
+    return model
+
+
+def test_names_types_and_structure_are_those_of_eager(case):
+    kind, batch = case
+    eager, model = kind(), compiled(kind, batch)
+    assert type(model) is kind
+    assert isinstance(model, kind)
+    assert list(model.state_dict()) == list(eager.state_dict())
+    assert [n for n, _ in model.named_parameters()] == [n for n, _ in eager.named_parameters()]
+    assert [n for n, _ in model.named_buffers()] == [n for n, _ in eager.named_buffers()]
+    assert [n for n, _ in model.named_modules()] == [n for n, _ in eager.named_modules()]
+    assert repr(model) == repr(eager)
+    assert bool(model)
+
+
+def test_compile_gives_back_the_same_object(case):
+    kind, _ = case
+    model = kind()
+    assert hotloop.compile(model, "aot_eager") is model
+
+
+def test_strict_load_both_ways(case):
+    kind, batch = case
+    eager, model = kind(), compiled(kind, batch)
+    assert not any(eager.load_state_dict(model.state_dict(), strict=True))
+    other = kind()
+    assert not any(model.load_state_dict(other.state_dict(), strict=True))
+    for name, value in model.state_dict().items():
+        assert_same(value, other.state_dict()[name])
+    model.eval()
+    assert_same(model(batch), other.eval()(batch))
+
+
+def test_deepcopy_is_an_eager_copy_of_its_own_whose_status_says_why(case):
+    kind, batch = case
+    model = compiled(kind, batch)
+    copied = copy.deepcopy(model)
+    status = one(copied)
+    assert (status.state, status.running, status.requested) == ("eager", "none", "aot_eager")
+    assert "copy of a module that was compiled with preset aot_eager" in status.causes[0].reason
+    assert "hotloop.compile" in status.causes[0].hint
+    with torch.no_grad():
+        for parameter in copied.parameters():
+            parameter.zero_()
+    assert total(copied.eval()(batch)) != total(model.eval()(batch))
+    assert one(model).state == "compiled"
+    hotloop.compile(copied, "aot_eager")
+    copied(batch)
+    assert one(copied).state == "compiled"
+    assert not one(copied).causes
+
+
+def test_tied_weights_stay_tied_in_a_copy():
+    model = compiled(Tied, tokens())
+    copied = copy.deepcopy(model)
+    assert copied.head.weight is copied.embed.weight
+    assert copied.head.weight is not model.head.weight
+
+
+@pytest.mark.parametrize("roundtrip", ["pickle", "torch.save"])
+def test_pickled_models_come_back_eager_and_say_so(case, roundtrip):
+    kind, batch = case
+    model = compiled(kind, batch).eval()
+    if roundtrip == "pickle":
+        back = pickle.loads(pickle.dumps(model))
+    else:
+        buffer = io.BytesIO()
+        torch.save(model, buffer)
+        buffer.seek(0)
+        back = torch.load(buffer, weights_only=False)
+    assert one(back).state == "eager"
+    assert one(back).causes
+    assert_same(back(batch), model(batch))
+
+
+def test_state_dict_saves_and_loads_as_weights_only(case):
+    kind, batch = case
+    model = compiled(kind, batch)
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    kind().load_state_dict(torch.load(buffer, weights_only=True), strict=True)
+
+
+class OwnState(Net):
+    """A module with a __getstate__ of its own, which does not know torch's slot for compiled calls."""
+
+    def __getstate__(self):
+        return self.__dict__.copy()
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_module_with_its_own_getstate_copies_to_a_module_of_its_own(how):
+    model = compiled(OwnState, rows())
+    copied = how(model)
+    with torch.no_grad():
+        copied.last.weight.zero_()
+        copied.last.bias.zero_()
+    assert copied.eval()(rows()).abs().max() == 0, "the copy runs the original's parameters"
+    assert one(copied).state == "eager"
+
+
+def test_forward_hooks_run_and_may_replace_what_passes():
+    model, seen = compiled(Net, rows()), []
+    handles = [
+        model.register_forward_pre_hook(lambda m, args: (seen.append("pre"), (args[0] + 1,))[1]),
+        model.register_forward_hook(lambda m, args, out: (seen.append("post"), out * 2)[1]),
+        model.norm.register_forward_hook(lambda m, args, out: seen.append("inner")),
+    ]
+    reference = copy.deepcopy(model)
+    torch.manual_seed(1)
+    out = model(rows())
+    mine, seen[:] = list(seen), []
+    torch.manual_seed(1)
+    assert_same(out, reference(rows()))
+    assert mine == seen == ["pre", "inner", "post"]
+    assert one(model).state == "compiled"
+    for handle in handles:
+        handle.remove()
+    seen.clear()
+    model(rows())
+    assert seen == []
+
+
+def test_hooks_with_kwargs_and_always_called_hooks():
+    model, seen = Net(), []
+
+    def pre(module, args, kwargs):
+        seen.append(sorted(kwargs))
+        return args, kwargs
+
+    model.register_forward_pre_hook(pre, with_kwargs=True)
+    model.register_forward_hook(lambda m, a, k, out: out + 1, with_kwargs=True)
+    reference = copy.deepcopy(model).eval()
+    hotloop.compile(model.eval(), "aot_eager")
+    assert_same(model(x=rows()), reference(x=rows()))
+    assert seen == [["x"], ["x"]]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_full_backward_hooks_on_the_module_run(when):
+    model, grads = Net(p=0.0), []
+
+    def add(module):
+        module.register_full_backward_hook(lambda m, gin, gout: grads.append(gout[0].detach().clone()))
+        module.register_full_backward_pre_hook(lambda m, gout: (gout[0] * 2,))
+
+    if when == "before":
+        add(model)
+    hotloop.compile(model, "aot_eager")
+    if when == "after":
+        model(rows())
+        add(model)
+    reference = copy.deepcopy(model)
+    x = rows().requires_grad_()
+    train(model, [x]).assert_equal(train(reference, [x]))
+    assert len(grads) == 2
+    assert_same(grads[0], grads[1])
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])
+def test_a_hook_on_a_child_that_is_registered_after_the_compile_runs(kind):
+    model, ran = Net(p=0.0), []
+    hotloop.compile(model, "aot_eager")
+    x = rows().requires_grad_()
+    train(model, [x])
+    register = getattr(model.norm, f"register_{kind}_hook")
+    handle = register(lambda *a: ran.append(kind))
+    train(model, [x])
+    assert ran == [kind]
+    handle.remove()
+    train(model, [x])
+    assert ran == [kind]
+    assert one(model).state == "compiled"
+
+
+def test_parameter_hooks_run():
+    model, seen = Net(), []
+    model.last.weight.register_hook(lambda g: seen.append("tensor"))
+    model.last.bias.register_post_accumulate_grad_hook(lambda p: seen.append("accumulated"))
+    hotloop.compile(model, "aot_eager")
+    total(model(rows())).backward()
+    assert sorted(seen) == ["accumulated", "tensor"]
+
+
+def test_train_and_eval_take_effect():
+    model = compiled(Net, rows())
+    with torch.no_grad():
+        before = model.norm.num_batches_tracked.item()
+        model.eval()
+        assert_same(model(rows()), model(rows()))
+        assert model.norm.num_batches_tracked.item() == before
+        model.train()
+        assert not torch.equal(model(rows()), model(rows()))
+        assert model.norm.num_batches_tracked.item() == before + 2
+    model.drop.eval()
+    torch.manual_seed(0)
+    first = model(rows())
+    torch.manual_seed(1)
+    assert_same(first, model(rows()))
+
+
+def test_ema_by_name_and_averaged_model():
+    model = compiled(Net, rows())
+    average = AveragedModel(model, use_buffers=True)
+    shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+    train(model, [rows(seed=s) for s in range(3)])
+    average.update_parameters(model)
+    for name, parameter in model.named_parameters():
+        shadow[name].lerp_(parameter.detach(), 0.5)
+    assert {f"module.{n}" for n in shadow} == {n for n, _ in average.named_parameters()}
+    assert_same(average.module.last.weight, model.last.weight)  # its first update copies
+    assert_same(average.eval()(rows()), model.eval()(rows()))
+    assert one(average.module).state == "eager"
+    copied = copy.deepcopy(model)
+    missing = copied.load_state_dict(shadow, strict=False)
+    assert not missing.unexpected_keys
+
+
+def test_containers_keep_their_own_protocols():
+    layers = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    hotloop.compile(layers, "aot_eager")
+    layers(rows())
+    assert len(layers) == 2
+    assert layers[0] in list(layers)
+    assert layers[0] in layers
+    assert isinstance(layers[1:], nn.Sequential)
+    assert [type(part) for part in layers] == [nn.Linear, nn.GELU]
+    layers.append(nn.Linear(8, 3))
+    assert layers(rows()).shape == (4, 3)
+    named = nn.ModuleDict({"a": nn.Linear(8, 8)})
+    hotloop.compile(named, "aot_eager")
+    assert "a" in named
+    assert len(named) == 1
+
+
+def test_moving_and_casting_after_the_compile():
+    model = compiled(Net, rows())
+    model.double()
+    assert model(rows().double()).dtype == torch.float64
+    model.requires_grad_(False)
+    assert not model(rows().double()).requires_grad
+    assert one(model).state == "compiled"
+
+
+def test_replacing_a_child_after_the_compile_takes_effect():
+    model = compiled(Net, rows()).eval()
+    model.last = nn.Linear(8, 3)
+    assert_same(model(rows()), copy.deepcopy(model)(rows()))
+    assert one(model).state == "compiled"
+
+
+def test_uncompile_restores_every_dict():
+    model = Tied()
+    before = [dict(module.__dict__) for module in model.modules()]
+    hotloop.compile(model, "aot_eager")
+    model(tokens())
+    assert hotloop.uncompile(model) is model
+    assert [dict(module.__dict__) for module in model.modules()] == before
+    status = one(model)
+    assert (status.state, status.requested, status.causes) == ("eager", "none", ())
+    ran = []
+    model.register_forward_hook(lambda *a: ran.append(torch.compiler.is_compiling()))
+    assert_same(model(tokens()), copy.deepcopy(model)(tokens()))
+    assert ran == [False, False]
+    assert hotloop.uncompile(nn.Linear(1, 1)) is not None
+
+
+def test_a_deleted_model_is_freed_at_once():
+    model = compiled(Tied, tokens())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    total(model(tokens())).backward()
+    optimizer.step()
+    alive = [weakref.ref(model), weakref.ref(model.blocks[0]), weakref.ref(model.embed.weight)]
+    gc.disable()
+    try:
+        del model, optimizer
+        assert [reference() for reference in alive] == [None] * 3
+    finally:
+        gc.enable()
+
+
+def test_a_compiled_model_can_be_compiled_by_torch_from_outside():
+    model = compiled(Net, rows()).eval()
+    expected = model(rows())
+    outer = torch.compile(lambda x: model(x) * 2, backend="aot_eager", fullgraph=True)
+    assert_same(outer(rows()), expected * 2)

@@ -1,0 +1,308 @@
+"""A failing compiler costs speed, never the run: each compile-time failure on aot_eager, against a run eager from the start."""
+
+import copy
+
+import pytest
+import torch
+from core_models import Block, Broken, Counter, Net, against_eager, aot, one, real_aot_eager, rows, train
+from torch import nn
+
+import hotloop
+from hotloop import events as ev
+from hotloop._torch import backends
+
+STEPS = [rows(seed=s) for s in range(3)]
+SECOND_SHAPE = [rows(4), rows(6, seed=1), rows(4, seed=2), rows(7, seed=3)]
+
+
+def refuse(*args, **kwargs):
+    raise RuntimeError("planted")
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    """Put a compiler in aot_eager's place."""
+
+    def put(compiler):
+        monkeypatch.setattr(backends, "aot_eager", lambda: compiler)
+        return compiler
+
+    return put
+
+
+@pytest.fixture(params=["backend", "aot forward", "aot backward", "broken aot"])
+def failing(request, plant, monkeypatch):
+    """Each place where a backend can fail while it compiles; gives how often it was asked."""
+    if request.param == "broken aot":
+        import torch._functorch.aot_autograd as module
+
+        counter = Counter(fail=lambda nth, graph: False, inner=real_aot_eager())
+        monkeypatch.setattr(module, "aot_stage1_graph_capture", refuse)
+        return plant(counter)
+    inner = {"aot forward": aot(forward=refuse), "aot backward": aot(backward=refuse)}.get(request.param)
+    return plant(Counter(fail=lambda nth, graph: request.param == "backend", inner=inner))
+
+
+@pytest.mark.parametrize("model", [Net, Broken])
+def test_first_compile(failing, model):
+    with hotloop.watch() as events:
+        status = against_eager(model(), STEPS)
+    assert (status.state, status.running) == ("eager", "none")
+    graphs = 2 if model is Broken else 1
+    assert status.fallbacks == graphs
+    assert failing.calls == graphs, "a failed graph is not tried again"
+    assert status.frames_eager == 3 * graphs
+    fell = [event for event in events if isinstance(event, ev.Fallback)]
+    assert {(e.from_preset, e.to_preset, e.scope, e.component) for e in fell} == {("aot_eager", "none", "graph", "model")}
+    assert all(e.file.endswith("core_models.py") and e.line for e in fell)
+    cause = next(cause for cause in status.causes if "planted" in cause.reason)
+    assert cause.stage == "lower"
+    assert cause.file.endswith("core_models.py")
+    assert cause.source
+    assert cause.hint
+
+
+@pytest.mark.parametrize("where", ["backend", "forward", "backward"])
+def test_recompile_for_a_second_shape(plant, where):
+    seen = []
+
+    def second(graph, inputs):
+        seen.append(graph)
+        if where == "backend" and len(seen) > 1:
+            refuse()
+        bad = refuse if len(seen) > 1 else None
+        compiler = aot(**{where: bad}) if where != "backend" else real_aot_eager()
+        return compiler(graph, inputs)
+
+    plant(second)
+    status = against_eager(Net(), SECOND_SHAPE)
+    assert (status.state, status.running, status.fallbacks) == ("partial", "aot_eager", 1)
+    assert status.recompiles == 1
+    assert len(seen) == 2
+    # The graph of the second shape is a dynamic one, which torch then prefers for the first shape as well.
+    assert (status.frames_compiled, status.frames_eager) == (1, 3)
+
+
+def test_one_failing_layer_leaves_the_others_compiled(plant):
+    class Three(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.three = Net(), Net(), Net()
+
+        def forward(self, x):
+            x = self.one(x)
+            torch._dynamo.graph_break()
+            x = self.two(x)
+            torch._dynamo.graph_break()
+            return self.three(x)
+
+    counter = plant(Counter(fail=lambda nth, graph: nth == 2, inner=real_aot_eager()))
+    status = against_eager(Three(), STEPS)
+    assert (status.state, status.running, status.fallbacks) == ("partial", "aot_eager", 1)
+    assert status.frames_compiled == 2 * status.frames_eager > 0
+    assert counter.calls == 3
+
+
+def test_a_failure_in_the_second_graph_does_not_rerun_the_first(plant):
+    ran = []
+    counter = Counter(fail=lambda nth, graph: nth == 2, inner=real_aot_eager())
+    plant(counter)
+    model = Broken()
+    model.one.register_forward_hook(lambda *a: ran.append(1))
+    hotloop.compile(model, "aot_eager")
+    torch.manual_seed(0)
+    model(rows())
+    assert model.one.norm.num_batches_tracked.item() == 1
+    assert model.two.norm.num_batches_tracked.item() == 1
+    assert len(ran) == 1
+    position = torch.get_rng_state()
+    torch.manual_seed(0)
+    hotloop.uncompile(model)(rows())
+    assert torch.equal(position, torch.get_rng_state())
+
+
+def test_one_block_of_many_can_fail_alone(plant):
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(), Block()])
+            self.head = nn.Linear(8, 8)
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x).tanh()
+
+    plant(Counter(fail=lambda nth, graph: any("tanh" in str(n.target) for n in graph.graph.nodes), inner=real_aot_eager()))
+    status = against_eager(Stack(), [rows().view(1, 4, 8)] * 2, regions="blocks")
+    assert (status.state, status.fallbacks) == ("partial", 1)
+    assert status.frames_compiled == 4
+    assert status.frames_eager == 2
+
+
+@pytest.mark.parametrize("model", [Net, Broken])
+def test_a_bug_in_dynamo(monkeypatch, model):
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    def bug(self, *args, **kwargs):
+        assert False, "dynamo bug"  # noqa: B011, PT015
+
+    real = TensorVariable.call_method
+    monkeypatch.setattr(
+        TensorVariable, "call_method", lambda self, tx, name, *a, **k: bug(self) if name == "sigmoid" else real(self, tx, name, *a, **k)
+    )
+    with hotloop.watch() as events:
+        status = against_eager(model(), STEPS)
+    assert (status.state, status.running) == ("eager", "none")
+    failed = [e for e in events if isinstance(e, ev.FrameEager)]
+    assert failed
+    assert len(failed) <= 6
+    assert all(e.stage == "trace" and "dynamo bug" in e.reason for e in failed)
+    assert any(c.file and c.file.endswith("core_models.py") and "sigmoid" in c.source for c in status.causes)
+
+
+@pytest.mark.parametrize("setting", ["fullgraph", "strict"])
+def test_a_bug_in_dynamo_under_fullgraph_goes_eager_and_under_strict_is_raised(monkeypatch, setting):
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    def bug(*args, **kwargs):
+        raise AssertionError("dynamo bug")
+
+    monkeypatch.setattr(TensorVariable, "call_method", bug)
+    if setting == "strict":
+        model = hotloop.compile(Net(), "aot_eager", strict=True)
+        with pytest.raises(hotloop.errors.CompileFailedError, match="dynamo bug"):
+            model(rows())
+        assert model.norm.num_batches_tracked.item() == 0
+    else:
+        status = against_eager(Net(), STEPS, fullgraph=True)
+        assert (status.state, status.running) == ("eager", "none")
+        assert "dynamo bug" in status.causes[0].reason
+
+
+def test_a_failing_backend_under_strict_is_raised_and_under_fullgraph_steps_down(plant):
+    plant(Counter(fail=lambda nth, graph: True))
+    model = hotloop.compile(Net(), "aot_eager", strict=True)
+    with pytest.raises(hotloop.errors.CompileFailedError, match=r"preset aot_eager failed \(lower\) at .*core_models.py") as caught:
+        model(rows())
+    assert "planted" in str(caught.value)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    status = against_eager(Net(), STEPS, fullgraph=True)
+    assert (status.state, status.fallbacks) == ("eager", 1)
+
+
+def test_mark_dynamic_violated():
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x):
+            return self.net(x) * torch.ones(4, 1)
+
+    def batch(seed):
+        x = rows(4, seed=seed)
+        torch._dynamo.mark_dynamic(x, 0)
+        return x
+
+    status = against_eager(Fixed(), [batch(0), batch(1)])
+    assert status.state in ("eager", "partial")
+    assert any("Constraint" in cause.reason for cause in status.causes)
+    model = hotloop.compile(Fixed(), "aot_eager", strict=True)
+    with pytest.raises(hotloop.errors.CompileFailedError):
+        model(batch(0))
+    status = against_eager(Fixed(), [batch(0), batch(1)], fullgraph=True)
+    assert status.state == "eager"
+    assert status.causes
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net, self.k = Net(), 0
+
+    def forward(self, x):
+        self.k += 1
+        return self.net(x) * (self.k + 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"fullgraph": True}, {"strict": True}])
+def test_recompile_limit(settings):
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.k = Net(), 2
+
+        def forward(self, x):
+            return self.net(x) * self.k
+
+    model = Growing()
+    reference = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager", **settings)
+    for step in range(25):
+        model.k = reference.k = step + 2
+        run = {"batches": [rows(seed=step)], "lr": 1e-4, "seed": step}
+        train(model, **run).assert_equal(train(reference, **run))
+    status = one(model)
+    assert status.state == "partial"
+    assert status.frames_eager > 0
+    assert any("recompile limit" in cause.reason for cause in status.causes)
+
+
+def test_torchs_own_flag_to_fail_at_the_limit_is_the_users_to_set():
+    class Growing(nn.Module):
+        k = 2
+
+        def forward(self, x):
+            return x * self.k
+
+    model = hotloop.compile(Growing(), "aot_eager")
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        with pytest.raises(Exception, match="fail_on_recompile_limit_hit"):
+            for step in range(40):
+                model.k = step + 2
+                model(rows())
+        assert torch._dynamo.config.suppress_errors is False
+
+
+def test_the_state_a_module_counts_in_python_moves_once_a_call():
+    model = Counting()
+    hotloop.compile(model, "aot_eager")
+    for _ in range(4):
+        model(rows())
+    assert model.k == 4
+
+
+def test_disabled_by_the_environment(monkeypatch):
+    monkeypatch.setenv("HOTLOOP_DISABLE", "1")
+    loss = hotloop.compile(nn.functional.mse_loss, "aot_eager", strict=True)
+    loss(rows().requires_grad_(), rows())
+    status = one(loss)
+    assert (status.state, status.running, status.compiles, status.frames_compiled) == ("eager", "none", 0, 0)
+    status = against_eager(Net(), STEPS, strict=True)
+    assert (status.state, status.running, status.requested, status.compiles) == ("eager", "none", "aot_eager", 0)
+    assert status.causes[0].reason == "HOTLOOP_DISABLE=1 is set"
+    monkeypatch.setenv("HOTLOOP_DISABLE", "0")
+    assert one(hotloop.compile(Net(), "aot_eager")).state == "pending"
+
+
+def test_torchs_own_reset_does_not_take_the_safety_off(plant):
+    model = hotloop.compile(Net(), "aot_eager")
+    model(rows())
+    torch.compiler.reset()
+    plant(Counter(fail=lambda nth, graph: True))
+    reference = copy.deepcopy(model)
+    train(model, STEPS).assert_equal(train(reference, STEPS))
+    assert one(model).compiles == 2
+    assert one(model).fallbacks == 1
+
+
+def test_a_reset_then_a_bug_in_dynamo(monkeypatch):
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    model = hotloop.compile(Net(), "aot_eager")
+    torch.compiler.reset()
+    monkeypatch.setattr(TensorVariable, "call_method", refuse)
+    reference = copy.deepcopy(model)
+    train(model, STEPS).assert_equal(train(reference, STEPS))
+    assert one(model).state == "eager"

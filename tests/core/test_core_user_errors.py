@@ -1,0 +1,266 @@
+"""The user's own exceptions reach them as from eager: class, message, their own lines; and the model compiles afterwards."""
+
+import copy
+import traceback
+
+import pytest
+import torch
+from core_models import Net, against_eager, assert_same, one, rows, train
+from torch import nn
+
+import hotloop
+
+
+class Custom(Exception):
+    """A class of the user's own, with two arguments."""
+
+    def __init__(self, code, text):
+        super().__init__(code, text)
+        self.code = code
+
+
+class Fussy(nn.Module):
+    """Raises on a batch of three, each time in another way."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.net, self.how = Net(), how
+
+    def forward(self, x):
+        x = self.net(x)
+        if x.shape[0] == 3:
+            return self.fail(x)
+        return x
+
+    def fail(self, x):
+        if self.how == "value":
+            raise ValueError("three rows")
+        if self.how == "key":
+            return {"a": x}["b"]
+        if self.how == "assert":
+            assert x.shape[0] != 3, "three rows"
+        if self.how == "attribute":
+            return self.missing
+        if self.how == "custom":
+            raise Custom(3, "rows")
+        if self.how == "shape":
+            return x @ torch.ones(7, 7)
+        if self.how == "index":
+            return x[7]
+        if self.how == "zero":
+            return x * (1 // (x.shape[0] - 3))
+        if self.how == "not implemented":
+            raise NotImplementedError("three rows")
+        if self.how == "cause":
+            try:
+                raise KeyError("inner")
+            except KeyError as error:
+                raise RuntimeError("outer") from error
+        return x
+
+
+KINDS = ["value", "key", "assert", "attribute", "custom", "shape", "index", "zero", "not implemented", "cause"]
+
+
+def error_of(model, x):
+    try:
+        model(x)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def own_lines(error):
+    """The user's lines of a traceback: (function, source)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [(f.name, f.line) for f in frames if f.filename == __file__ and f.name.isidentifier() and not f.name.startswith(("error_of", "torch_dynamo_resume"))]
+
+
+@pytest.mark.parametrize("settings", [{}, {"fullgraph": True}, {"strict": True}], ids=["plain", "fullgraph", "strict"])
+@pytest.mark.parametrize("how", KINDS)
+def test_met_while_tracing(how, settings):
+    torch.manual_seed(0)
+    model = Fussy(how)
+    eager = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager", **settings)
+    expected = error_of(eager, rows(3))
+    for _ in range(2):
+        error = error_of(model, rows(3))
+        assert type(error) is type(expected)
+        assert str(error) == str(expected)
+        assert error.args == expected.args
+        assert own_lines(error) == own_lines(expected)
+        assert own_lines(error)
+        assert type(error.__cause__) is type(expected.__cause__)
+    assert model.net.norm.num_batches_tracked == 2, "the part before the error ran once a call, as in eager"
+    reference = copy.deepcopy(model)
+    before = one(model).frames_compiled
+    train(model, [rows(), rows(5)]).assert_equal(train(reference, [rows(), rows(5)]))
+    status = one(model)
+    assert status.state == "compiled", status
+    assert status.frames_compiled == before + 2, "one graph a step: the model was traced anew as a whole"
+    assert not any(cause.stage == "trace" for cause in status.causes), status.causes
+
+
+@pytest.mark.parametrize("settings", [{}, {"fullgraph": True}, {"strict": True}], ids=["plain", "fullgraph", "strict"])
+def test_random_position_and_buffers_after_the_users_error_are_eagers(settings):
+    model = Fussy("value")
+    eager = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager", **settings)
+    after = []
+    for candidate in (eager, model):
+        torch.manual_seed(3)
+        error_of(candidate, rows(3))
+        after.append((torch.get_rng_state(), candidate.net.norm.running_mean.clone()))
+    assert_same(after[0][0], after[1][0])
+    assert_same(after[0][1], after[1][1])
+
+
+def test_met_in_a_recompile_after_good_steps():
+    model = hotloop.compile(Fussy("shape"), "aot_eager")
+    train(model, [rows()])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(rows(3))
+    before = one(model)
+    train(model, [rows()])
+    status = one(model)
+    assert status.frames_compiled == before.frames_compiled + 1
+    assert status.state == "compiled"
+
+
+def test_it_is_not_traced_forever(monkeypatch):
+    """A loop that catches its own error at every call is not slowed for good."""
+    from hotloop.observe import collector
+
+    model = hotloop.compile(Fussy("value"), "aot_eager")
+    for _ in range(4):
+        error_of(model, rows(3))
+    frames = collector._reader.frames()
+    for _ in range(4):
+        error_of(model, rows(3))
+    assert collector._reader.frames() == frames
+    train(model, [rows()])
+    status = one(model)
+    assert status.state == "partial"
+    assert any("three rows" in cause.source and cause.file == __file__ for cause in status.causes)
+
+
+@pytest.mark.parametrize("settings", [{}, {"strict": True}])
+def test_item_breaks_the_graph(settings):
+    class Item(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x):
+            x = self.net(x)
+            return x * x.mean().item()
+
+    status = against_eager(Item(), [rows(), rows(seed=1)], **settings)
+    assert status.state == "compiled"
+    assert status.graph_breaks >= 1
+
+
+class Item(nn.Module):
+    def forward(self, x):
+        return x * 2 if x.sum().item() > 0 else x
+
+
+class Printing(nn.Module):
+    def forward(self, x):
+        x = x.relu()
+        torch._dynamo.graph_break()
+        return x * 2
+
+
+@pytest.mark.parametrize("kind", [Item, Printing])
+@pytest.mark.parametrize("before", [False, True], ids=["cold", "over compiled code with breaks"])
+def test_a_graph_break_under_fullgraph_raises_with_its_place(kind, before):
+    model = kind()
+    if before:
+        hotloop.compile(model, "aot_eager")
+        model(rows())
+        hotloop.uncompile(model)
+    hotloop.compile(model, "aot_eager", fullgraph=True)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"test_core_user_errors.py") as caught:
+            model(rows())
+        assert type(caught.value).__module__ == "torch._dynamo.exc"
+        source = "x.sum().item() > 0" if kind is Item else "graph_break()"
+        assert source in str(caught.value)
+
+
+@torch.library.custom_op("hotloop_tests::fussy", mutates_args=())
+def fussy(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 1e6:
+        raise ValueError("too large for me")
+    return x.clone()
+
+
+@fussy.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class UsesOperator(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x):
+        return self.net(fussy(x))
+
+
+@pytest.mark.parametrize("settings", [{}, {"fullgraph": True}, {"strict": True}], ids=["plain", "fullgraph", "strict"])
+def test_an_operator_of_the_users_own_raises_inside_compiled_code(settings):
+    model = hotloop.compile(UsesOperator(), "aot_eager", **settings)
+    model(rows())
+    with pytest.raises(ValueError, match="too large for me") as caught:
+        model(rows() + 1e9)
+    assert type(caught.value) is ValueError
+    assert ("fussy", 'raise ValueError("too large for me")') in own_lines(caught.value)
+    model(rows())
+    assert one(model).state == "compiled"
+    assert one(model).frames_compiled == 3
+
+
+def test_an_operator_of_torchs_raises_inside_compiled_code(capsys):
+    class Lookup(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Embedding(4, 4)
+
+        def forward(self, ids):
+            return self.embed(ids).sum()
+
+    model = hotloop.compile(Lookup(), "aot_eager")
+    model(torch.tensor([1, 2]))
+    with pytest.raises(IndexError, match="index out of range") as caught:
+        model(torch.tensor([1, 9]))
+    assert any("test_core_user_errors.py" in note and "self.embed(ids)" in note for note in caught.value.__notes__)
+    model(torch.tensor([1, 2]))
+    assert one(model).state == "compiled"
+    assert "Traceback" not in capsys.readouterr().err, "torch prints the graph's source when it raises"
+
+
+def test_keyboard_interrupt_while_compiling_leaves_torch_as_it_was(monkeypatch):
+    from hotloop._torch import backends
+
+    def interrupted(graph, inputs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(backends, "aot_eager", lambda: interrupted)
+    model = hotloop.compile(Net(), "aot_eager")
+    with pytest.raises(KeyboardInterrupt):
+        model(rows())
+    assert torch._dynamo.config.suppress_errors is False
+    assert torch._functorch.config.force_non_lazy_backward_lowering is False
+    from hotloop.observe import active
+
+    assert active.tally.component == ""
+    assert active.window is None
+    monkeypatch.undo()
+    reference = copy.deepcopy(model)
+    train(model, [rows()]).assert_equal(train(reference, [rows()]))
+    assert one(model).frames_compiled == 1
