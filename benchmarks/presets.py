@@ -7,13 +7,14 @@ alternate in blocks within one process (eager, compiled, eager, compiled), so th
 time from the first compiled step to the end of the third, with an empty cache. The gradients of the first compiled step
 are compared with eager's: ``ratio`` is the worst over all tensors of rmse(float64, compiled) / rmse(float64, eager), as
 torch's own accuracy check defines it, but per tensor; ``slope`` is the worst |<c, e>/<e, e> - 1| of compiled c and eager
-e, over tensors that are more than rounding noise. Rows already in RESULTS.json are kept and not run again, so that it can
-be made in parts.
+e, over tensors that are more than noise. With --untimed the rows run side by side, and are compared but not timed. Rows
+already in RESULTS.json are kept and not run again, so that it can be made in parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import datetime as dt
 import json
 import os
@@ -190,11 +191,12 @@ def child(workload, preset, regions):
     cold = time.perf_counter() - begin
     memory["compiling_mb"] = peak()
     ratio, at, slope = compare(compiled, eager, exact)
+    timed = not os.environ.get("HOTLOOP_BENCH_UNTIMED")
     torch.cuda.reset_peak_memory_stats()
     for _ in range(3):
         step()
     status = None
-    for round_ in range(2):
+    for round_ in range(2 if timed else 1):
         compiled_ms += block()
         memory.setdefault("after_mb", peak())
         status = status or hotloop.status(model).components["model"]
@@ -233,6 +235,7 @@ def main():
     parser.add_argument("specs", nargs="*")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds after which no further row is started")
     parser.add_argument("--row-limit", type=float, default=240.0, help="seconds for one row")
+    parser.add_argument("--untimed", action="store_true", help="compare with eager only, all rows side by side")
     options = parser.parse_args()
     if os.environ.get("HOTLOOP_BENCH_CHILD"):
         child(*options.specs)
@@ -247,24 +250,33 @@ def main():
         "block": BLOCK,
     }
     done = {(row["workload"], row["preset"], row["regions"]) for row in document["rows"]}
-    for spec in options.specs or SPECS:
-        workload, preset, *rest = spec.split(":")
-        key = (workload, preset, rest[0] if rest else "auto")
-        if key in done or time.monotonic() - begin > options.limit:
-            continue
-        row = run_row(*key, options.row_limit)
-        document["rows"].append(row)
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        options.results.write_text(json.dumps(document, indent=1) + "\n")
-        print(json.dumps({k: v for k, v in row.items() if k not in ("causes", "pieces")}), flush=True)
+    todo = [key for key in map(key_of, options.specs or SPECS) if key not in done]
+    with concurrent.futures.ThreadPoolExecutor(len(todo) if options.untimed else 1) as pool:
+
+        def row(key):
+            late = time.monotonic() - begin > options.limit
+            return None if late else run_row(*key, options.row_limit, timed=not options.untimed)
+
+        for found in filter(None, pool.map(row, todo)):
+            document["rows"].append(found)
+            options.results.parent.mkdir(parents=True, exist_ok=True)
+            options.results.write_text(json.dumps(document, indent=1) + "\n")
+            print(json.dumps({k: v for k, v in found.items() if k not in ("causes", "pieces")}), flush=True)
 
 
-def run_row(workload, preset, regions, limit):
+def key_of(spec):
+    """Give (workload, preset, regions) of a row's name."""
+    workload, preset, *rest = spec.split(":")
+    return workload, preset, rest[0] if rest else "auto"
+
+
+def run_row(workload, preset, regions, limit, *, timed):
     """Run one row in a process and a cache of its own; a failure is a row too."""
     with tempfile.TemporaryDirectory() as cache:
         env = {
             **os.environ,
             "HOTLOOP_BENCH_CHILD": "1",
+            "HOTLOOP_BENCH_UNTIMED": "" if timed else "1",
             "TORCHINDUCTOR_CACHE_DIR": cache,
             "TRITON_CACHE_DIR": f"{cache}/triton",
         }
