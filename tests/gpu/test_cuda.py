@@ -12,8 +12,8 @@ from hotloop import errors, presets
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    # Inductor suggests TF32 on such a card, and uses deprecated parts of torch: as errors these would break a lowering.
-    pytest.mark.filterwarnings("ignore:::torch"),
+    # Inductor suggests TF32 on such a card, and uses deprecated parts of torch: an error there would break a lowering.
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
 ]
 
 
