@@ -7,7 +7,7 @@ alternate in blocks within one process (eager, compiled, eager, compiled), so th
 time from the first compiled step to the end of the third, with an empty cache. The gradients of the first compiled step
 are compared with eager's: ``ratio`` is the worst over all tensors of rmse(float64, compiled) / rmse(float64, eager), as
 torch's own accuracy check defines it, but per tensor; ``slope`` is the worst |<c, e>/<e, e> - 1| of compiled c and
-eager e, over tensors that are more than noise. With --untimed the rows run side by side, and are compared but not timed.
+eager e, over tensors above the noise. With --untimed the rows run side by side, and are compared but not timed.
 Rows already in RESULTS.json are kept and not run again, so that it can be made in parts.
 """
 
