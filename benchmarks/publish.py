@@ -27,16 +27,24 @@ def contradictions(rows):
     inductor, aot = find(rows, "xlmr-2", "inductor"), find(rows, "unet-small", "aot_eager")
     whole, blocks = find(rows, "unet", "default", "whole"), find(rows, "unet", "default", "blocks")
     return [
-        "triton is ranked best, for a high overhead: on xlmr-2 it was "
-        f"{tuned['speedup']:.2f}x as fast as eager after {tuned['cold_s']:.0f} s, "
-        f"reduce-overhead {fast['speedup']:.2f}x after {fast['cold_s']:.0f} s.",
-        "inductor's autotuning is ranked better than default: on xlmr-2 its "
-        f"{inductor['speedup']:.2f}x cost {inductor['cold_s']:.0f} s; CUDA graphs gave more for less.",
+        (
+            "triton is ranked best, for a high overhead: on xlmr-2 it was "
+            f"{tuned['speedup']:.2f}x as fast as eager after {tuned['cold_s']:.0f} s, "
+            f"reduce-overhead {fast['speedup']:.2f}x after {fast['cold_s']:.0f} s."
+        ),
+        (
+            "inductor's autotuning is ranked better than default: on xlmr-2 its "
+            f"{inductor['speedup']:.2f}x cost {inductor['cold_s']:.0f} s; CUDA graphs gave more for less."
+        ),
         f"aot_eager is no speed-up: {aot['speedup']:.2f}x on unet-small.",
-        "compiled code is said to need more memory: on unet default held "
-        f"{whole['after_mb']:,} MB, eager {whole['eager_mb']:,} MB.",
-        "compiling by blocks is said to compile faster: on unet it took "
-        f"{blocks['cold_s']:.0f} s, whole {whole['cold_s']:.0f} s, since most of it is no repeated block.",
+        (
+            "compiled code is said to need more memory: on unet default held "
+            f"{whole['after_mb']:,} MB, eager {whole['eager_mb']:,} MB."
+        ),
+        (
+            "compiling by blocks is said to compile faster: on unet it took "
+            f"{blocks['cold_s']:.0f} s, whole {whole['cold_s']:.0f} s, since most of it is no repeated block."
+        ),
     ]
 
 

@@ -66,8 +66,8 @@ def _print_presets(console: Console) -> None:
     for number, line in enumerate(presets.TROUBLESHOOTING, start=1):
         console.print(f"{number}. {escape(line)}")
     console.print(
-        "\nAll with partial graphs unless fullgraph=True. Dynamic shapes are torch's automatic kind: static until a second "
-        "size comes; dynamic=True forces them, and runs slower."
+        "\nAll with partial graphs unless fullgraph=True. Dynamic shapes are torch's automatic kind: static until a "
+        "second size comes; dynamic=True forces them, and runs slower."
     )
 
 
