@@ -3,7 +3,6 @@ PYTHON ?= python3.11
 VENV := .venv
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
-RUN ?= runs/demo
 # pytest-xdist: two workers, each with one thread, or they fight over the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
@@ -17,8 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: setup
-	$(BIN)/hotloop train recipe=criteria output=$(RUN)
-	$(BIN)/hotloop report $(RUN)
+	$(BIN)/hotloop train recipe=criteria
 
 test: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal tests
