@@ -46,9 +46,14 @@ def test_a_new_head_is_told(tmp_path):
 def test_a_name_that_is_nowhere_is_refused_with_what_to_do(monkeypatch):
     import huggingface_hub.constants
 
+    said = []
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigError, match=r"model\.name='no/such-encoder' cannot be loaded: it is no folder here"):
-        encoder.load("no/such-encoder")
+    with pytest.raises(
+        ConfigError, match=r"model\.name='no/such-encoder' cannot be loaded: .*does not answer \(Offline"
+    ):
+        encoder.load("no/such-encoder", say=said.append)
+    assert said[0] == "Looking for no/such-encoder at the Hugging Face hub"
+    assert "looking for no/such-encoder in its cache" in said[1]
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from hotloop.errors import ConfigError
+from hotloop.train import hub
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+_log = logging.getLogger(__name__)
 
 EMBEDDED = "minilm-l6"
 EMBEDDED_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 """Of the embedded model.safetensors, a third party's upload of sentence-transformers/all-MiniLM-L6-v2."""
+LISTED = 4
+"""How many new parameters a note names."""
 
 
 class CrossEncoder(nn.Module):
@@ -37,51 +43,80 @@ class CrossEncoder(nn.Module):
         logits: Tensor = self.net(**inputs, return_dict=False)[0]
         return logits.squeeze(-1)
 
+    @property
+    def base(self) -> Any:
+        """The encoder without its head."""
+        return getattr(self.net, "base_model", self.net)
+
+    def embeddings(self) -> list[nn.Parameter]:
+        """Give the parameters of the embeddings: words, positions, types and their norm."""
+        return list((getattr(self.base, "embeddings", None) or self.base.get_input_embeddings()).parameters())
+
     def freeze_embeddings(self) -> int:
-        """Stop training the embeddings (words, positions, types and their norm), and say how many numbers that is."""
-        base: Any = getattr(self.net, "base_model", self.net)
-        embeddings = getattr(base, "embeddings", None) or base.get_input_embeddings()
-        for parameter in embeddings.parameters():
+        """Stop training the embeddings, and say how many numbers that is."""
+        for parameter in self.embeddings():
             parameter.requires_grad_(False)
-        return sum(parameter.numel() for parameter in embeddings.parameters())
+        return sum(parameter.numel() for parameter in self.embeddings())
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A model with its tokenizer, the most tokens it takes, and what a reader should be told about it."""
+    """A model with its tokenizer, the most tokens it takes, and what a reader should be told about it.
+
+    ``embeds`` says that its weights are pretrained ones for single texts, with a head that is new: no reranker.
+    """
 
     model: CrossEncoder
     tokenizer: Any
     longest: int
+    embeds: bool
     notes: tuple[str, ...]
 
 
-def load(name: str, *, dropout: float | None = None, weights: bool = True) -> Loaded:
+def load(
+    name: str, *, dropout: float | None = None, weights: bool = True, say: Callable[[str], None] = _log.info
+) -> Loaded:
     """Load an encoder by local folder, hub name, or ``minilm-l6``.
 
     Args:
         name: as ``model.name``.
         dropout: everywhere in the model; None leaves what its configuration says.
         weights: False builds it with random weights, for a checkpoint that replaces them all.
+        say: told before a wait for the hub.
 
     Raises:
         ConfigError: it can be neither found nor downloaded, or it is no encoder.
     """
     transformers = require("transformers", "A transformers encoder")
     source = _embedded() if name == EMBEDDED else name
-    with _quiet(), _named(name):
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    silent = None if Path(source).is_dir() else hub.unreachable(name, say)
+    where = {"local_files_only": silent is not None}
+    with _quiet(), _named(name, silent):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where)
         tokenizer.padding_side = "right"  # batches are cut to a shorter bucket at their right end
-        config = transformers.AutoConfig.from_pretrained(source, num_labels=1)
+        config = transformers.AutoConfig.from_pretrained(source, num_labels=1, **where)
         _set_dropout(config, dropout)
         kind = transformers.AutoModelForSequenceClassification
         if weights:
             net, info = kind.from_pretrained(
-                source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
-            )
+                source, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True,
+                **where,
+            )  # fmt: skip
         else:
             net, info = kind.from_config(config, dtype=torch.float32), {}
-    return Loaded(CrossEncoder(net), tokenizer, _longest(tokenizer, net.config), _notes(name, net, info))
+    _align(net)
+    # Mismatched keys come as (name, shape found, shape wanted).
+    new = sorted({*info.get("missing_keys", ()), *(key[0] for key in info.get("mismatched_keys", ()))})
+    return Loaded(CrossEncoder(net), tokenizer, _longest(tokenizer, net.config), bool(new), _notes(name, net, new))
+
+
+def _align(net: nn.Module) -> None:
+    """Copy the weights out of the file that they are mapped from, where they begin at any byte.
+
+    Kernels round otherwise on unaligned memory, and a resumed run, whose weights lie in torch's own, would differ.
+    """
+    for parameter in net.parameters():
+        parameter.data = parameter.data.clone()
 
 
 def _set_dropout(config: Any, dropout: float | None) -> None:
@@ -106,18 +141,25 @@ def _embedded() -> str:
 
 
 @contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Say of any failure which setting it comes from; transformers and the hub raise many classes for one thing."""
+def _named(name: str, silent: str | None) -> Iterator[None]:
+    """Say of any failure which setting it comes from; transformers and the hub raise many classes for one thing.
+
+    Args:
+        name: as ``model.name``.
+        silent: why the hub does not answer, where it was asked and did not.
+    """
     try:
         yield
     except (OSError, ValueError, ImportError, RuntimeError) as error:
         cause = " ".join(str(error).split())[:300]
         hint = "its folder needs config.json, the weights and the tokenizer's files"
-        if not Path(name).exists():
+        if silent:
             hint = (
-                f"it is no folder here, so it was looked for on the Hugging Face hub; without a network, use a local "
-                f"folder or model.name={EMBEDDED}"
+                f"it is no folder here, the Hugging Face hub does not answer ({silent}), and its cache on this machine "
+                f"does not hold it; use a local folder or model.name={EMBEDDED}"
             )
+        elif not Path(name).exists():
+            hint = "it is no folder here, and the Hugging Face hub does not give it"
         raise ConfigError(f"model.name={name!r} cannot be loaded: {hint}. {type(error).__name__}: {cause}") from error
 
 
@@ -152,11 +194,8 @@ def count(number: int) -> str:
     return str(number)
 
 
-def _notes(name: str, net: nn.Module, info: dict[str, Any]) -> tuple[str, ...]:
-    size = sum(parameter.numel() for parameter in net.parameters())
-    notes = [f"{name}: {count(size)} parameters"]
-    # Mismatched keys come as (name, shape found, shape wanted).
-    new = {*info.get("missing_keys", ()), *(key[0] for key in info.get("mismatched_keys", ()))}
+def _notes(name: str, net: nn.Module, new: list[str]) -> tuple[str, ...]:
+    notes = [f"{name}: {count(sum(parameter.numel() for parameter in net.parameters()))} parameters"]
     if new:
-        notes.append(f"new, to be trained: {', '.join(sorted(new)[:4])}{' and more' if len(new) > 4 else ''}")  # noqa: PLR2004
+        notes.append(f"new, to be trained: {', '.join(new[:LISTED])}{' and more' if len(new) > LISTED else ''}")
     return tuple(notes)
