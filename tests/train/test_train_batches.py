@@ -40,12 +40,30 @@ def test_batches_take_the_smallest_bucket_that_holds_them(tokenizer):
     assert dataset.take(torch.tensor([0, 3])).inputs["input_ids"].shape == (2, 8)
 
 
-def test_an_epoch_has_batches_of_one_size_in_an_order_of_its_own():
-    first, again, second = (batches.epoch_order(10, 4, 0, epoch) for epoch in (0, 0, 1))
+@pytest.fixture
+def dataset(tokenizer):
+    return lambda *buckets: batches.Dataset(
+        tokenizer, PAIRS, batches.choose_lengths(tokenizer, PAIRS, "auto", buckets, 32)
+    )
+
+
+def test_an_epoch_has_batches_of_one_size_in_an_order_of_its_own(dataset):
+    first, again, second = (batches.epoch_order(dataset(), 4, 0, epoch) for epoch in (0, 0, 1))
     assert [len(rows) for rows in first] == [4, 4]
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], second[0])
-    assert [len(rows) for rows in batches.epoch_order(3, 8, 0, 0)] == [3]
+    assert [len(rows) for rows in batches.epoch_order(dataset(), 16, 0, 0)] == [10]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_rows_of_one_length_make_a_batch_and_what_is_left_over_goes_to_the_next_longer(dataset, size):
+    both = dataset(6, 8)
+    order = batches.epoch_order(both, size, 0, 0)
+    assert [len(rows) for rows in order] == [size] * (10 // size)
+    rows = torch.cat(order).tolist()
+    assert len(set(rows)) == len(rows)
+    short = [batch for batch in order if both.take(batch).inputs["input_ids"].shape[1] == 6]
+    assert len(short) == int((both.bucket == 0).sum()) // size
 
 
 def test_validation_sees_every_row_once_in_batches_of_one_size(tokenizer):
@@ -53,3 +71,14 @@ def test_validation_sees_every_row_once_in_batches_of_one_size(tokenizer):
     seen = [(batch.labels, count) for batch, count in batches.in_order(dataset, 4)]
     assert {len(labels) for labels, _ in seen} == {4}
     assert torch.equal(torch.cat([labels[:count] for labels, count in seen]), dataset.labels)
+
+
+def test_validation_takes_short_rows_first_and_each_once(dataset):
+    both = dataset(6, 8)
+    taken = [
+        (batch.inputs["attention_mask"].sum(dim=1)[:count], batch.tokens) for batch, count in batches.in_order(both, 4)
+    ]
+    assert sorted(torch.cat([counts for counts, _ in taken]).tolist()) == sorted(
+        both.inputs["attention_mask"].sum(dim=1).tolist()
+    )
+    assert [tokens for _, tokens in taken] == sorted(tokens for _, tokens in taken)

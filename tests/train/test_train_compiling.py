@@ -7,12 +7,6 @@ from hotloop.errors import ConfigError
 from hotloop.events import Fallback
 from hotloop.train import compiling, configure
 
-pytestmark = [
-    # dynamo looks at .grad of every tensor that it traces, and fails to trace where the warning is an error.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-    # Inductor imports a module of torch's own that still scripts.
-    pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),
-]
 ON = {"training__optimization__use_torch_compile": "true"}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn import functional
 
-from hotloop.train import batches, checkpoint, closing, compiling, csv_pairs, encoder, environment, icd10
+from hotloop.train import baselines, batches, checkpoint, closing, compiling, csv_pairs, encoder, environment, icd10
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import Outcome, Task, fit
@@ -50,11 +50,17 @@ def train(start: Start, console: Console | None = None) -> Outcome:
 
     # The model. The seed comes first, for the new head.
     require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
-    loaded = encoder.load(settings.model.name, dropout=settings.model.dropout, weights=start.resume is None)
+    loaded = encoder.load(
+        settings.model.name, dropout=settings.model.dropout, weights=start.resume is None, say=display.say
+    )
     if settings.training.freeze_embeddings:
         loaded.model.freeze_embeddings()
     trained = sum(one.numel() for one in loaded.model.parameters() if one.requires_grad)
     display.say("\n".join([f"Model: {loaded.notes[0]}, {encoder.count(trained)} of them trained", *loaded.notes[1:]]))
+
+    # What needs no training, to judge the result by; a resumed run's record has the untrained encoder's already.
+    context = baselines.measure(split.validation, loaded)
+    display.say(baselines.describe(context))
 
     # Batches of one shape (or of a few declared ones), so that compiled code is compiled once.
     lengths = choose_lengths(loaded, split, settings.model)
@@ -65,6 +71,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         train=batches.Dataset(loaded.tokenizer, split.train, lengths),
         validation=batches.Dataset(loaded.tokenizer, split.validation, lengths),
         fingerprint=split.fingerprint(),
+        context=context,
     )
 
     # The run. Its report is written however it ends.

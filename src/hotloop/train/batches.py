@@ -30,6 +30,11 @@ class Batch:
     inputs: dict[str, Tensor]
     labels: Tensor
 
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are, padding included."""
+        return next(iter(self.inputs.values())).numel()
+
     def to(self, device: torch.device) -> Batch:
         """Move the batch, through pinned memory where that lets the copy overlap with computing."""
 
@@ -89,7 +94,10 @@ def _encode(tokenizer: Any, pairs: Sequence[Pair], **options: Any) -> Any:
 
 
 class Dataset:
-    """All pairs of one side of the split, tokenised once and held in memory."""
+    """All pairs of one side of the split, tokenised once and held in memory.
+
+    ``bucket``, int64 of shape (pairs,), is the index of the shortest length that holds the pair.
+    """
 
     def __init__(self, tokenizer: Any, pairs: Sequence[Pair], lengths: Lengths) -> None:
         self.lengths = lengths
@@ -98,36 +106,47 @@ class Dataset:
         )
         self.inputs: dict[str, Tensor] = {name: encoded[name] for name in tokenizer.model_input_names}
         self.labels = torch.tensor([pair.label for pair in pairs], dtype=torch.float32)
-        self._counts = self.inputs["attention_mask"].sum(dim=1)
+        counts = self.inputs["attention_mask"].sum(dim=1)
+        self.bucket = torch.bucketize(counts, torch.tensor(lengths.buckets))
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: Tensor) -> Batch:
         """Give these rows as a batch, padded to the smallest length that holds them all."""
-        most = int(self._counts[rows].max())
-        length = next(one for one in self.lengths.buckets if one >= most)
+        length = self.lengths.buckets[int(self.bucket[rows].max())]
         return Batch({name: one[rows, :length] for name, one in self.inputs.items()}, self.labels[rows])
 
 
-def epoch_order(size: int, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
+def epoch_order(dataset: Dataset, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
     """Shuffle rows into the batches of an epoch, all of one size; what is left over waits for another epoch.
 
-    The order depends on nothing but the arguments, so that a run can be resumed in the middle of an epoch.
+    With several lengths, rows of one length make a batch, and the few that do not fill one go to the next longer. The
+    order depends on nothing but the arguments, so that a run can be resumed in the middle of an epoch.
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    rows = torch.randperm(size, generator=generator)
-    batch_size = min(batch_size, size)
-    return list(torch.split(rows[: size - size % batch_size], batch_size))
+    rows = torch.randperm(len(dataset), generator=generator)
+    batch_size = min(batch_size, len(dataset))
+    found: list[Tensor] = []
+    which, left = dataset.bucket[rows], rows[:0]
+    for bucket in range(len(dataset.lengths.buckets)):
+        left = torch.cat([left, rows[which == bucket]])
+        whole = len(left) - len(left) % batch_size
+        found += torch.split(left[:whole], batch_size) if whole else []
+        left = left[whole:]
+    if len(dataset.lengths.buckets) == 1:
+        return found
+    return [found[index] for index in torch.randperm(len(found), generator=generator)]
 
 
 def in_order(dataset: Dataset, batch_size: int) -> Iterator[tuple[Batch, int]]:
-    """Give all rows in order as batches of one size, and how many rows of each count.
+    """Give all rows as batches of one size, shortest rows first, and how many rows of each count.
 
     The last batch is filled up with rows that are there already, since a smaller one would be another shape.
     """
     size = len(dataset)
     batch_size = min(batch_size, size)
+    order = dataset.bucket.argsort(stable=True)
     for start in range(0, size, batch_size):
-        rows = torch.arange(start, start + batch_size).clamp(max=size - 1)
+        rows = order[torch.arange(start, start + batch_size).clamp(max=size - 1)]
         yield dataset.take(rows), min(batch_size, size - start)

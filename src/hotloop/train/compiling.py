@@ -89,8 +89,8 @@ class Compiling:
         self.running = "none"
         self.applied = False
         self._said: set[str] = set()
-        self._eager: list[float] = []
-        self._steady: list[float] = []
+        self._eager: list[tuple[float, int]] = []
+        self._steady: list[tuple[float, int]] = []
         self._compiled_steps = 0
 
     def announce(self) -> None:
@@ -111,17 +111,17 @@ class Compiling:
             self.applied = True
             self.running = self._main().running
 
-    def after_step(self, seconds: float, events: Sequence[Event]) -> None:
-        """Take note of a step: its time, and what was observed in it."""
+    def after_step(self, seconds: float, tokens: int, events: Sequence[Event]) -> None:
+        """Take note of a step: its time, how many tokens it had with padding, and what was observed in it."""
         if not self.applied:
-            self._eager.append(seconds)
+            self._eager.append((seconds, tokens))
             return
         first = self._compiled_steps == 0
         self._compiled_steps += 1
         if first or events:
             self._report(first=first)
         if not first and not compiles_in(events):
-            self._steady.append(seconds)
+            self._steady.append((seconds, tokens))
             if len(self._steady) == STEADY_STEPS:
                 self._say_speed_up()
 
@@ -138,10 +138,13 @@ class Compiling:
 
     @property
     def speed_up(self) -> float | None:
-        """How many times as fast as eager a steady compiled step is, by medians; None until both were measured."""
+        """How many times as fast as eager a steady compiled step is, by medians; None until both were measured.
+
+        Seconds for a token are compared, since with several lengths the steps timed are of different sizes.
+        """
         if len(self._steady) < STEADY_STEPS or len(self._eager) < 2:  # noqa: PLR2004 - the first eager step warms up
             return None
-        return statistics.median(self._eager[1:]) / statistics.median(self._steady)
+        return _seconds_a_token(self._eager[1:]) / _seconds_a_token(self._steady)
 
     def _main(self) -> Any:
         """Give the status of the component that stands for the run: the first that is compiled for training."""
@@ -166,7 +169,8 @@ class Compiling:
         gain = self.speed_up
         if gain is None or self.running == "none":
             return
-        eager, steady = (1000 * statistics.median(one) for one in (self._eager[1:], self._steady))
+        usual = statistics.median(tokens for _, tokens in self._steady)
+        eager, steady = (1000 * usual * _seconds_a_token(one) for one in (self._eager[1:], self._steady))
         slower = (
             "" if gain >= 1 else "; slower than eager: training.optimization.use_torch_compile=false would be faster"
         )
@@ -182,6 +186,10 @@ class Compiling:
 
     def _names(self) -> str:
         return ", ".join(f"{name} ({training.name})" for name, (training, _) in self.chosen.items())
+
+
+def _seconds_a_token(steps: Iterable[tuple[float, int]]) -> float:
+    return statistics.median(seconds / tokens for seconds, tokens in steps)
 
 
 def apply(chosen: Plan, settings: CompileSettings, parts: dict[str, Any]) -> None:

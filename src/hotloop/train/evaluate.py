@@ -13,8 +13,6 @@ from hotloop.train.optional import require
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-METRICS = ("accuracy", "f1", "precision", "recall", "auc")
-
 
 def evaluate(
     model: Any, loss: Callable[[Tensor, Tensor], Tensor], dataset: Dataset, batch_size: int, device: torch.device
@@ -33,21 +31,29 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    logits = []
+    logits, labels = [], []
     with torch.no_grad():
         for batch, count in in_order(dataset, batch_size):
             logits.append(model(**batch.to(device).inputs)[:count].float().cpu())
-        scores = torch.cat(logits)
-        total = float(loss(scores, dataset.labels))
+            labels.append(batch.labels[:count])
+        scores, truth = torch.cat(logits), torch.cat(labels)
+        total = float(loss(scores, truth))
     model.train(was_training)
-    return {"loss": total, **measure(scores, dataset.labels)}
+    return {"loss": total, **measure(scores, truth)}
+
+
+def auc(scores: Tensor, labels: Tensor) -> float:
+    """Give the AUC of any scores against labels of 0 and 1, both of shape (pairs,)."""
+    functional = require("torchmetrics.functional.classification", "Validation metrics")
+    # Ranks as shares of 1: torchmetrics takes others for logits, and its sigmoid rounds large ones to 1.
+    ranks = torch.searchsorted(scores.sort().values, scores).double()
+    return float(functional.binary_auroc(ranks / ranks.max().clamp(min=1), labels.int()))
 
 
 def measure(logits: Tensor, labels: Tensor) -> dict[str, float]:
     """Give accuracy, F1, precision, recall and AUC of logits against labels of 0 and 1, both of shape (pairs,)."""
     functional = require("torchmetrics.functional.classification", "Validation metrics")
     probabilities, truth = logits.sigmoid(), labels.int()
-    named = {"f1": "f1_score", "auc": "auroc"}
-    return {
-        name: float(getattr(functional, f"binary_{named.get(name, name)}")(probabilities, truth)) for name in METRICS
-    }
+    named = {"accuracy": "accuracy", "f1": "f1_score", "precision": "precision", "recall": "recall"}
+    found = {name: float(getattr(functional, f"binary_{own}")(probabilities, truth)) for name, own in named.items()}
+    return {**found, "auc": auc(logits, labels)}

@@ -24,7 +24,7 @@ from hotloop.train.interrupt import Interrupt
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from hotloop.events import Event
@@ -43,6 +43,7 @@ class Task:
             labels.
         train, validation: the two sides of the split.
         fingerprint: tells other data apart, so that no run is resumed on it.
+        context: measurements for the record that were made before training, such as baselines.
     """
 
     model: torch.nn.Module
@@ -50,11 +51,12 @@ class Task:
     train: Dataset
     validation: Dataset
     fingerprint: str
+    context: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``finished`` or ``interrupted``; the best validation, and what ran (components' statuses)."""
+    """How a run ended: ``finished`` or ``interrupted``; the best validation, what ran, and the measurements."""
 
     status: str
     folder: Path
@@ -62,6 +64,7 @@ class Outcome:
     best_step: int
     best: dict[str, float]
     components: dict[str, dict[str, Any]]
+    measurements: dict[str, Any]
     seconds: float
 
 
@@ -89,6 +92,7 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
     with contextlib.ExitStack() as stack:
         record = stack.enter_context(RunRecord(start.folder))
         record.update("settings", **configure.to_dict(start.settings))
+        record.update("measurements", validation_pairs=len(task.validation), **task.context)
         events = stack.enter_context(hotloop.watch()) if chosen else []
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(display)
@@ -188,7 +192,7 @@ class _Fitting:
     def rest_of_epoch(self) -> Iterator[list[Batch]]:
         """Give the batches of each step that is left of this epoch, up to the run's last step."""
         size, accumulate = self.training.batch_size, self.training.gradient_accumulation
-        order = epoch_order(len(self.task.train), size, self.settings.run.seed, self.position.epoch)
+        order = epoch_order(self.task.train, size, self.settings.run.seed, self.position.epoch)
         for index in range(self.position.step_in_epoch, self.steps_per_epoch):
             if self.position.step >= self.total:
                 return
@@ -207,7 +211,7 @@ class _Fitting:
         loss, norm = self.update(batches)
         seconds = time.perf_counter() - began
         events = self.new_events()
-        self.compiling.after_step(seconds, events)
+        self.compiling.after_step(seconds, sum(batch.tokens for batch in batches), events)
         self.position.step += 1
         self.position.step_in_epoch += 1
         entry = {
@@ -318,7 +322,9 @@ class _Fitting:
         """Sum the run up."""
         at = self.position
         seconds = time.monotonic() - self.began
-        return Outcome(status, self.folder, at.step, at.best_step, at.best, self.compiling.status(), seconds)
+        measured = dict(self.live.record.document["measurements"])
+        components = self.compiling.status()
+        return Outcome(status, self.folder, at.step, at.best_step, at.best, components, measured, seconds)
 
 
 def _loggers(settings: Settings, folder: Path, record: RunRecord) -> list[Any]:
