@@ -10,6 +10,9 @@ from typing import Any
 from hotloop._torch.ledger import CapabilityMissingError, private
 
 
+_TRACING = "torch._dynamo.convert_frame"
+
+
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """One entry of torch's compilation metrics, in our own words; None where this torch does not say."""
@@ -163,6 +166,16 @@ def is_compile_error(error: BaseException) -> bool:
     if isinstance(error, private("torch._dynamo.exc:TorchDynamoException")):
         return True
     return is_limit(error) or type(error).__name__ == "ConstraintViolationError"
+
+
+def in_tracing(error: BaseException) -> bool:
+    """Tell whether an exception passed through dynamo's tracing, rather than through code that ran."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") == _TRACING:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def is_limit(error: BaseException) -> bool:

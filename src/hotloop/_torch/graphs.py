@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.multiprocessing.reductions import StorageWeakRef
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -37,9 +38,21 @@ def module_stack(node: fx.Node) -> list[tuple[str, str]]:
     ]
 
 
-def example_value(node: fx.Node) -> Any:
-    """Give the fake value that dynamo traced the node with, or None."""
-    return node.meta.get("example_value")
+def bodies(node: fx.Node, graph: fx.GraphModule) -> list[fx.GraphModule]:
+    """Give the graphs that a node takes as arguments: the body of an activation checkpoint, the branches of a cond."""
+    held = [getattr(graph, str(arg.target), None) for arg in node.all_input_nodes if arg.op == "get_attr"]
+    return [body for body in held if isinstance(body, fx.GraphModule)]
+
+
+def aliases(values: list[Any]) -> tuple[int, ...]:
+    """Give for each value the position of the first that shares its memory; -1 for what has none."""
+    seen: dict[StorageWeakRef, int] = {}
+    places: list[int] = []
+    for position, value in enumerate(values):
+        strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
+        memory = StorageWeakRef(value.untyped_storage()) if strided else None  # type: ignore[no-untyped-call]
+        places.append(-1 if memory is None else seen.setdefault(memory, position))
+    return tuple(places)
 
 
 def user_line(graph: fx.GraphModule) -> tuple[str, int] | None:

@@ -9,6 +9,9 @@ import importlib.util
 from pathlib import Path
 
 
+_CONFIG = "torch._inductor.config"
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
     """One option: ``triton.cudagraphs``, its type as written, its default as written."""
@@ -24,7 +27,7 @@ def list_options() -> tuple[Option, ...]:
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return ()
-    source = Path(spec.submodule_search_locations[0]) / "_inductor" / "config.py"
+    source = Path(spec.submodule_search_locations[0], *_CONFIG.split(".")[1:]).with_suffix(".py")
     if not source.is_file():
         return ()
     tree = ast.parse(source.read_text(encoding="utf-8"))

@@ -58,6 +58,26 @@ LEDGER: tuple[PrivateName, ...] = (
         "as above",
     ),
     PrivateName(
+        "Tensor._version",
+        "how often a tensor was changed in place: a graph is not cut where one piece changes what another made",
+        "graphs are not cut into blocks",
+    ),
+    PrivateName(
+        "torch._guards:detect_fake_mode",
+        "the fake values that the compilers of a trace use, for what passes between the pieces of a cut graph",
+        "graphs are not cut into blocks",
+    ),
+    PrivateName(
+        "torch._dispatch.python:enable_python_dispatcher",
+        "runs operations on fake values without fixing their symbolic sizes, as AOTAutograd does",
+        "graphs are not cut into blocks",
+    ),
+    PrivateName(
+        "torch._dynamo.utils:to_fake_tensor",
+        "the fake of an input with the dynamic sizes that dynamo chose, as torch's own splitting for DDP makes it",
+        "graphs are not cut into blocks",
+    ),
+    PrivateName(
         "BackwardCFunction._forward_cls",
         "the generated autograd function whose backward runs the compiled backward graph",
         "a failure while a compiled backward runs is raised raw, without cause and remedy",
@@ -115,6 +135,13 @@ LEDGER: tuple[PrivateName, ...] = (
         "Inductor with a mode and options, checked as torch checks them",
         "no Inductor rung",
         "torch.compile(backend='inductor'), which cannot be one rung among several",
+    ),
+    PrivateName("torch._dynamo", "looked for before anything is compiled: not every build has it", "everything is eager"),
+    PrivateName("torch._inductor.compile_fx", "imported to see whether Inductor works here", "no Inductor rung"),
+    PrivateName(
+        "torch._dynamo.convert_frame",
+        "a module's name in a traceback: the exception passed through tracing, not through code that ran",
+        "a bug in dynamo reaches the user under fullgraph and strict",
     ),
     PrivateName(
         "torch._inductor.config",

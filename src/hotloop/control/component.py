@@ -85,7 +85,7 @@ class Lane:
             result = root.compiled(target, *args, **kwargs)
         except Exception as error:
             self._settle()
-            if not self._refused(error, failed, before):
+            if not self._refused(error, before):
                 self.users_own(failed, target)
                 raise
             refused = error
@@ -102,17 +102,12 @@ class Lane:
             self.ran_eager(target)
         return result
 
-    def _refused(self, error: Exception, failed: int, before: int) -> bool:
-        """Tell whether tracing or compiling raised this, where eager can still be asked.
-
-        A bug in dynamo may raise anything; torch then notes the frame as failed, before anything of the call has run.
-        """
+    def _refused(self, error: Exception, before: int) -> bool:
+        """Tell whether tracing or compiling raised this, where eager can still be asked; a bug in dynamo raises anything."""
         nothing_ran = self.tally.executed == before
-        if dynamo.is_limit_flag(error):
+        if dynamo.is_limit_flag(error) or not (dynamo.is_compile_error(error) or dynamo.in_tracing(error)):
             return False
-        if dynamo.is_compile_error(error):
-            return nothing_ran or not self.tally.suppress
-        return nothing_ran and not self.tally.suppress and len(self.tally.failures) > failed
+        return nothing_ran or not self.tally.suppress
 
     def _settle(self) -> None:
         """After a compile in this call: restore torch's settings, read what happened."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 import shutil
@@ -11,14 +10,9 @@ import sys
 import torch
 
 from hotloop._torch.ledger import capability
+from hotloop._torch.parts import dynamo_missing, inductor_missing
 from hotloop.presets import Preset
 
-_CORE = (
-    "torch._dynamo.callback:callback_handler",
-    "torch._dynamo.utils:get_compilation_metrics",
-    "torch._dynamo:config",
-    "torch._functorch:config",
-)
 _COMPILERS = ("clang++", "g++", "clang", "gcc", "cc")
 
 
@@ -42,7 +36,7 @@ def missing(preset: Preset, device: str) -> str:
     """Give what this machine lacks for a preset on a device type (``cpu``, ``cuda``, ...), or an empty string."""
     if preset.backend == "eager":
         return ""
-    if reason := _dynamo_missing():
+    if reason := dynamo_missing():
         return reason
     if preset.backend == "aot_eager":
         found = capability("aot_eager", "torch._dynamo.backends.registry:lookup_backend")
@@ -53,29 +47,7 @@ def missing(preset: Preset, device: str) -> str:
         return "the model is on the CPU; move it to the GPU before it is compiled"
     if ("triton" in preset.needs or device == "cuda") and importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    return _inductor_missing() or _toolchain_missing()
-
-
-@functools.cache
-def _dynamo_missing() -> str:
-    try:
-        supported = importlib.util.find_spec("torch._dynamo") is not None
-    except (ImportError, ValueError):
-        supported = False
-    if not supported:
-        return "this torch has no torch._dynamo"
-    found = capability("compile", *_CORE)
-    return "" if found.available else found.reason
-
-
-@functools.cache
-def _inductor_missing() -> str:
-    try:
-        importlib.import_module("torch._inductor.compile_fx")
-    except ImportError as error:
-        return f"this torch has no working Inductor ({error})"
-    found = capability("inductor", "torch:_TorchCompileInductorWrapper")
-    return "" if found.available else found.reason
+    return inductor_missing() or _toolchain_missing()
 
 
 def _toolchain_missing() -> str:

@@ -7,6 +7,7 @@ undone from here: eager is asked whether the error is the user's own; if it is n
 from __future__ import annotations
 
 import linecache
+import logging
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from hotloop.fallback.ladder import Ladder
 from hotloop.observe import GraphInfo, Tally, active, collector
 from hotloop.presets import Preset
 
+_log = logging.getLogger("hotloop")
 _BACKWARD_LOOKS = 3
 """Calls with gradients in which a graph's backward is looked for; a graph that makes none is left alone after them."""
 
@@ -52,13 +54,23 @@ class LadderBackend:
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile one graph of dynamo's: whole, or by its blocks."""
-        if self.blocks:
-            whole = copy_graph(graph)
-            joined = split(graph, self.blocks, self._compile)
-            if joined is not None:
-                return joined
-            graph = whole
+        if self.blocks and (joined := self._by_blocks(graph, inputs)) is not None:
+            return joined
         return self._compile(graph, inputs, "whole")
+
+    def _by_blocks(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any] | None:
+        """Cut the graph and compile its pieces; None where it has to be compiled whole."""
+        try:
+            joined = split(copy_graph(graph), inputs, self.blocks, self._compile)
+        except Exception as error:
+            if is_signal(error) or isinstance(error, CompileFailedError):
+                raise
+            joined = describe(error)  # cutting is our own doing, and no reason not to compile
+        if not isinstance(joined, str):
+            return joined
+        if joined:
+            _log.warning("%s: compiled whole, not by blocks: %s", active.tally.component, joined)
+        return None
 
     def _compile(self, graph: fx.GraphModule, inputs: list[Any], region: str) -> Callable[..., Any]:
         """Compile a graph or piece on the first rung that takes it."""
@@ -167,7 +179,7 @@ class _Runner:
 
     def _explain(self, error: Exception, args: tuple[Any, ...]) -> tuple[Exception, BaseException | None]:
         """Give what to raise for a failure of the forward: the error itself, eager's own, or ours; and its cause."""
-        if _is_users(error) or isinstance(error, torch.OutOfMemoryError):
+        if _passes(error):
             return error, None
         eager_error = self._ask_eager(args)
         if eager_error is not None:
@@ -190,7 +202,7 @@ class _Runner:
         return eager_error.with_traceback(None)
 
     def _run_failed(self, error: Exception, phase: Literal["forward", "backward"], tally: Tally) -> Exception:
-        if isinstance(error, CompiledRunError | torch.OutOfMemoryError) or _is_users(error):
+        if _passes(error):
             return error
         file, line = user_line(self._pristine) or (None, None)
         reason = describe(error)
@@ -209,6 +221,15 @@ class _Runner:
             f"{self._info.running}: {reason}. A part of the step may have run, so it was not repeated. To go on: "
             f"load the last checkpoint and use a lower preset (aot_eager, none); {run_hint()}."
         )
+
+
+def _passes(error: Exception) -> bool:
+    """Tell whether an exception is none of ours to explain: said already, out of memory, the user's own, or a signal.
+
+    torch.utils.checkpoint ends a recomputation early by an exception, which passes through the compiled code.
+    """
+    known = isinstance(error, CompiledRunError | torch.OutOfMemoryError)
+    return known or type(error).__module__ == "torch.utils.checkpoint" or _is_users(error)
 
 
 def _is_users(error: BaseException) -> bool:

@@ -97,7 +97,8 @@ class Tally:
         elif isinstance(event, ev.Recompiled):
             self.recompiles += 1
         elif isinstance(event, ev.GraphBreak):
-            self.graph_breaks += 1
+            # One place breaks once in the component's entry, and again in the function that holds it.
+            self.graph_breaks += (event.reason, event.file, event.line) not in self.causes
         elif isinstance(event, ev.RecompileLimit):
             if all(event.function != known.function for known in self.limited):  # fullgraph hits it at every call
                 self.limited.append(event)

@@ -1,0 +1,407 @@
+"""Whole or by blocks: the numbers are eager's, equal blocks are compiled once, and nothing of the component stays eager."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from core_models import Block, Counter, Net, Tied, against_eager, one, real_aot_eager, rows, tokens, train
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hotloop
+from hotloop._torch import backends
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    """Counts what aot_eager is asked to compile."""
+    compiler = Counter(inner=real_aot_eager())
+    monkeypatch.setattr(backends, "aot_eager", lambda: compiler)
+    return compiler
+
+
+class Stack(nn.Module):
+    """Blocks of one or more kinds between two layers; ``call`` says how each is called."""
+
+    def __init__(self, *blocks, call=lambda block, x: block(x), end=True):
+        super().__init__()
+        self.first, self.blocks, self.last = nn.Linear(8, 8), nn.ModuleList(blocks), nn.Linear(8, 8)
+        self.call, self.end = call, end
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = self.call(block, x)
+        return self.last(x).tanh() if self.end else x
+
+
+def part(body):
+    """A block class whose forward is given."""
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+        def forward(self, x, *args, **kwargs):
+            return body(self, x, *args, **kwargs)
+
+    return Part
+
+
+@pytest.mark.parametrize("regions", ["whole", "blocks", "auto"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_numbers_are_eagers_and_equal_blocks_are_compiled_once(counter, regions, tied):
+    batches = [(tokens(seed=s), tokens(seed=s + 9)) for s in range(3)]
+    status = against_eager(Tied(layers=5, p=0.2, tied=tied), batches, regions=regions)
+    assert status.state == "compiled"
+    if regions == "blocks":
+        assert counter.calls == 3  # embedding, one of five blocks, head
+        assert status.regions == ("Block", "rest")
+        assert status.frames_compiled == 7 * 3
+    else:
+        assert counter.calls == 1
+        assert status.regions == ("whole",)
+
+
+def test_each_block_trains_its_own_parameters():
+    model = hotloop.compile(Tied(layers=4), "aot_eager", regions="blocks")
+    with torch.no_grad():
+        for scale, block in enumerate(model.blocks, start=1):
+            block.out.weight.mul_(scale)
+    train(model, [(tokens(), tokens())])
+    before = copy.deepcopy(model.state_dict())
+    train(model, [(tokens(seed=1), tokens(seed=2))])
+    moved = [(model.state_dict()[f"blocks.{i}.out.weight"] - before[f"blocks.{i}.out.weight"]) for i in range(4)]
+    assert all(m.abs().max() > 0 for m in moved)
+    assert not any(torch.equal(moved[0], other) for other in moved[1:])
+
+
+@pytest.mark.parametrize("regions", ["whole", "blocks"])
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_second_and_third_sizes(counter, regions, dynamic):
+    batches = [(tokens(b, n, seed=i), tokens(b, n, seed=i)) for i, (b, n) in enumerate([(2, 5), (3, 5), (4, 5), (4, 7), (2, 5)])]
+    status = against_eager(Tied(layers=3), batches, regions=regions, dynamic=dynamic)
+    assert status.state == "compiled"
+    expected = {None: 3, True: 1, False: 4}[dynamic]
+    assert status.compiles == expected
+    if not dynamic:  # forced, dynamo asks the compiler once more when a size turns out to be fixed
+        assert counter.calls == expected * (3 if regions == "blocks" else 1)
+
+
+@pytest.mark.parametrize("regions", ["whole", "blocks"])
+def test_no_grad_and_inference_mode(regions):
+    model = Tied(layers=3).eval()
+    reference = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager", regions=regions)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert torch.equal(model(tokens()), reference(tokens()))
+    assert one(model).modes["inference"]["frames_compiled"] == 2 * (5 if regions == "blocks" else 1)
+    assert one(model).modes["training"]["calls"] == 0
+
+
+def test_batchnorm_buffers_inside_blocks_move_each_on_its_own(counter):
+    block = part(lambda s, x: torch.relu(s.norm(s.inner(x))))
+    status = against_eager(Stack(block(), block(), block()), [rows(seed=s) for s in range(3)], regions="blocks")
+    assert status.state == "compiled"
+    assert counter.calls == 3
+
+
+def test_blocks_that_return_tuples_and_take_keywords(counter):
+    block = part(lambda s, x, scale=None, mask=None: (s.inner(x) * scale + (0 if mask is None else mask), x.mean()))
+
+    def call(b, x):
+        y, mean = b(x, scale=2.0, mask=x > 0)
+        return y + mean
+
+    status = against_eager(Stack(block(), block(), block(), call=call), [rows(seed=s) for s in range(2)], regions="blocks")
+    assert status.state == "compiled"
+    assert "Part" in status.regions
+
+
+def test_two_kinds_of_blocks_in_turn(counter):
+    one_kind, other = part(lambda s, x: torch.relu(s.inner(x))), part(lambda s, x: torch.tanh(s.norm(s.inner(x))))
+    model = Stack(one_kind(), other(), one_kind(), other())
+    status = against_eager(model, [rows(seed=s) for s in range(2)], regions="blocks")
+    assert status.state == "compiled"
+    assert counter.calls == 4
+    assert status.frames_compiled == 6 * 2
+
+
+def test_blocks_of_one_class_that_differ_are_compiled_each(counter):
+    class Wide(nn.Module):
+        def __init__(self, width, p):
+            super().__init__()
+            self.up, self.down, self.drop = nn.Linear(8, width), nn.Linear(width, 8), nn.Dropout(p)
+
+        def forward(self, x):
+            return self.drop(self.down(self.up(x).relu()))
+
+    model = Stack(Wide(16, 0.1), Wide(16, 0.1), Wide(24, 0.1), Wide(16, 0.5))
+    status = against_eager(model, [rows(seed=s) for s in range(2)], regions="blocks")
+    assert status.state == "compiled"
+    assert counter.calls == 2 + 3
+
+
+def test_frozen_blocks_are_not_taken_for_trained_ones(counter):
+    model = Tied(layers=4, tied=False)
+    model.blocks[1].requires_grad_(False)
+    status = against_eager(model, [(tokens(), tokens())] * 2, regions="blocks")
+    assert status.state == "compiled"
+    assert counter.calls == 4
+
+
+def test_a_model_that_starts_and_ends_with_blocks(counter):
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.Sequential(Block(), Block(), Block())
+
+        def forward(self, x):
+            return self.blocks(x)
+
+    status = against_eager(Bare(), [rows().view(1, 4, 8)] * 2, regions="blocks")
+    assert status.regions == ("Block",)
+    # The first block's input needs no gradient, so it is another program than its like.
+    assert counter.calls == 2
+
+
+def test_a_shared_block_called_twice_with_work_between(counter):
+    class Albert(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.norm = nn.ModuleList([Block(), Block()]), nn.LayerNorm(8)
+
+        def forward(self, x):
+            for _ in range(2):
+                for block in self.blocks:
+                    x = block(x)
+                x = self.norm(x)
+            return x
+
+    status = against_eager(Albert(), [rows().view(1, 4, 8)] * 2, regions="blocks")
+    assert status.state == "compiled"
+    assert counter.calls == 3  # the first block's input is a leaf: another program than the other three
+    assert status.frames_compiled == 2 * 6
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_activation_checkpointing(counter, where):
+    if where == "inside":
+        block = part(lambda s, x: x + checkpoint(lambda y: torch.relu(s.inner(y)), x, use_reentrant=False))
+        model = Stack(block(), block(), block())
+    else:
+        block = part(lambda s, x: x + F.dropout(torch.relu(s.inner(x)), 0.1))
+        model = Stack(block(), block(), block(), call=lambda b, x: checkpoint(b, x, use_reentrant=False))
+    status = against_eager(model, [rows(seed=s) for s in range(3)], regions="blocks")
+    assert status.state == "compiled", status
+    assert "Part" in status.regions
+    assert counter.calls == 3, "equal blocks are compiled once"
+
+
+def test_checkpoint_around_a_compiled_component():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net(p=0.4)
+
+        def forward(self, x):
+            return checkpoint(self.net, x, use_reentrant=False)
+
+    model = Outer()
+    reference = train(copy.deepcopy(model), [rows().requires_grad_()] * 2)
+    hotloop.compile(model.net, "aot_eager")
+    train(model, [rows().requires_grad_()] * 2).assert_equal(reference)
+    assert one(model).state == "compiled"
+
+
+@pytest.mark.parametrize(
+    ("name", "body"),
+    [
+        ("mutates its input", lambda s, x: s.inner(x.mul_(2.0))),
+        ("mutates a view of its input", lambda s, x: (x[:, :4].add_(1.0), s.inner(x))[1]),
+        ("returns a view", lambda s, x: s.inner(x).view(2, -1, 8).view(-1, 8)),
+        ("returns its input", lambda s, x: x if s.inner.in_features == 0 else (s.inner(x), x)[1] + 0 * s.inner(x)),
+        ("relu in place", lambda s, x: F.relu(s.inner(x), inplace=True)),
+        ("relu in place on its input", lambda s, x: s.inner(F.relu(x, inplace=True))),
+        ("writes an index", lambda s, x: s.inner(x).index_fill_(0, torch.tensor([0]), 0.0)),
+        ("keeps a transposed result", lambda s, x: s.inner(x).t().contiguous().t()),
+    ],
+)
+def test_in_place_operations_and_views_across_borders(name, body):
+    block = part(body)
+    # A gradient that comes in transposed is summed in another order across a border.
+    rounding = {"rtol": 1e-5, "atol": 1e-6} if "transposed" in name else None
+    status = against_eager(Stack(block(), block(), block()), [rows(seed=s) for s in range(3)], tolerance=rounding, regions="blocks")
+    assert status.state == "compiled", status.causes
+
+
+def test_a_shape_changed_in_place_and_left():
+    class Grow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 8))
+
+        def forward(self, x):
+            return self.inner(x.unsqueeze_(0)).sum(0, keepdim=False)
+
+    status = against_eager(Stack(Grow(), Grow(), Grow()), [rows(seed=s) for s in range(2)], regions="blocks")
+    assert status.state == "compiled", status.causes
+
+
+def test_a_tensor_without_gradient_that_a_block_adds_one_to():
+    class Collect(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(), Block(), Block()])
+
+        def forward(self, x):
+            total = torch.zeros(1, 4, 8)
+            for block in self.blocks:
+                total.add_(block(x))
+            return total
+
+    status = against_eager(Collect(), [rows().view(1, 4, 8)] * 2, regions="blocks")
+    assert status.state == "compiled", status.causes
+
+
+def test_blocks_that_write_into_a_shared_buffer_given_to_them():
+    class Write(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 8))
+
+        def forward(self, x, out):
+            x = self.inner(x)
+            out += x
+            return x
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.blocks = nn.Linear(8, 8), nn.ModuleList([Write(), Write(), Write()])
+
+        def forward(self, x):
+            x = self.first(x)
+            out = torch.zeros_like(x)
+            alias = out.view(-1)
+            for block in self.blocks:
+                x = block(x, out)
+            return x + out + alias.view(4, 8)
+
+    status = against_eager(Model(), [rows(seed=s) for s in range(2)], regions="blocks")
+    assert status.state == "compiled", status.causes
+
+
+def test_equal_blocks_whose_inputs_alias_and_do_not():
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 8))
+
+        def forward(self, x, y):
+            x.mul_(2.0)
+            return self.inner(x + y)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks, self.last = nn.ModuleList([Pair(), Pair()]), nn.Linear(8, 8)
+
+        def forward(self, x):
+            base = x * 3.0
+            a = self.blocks[0](base.view(4, 8), (x * 3.0).view(4, 8))
+            b = self.blocks[1](base.view(4, 8), base.view(4, 8))
+            return self.last(a) + b
+
+    status = against_eager(Model(), [rows().requires_grad_()] * 2, regions="blocks")
+    assert status.state == "compiled", status.causes
+
+
+@pytest.mark.parametrize("around", ["autocast", "no_grad", "autocast in a block"])
+def test_modes_set_inside_the_model_hold_in_every_piece(around):
+    class Moded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.blocks, self.last = nn.Linear(8, 8), nn.ModuleList([Block(), Block(), Block()]), nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = self.first(x)
+            if around == "autocast":
+                with torch.autocast("cpu", torch.bfloat16):
+                    for block in self.blocks:
+                        x = block(x)
+                return self.last(x.float())
+            if around == "no_grad":
+                with torch.no_grad():
+                    x = self.blocks[1](self.blocks[0](x))
+                return self.last(self.blocks[2](x))
+            x = self.blocks[0](x)
+            with torch.autocast("cpu", torch.bfloat16):
+                x = self.blocks[1](x)
+            return self.last(self.blocks[2](x.float()))
+
+    status = against_eager(Moded(), [rows().view(1, 4, 8)] * 2, regions="blocks")
+    assert status.state == "compiled", status.causes
+
+
+def test_ambient_autocast():
+    model = Tied(layers=3)
+    reference = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager", regions="blocks")
+    for enabled in (True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            mine, its = model(tokens(), tokens()), reference(tokens(), tokens())
+        assert torch.equal(mine, its)
+        mine.backward()
+        its.backward()
+    assert torch.equal(model.embed.weight.grad, reference.embed.weight.grad)
+
+
+def test_a_graph_break_between_blocks():
+    class Breaks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList([Block(p=0.1), Block(p=0.1), Block(p=0.1), Block(p=0.1)])
+
+        def forward(self, x):
+            x = self.blocks[1](self.blocks[0](x))
+            torch._dynamo.graph_break()
+            return self.blocks[3](self.blocks[2](x))
+
+    status = against_eager(Breaks(), [rows().view(1, 4, 8)] * 3, regions="blocks")
+    assert status.state == "compiled"
+    assert status.graph_breaks == 1
+    assert status.regions == ("Block",)
+
+
+def test_the_class_declares_its_blocks_as_diffusers_does():
+    class Declares(Tied):
+        _repeated_blocks = ("Block",)
+
+    model = hotloop.compile(Declares(), "aot_eager")
+    model(tokens())
+    assert one(model).regions == ("Block", "rest")
+    model = hotloop.compile(Declares(), "aot_eager", regions="whole")
+    model(tokens())
+    assert one(model).regions == ("whole",)
+
+
+def test_no_repeated_blocks_is_said_and_compiles_whole(caplog):
+    status = against_eager(Net(), [rows()], regions="blocks")
+    assert status.regions == ("whole",)
+    assert "has no repeated blocks: compiled whole" in caplog.text
+
+
+def test_a_splitter_that_fails_costs_nothing_but_the_regions(monkeypatch, caplog):
+    from hotloop.apply import regions
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("splitter bug")
+
+    monkeypatch.setattr(regions, "split_module", broken)
+    status = against_eager(Tied(), [(tokens(), tokens())] * 2, regions="blocks")
+    assert (status.state, status.regions) == ("compiled", ("whole",))
+    assert "splitter bug" in caplog.text
