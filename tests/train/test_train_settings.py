@@ -101,6 +101,18 @@ def test_a_folder_of_groups_adds_choices(tmp_path):
     assert configure.load(["training=long"], tmp_path).training.num_epochs == 9
 
 
+def test_a_callers_own_hydra_is_left_as_it_was(tmp_path):
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
+        before = GlobalHydra.instance().hydra
+        configure.load()
+        assert GlobalHydra.instance().hydra is before
+    configure.load()
+    assert not GlobalHydra.instance().is_initialized()
+
+
 def test_settings_survive_being_plain():
     settings = configure.load(["compile.components.model.training=inductor", "model.buckets=[8]"])
     plain = configure.to_dict(settings)

@@ -50,13 +50,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
 
     # The model. The seed comes first, for the new head.
     require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
-    loaded = encoder.load(
-        settings.model.name, dropout=settings.model.dropout, weights=start.resume is None, say=display.say
-    )
-    if settings.training.freeze_embeddings:
-        loaded.model.freeze_embeddings()
-    trained = sum(one.numel() for one in loaded.model.parameters() if one.requires_grad)
-    display.say("\n".join([f"Model: {loaded.notes[0]}, {encoder.count(trained)} of them trained", *loaded.notes[1:]]))
+    loaded = load_model(start, display)
 
     # What needs no training, to judge the result by; a resumed run's record has the untrained encoder's already.
     context = baselines.measure(split.validation, loaded)
@@ -96,6 +90,17 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     held_out = batches.Dataset(loaded.tokenizer, split.validation, choose_lengths(loaded, split, settings.model))
     loss = functional.binary_cross_entropy_with_logits
     return evaluation.evaluate(loaded.model.to(device), loss, held_out, settings.training.eval_batch_size, device)
+
+
+def load_model(start: Start, display: Display) -> encoder.Loaded:
+    """Load the encoder, freeze what the settings say, and tell how much of it is trained."""
+    model = start.settings.model
+    loaded = encoder.load(model.name, dropout=model.dropout, weights=start.resume is None, say=display.say)
+    if start.settings.training.freeze_embeddings:
+        loaded.model.freeze_embeddings()
+    trained = sum(one.numel() for one in loaded.model.parameters() if one.requires_grad)
+    display.say("\n".join([f"Model: {loaded.notes[0]}, {encoder.count(trained)} of them trained", *loaded.notes[1:]]))
+    return loaded
 
 
 def load_pairs(data: DataSettings, seed: int) -> Split:

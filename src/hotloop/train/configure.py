@@ -70,12 +70,17 @@ def _compose(hydra: Any, lines: list[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf  # noqa: PLC0415
     from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
 
-    GlobalHydra.instance().clear()  # Hydra keeps one global state; a caller of ours may have left one behind
+    callers = GlobalHydra.instance().hydra  # Hydra keeps one global state, and a caller of ours may be using it
+    GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_module(CONF, version_base="1.3"):
             composed = OmegaConf.to_container(hydra.compose("config", overrides=lines), resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"settings cannot be composed: {error}") from error
+    finally:
+        GlobalHydra.instance().clear()
+        if callers:
+            GlobalHydra.instance().initialize(callers)
     assert isinstance(composed, dict)
     return {str(key): value for key, value in composed.items()}
 
