@@ -9,6 +9,8 @@ import pytest
 _THIRD_PARTY = (
     # dynamo looks at .grad of every tensor that it traces, and gives a function up where the warning is an error.
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning",
+    # dynamo makes an instance of a user's autograd.Function to trace its forward.
+    "ignore:<class 'torch.autograd.function.Function'> should not be instantiated:DeprecationWarning",
     # Inductor imports modules of torch's own that still script.
     "ignore:`torch.jit.script:DeprecationWarning",
     # A planted failure must not be answered from Inductor's cache, and torch says that its caches are off.

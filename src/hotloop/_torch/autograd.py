@@ -7,6 +7,18 @@ from typing import Any
 
 import torch
 
+from hotloop._torch.ledger import CapabilityMissingError, private
+from hotloop._torch.settings import kept_graph
+
+
+def _keeps_graph() -> Callable[[], bool]:
+    """Give the function that tells whether the backward in progress is to keep its graph (``retain_graph=True``)."""
+    try:
+        asked: Callable[[], bool] = private("torch._C._autograd:_get_current_graph_task_keep_graph")
+    except CapabilityMissingError:
+        return lambda: True  # then the setting is changed for every backward, which costs 1 µs
+    return asked
+
 
 def guard_backward(outputs: Any, explain: Callable[[Exception], Exception]) -> bool:
     """Wrap the backward of the autograd function that made ``outputs``; True once it is found.
@@ -20,10 +32,14 @@ def guard_backward(outputs: Any, explain: Callable[[Exception], Exception]) -> b
         if function is None or function.__name__ != "CompiledFunction":
             continue
         inner = function.backward
+        keeps_graph = _keeps_graph()
 
         def backward(ctx: Any, *gradients: Any, inner: Callable[..., Any] = inner) -> Any:
             try:
-                return inner(ctx, *gradients)
+                if not keeps_graph():
+                    return inner(ctx, *gradients)
+                with kept_graph():
+                    return inner(ctx, *gradients)
             except Exception as error:
                 raised = explain(error)
                 if raised is error:

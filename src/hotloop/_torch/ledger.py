@@ -83,6 +83,16 @@ LEDGER: tuple[PrivateName, ...] = (
         "a failure while a compiled backward runs is raised raw, without cause and remedy",
     ),
     PrivateName(
+        "torch._C._autograd:_get_current_graph_task_keep_graph",
+        "tells a backward with retain_graph=True, which compiled code allows under another setting only",
+        "the setting is changed for every backward, which costs 1 µs",
+    ),
+    PrivateName(
+        "torch._C:_get_obj_in_tls",
+        "the copy of torch's settings that a backward runs in",
+        "a compiled backward refuses retain_graph=True, which eager allows",
+    ),
+    PrivateName(
         "torch._dynamo.callback:callback_handler",
         "told when a compile starts and ends, in the thread that compiles",
         "no status while compiling; failures of tracing reach the user",
@@ -136,7 +146,9 @@ LEDGER: tuple[PrivateName, ...] = (
         "no Inductor rung",
         "torch.compile(backend='inductor'), which cannot be one rung among several",
     ),
-    PrivateName("torch._dynamo", "looked for before anything is compiled: not every build has it", "everything is eager"),
+    PrivateName(
+        "torch._dynamo", "looked for before anything is compiled: not every build has it", "everything is eager"
+    ),
     PrivateName("torch._inductor.compile_fx", "imported to see whether Inductor works here", "no Inductor rung"),
     PrivateName(
         "torch._dynamo.convert_frame",
@@ -164,7 +176,10 @@ def private(path: str) -> Any:
         raise KeyError(f"{path} is not in the ledger of private torch names")
     module, _, attribute = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        home = importlib.import_module(module)
+        if not hasattr(home, attribute):  # perhaps a module that nobody has imported yet
+            importlib.import_module(f"{module}.{attribute}")
+        return getattr(home, attribute)
     except (ImportError, AttributeError) as error:
         entry = next(name for name in LEDGER if name.path == path)
         raise CapabilityMissingError(

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from hotloop._torch.ledger import private
+from hotloop._torch.ledger import CapabilityMissingError, private
 
 
 @contextlib.contextmanager
@@ -30,9 +30,36 @@ def patched(path: str, **values: Any) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def backward_with_forward() -> contextlib.AbstractContextManager[None]:
-    """Compile the backward graph while the forward is compiled, before any gradient has moved."""
-    return patched("torch._functorch:config", force_non_lazy_backward_lowering=True)
+@contextlib.contextmanager
+def backward_with_forward() -> Iterator[None]:
+    """Compile the backward graph while the forward is compiled, before any gradient has moved.
+
+    Saved activations are not donated to it: torch then refuses ``backward(retain_graph=True)``, which eager allows.
+    """
+    with without_donated_buffers(), patched("torch._functorch:config", force_non_lazy_backward_lowering=True):
+        yield
+
+
+def without_donated_buffers() -> contextlib.AbstractContextManager[None]:
+    """Neither donate saved activations to a backward, nor take it to have been compiled so."""
+    known = hasattr(private("torch._functorch:config"), "donated_buffer")
+    return patched("torch._functorch:config", **({"donated_buffer": False} if known else {}))
+
+
+@contextlib.contextmanager
+def kept_graph() -> Iterator[None]:
+    """Run a compiled backward with ``retain_graph=True``: torch asks the setting of now whether it may.
+
+    Since torch 2.12 a backward runs in a copy of the settings that its call stashed, which ends with it.
+    """
+    with without_donated_buffers():
+        try:
+            stashed = private("torch._C:_get_obj_in_tls")("context")
+        except (CapabilityMissingError, RuntimeError):  # torch 2.11 has no such copy
+            stashed = None
+        if stashed is not None:
+            stashed.run(setattr, private("torch._functorch:config"), "donated_buffer", False)
+        yield
 
 
 class CompileWindow:

@@ -12,7 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hotloop import events as ev
-from hotloop.control.component import Component, emit_for
+from hotloop.control.component import Component
 from hotloop.observe import collector
 
 _STEPS_BEFORE_NO_EFFECT = 2
@@ -45,7 +45,7 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> N
                     stage="compile",
                     reason=move.reason,
                 )
-                emit_for(lane.tally, event)
+                collector.emit_for(lane.tally, event)
         if not component.said_no_effect and not any(tally.calls for tally in component.tallies):
             _look_for_no_effect(component, optimizer)
 
@@ -64,7 +64,7 @@ def _look_for_no_effect(component: Component, optimizer: torch.optim.Optimizer) 
     component.said_no_effect = True
     place = next((found for module in modules if (found := _forward_call(type(module)))), None)
     kind = type(modules[0]).__name__
-    emit_for(
+    collector.emit_for(
         component.lanes[0].tally,
         ev.NoEffect(
             component=component.name,

@@ -127,7 +127,7 @@ class Lane:
             return
         tally.eager_calls += 1
         for event in root.failures if not tally.failures else ():
-            emit_for(tally, dataclasses.replace(event, component=tally.component))
+            collector.emit_for(tally, dataclasses.replace(event, component=tally.component))
         if not tally.causes:
             kind = type(target).__name__
             nothing = ev.NoEffect(
@@ -135,7 +135,7 @@ class Lane:
                 reason=f"no tensor operation of {kind} reached a graph in this call",
                 hint="compile the module or function that does the work",
             )
-            emit_for(tally, nothing)
+            collector.emit_for(tally, nothing)
 
     def users_own(self, failed: int, target: Any) -> None:
         """The user's own exception passed, after tracing had met it: the code itself can be compiled another time."""
@@ -146,16 +146,7 @@ class Lane:
     def go_eager(self, event: ev.Event) -> None:
         """Leave this lane eager for good, for the reason that the event gives."""
         self.eager = True
-        emit_for(self.tally, event)
-
-
-def emit_for(tally: Tally, event: ev.Event) -> None:
-    """Emit an event for a component whose call is not going on."""
-    previous, active.tally = active.tally, tally
-    try:
-        collector.emit(event)
-    finally:
-        active.tally = previous
+        collector.emit_for(self.tally, event)
 
 
 @dataclasses.dataclass(eq=False)

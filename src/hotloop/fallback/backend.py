@@ -81,8 +81,7 @@ class LadderBackend:
         for index, rung in ladder.below():
             candidate = copy_graph(pristine) if failed or rung.backend == "eager" else graph
             try:
-                with backward_with_forward():
-                    run = compiler_of(rung)(candidate, inputs)
+                run = _compiled(rung, candidate, inputs)
             except Exception as error:
                 if is_signal(error):
                     raise
@@ -105,6 +104,13 @@ def compiler_of(preset: Preset) -> backends.Compiler:
     if preset.backend == "inductor":
         return backends.inductor(preset.mode, preset.options, preset.dynamic)
     return backends.aot_eager() if preset.backend == "aot_eager" else backends.eager
+
+
+def _compiled(rung: Preset, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    if rung.backend == "eager":  # the last rung must not depend on any setting of torch's
+        return backends.eager(graph, inputs)
+    with backward_with_forward():
+        return compiler_of(rung)(graph, inputs)
 
 
 def _strict_message(rung: Preset, failure: Failure) -> str:
@@ -152,9 +158,13 @@ class _Runner:
     def _make(self, info: GraphInfo, compiled: Callable[..., Any]) -> Callable[..., Any]:
         looks = 0 if info.running == "none" else _BACKWARD_LOOKS
         local, explain, guard = active, self._explain, self._guard
+        tally = local.tally
+
+        def backward_failed(error: Exception) -> Exception:
+            return self._run_failed(error, "backward", tally)  # whoever ran the graph last
 
         def run(*args: Any) -> Any:
-            nonlocal looks
+            nonlocal looks, tally
             tally = local.tally
             tally.executed += 1
             tally.graphs[info] += 1
@@ -166,16 +176,15 @@ class _Runner:
                     raise
                 raise raised from cause
             if looks:
-                looks = guard(outputs, looks, tally)
+                looks = guard(outputs, looks, backward_failed)
             return outputs
 
         return run
 
-    def _guard(self, outputs: Any, looks: int, tally: Tally) -> int:
+    def _guard(self, outputs: Any, looks: int, explain: Callable[[Exception], Exception]) -> int:
         if not torch.is_grad_enabled():
             return looks
-        found = guard_backward(outputs, lambda error: self._run_failed(error, "backward", tally))
-        return 0 if found else looks - 1
+        return 0 if guard_backward(outputs, explain) else looks - 1
 
     def _explain(self, error: Exception, args: tuple[Any, ...]) -> tuple[Exception, BaseException | None]:
         """Give what to raise for a failure of the forward: the error itself, eager's own, or ours; and its cause."""
@@ -214,7 +223,7 @@ class _Runner:
             file=file,
             line=line,
         )
-        collector.emit(event)
+        collector.emit_for(tally, event)
         at = f" (graph at {event.location})" if file else ""
         return CompiledRunError(
             f"compiled code of component {tally.component!r} failed in its {phase}{at} under preset "

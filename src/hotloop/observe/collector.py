@@ -14,7 +14,7 @@ from hotloop._torch.ledger import CapabilityMissingError
 from hotloop._torch.settings import CompileWindow
 from hotloop._torch.versions import check
 from hotloop.observe import explain
-from hotloop.observe.ledger import NOBODY, active
+from hotloop.observe.ledger import NOBODY, Tally, active
 
 _log = logging.getLogger("hotloop")
 _UNGUARDED_REQUIRES_GRAD = (2, 11)
@@ -100,6 +100,14 @@ class Collector:
                 watcher.append(event)
         if not (isinstance(event, ev.FrameEager) and active.tally is not NOBODY):
             self.say(event)  # a function that was given up is told when its call ends: it may be the user's own error
+
+    def emit_for(self, tally: Tally, event: ev.Event) -> None:
+        """Emit an event for a component whose call is not going on."""
+        previous, active.tally = active.tally, tally
+        try:
+            self.emit(event)
+        finally:
+            active.tally = previous
 
     def say(self, event: ev.Event) -> None:
         """Put an event on the log, each reason once."""

@@ -15,6 +15,7 @@ from typing import Any
 from hotloop import events as ev
 
 _KEPT_EVENTS = 1024
+_AFTER_A_FAILED_RUN = "load the last checkpoint and use a lower preset (aot_eager, none)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +112,11 @@ class Tally:
         reason = getattr(event, "reason", "") or getattr(event, "missing", "")
         file, line = getattr(event, "file", None), getattr(event, "line", None)
         source = getattr(event, "source", "") or (linecache.getline(file, line).strip() if file and line else "")
-        stage = str(getattr(event, "stage", event.kind))
-        self.causes[reason, file, line] = Cause(reason, stage, file, line, source, getattr(event, "hint", ""))
+        if isinstance(event, ev.RunFailed):
+            stage, hint = "run", _AFTER_A_FAILED_RUN
+        else:
+            stage, hint = str(getattr(event, "stage", event.kind)), getattr(event, "hint", "")
+        self.causes[reason, file, line] = Cause(reason, stage, file, line, source, hint)
 
     def fallbacks(self) -> list[GraphInfo]:
         """Give the executed graphs that run on a lower rung, whoever compiled them."""

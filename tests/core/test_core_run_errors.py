@@ -1,0 +1,347 @@
+"""What fails while compiled code runs, and what torch's settings are after each call."""
+
+import copy
+
+import pytest
+import torch
+from core_models import Broken, Counter, Net, aot, dies_as_kernel, one, real_aot_eager, rows, total, train
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hotloop
+from hotloop import events as ev
+from hotloop._torch import backends
+from hotloop.errors import CompiledRunError
+
+
+@pytest.fixture
+def plant(monkeypatch):
+    def put(compiler):
+        monkeypatch.setattr(backends, "aot_eager", lambda: compiler)
+        return compiler
+
+    return put
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("model", [Net, Broken])
+def test_a_kernel_that_dies_is_raised_with_cause_and_remedy(plant, phase, model):
+    plant(aot(**{phase: dies_as_kernel()}))
+    model = hotloop.compile(model(), "aot_eager")
+    with hotloop.watch() as events, pytest.raises(CompiledRunError) as caught:
+        total(model(rows())).backward()
+    text = str(caught.value)
+    assert f"failed in its {phase}" in text
+    assert "kernel died" in text
+    assert "core_models.py:" in text
+    assert "load the last checkpoint" in text
+    assert "HOTLOOP_DISABLE=1" in text
+    assert type(caught.value.__cause__) is RuntimeError
+    (failed,) = [event for event in events if isinstance(event, ev.RunFailed)]
+    assert (failed.component, failed.phase, failed.preset) == ("model", phase, "aot_eager")
+    causes = one(model).causes
+    assert any("kernel died" in cause.reason and cause.hint for cause in causes), causes
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+def test_out_of_memory_is_left_as_it_is(plant, phase):
+    plant(aot(**{phase: dies_as_kernel("tried to allocate", "__import__('torch').OutOfMemoryError")}))
+    model = hotloop.compile(Net(), "aot_eager")
+    with pytest.raises(torch.OutOfMemoryError, match="tried to allocate") as caught:
+        total(model(rows())).backward()
+    assert type(caught.value) is torch.OutOfMemoryError
+    assert caught.value.__cause__ is None
+
+
+def test_a_users_hook_that_raises_in_the_backward_keeps_its_error():
+    class Mine(Exception):
+        pass
+
+    def hook(grad):
+        raise Mine("from my hook")
+
+    model = hotloop.compile(Net(), "aot_eager")
+    model(rows())
+    out = model(rows())
+    out.register_hook(hook)
+    with pytest.raises(Mine, match="from my hook"):
+        total(out).backward()
+    model.first.weight.register_hook(hook)
+    with pytest.raises(Mine, match="from my hook"):
+        total(model(rows())).backward()
+
+
+class Doubler(torch.autograd.Function):
+    """A function of the user's own whose backward refuses large gradients."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return own_backward(grad)
+
+
+@torch.library.custom_op("hotloop_tests::own_backward", mutates_args=())
+def own_backward(grad: torch.Tensor) -> torch.Tensor:
+    if grad.abs().max() > 1e6:
+        raise ValueError("gradient too large for me")
+    return grad * 2
+
+
+@own_backward.register_fake
+def _(grad):
+    return torch.empty_like(grad)
+
+
+def test_the_users_own_error_in_the_backward_of_their_own_function():
+    class Uses(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x):
+            return Doubler.apply(self.net(x))
+
+    model = hotloop.compile(Uses(), "aot_eager")
+    total(model(rows())).backward()
+    with pytest.raises(ValueError, match="gradient too large for me") as caught:
+        (total(model(rows())) * 1e12).backward()
+    assert type(caught.value) is ValueError
+    assert one(model).state == "compiled"
+
+
+def test_backward_twice_is_the_users_error_and_says_what_eager_says():
+    model = Net()
+    eager = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager")
+    messages = []
+    for candidate in (eager, model):
+        loss = total(candidate(rows()))
+        loss.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time") as caught:
+            loss.backward()
+        messages.append(type(caught.value))
+    assert messages == [RuntimeError, RuntimeError]
+
+
+@pytest.mark.parametrize("how", ["retain_graph", "create_graph input grad", "autograd.grad", "accumulate"])
+def test_other_ways_to_a_gradient(how):
+    model = Net(p=0.0)
+    reference = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager")
+    found = []
+    for candidate in (reference, model):
+        x = rows().requires_grad_()
+        loss = total(candidate(x))
+        if how == "retain_graph":
+            loss.backward(retain_graph=True)
+            loss.backward()
+        elif how == "accumulate":
+            loss.backward()
+            total(candidate(rows(seed=1))).backward()
+        elif how == "autograd.grad":
+            torch.autograd.grad(loss, [x], retain_graph=True)[0].sum()
+            loss.backward()
+        else:
+            loss.backward(inputs=[x])
+        found.append([x.grad, *(p.grad for p in candidate.parameters())])
+    for mine, its in zip(*found, strict=True):
+        assert (mine is None) == (its is None)
+        assert mine is None or torch.equal(mine, its)
+
+
+def test_double_backward_says_that_compiled_code_has_none():
+    model = hotloop.compile(Net(p=0.0), "aot_eager")
+    x = rows().requires_grad_()
+    (grad,) = torch.autograd.grad(total(model(x)), [x], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        total(grad).backward()
+
+
+def test_a_failing_backward_is_told_to_the_component_that_ran_last(plant):
+    plant(aot(backward=dies_as_kernel()))
+    first, second = hotloop.compile({"a": Net(), "b": Net()}, "aot_eager").values()
+    first(rows())
+    with pytest.raises(CompiledRunError, match="component 'b'"):
+        total(second(rows())).backward()
+    assert any("kernel died" in cause.reason for cause in one(second).causes)
+    assert not one(first).causes
+
+
+def test_checkpoint_errors_of_the_users_own_are_theirs():
+    """A recomputation that differs from its forward is told as torch tells it."""
+
+    class Flips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.calls = Net(p=0.0), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return checkpoint(self.part, x, use_reentrant=False)
+
+        def part(self, x):
+            return self.net(x) if self.calls else x
+
+    model = Flips()
+    hotloop.compile(model.net, "aot_eager")
+    loss = total(model(rows().requires_grad_()))
+    model.calls = 0
+    with pytest.raises(torch.utils.checkpoint.CheckpointError):
+        loss.backward()
+
+
+SETTINGS = ("suppress_errors", "skip_nnmodule_hook_guards", "skip_tensor_guards_with_matching_dict_tags")
+
+
+def settings():
+    dynamo = torch._dynamo.config
+    return {
+        **{name: getattr(dynamo, name) for name in SETTINGS},
+        "lazy": torch._functorch.config.force_non_lazy_backward_lowering,
+    }
+
+
+@pytest.mark.parametrize("ending", ["result", "backend fails", "kernel dies", "user error", "interrupt", "strict", "fullgraph break"])
+def test_torchs_settings_are_as_before(plant, ending):
+    def interrupted(graph, inputs):
+        raise KeyboardInterrupt
+
+    class Raises(Net):
+        def forward(self, x):
+            if ending == "user error":
+                raise ValueError("mine")
+            if ending == "fullgraph break":
+                torch._dynamo.graph_break()
+            return super().forward(x)
+
+    compilers = {
+        "backend fails": Counter(fail=lambda *a: True),
+        "strict": Counter(fail=lambda *a: True),
+        "kernel dies": aot(forward=dies_as_kernel()),
+        "interrupt": interrupted,
+    }
+    if ending in compilers:
+        plant(compilers[ending])
+    before = settings()
+    seen = []
+    model = Raises()
+    model.register_forward_pre_hook(lambda *a: seen.append(settings()) if not torch.compiler.is_compiling() else None)
+    hotloop.compile(model, "aot_eager", strict=ending == "strict", fullgraph=ending == "fullgraph break")
+    try:
+        total(model(rows())).backward()
+    except BaseException as error:
+        assert ending not in ("result", "backend fails"), error
+    else:
+        assert ending in ("result", "backend fails")
+    assert settings() == before
+    assert torch._dynamo.config.suppress_errors is False
+
+
+def test_settings_that_the_user_changed_stay_theirs():
+    with torch._dynamo.config.patch(suppress_errors=True, skip_nnmodule_hook_guards=False):
+        before = settings()
+        hotloop.compile(Net(), "aot_eager")(rows())
+        assert settings() == before
+
+
+def test_a_strict_component_inside_a_forgiving_one_stays_strict(plant):
+    """Each component's own setting holds while it compiles, also while another one's call is going on."""
+    inner = hotloop.compile(Net(), "aot_eager", strict=True)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lead = nn.Linear(8, 8)
+
+        def forward(self, x):
+            x = self.lead(x)
+            torch._dynamo.graph_break()
+            return run_inner(x)
+
+    @torch._dynamo.disable
+    def run_inner(x):
+        return inner(x)
+
+    plant(Counter(fail=lambda nth, graph: any("sigmoid" in str(n.target) for n in graph.graph.nodes), inner=real_aot_eager()))
+    outer = hotloop.compile(Outer(), "aot_eager")
+    with pytest.raises(hotloop.errors.CompileFailedError):
+        outer(rows())
+    assert settings()["suppress_errors"] is False
+
+
+class Many(nn.Module):
+    """Graphs enough to make a component give a preset up: each part ends in a break."""
+
+    def __init__(self, parts=4):
+        super().__init__()
+        self.a, self.b, self.c, self.d = Net(), Net(), Net(), Net()
+        self.parts = parts
+
+    def forward(self, x):
+        x = self.a(x)
+        torch._dynamo.graph_break()
+        x = self.b(x)
+        torch._dynamo.graph_break()
+        x = self.c(x)
+        torch._dynamo.graph_break()
+        return self.d(x)
+
+
+def test_a_component_steps_down_as_a_whole_at_an_optimizer_step_only(plant, caplog):
+    counter = plant(Counter(fail=lambda *a: True))
+    model = hotloop.compile(Many(), "aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
+    with hotloop.watch() as events:
+        loss = total(model(rows()))
+        assert counter.calls == 4, "every graph of the first forward tries the preset"
+        moved = [e for e in events if isinstance(e, ev.Fallback) and e.scope == "component"]
+        assert not moved
+        loss.backward()
+        model(rows(5))  # a new shape, before the step: the preset is still tried
+        assert counter.calls > 4
+        before = counter.calls
+        optimizer.step()
+        moved = [e for e in events if isinstance(e, ev.Fallback) and e.scope == "component"]
+        assert [(e.from_preset, e.to_preset) for e in moved] == [("aot_eager", "none")]
+        model.eval()
+        model(rows(5))
+        assert counter.calls == before, "after it, no graph does"
+        other.step()
+    assert caplog.text.count("from the next graph on, all of it") == 1
+    assert one(model).state == "eager"
+
+
+def test_never_inside_a_checkpoints_recomputation(plant):
+    counter = plant(Counter(fail=lambda *a: True))
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.many = Many()
+
+        def forward(self, x):
+            return checkpoint(self.many, x, use_reentrant=False)
+
+    model = Outer()
+    reference = train(copy.deepcopy(model), [rows().requires_grad_()] * 3)
+    hotloop.compile(model.many, "aot_eager")
+    train(model, [rows().requires_grad_()] * 3).assert_equal(reference)
+    assert counter.calls == 4
+
+
+def test_no_compiler_steps_the_whole_component_down_at_once(plant):
+    class InvalidCxxCompiler(RuntimeError):
+        pass
+
+    counter = plant(Counter(fail=lambda *a: True, error=InvalidCxxCompiler("no g++")))
+    model = hotloop.compile(Broken(), "aot_eager")
+    train(model, [rows()])
+    train(model, [rows(5)])
+    assert counter.calls == 2
+    cause = next(cause for cause in one(model).causes if "no g++" in cause.reason)
+    assert cause.stage == "compile"
+    assert "install a C++ compiler" in cause.hint
