@@ -33,7 +33,5 @@ def _fresh_compiler():
         torch.compiler.reset()
     if "hotloop.control" in sys.modules:
         from hotloop.apply import roots
-        from hotloop.observe import collector
 
         roots._roots.clear()
-        collector._said.clear()

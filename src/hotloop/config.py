@@ -77,7 +77,7 @@ def component_config(  # noqa: PLR0913 - the settings of hotloop.compile
         found = presets.get(chosen)
         if found.backend == "eager":
             return found
-        return found.with_(dynamic=found.dynamic if dynamic is ... else dynamic, options=options)
+        return found.with_(dynamic=dynamic, options=options)
 
     training = resolve(preset)
     return ComponentConfig(

@@ -77,15 +77,23 @@ class Preset:
     def __hash__(self) -> int:
         return hash((self.name, self.key, self.ladder))
 
-    def with_(self, *, dynamic: bool | None = None, options: Mapping[str, Any] | None = None) -> Preset:
-        """Give the preset with some settings replaced; ``options`` are added to its own."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, ({**self.to_dict(), "ladder": self.ladder, "needs": self.needs},)
+
+    def with_(self, *, dynamic: Any = ..., options: Mapping[str, Any] | None = None) -> Preset:
+        """Give the preset with some settings replaced; ``options`` are added to its own, unset ``dynamic`` stays."""
         merged = {**self.options, **(options or {})}
-        return dataclasses.replace(self, dynamic=dynamic, options=merged)
+        return dataclasses.replace(self, dynamic=self.dynamic if dynamic is ... else dynamic, options=merged)
 
     def to_dict(self) -> dict[str, Any]:
         """Give the preset as plain JSON data."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**data, "options": dict(self.options), "ladder": list(self.ladder), "needs": list(self.needs)}
+
+
+def _rebuild(fields: dict[str, Any]) -> Preset:
+    """Unpickle: a read-only mapping of options does not pickle itself."""
+    return Preset(**fields)
 
 
 _AUTOTUNED = {"max_autotune": True, "epilogue_fusion": True}

@@ -101,7 +101,7 @@ class RunRecord:
         with self._lock:
             return cast("dict[str, Any]", json.loads(b"".join(self._pieces())))
 
-    def append(self, section: str, entry: Mapping[str, Any]) -> None:
+    def append(self, section: str, /, entry: Mapping[str, Any]) -> None:
         """Add one entry to a list section, on disk when this returns."""
         if section not in LISTS:
             raise ValueError(f"section {section!r} is no list of the record: expected one of {', '.join(LISTS)}")
@@ -112,7 +112,7 @@ class RunRecord:
             texts += b", " + text if texts else text
             self._snapshot_if_due()
 
-    def update(self, section: str, **values: Any) -> None:
+    def update(self, section: str, /, **values: Any) -> None:
         """Set some keys of a mapping section, on disk when this returns."""
         if section not in MAPPINGS:
             raise ValueError(f"section {section!r} is no mapping of the record: expected one of {', '.join(MAPPINGS)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,7 @@ def guard_backward(outputs: Any, explain: Callable[[Exception], Exception]) -> b
                 with kept_graph():
                     return inner(ctx, *gradients)
             except Exception as error:
-                raised = explain(error)
+                raised = error if _while_unpacking(error) else explain(error)
                 if raised is error:
                     raise
                 raise raised from error
@@ -49,3 +50,11 @@ def guard_backward(outputs: Any, explain: Callable[[Exception], Exception]) -> b
         function.backward = staticmethod(backward)
         return True
     return False
+
+
+def _while_unpacking(error: Exception) -> bool:
+    """Tell whether saved tensors could not be had, which eager raises too.
+
+    The graph was freed by an earlier backward, an input was changed in place, or an unpack hook (a checkpoint's) raised.
+    """
+    return any("saved_tensors" in (frame.line or "") for frame in traceback.extract_tb(error.__traceback__))

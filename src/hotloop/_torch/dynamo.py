@@ -49,8 +49,8 @@ class Break:
 class Callbacks:
     """Our functions on dynamo's compile callbacks. ``torch.compiler.reset`` takes them off, so look before each call."""
 
-    def __init__(self, on_start: Callable[[], None], on_end: Callable[[], None]) -> None:
-        self._start: Callable[[Any], None] = lambda _: on_start()
+    def __init__(self, on_start: Callable[[str], None], on_end: Callable[[], None]) -> None:
+        self._start: Callable[[Any], None] = lambda compiling: on_start(str(compiling.compile_id))
         self._end: Callable[[Any], None] = lambda _: on_end()
         self._registered: list[Callable[[Any], None]] = []
 
@@ -97,7 +97,7 @@ class Reader:
             fresh.append(entry)
         if entries:
             self._last = entries[-1]
-        return [self._metric(entry) for entry in reversed(fresh) if not entry.is_runtime]
+        return [self._metric(entry) for entry in reversed(fresh) if not getattr(entry, "is_runtime", False)]
 
     def breaks(self) -> list[Break]:
         """Give the graph breaks since the last call; a reset of dynamo starts anew."""
@@ -108,33 +108,37 @@ class Reader:
         return [_break(entry.reason, entry.user_stack) for entry in fresh]
 
     def _metric(self, entry: Any) -> Metric:
+        def get(name: str) -> Any:
+            return getattr(entry, name, None)  # a field that this torch does not have is not known, no failure
+
         # A backward's entry has the frame's id but not its name: remember who it was.
-        frame = entry.compile_id or "?"
+        frame = get("compile_id") or "?"
         key = frame.split("/")[0]
-        if entry.co_name:
-            self._names[key] = (entry.co_name, entry.co_filename, entry.co_firstlineno)
+        if get("co_name"):
+            self._names[key] = (get("co_name"), get("co_filename"), get("co_firstlineno"))
         function, file, line = self._names.get(key, (None, None, None))
-        backward = entry.is_forward is False
-        micros = entry.backward_cumulative_compile_time_us if backward else entry.dynamo_cumulative_compile_time_us
+        backward = get("is_forward") is False
+        micros = get("backward_cumulative_compile_time_us") if backward else get("dynamo_cumulative_compile_time_us")
         return Metric(
             frame=frame,
             function=function,
             file=file,
             line=line,
             is_forward=not backward,
-            seconds=(micros or entry.duration_us or 0) / 1e6,
-            ops=entry.graph_op_count,
-            guards=entry.guard_count,
+            seconds=(micros or get("duration_us") or 0) / 1e6,
+            ops=get("graph_op_count"),
+            guards=get("guard_count"),
             # A hit in AOTAutograd's cache answers for the graphs below it, which are then not asked.
-            cache_hits=(entry.inductor_fx_local_cache_hit_count or 0) or (entry.aotautograd_local_cache_hit_count or 0),
-            cache_misses=entry.inductor_fx_local_cache_miss_count or 0,
-            recompile_reason=entry.recompile_reason,
-            fail_type=entry.fail_type,
-            fail_reason=entry.fail_reason,
-            fail_file=entry.fail_user_frame_filename,
-            fail_line=entry.fail_user_frame_lineno,
-            has_code=bool(entry.has_guarded_code),
-            cudagraphs_skipped=entry.cudagraph_skip_reason,
+            cache_hits=(get("inductor_fx_local_cache_hit_count") or 0)
+            or (get("aotautograd_local_cache_hit_count") or 0),
+            cache_misses=get("inductor_fx_local_cache_miss_count") or 0,
+            recompile_reason=get("recompile_reason"),
+            fail_type=get("fail_type"),
+            fail_reason=get("fail_reason"),
+            fail_file=get("fail_user_frame_filename"),
+            fail_line=get("fail_user_frame_lineno"),
+            has_code=bool(get("has_guarded_code")),
+            cudagraphs_skipped=get("cudagraph_skip_reason"),
         )
 
 
@@ -176,6 +180,11 @@ def in_tracing(error: BaseException) -> bool:
             return True
         trace = trace.tb_next
     return False
+
+
+def is_other_tracer(error: BaseException) -> bool:
+    """Tell whether dynamo refused since ``torch.jit.trace`` or ``make_fx`` traces the call."""
+    return type(error) is RuntimeError and str(error).startswith("Detected that you are using FX to")
 
 
 def is_limit(error: BaseException) -> bool:

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from hotloop._torch.ledger import CapabilityMissingError, private
+from hotloop._torch.versions import check
+
+_SETTINGS_OF_A_THREAD = (2, 12)
+"""From this version on dynamo's settings belong to a thread."""
+_TRACING_LOG = "torch._dynamo.convert_frame"
 
 
 @contextlib.contextmanager
@@ -67,8 +74,13 @@ class CompileWindow:
 
     They must outlive torch's end callback, since dynamo reads ``suppress_errors`` after it; and they must not be set
     on every call, since that costs 1.5 µs. Since torch 2.12 dynamo's settings belong to a thread, and both callbacks and
-    the call run in the one that compiles.
+    the call run in the one that compiles; on 2.11 they are the process's, so there the first window to open saves what
+    the last one to close restores.
     """
+
+    _lock = threading.RLock()
+    _open_now: ClassVar[list[CompileWindow]] = []
+    _of_process: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, *, suppress: bool, guard_requires_grad: bool) -> None:
         self._config = private("torch._dynamo:config")
@@ -82,17 +94,49 @@ class CompileWindow:
             values["skip_tensor_guards_with_matching_dict_tags"] = False
         self._values = {name: value for name, value in values.items() if hasattr(self._config, name)}
         self._before: dict[str, Any] | None = None
+        self._shared = check() < _SETTINGS_OF_A_THREAD
+        self._quiet = _Quiet() if suppress else None
 
     def open(self) -> None:
         """Set them, once."""
-        if self._before is None:
+        if self._before is not None:
+            return
+        with self._lock:
             self._before = {name: getattr(self._config, name) for name in self._values}
-            for name, value in self._values.items():
-                setattr(self._config, name, value)
+            if self._shared:
+                self._of_process.update({k: v for k, v in self._before.items() if k not in self._of_process})
+                self._open_now.append(self)
+            self._set(self._values)
+        if self._quiet is not None:
+            logging.getLogger(_TRACING_LOG).addFilter(self._quiet)
 
     def close(self) -> None:
         """Restore what `open` found."""
-        if self._before is not None:
-            for name, value in self._before.items():
-                setattr(self._config, name, value)
-            self._before = None
+        if self._before is None:
+            return
+        with self._lock:
+            before, self._before = self._before, None
+            if not self._shared:
+                self._set(before)
+            else:
+                self._open_now.remove(self)
+                if not self._open_now:
+                    self._set(self._of_process)
+                    self._of_process.clear()
+        if self._quiet is not None:
+            logging.getLogger(_TRACING_LOG).removeFilter(self._quiet)
+
+    def _set(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self._config, name, value)
+
+
+class _Quiet(logging.Filter):
+    """Keeps dynamo's pages of traceback off the log, for failures in this thread that hotloop tells in one line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread != self._thread or record.levelno != logging.WARNING

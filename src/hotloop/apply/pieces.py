@@ -55,11 +55,11 @@ class _Tour(fx.Interpreter):
         self.mode = fake_mode()
         self.pieces: list[Piece] = []
         self.refused = ""
-        self._given: set[int] = set()
+        self._given: dict[int, Any] = {}  # by id, and kept: the interpreter frees values, and an id may come again
 
     def placeholder(self, target: Any, args: Any, kwargs: Any) -> Any:
         value = super().placeholder(target, args, kwargs)
-        self._given.add(id(value))
+        self._given[id(value)] = value
         return value
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:

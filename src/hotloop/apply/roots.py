@@ -42,14 +42,21 @@ def fingerprint(target: Any) -> Hashable:
     """
     if not isinstance(target, torch.nn.Module):
         function = getattr(target, "__func__", target)
-        shared: Hashable = getattr(function, "__code__", type(target))
-        return shared
-    parts: list[Hashable] = []
-    for name, module in target.named_modules():
-        own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        tensors = tuple((key, tuple(tensor.shape), tensor.dtype) for key, tensor in own)
-        parts.append((name, type(module), module.extra_repr(), tensors))
-    return tuple(parts)
+        shared: Hashable = getattr(function, "__code__", None)
+        return (type(target), shared)
+    return tuple((name, type(module), *_settings(module)) for name, module in target.named_modules())
+
+
+def _settings(module: torch.nn.Module) -> tuple[Hashable, ...]:
+    """Give a module's settings as printed and its tensors' shapes; where either cannot be read, the module is unlike any.
+
+    Lazy parameters have no shape yet, and ``extra_repr`` is the user's code.
+    """
+    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    try:
+        return module.extra_repr(), tuple((key, tuple(tensor.shape), tensor.dtype) for key, tensor in own)
+    except Exception:  # noqa: BLE001 - whatever it raises, it must not end the run
+        return ("unreadable", id(module))
 
 
 def root_for(

@@ -57,8 +57,14 @@ def components_of(model: Any) -> Target:
 
 
 def _mapping(model: Mapping[str, Any]) -> Target:
-    parts = {str(name): part for name, part in model.items() if isinstance(part, torch.nn.Module) or callable(part)}
-    skipped = tuple(str(name) for name in model if str(name) not in parts)
+    odd = [key for key in model if not isinstance(key, str)]
+    if odd:
+        raise ConfigError(f"component names {odd!r}: expected strings, which settings and status can name")
+    wrapped = [name for name, part in model.items() if isinstance(part, torch.nn.Module) and hasattr(part, "_orig_mod")]
+    if wrapped:
+        raise ConfigError(f"components {', '.join(wrapped)} were wrapped by torch.compile(model): hand over the modules themselves")
+    parts = {name: part for name, part in model.items() if isinstance(part, torch.nn.Module) or callable(part)}
+    skipped = tuple(name for name in model if name not in parts)
     place = model if isinstance(model, MutableMapping) else None
     functions = [name for name, part in parts.items() if not isinstance(part, torch.nn.Module)]
     if functions and place is None:

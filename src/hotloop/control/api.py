@@ -138,6 +138,7 @@ def _build(name: str, part: Any, config: ComponentConfig) -> Component:
         Lane(name, mode, preset, config, blocks)
         for mode, preset in (("training", config.training), ("inference", config.inference))
     )
+    lanes[1].tally.said = lanes[0].tally.said  # each reason once a component, not once a mode
     component = Component(name, config, (lanes[0], lanes[1]), disabled=disabled)
     device = _device(part)
     for lane in lanes:
@@ -253,13 +254,13 @@ def _take_off(module: torch.nn.Module) -> None:
 
 def _nest(part: torch.nn.Module, component: Component) -> None:
     """Note which components run inside which: an outer compile inlines the inner one's code."""
-    own = {id(module) for module in part.modules()}
+    component.holds = frozenset(id(module) for module in part.modules())
     for module, other in list(_components.items()):
         if module is part:
             continue
-        if id(module) in own:
+        if id(module) in component.holds:
             other.inside = weakref.ref(component)
-        elif component.inside is None and any(inner is part for inner in module.modules()):
+        elif component.inside is None and id(part) in other.holds:
             component.inside = weakref.ref(other)
 
 
@@ -294,8 +295,10 @@ def _module_status(name: str, part: torch.nn.Module) -> dict[str, ComponentStatu
     inner = {path: _components[module] for path, module in part.named_modules() if module in _components}
     if inner:
         return {path: status_of(path, component) for path, component in inner.items()}
-    marker = part.__dict__.get(_MARKER)
-    return {name: _eager_status(name, marker)}
+    copies = {path: module.__dict__[_MARKER] for path, module in part.named_modules() if _MARKER in module.__dict__}
+    return {path or name: _eager_status(path or name, marker) for path, marker in copies.items()} or {
+        name: _eager_status(name)
+    }
 
 
 def _eager_status(name: str, marker: str | None = None) -> ComponentStatus:

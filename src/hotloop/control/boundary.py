@@ -6,16 +6,19 @@ import ast
 import inspect
 import textwrap
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hotloop import events as ev
-from hotloop.control.component import Component
+from hotloop.control.component import Component, Lane
 from hotloop.observe import collector
 
 _STEPS_BEFORE_NO_EFFECT = 2
+_STEPS_LOOKED_AT = 20
+"""Steps after which a component that was neither called nor trained (a cached text encoder) is left in peace."""
 _live: weakref.WeakSet[Component] = weakref.WeakSet()
 _installed: list[Any] = []
 
@@ -23,7 +26,13 @@ _installed: list[Any] = []
 def install() -> None:
     """Register the hook, once a process."""
     if not _installed:
-        _installed.append(register_optimizer_step_post_hook(_after_step))
+        _installed.append(register_optimizer_step_post_hook(_untraced(_after_step)))
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep a compiled train step from tracing the hook as if it were the user's code."""
+    disable: Callable[..., Callable[..., None]] = torch.compiler.disable
+    return disable(hook)
 
 
 def follow(component: Component) -> None:
@@ -33,47 +42,61 @@ def follow(component: Component) -> None:
 
 def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     collector.poll()
+    trained: set[int] | None = None
     for component in tuple(_live):
         for lane in component.lanes:
-            ladder = lane.tally.ladder
-            if ladder is not None and (move := ladder.at_step_boundary()) is not None:
-                event = ev.Fallback(
-                    component=component.name,
-                    scope="component",
-                    from_preset=move.from_preset,
-                    to_preset=move.to_preset,
-                    stage="compile",
-                    reason=move.reason,
-                )
-                collector.emit_for(lane.tally, event)
-        if not component.said_no_effect and not any(tally.calls for tally in component.tallies):
-            _look_for_no_effect(component, optimizer)
+            _move(component, lane)
+        if _may_be_bypassed(component):
+            if trained is None:
+                trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+            _look_for_no_effect(component, trained)
 
 
-def _look_for_no_effect(component: Component, optimizer: torch.optim.Optimizer) -> None:
-    """Parameters of a component were trained, yet its compiled entry was never called."""
-    if component.disabled or not component.targets or component.inside or all(lane.eager for lane in component.lanes):
+def _move(component: Component, lane: Lane) -> None:
+    ladder = lane.tally.ladder
+    if ladder is None or (move := ladder.at_step_boundary()) is None:
         return
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+    event = ev.Fallback(
+        component=component.name,
+        scope="component",
+        from_preset=move.from_preset,
+        to_preset=move.to_preset,
+        stage="compile",
+        reason=move.reason,
+    )
+    collector.emit(event, lane.tally)
+
+
+def _may_be_bypassed(component: Component) -> bool:
+    """Tell whether a component still waits for its first call, and is worth a look: its first steps decide."""
+    waits = bool(component.targets) and not any(lane.tally.calls for lane in component.lanes if not lane.eager)
+    if not waits or component.boundaries >= _STEPS_LOOKED_AT or component.disabled or component.inside is not None:
+        return False
+    return component.config.training.backend != "eager" and not all(lane.eager for lane in component.lanes)
+
+
+def _look_for_no_effect(component: Component, trained: set[int]) -> None:
+    """Parameters of a component were trained, yet its compiled entry was never called."""
+    component.boundaries += 1
     modules = [module for reference in component.targets if (module := reference()) is not None]
     if not any(id(p) in trained for module in modules for p in module.parameters()):
         return
-    component.boundaries += 1
-    if component.boundaries < _STEPS_BEFORE_NO_EFFECT:
+    component.bypassed += 1
+    if component.bypassed < _STEPS_BEFORE_NO_EFFECT or component.said_no_effect:
         return
     component.said_no_effect = True
     place = next((found for module in modules if (found := _forward_call(type(module)))), None)
     kind = type(modules[0]).__name__
-    collector.emit_for(
-        component.lanes[0].tally,
+    collector.emit(
         ev.NoEffect(
             component=component.name,
-            reason=f"{component.boundaries} steps trained {kind}, but its compiled call was never entered: the code calls "
+            reason=f"{component.bypassed} steps trained {kind}, but its compiled call was never entered: the code calls "
             "its forward() or another method directly",
             hint="call the module itself, model(x), or compile the method that is called: hotloop.compile(model.method)",
             file=place[0] if place else None,
             line=place[1] if place else None,
         ),
+        component.lanes[0].tally,
     )
 
 
@@ -82,9 +105,12 @@ def _forward_call(kind: type) -> tuple[str, int] | None:
     try:
         source, start = inspect.getsourcelines(kind)
         file = inspect.getsourcefile(kind)
-    except (OSError, TypeError):  # a class from a notebook or an interpreter has no source: the place stays unknown
-        return None
-    for node in ast.walk(ast.parse(textwrap.dedent("".join(source)))):
+        tree = ast.parse(textwrap.dedent("".join(source)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return (
+            None  # a class from a notebook has no source, one inside a function may not parse: the place stays unknown
+        )
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "forward":
             bypasses = isinstance(node.func.value, ast.Name | ast.Attribute)  # not super().forward(...)
             if bypasses and file:

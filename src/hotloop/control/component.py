@@ -4,8 +4,10 @@ call ends.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +46,7 @@ class Lane:
     def start(self, device: str) -> None:
         """Settle where the ladder starts on this machine, and say what is missing."""
         index, lacking = first_available(self.rungs, device)
-        self.tally.ladder = Ladder(self.rungs, index)
+        self.tally.ladder = Ladder(self.rungs, index, lacking)
         self.eager = self.rungs[index].backend == "eager"
         if lacking:
             event = ev.Unavailable(
@@ -53,8 +55,7 @@ class Lane:
                 missing=lacking,
                 running=self.rungs[index].name,
             )
-            self.tally.note(event)
-            collector.emit(event)
+            collector.emit(event, self.tally)
 
     def root(self, target: Any) -> Root:
         """Give the root that this lane calls for a target."""
@@ -73,6 +74,8 @@ class Lane:
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the target as compiled code, counted, and settle what happened."""
         if self.eager:
+            self.tally.calls += 1
+            self.tally.eager_calls += 1
             return eager_call(target, *args, **kwargs)
         if not collector.listens():
             collector.install()
@@ -97,7 +100,7 @@ class Lane:
             return rescue.from_refusal(self, refused, (failed, before), target, args, kwargs)
         for event in tally.failures[failed:]:
             root.failures.append(event)
-            collector.say(event)
+            collector.say(event, tally)
         if tally.executed == before:
             self.ran_eager(target)
         return result
@@ -105,6 +108,8 @@ class Lane:
     def _refused(self, error: Exception, before: int) -> bool:
         """Tell whether tracing or compiling raised this, where eager can still be asked; a bug in dynamo raises anything."""
         nothing_ran = self.tally.executed == before
+        if dynamo.is_other_tracer(error):
+            return nothing_ran
         if dynamo.is_limit_flag(error) or not (dynamo.is_compile_error(error) or dynamo.in_tracing(error)):
             return False
         return nothing_ran or not self.tally.suppress
@@ -127,7 +132,7 @@ class Lane:
             return
         tally.eager_calls += 1
         for event in root.failures if not tally.failures else ():
-            collector.emit_for(tally, dataclasses.replace(event, component=tally.component))
+            collector.emit(dataclasses.replace(event, component=tally.component), tally)
         if not tally.causes:
             kind = type(target).__name__
             nothing = ev.NoEffect(
@@ -135,7 +140,7 @@ class Lane:
                 reason=f"no tensor operation of {kind} reached a graph in this call",
                 hint="compile the module or function that does the work",
             )
-            collector.emit_for(tally, nothing)
+            collector.emit(nothing, tally)
 
     def users_own(self, failed: int, target: Any) -> None:
         """The user's own exception passed, after tracing had met it: the code itself can be compiled another time."""
@@ -146,7 +151,7 @@ class Lane:
     def go_eager(self, event: ev.Event) -> None:
         """Leave this lane eager for good, for the reason that the event gives."""
         self.eager = True
-        collector.emit_for(self.tally, event)
+        collector.emit(event, self.tally)
 
 
 @dataclasses.dataclass(eq=False)
@@ -159,13 +164,23 @@ class Component:
     targets: tuple[weakref.ref[Any], ...] = ()
     disabled: str = ""
     inside: weakref.ref[Component] | None = None
+    holds: frozenset[int] = frozenset()
     boundaries: int = 0
+    bypassed: int = 0
     said_no_effect: bool = False
 
     @property
     def tallies(self) -> tuple[Tally, Tally]:
         """The accounts of training and inference."""
         return self.lanes[0].tally, self.lanes[1].tally
+
+
+def inlined() -> bool:
+    """Tell whether an outer compile or an export, which has its own ledger, traces this call.
+
+    ``torch.compiler.is_compiling`` is true in every thread while one of them compiles.
+    """
+    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
 
 
 class Entry:
@@ -182,7 +197,7 @@ class Entry:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         module = self._module()
-        if torch.compiler.is_compiling():  # inlined by an outer compile, which has its own ledger
+        if inlined():
             return eager_call(module, *args, **kwargs)
         return (self._training if torch.is_grad_enabled() else self._inference).call(module, args, kwargs)
 
@@ -197,13 +212,13 @@ class CompiledFunction:
     """A plain callable that was compiled: a new callable with the same signature, name and documentation."""
 
     def __init__(self, function: Callable[..., Any], component: Component) -> None:
-        functools.update_wrapper(self, function)
+        functools.update_wrapper(self, function, updated=())
         self.__wrapped__ = function
         self.component = component
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function in the mode that is in force."""
-        if torch.compiler.is_compiling():
+        if inlined():
             return self.__wrapped__(*args, **kwargs)
         lane = self.component.lanes[0 if torch.is_grad_enabled() else 1]
         return lane.call(self.__wrapped__, args, kwargs)
@@ -211,11 +226,29 @@ class CompiledFunction:
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
-        return self  # as a function is
+    def __getattr__(self, name: str) -> Any:
+        """Give what the callable itself has: a callable object keeps its attributes and methods."""
+        if name == "__wrapped__":
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A function copies to itself; a bound method or a callable object to a plain copy, which leads to its own."""
+        copied = copy.deepcopy(self.__wrapped__, memo)
+        return self if copied is self.__wrapped__ else copied
 
     def __reduce__(self) -> Any:
+        if _found_by_name(self):
+            return self.__qualname__
         return _unpickle, (self.__wrapped__,)
+
+
+def _found_by_name(compiled: CompiledFunction) -> bool:
+    """Tell whether the compiled callable stands where its function was defined, as a decorated one does."""
+    found: Any = sys.modules.get(compiled.__module__)
+    for part in compiled.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is compiled
 
 
 def _unpickle(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -170,8 +170,8 @@ def _state(component: Component, graphs: collections.Counter[GraphInfo]) -> tupl
     asked = [lane for lane in component.lanes if lane.preset.backend != "eager"]
     if component.disabled or not asked or all(lane.eager for lane in asked):
         return "eager", "none"
-    called = any(tally.calls for tally in component.tallies)
-    if not called:
+    tallies = [lane.tally for lane in asked]
+    if not any(tally.calls for tally in tallies):
         return ("eager", "none") if component.said_no_effect else ("pending", asked[0].tally.ladder.current.name)
     compiled = collections.Counter[str]()
     for info, count in graphs.items():
@@ -183,7 +183,7 @@ def _state(component: Component, graphs: collections.Counter[GraphInfo]) -> tupl
     running = next((name for name in compiled if name in requested), compiled.most_common(1)[0][0])
     whole = (
         all(info.running == info.requested for info in graphs)
-        and not any(tally.eager_calls or tally.limited or tally.failures for tally in component.tallies)
+        and not any(tally.eager_calls or tally.limited or tally.failures for tally in tallies)
         and not any(lane.eager for lane in asked)
     )
     return ("compiled" if whole else "partial"), running

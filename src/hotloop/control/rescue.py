@@ -27,6 +27,8 @@ def from_refusal(  # noqa: PLR0913 - a call has a target and arguments, a refusa
     What eager raises too is the user's own, and the component may be compiled another time. ``history`` is how many
     failures were known and graphs executed when the call began.
     """
+    if dynamo.is_other_tracer(error):  # for the time of its trace only
+        return eager_call(target, *args, **kwargs)
     failed, executed = history
     config, breaks = lane.config, dynamo.is_graph_break(error)
     raises = config.strict or (config.fullgraph and breaks)

@@ -13,7 +13,7 @@ from hotloop._torch.ledger import capability
 from hotloop._torch.parts import dynamo_missing, inductor_missing
 from hotloop.presets import Preset
 
-_COMPILERS = ("clang++", "g++", "clang", "gcc", "cc")
+_COMPILERS = {"win32": ("cl",), "darwin": ("clang++",)}
 
 
 def first_available(rungs: tuple[Preset, ...], device: str) -> tuple[int, str]:
@@ -51,12 +51,15 @@ def missing(preset: Preset, device: str) -> str:
 
 
 def _toolchain_missing() -> str:
-    """Inductor needs a C++ compiler on every device: for the kernels on the CPU, for launching them on a GPU."""
-    chosen = os.environ.get("CXX") or os.environ.get("CC")
+    """Inductor needs a C++ compiler on every device: for the kernels on the CPU, for launching them on a GPU.
+
+    It asks for the one that ``CXX`` names, else for the platform's; ``CC`` does not matter to it.
+    """
+    chosen = os.environ.get("CXX")
     if chosen:
         program = chosen.split()[0]
-        return "" if shutil.which(program) else f"no C++ compiler: CXX or CC is {chosen!r}, which is not on the PATH"
-    names = ("cl", *_COMPILERS) if sys.platform == "win32" else _COMPILERS
+        return "" if shutil.which(program) else f"no C++ compiler: CXX is {chosen!r}, which is not on the PATH"
+    names = _COMPILERS.get(sys.platform, ("g++",))
     if any(shutil.which(name) for name in names):
         return ""
-    return f"no C++ compiler (looked for {', '.join(names)}): install one, e.g. g++"
+    return f"no C++ compiler (looked for {', '.join(names)}): install one, or set CXX"

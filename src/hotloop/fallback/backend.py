@@ -94,7 +94,7 @@ class LadderBackend:
             if failed:
                 fallback = _fallback(failed, rung)
                 collector.emit(fallback)
-            info = GraphInfo(self.rungs[0].name, rung.name, region, fallback or _stepped_down(self.rungs[0], rung))
+            info = GraphInfo(self.rungs[0].name, rung.name, region, fallback or _stepped_down(self.rungs[0], rung, ladder.reason))
             return _Runner(info, run, pristine).run
         raise AssertionError("a ladder ends in none, which runs the graph as it is")
 
@@ -134,17 +134,12 @@ def _fallback(failed: list[tuple[Preset, Failure]], to: Preset) -> ev.Fallback:
     )
 
 
-def _stepped_down(requested: Preset, rung: Preset) -> ev.Fallback | None:
+def _stepped_down(requested: Preset, rung: Preset, reason: str) -> ev.Fallback | None:
     """A graph that started on a lower rung, since the component as a whole had stepped down."""
     if requested.name == rung.name:
         return None
     return ev.Fallback(
-        component=active.tally.component or None,
-        scope="component",
-        from_preset=requested.name,
-        to_preset=rung.name,
-        stage="compile",
-        reason=f"the component runs {rung.name} as a whole since preset {requested.name} failed or is unavailable",
+        scope="component", from_preset=requested.name, to_preset=rung.name, stage="compile", reason=reason
     )
 
 
@@ -223,7 +218,7 @@ class _Runner:
             file=file,
             line=line,
         )
-        collector.emit_for(tally, event)
+        collector.emit(event, tally)
         at = f" (graph at {event.location})" if file else ""
         return CompiledRunError(
             f"compiled code of component {tally.component!r} failed in its {phase}{at} under preset "

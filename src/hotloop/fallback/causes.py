@@ -32,8 +32,8 @@ _HINTS: dict[str, str] = {
 }
 _STAGE_HINTS: dict[Stage, str] = {
     "trace": "leave it eager, or rewrite the line so that it can be traced",
-    "lower": "try preset aot_eager, or leave this component out",
-    "compile": "try preset default or aot_eager",
+    "lower": "try another preset, or leave this component out",
+    "compile": "try another preset, default first, or leave this component out",
     "run": "rerun with HOTLOOP_DISABLE=1 to see whether eager fails as well",
 }
 

@@ -27,11 +27,13 @@ class Move:
 class Ladder:
     """The rungs of one component in one mode, the requested preset first and ``none`` last."""
 
-    def __init__(self, rungs: tuple[Preset, ...], start: int = 0) -> None:
+    def __init__(self, rungs: tuple[Preset, ...], start: int = 0, reason: str = "") -> None:
         if not rungs or rungs[-1].backend != "eager":
             raise ValueError(f"a ladder ends in none, found {[rung.name for rung in rungs]}")
         self.rungs = rungs
         self.position = start
+        self.reason = reason
+        """Why the position is not the requested preset."""
         self._failures = [0] * len(rungs)
         self._due: tuple[int, str] | None = None
 
@@ -58,5 +60,5 @@ class Ladder:
             return None
         (target, reason), self._due = self._due, None
         move = Move(self.current.name, self.rungs[target].name, reason)
-        self.position = target
+        self.position, self.reason = target, reason
         return move

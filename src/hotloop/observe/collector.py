@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
 import threading
@@ -18,6 +19,7 @@ from hotloop.observe.ledger import NOBODY, Tally, active
 
 _log = logging.getLogger("hotloop")
 _UNGUARDED_REQUIRES_GRAD = (2, 11)
+_KEPT_OWNERS = 256
 
 
 class Collector:
@@ -28,7 +30,7 @@ class Collector:
         self._reader: dynamo.Reader | None = None
         self._callbacks = dynamo.Callbacks(self._started, self._ended)
         self._watchers: list[list[ev.Event]] = []
-        self._said: set[tuple[str, ...]] = set()
+        self._owners: collections.OrderedDict[str, Tally] = collections.OrderedDict()
         self._dirty = False
         self._frames = 0
         self._since: float | None = None
@@ -56,10 +58,13 @@ class Collector:
         """Give the `time.monotonic` at which the compile now in progress began, from any thread; None otherwise."""
         return self._since
 
-    def _started(self) -> None:
+    def _started(self, frame: str) -> None:
         self._since = time.monotonic()
         self.poll(force=True)  # torch keeps its last 64 metrics only
         self._dirty = True
+        self._owners[frame] = active.tally
+        while len(self._owners) > _KEPT_OWNERS:
+            self._owners.popitem(last=False)
         if active.tally is NOBODY:
             return
         if active.window is not None:  # of the component around this one, which may have asked for something else
@@ -72,6 +77,7 @@ class Collector:
     def _ended(self) -> None:
         self._since = None
         self._dirty = True
+        self._read_breaks()  # here, in the thread that compiled: a graph break does not tell whose it is
 
     def due(self) -> bool:
         """Tell whether there may be something to read: after a compile, or when a frame was refused one."""
@@ -84,37 +90,43 @@ class Collector:
         with self._lock:
             self._dirty = self._since is not None
             self._frames = self._reader.frames()
-            name = active.tally.component or None
-            found = [event for metric in self._reader.metrics() for event in explain.metric_events(metric, name)]
-            found += [explain.break_event(entry, name) for entry in self._reader.breaks()]
-            for event in found:
-                self.emit(event)
+            found = self._read_breaks()
+            for metric in self._reader.metrics():
+                owner = self._owners.get(metric.frame, active.tally)
+                events = explain.metric_events(metric, owner.component or None)
+                for event in events:
+                    self.emit(event, owner)
+                found += events
             return found
 
-    def emit(self, event: ev.Event) -> None:
-        """Hand an event to the active component, the watchers and (once a reason) the log."""
-        if active.tally is not NOBODY:
-            active.tally.note(event)
+    def _read_breaks(self) -> list[ev.Event]:
+        found: list[ev.Event] = []
+        with self._lock:
+            for entry in self._reader.breaks() if self._reader is not None else ():
+                event = explain.break_event(entry, active.tally.component or None)
+                self.emit(event, active.tally)
+                found.append(event)
+        return found
+
+    def emit(self, event: ev.Event, tally: Tally | None = None) -> None:
+        """Hand an event to its component (the active one by default), the watchers and (once a reason) the log."""
+        owner = active.tally if tally is None else tally
+        if owner is not NOBODY:
+            owner.note(event)
         with self._lock:
             for watcher in self._watchers:
                 watcher.append(event)
-        if not (isinstance(event, ev.FrameEager) and active.tally is not NOBODY):
-            self.say(event)  # a function that was given up is told when its call ends: it may be the user's own error
+        if not (isinstance(event, ev.FrameEager) and owner is active.tally is not NOBODY):
+            self.say(
+                event, owner
+            )  # a function that was given up is told when its call ends: it may be the user's error
 
-    def emit_for(self, tally: Tally, event: ev.Event) -> None:
-        """Emit an event for a component whose call is not going on."""
-        previous, active.tally = active.tally, tally
-        try:
-            self.emit(event)
-        finally:
-            active.tally = previous
-
-    def say(self, event: ev.Event) -> None:
-        """Put an event on the log, each reason once."""
+    def say(self, event: ev.Event, tally: Tally) -> None:
+        """Put an event on the log, each reason once a component."""
         line = explain.log_line(event)
         key = explain.log_key(event)
-        if line and key not in self._said:
-            self._said.add(key)
+        if line and key not in tally.said:
+            tally.said.add(key)
             _log.log(explain.log_level(event), "%s", line)
 
     @contextlib.contextmanager

@@ -48,7 +48,7 @@ def metric_events(metric: Metric, component: str | None) -> list[ev.Event]:
         found.append(
             ev.Recompiled(component=component, function=function, reason=reason, nth=nth, file=file, line=line)
         )
-    if metric.has_code or not metric.is_forward:
+    if (metric.has_code and metric.ops) or not metric.is_forward:  # code without operations holds no graph
         found.append(
             ev.Compiled(
                 component=component,

@@ -66,6 +66,7 @@ class Tally:
         "limited",
         "mode",
         "recompiles",
+        "said",
         "suppress",
     )
 
@@ -75,6 +76,7 @@ class Tally:
         self.ladder = ladder
         self.suppress = suppress
         self.executed = 0
+        self.said: set[tuple[str, ...]] = set()
         self.calls = 0
         self.eager_calls = 0
         self.healed_calls = 0
@@ -135,7 +137,8 @@ class Tally:
         del self.failures[since:]
         for event in struck:
             self.causes.pop((event.reason, event.file, event.line), None)
-            self.events.remove(event)
+            if event in self.events:  # it keeps the newest only
+                self.events.remove(event)
         return struck
 
 
