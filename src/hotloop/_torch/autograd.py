@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
+import dis
 from collections.abc import Callable
 from typing import Any
 
@@ -57,4 +57,10 @@ def _while_unpacking(error: Exception) -> bool:
 
     The graph was freed by an earlier backward, an input was changed in place, or an unpack hook (a checkpoint's) raised.
     """
-    return any("saved_tensors" in (frame.line or "") for frame in traceback.extract_tb(error.__traceback__))
+    trace = error.__traceback__
+    while trace is not None:
+        code = dis.get_instructions(trace.tb_frame.f_code)
+        if any(step.offset == trace.tb_lasti and step.argval == "saved_tensors" for step in code):
+            return True
+        trace = trace.tb_next
+    return False

@@ -8,6 +8,7 @@ each stretch between them. Nothing of the component stays eager, and guards are 
 from __future__ import annotations
 
 import collections
+import dataclasses
 import operator
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any
@@ -17,11 +18,26 @@ from torch import fx
 from torch.fx.passes.split_module import split_module
 
 from hotloop._torch.graphs import bodies, module_stack
-from hotloop.apply.pieces import walk
+from hotloop.apply.pieces import Piece, walk
 
 CompilePiece = Callable[[fx.GraphModule, list[Any], str], Callable[..., Any]]
 _SKIPPED_OPS = frozenset({"placeholder", "output", "get_attr"})
 _MIN_REPEATS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Where to cut graphs: at the borders of these classes, if at least this share of the nodes is then saved.
+
+    On an H200 Stable Diffusion's UNet, which declares its transformer blocks, took 136 s to compile by blocks and 103 s
+    whole, for the same step: most of it is no repeated block. So what is not asked for must save half of the nodes.
+    """
+
+    blocks: tuple[str, ...] = ()
+    least_saving: float = 0.0
+
+
+WORTH_CUTTING = 0.5
 
 
 def declared_blocks(module: torch.nn.Module) -> tuple[str, ...]:
@@ -62,16 +78,14 @@ def _qualified(module: torch.nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-def split(
-    graph: fx.GraphModule, inputs: list[Any], blocks: tuple[str, ...], compile_piece: CompilePiece
-) -> Callable[..., Any] | str:
+def split(graph: fx.GraphModule, inputs: list[Any], cut: Cut, compile_piece: CompilePiece) -> Callable[..., Any] | str:
     """Cut a traced graph at the borders of its blocks, compile each different piece once, and join them.
 
     Returns:
         the joined callable with the graph's own signature, or the reason why the graph cannot be cut ("" where it holds
-        fewer than two pieces).
+        fewer than two pieces, or cutting would not save what ``cut`` asks for).
     """
-    kinds = set(blocks)
+    kinds = set(cut.blocks)
     numbers = _assign(graph, kinds)
     if len(set(numbers.values())) < _MIN_REPEATS:
         return ""
@@ -80,9 +94,11 @@ def split(
     pieces = walk(joined, inputs)
     if isinstance(pieces, str):
         return pieces
+    keys = [piece.key() for piece in pieces]
+    if _saving(pieces, keys) < cut.least_saving:
+        return ""
     compiled: dict[Hashable, Callable[..., Any]] = {}
-    for piece in pieces:
-        key = piece.key()
+    for piece, key in zip(pieces, keys, strict=True):
         if key not in compiled:
             number = int(piece.name.rpartition("_")[2])
             single = piece.return_tuple()
@@ -93,6 +109,13 @@ def split(
         joined.__dict__[piece.name] = compiled[key]
     forward: Callable[..., Any] = joined.forward
     return forward
+
+
+def _saving(pieces: list[Piece], keys: list[Hashable]) -> float:
+    """Give the share of the nodes that need not be compiled, since an equal piece is."""
+    sizes = [len(piece.graph.graph.nodes) for piece in pieces]
+    different = dict(zip(keys, sizes, strict=True))
+    return 1 - sum(different.values()) / sum(sizes)
 
 
 def _assign(graph: fx.GraphModule, blocks: set[str]) -> dict[fx.Node, int]:

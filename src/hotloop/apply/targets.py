@@ -62,7 +62,9 @@ def _mapping(model: Mapping[str, Any]) -> Target:
         raise ConfigError(f"component names {odd!r}: expected strings, which settings and status can name")
     wrapped = [name for name, part in model.items() if isinstance(part, torch.nn.Module) and hasattr(part, "_orig_mod")]
     if wrapped:
-        raise ConfigError(f"components {', '.join(wrapped)} were wrapped by torch.compile(model): hand over the modules themselves")
+        raise ConfigError(
+            f"components {', '.join(wrapped)} were wrapped by torch.compile(model): hand over the modules themselves"
+        )
     parts = {name: part for name, part in model.items() if isinstance(part, torch.nn.Module) or callable(part)}
     skipped = tuple(name for name in model if name not in parts)
     place = model if isinstance(model, MutableMapping) else None

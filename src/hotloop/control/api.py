@@ -16,8 +16,7 @@ from hotloop import presets
 from hotloop._torch.inductor_options import list_options
 from hotloop._torch.module import get_entry, set_entry
 from hotloop._torch.versions import check
-from hotloop.apply import block_classes, components_of, entry_points
-from hotloop.apply.regions import declared_blocks
+from hotloop.apply import WORTH_CUTTING, Cut, block_classes, components_of, declared_blocks, entry_points
 from hotloop.apply.targets import Target, denoisers
 from hotloop.config import ComponentConfig, Regions, component_config
 from hotloop.control import boundary
@@ -59,7 +58,8 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
             mapping compiles all of it; for a pipeline only its denoiser (``unet`` or ``transformer``).
         inference: the preset while gradients are off; None takes ``preset``'s.
         regions: ``"whole"``; ``"blocks"``: each repeated block and the rest in pieces, so that equal blocks are compiled
-            once; ``"auto"``: whole, unless the class declares its repeated blocks.
+            once; ``"auto"``: whole, unless the class declares its repeated blocks and cutting there saves half of the
+            graph.
         dynamic: None is torch's automatic kind, True forces dynamic shapes, False compiles once per size; unset takes the
             preset's.
         fullgraph: raise at the first graph break with file and line, as in torch.
@@ -133,9 +133,9 @@ def _check_options(config: ComponentConfig) -> None:
 def _build(name: str, part: Any, config: ComponentConfig) -> Component:
     """Make a component's lanes; nothing is attached yet, so a refusal leaves everything as it was."""
     disabled = f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set" if _disabled() else ""
-    blocks = _blocks(name, part, config)
+    cut = _cut(name, part, config)
     lanes = tuple(
-        Lane(name, mode, preset, config, blocks)
+        Lane(name, mode, preset, config, cut)
         for mode, preset in (("training", config.training), ("inference", config.inference))
     )
     lanes[1].tally.said = lanes[0].tally.said  # each reason once a component, not once a mode
@@ -154,15 +154,15 @@ def _disabled() -> bool:
     return os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
 
 
-def _blocks(name: str, part: Any, config: ComponentConfig) -> tuple[str, ...]:
+def _cut(name: str, part: Any, config: ComponentConfig) -> Cut:
     if config.regions == "whole" or not isinstance(part, torch.nn.Module):
-        return ()
-    if config.regions == "auto" and not declared_blocks(part):
-        return ()
+        return Cut()
+    if config.regions == "auto":
+        return Cut(block_classes(part), WORTH_CUTTING) if declared_blocks(part) else Cut()
     blocks = block_classes(part)
     if not blocks:
         _log.warning("%s: regions='blocks', but %s has no repeated blocks: compiled whole", name, type(part).__name__)
-    return blocks
+    return Cut(blocks)
 
 
 def _device(part: Any) -> str:

@@ -17,7 +17,7 @@ import torch
 from hotloop import events as ev
 from hotloop._torch import dynamo
 from hotloop._torch.module import eager_call
-from hotloop.apply import Root, root_for
+from hotloop.apply import Cut, Root, root_for
 from hotloop.config import ComponentConfig
 from hotloop.control import rescue
 from hotloop.fallback import Ladder, LadderBackend, first_available
@@ -31,12 +31,10 @@ _RETRIES_AFTER_USER_ERRORS = 3
 class Lane:
     """How a component runs in one mode. ``training`` is with gradients on, ``inference`` with gradients off."""
 
-    def __init__(
-        self, component: str, mode: str, preset: Preset, config: ComponentConfig, blocks: tuple[str, ...]
-    ) -> None:
+    def __init__(self, component: str, mode: str, preset: Preset, config: ComponentConfig, cut: Cut) -> None:
         self.preset, self.config, self.mode = preset, config, mode
         self.rungs = config.ladder_of(preset)
-        self.backend = LadderBackend(self.rungs, blocks=blocks, strict=config.strict)
+        self.backend = LadderBackend(self.rungs, cut=cut, strict=config.strict)
         self.tally = Tally(component, mode, suppress=not (config.strict or config.fullgraph))
         self.eager = preset.backend == "eager"
         self._roots: dict[int, Root] = {}

@@ -20,7 +20,7 @@ from hotloop._torch.autograd import guard_backward
 from hotloop._torch.dynamo import is_signal
 from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
-from hotloop.apply import split
+from hotloop.apply import Cut, split
 from hotloop.errors import CompiledRunError, CompileFailedError
 from hotloop.fallback.causes import Failure, describe, failure_of, run_hint
 from hotloop.fallback.ladder import Ladder
@@ -37,14 +37,14 @@ class LadderBackend:
 
     Args:
         rungs: the requested preset first, ``none`` last.
-        blocks: qualified classes at whose borders graphs are cut; empty compiles them whole.
+        cut: where graphs are cut into pieces; by default they are compiled whole.
         strict: raise `CompileFailedError` where a rung fails.
     """
 
-    def __init__(self, rungs: tuple[Preset, ...], *, blocks: tuple[str, ...] = (), strict: bool = False) -> None:
-        self.rungs, self.blocks, self.strict = rungs, blocks, strict
+    def __init__(self, rungs: tuple[Preset, ...], *, cut: Cut | None = None, strict: bool = False) -> None:
+        self.rungs, self.cut, self.strict = rungs, cut or Cut(), strict
         self.__name__ = f"hotloop_{rungs[0].name}"
-        self._key = (tuple(rung.key for rung in rungs), tuple(rung.name for rung in rungs), blocks, strict)
+        self._key = (tuple(rung.key for rung in rungs), tuple(rung.name for rung in rungs), self.cut, strict)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LadderBackend) and self._key == other._key
@@ -54,14 +54,14 @@ class LadderBackend:
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile one graph of dynamo's: whole, or by its blocks."""
-        if self.blocks and (joined := self._by_blocks(graph, inputs)) is not None:
+        if self.cut.blocks and (joined := self._by_blocks(graph, inputs)) is not None:
             return joined
         return self._compile(graph, inputs, "whole")
 
     def _by_blocks(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any] | None:
         """Cut the graph and compile its pieces; None where it has to be compiled whole."""
         try:
-            joined = split(copy_graph(graph), inputs, self.blocks, self._compile)
+            joined = split(copy_graph(graph), inputs, self.cut, self._compile)
         except Exception as error:
             if is_signal(error) or isinstance(error, CompileFailedError):
                 raise
@@ -94,7 +94,9 @@ class LadderBackend:
             if failed:
                 fallback = _fallback(failed, rung)
                 collector.emit(fallback)
-            info = GraphInfo(self.rungs[0].name, rung.name, region, fallback or _stepped_down(self.rungs[0], rung, ladder.reason))
+            info = GraphInfo(
+                self.rungs[0].name, rung.name, region, fallback or _stepped_down(self.rungs[0], rung, ladder.reason)
+            )
             return _Runner(info, run, pristine).run
         raise AssertionError("a ladder ends in none, which runs the graph as it is")
 
