@@ -208,6 +208,10 @@ def _plain(function: Any) -> Callable[..., Any]:
 def _attach(part: torch.nn.Module, component: Component) -> None:
     _take_off(part)
     points = entry_points(part)
+    for point in points:
+        if get_entry(point) is not None and point not in _components:
+            kind = type(point).__name__
+            _log.info("%s: %s was compiled by module.compile() before; hotloop takes over", component.name, kind)
     component.targets = tuple(weakref.ref(point) for point in points)
     _nest(part, component)
     _components[part] = component
@@ -217,12 +221,6 @@ def _attach(part: torch.nn.Module, component: Component) -> None:
     if component.disabled or all(lane.eager for lane in component.lanes):
         return
     for point in points:
-        if get_entry(point) is not None and point not in _components:
-            _log.info(
-                "%s: %s was compiled by module.compile() before; hotloop takes over",
-                component.name,
-                type(point).__name__,
-            )
         set_entry(point, Entry(point, component))
 
 

@@ -68,11 +68,11 @@ def _move(component: Component, lane: Lane) -> None:
 
 
 def _may_be_bypassed(component: Component) -> bool:
-    """Tell whether a component still waits for its first call, and is worth a look: its first steps decide."""
-    waits = bool(component.targets) and not any(lane.tally.calls for lane in component.lanes if not lane.eager)
-    if not waits or component.boundaries >= _STEPS_LOOKED_AT or component.disabled or component.inside is not None:
+    """Tell whether a component still waits for its first call in training, and is worth a look: its first steps decide."""
+    training = component.lanes[0]
+    if training.eager or training.tally.calls or not component.targets or component.boundaries >= _STEPS_LOOKED_AT:
         return False
-    return component.config.training.backend != "eager" and not all(lane.eager for lane in component.lanes)
+    return component.inside is None or component.inside() is None
 
 
 def _look_for_no_effect(component: Component, trained: set[int]) -> None:

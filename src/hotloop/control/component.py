@@ -131,7 +131,7 @@ class Lane:
         tally.eager_calls += 1
         for event in root.failures if not tally.failures else ():
             collector.emit(dataclasses.replace(event, component=tally.component), tally)
-        if not tally.causes:
+        if all(cause.stage == ev.GraphBreak.kind for cause in tally.causes.values()):  # these are told, not warned of
             kind = type(target).__name__
             nothing = ev.NoEffect(
                 component=tally.component,

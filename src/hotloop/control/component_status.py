@@ -185,6 +185,7 @@ def _state(component: Component, graphs: collections.Counter[GraphInfo]) -> tupl
         all(info.running == info.requested for info in graphs)
         and not any(tally.eager_calls or tally.limited or tally.failures for tally in tallies)
         and not any(lane.eager for lane in asked)
+        and not component.said_no_effect
     )
     return ("compiled" if whole else "partial"), running
 
