@@ -65,6 +65,19 @@ def test_a_run_interrupted_and_resumed_is_the_run_that_was_not(tmp_path, train, 
     assert record.load(tmp_path / "run")["status"] == "finished"
 
 
+def test_a_compiled_run_resumed_is_the_run_that_was_not_interrupted(tmp_path, train, monkeypatch):
+    compiled = {"training__optimization__use_torch_compile": True, "compile__preset": "aot_eager"}
+    train(**compiled, run__folder=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 6, lambda: signal.raise_signal(signal.SIGINT))
+        train(**compiled)
+    recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
+    ran = [[step["running"] for step in record.load(tmp_path / run)["steps"]] for run in ("whole", "run")]
+    assert ran[0] == ran[1]
+    assert ran[0][2:5] == ["none", "aot_eager", "aot_eager"]
+    assert_same(load(tmp_path / "whole"), load(tmp_path / "run"))
+
+
 def test_a_run_that_died_goes_on_from_its_last_periodic_checkpoint(tmp_path, train, monkeypatch):
     train(run__folder=tmp_path / "whole")
 

@@ -118,10 +118,22 @@ def _plan(target: Target, preset: Any, inference: Any) -> dict[str, tuple[_Prese
     }
 
 
+def validate(preset: _Preset, **settings: Any) -> ComponentConfig:
+    """Check a preset and the settings of `compile` without a model, so that a long run refuses them before it starts.
+
+    Raises:
+        ConfigError: as `compile` does.
+    """
+    config = component_config(preset, **settings)
+    _check_options(config)
+    return config
+
+
 def _check_options(config: ComponentConfig) -> None:
     """Refuse an Inductor option that this torch does not know, before anything is touched."""
-    known = {option.name for option in list_options()}
-    for preset in {config.training, config.inference}:
+    given = [preset for preset in (config.training, config.inference) if preset.options]
+    known = {option.name for option in list_options()} if given else set()
+    for preset in given:
         for name in preset.options if known else ():
             if name.replace("-", "_") not in known:
                 raise ConfigError(

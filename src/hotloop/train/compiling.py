@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 import hotloop
 from hotloop import presets
+from hotloop.control import validate
 from hotloop.errors import ConfigError
 from hotloop.events import Compiled, Event, Recompiled
 from hotloop.presets import Preset
 from hotloop.train.coerce import nearest
-from hotloop.train.settings import CompileSettings, ComponentSettings, Settings
+from hotloop.train.settings import CompileSettings, ComponentSettings, PresetSettings, Settings
 
 STEADY_STEPS = 10
 """Compiled steps without a compile in them that are timed before a speed-up is stated."""
@@ -37,7 +35,7 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
         ConfigError: a preset or component that does not exist, with the nearest that do.
     """
     chosen, known = settings.compile, tuple(components)
-    own = {name: presets.from_mapping(name, vars(one)) for name, one in chosen.presets.items()}
+    own = {name: presets.from_mapping(name, _given(one)) for name, one in chosen.presets.items()}
     for name in chosen.components:
         if name not in known:
             raise ConfigError(f"compile.components.{name}: no such component; {nearest(name, known)}")
@@ -63,15 +61,18 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
     return {name: both for name, both in found.items() if any(preset.backend != "eager" for preset in both)}
 
 
+def _given(preset: PresetSettings) -> dict[str, Any]:
+    return {key: value for key, value in vars(preset).items() if value is not None}
+
+
 def check(chosen: Plan, settings: CompileSettings) -> None:
-    """Have `hotloop.compile` look at options and presets of the user's own before the first step, on a stand-in.
+    """Refuse options and presets that this torch does not know, before the first step.
 
     Raises:
-        ConfigError: an option that this torch does not have.
+        ConfigError: as `hotloop.compile` would raise it.
     """
-    if chosen and (settings.options or settings.presets):
-        stand_ins: dict[str, Any] = {name: torch.nn.Identity() for name in chosen}
-        apply(chosen, dataclasses.replace(settings, strict=False), stand_ins)
+    for training, inference in chosen.values():
+        validate(training, inference=inference, regions=settings.regions, options=settings.options or None)
 
 
 class Compiling:
@@ -90,6 +91,7 @@ class Compiling:
         self.applied = False
         self._said: set[str] = set()
         self._eager: list[tuple[float, int]] = []
+        self._done_before = 0
         self._steady: list[tuple[float, int]] = []
         self._compiled_steps = 0
 
@@ -104,9 +106,14 @@ class Compiling:
             self._say(AUTO_IS_OFF)
         self._say(DISABLED)
 
+    def resumed(self, step: int) -> None:
+        """Go on after so many steps: what an uninterrupted run compiles by now is compiled at once, for the same result."""
+        self._done_before = step
+
     def before_step(self) -> None:
         """Compile once the eager steps to measure are done; what compiles does so in the steps that follow."""
-        if self.chosen and not self.applied and len(self._eager) >= self.settings.compile.measure_eager_steps:
+        done = self._done_before + len(self._eager)
+        if self.chosen and not self.applied and done >= self.settings.compile.measure_eager_steps:
             apply(self.chosen, self.settings.compile, self.parts)
             self.applied = True
             self.running = self._main().running

@@ -306,6 +306,7 @@ class _Fitting:
             group["weight_decay"], group["initial_lr"] = weight_decay, self.training.learning_rate
         self.position = Position(**document["position"])
         self.scheduler = self.make_scheduler(self.position.step)
+        self.compiling.resumed(self.position.step)
         checkpoint.restore_random_state(document["random"])
 
     def make_scheduler(self, step: int) -> torch.optim.lr_scheduler.LambdaLR:

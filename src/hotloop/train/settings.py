@@ -92,10 +92,13 @@ class ComponentSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PresetSettings:
-    """A preset of the user's own: a base, and options on top of it."""
+    """A preset of the user's own: a base, and what is to differ from it; None is the base's."""
 
-    base: str = "inductor"
+    base: str = "default"
+    mode: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    dynamic: bool | None = None
+    ladder: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
