@@ -158,6 +158,15 @@ def forget_code(code: types.CodeType) -> bool:
     return True
 
 
+def transform_probe() -> Callable[[], Any]:
+    """Give the function that tells whether a transform of torch.func (grad, vmap, ...) is in force in this thread."""
+    try:
+        found: Callable[[], Any] = private("torch._C._functorch:peek_interpreter_stack")
+    except CapabilityMissingError:
+        return lambda: None
+    return found
+
+
 def is_graph_break(error: BaseException) -> bool:
     """Tell whether fullgraph's refusal is a graph break, rather than a failure of the compiler."""
     return isinstance(

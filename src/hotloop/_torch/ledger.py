@@ -93,6 +93,11 @@ LEDGER: tuple[PrivateName, ...] = (
         "a compiled backward refuses retain_graph=True, which eager allows",
     ),
     PrivateName(
+        "torch._C._functorch:peek_interpreter_stack",
+        "tells a call under a transform of torch.func, which dynamo gives up for good: it runs eager, that call alone",
+        "one such call leaves the component eager",
+    ),
+    PrivateName(
         "torch._dynamo.callback:callback_handler",
         "told when a compile starts and ends, in the thread that compiles",
         "no status while compiling; failures of tracing reach the user",

@@ -24,6 +24,7 @@ from hotloop.fallback import Ladder, LadderBackend, first_available
 from hotloop.observe import Tally, active, collector
 from hotloop.presets import Preset
 
+_transform_in_force = dynamo.transform_probe()
 _RETRIES_AFTER_USER_ERRORS = 3
 """How often code that was given up during the user's own exception is traced anew."""
 
@@ -75,6 +76,8 @@ class Lane:
             self.tally.calls += 1
             self.tally.eager_calls += 1
             return eager_call(target, *args, **kwargs)
+        if _transform_in_force() is not None:
+            return self._under_transform(target, args, kwargs)
         if not collector.listens():
             collector.install()
         tally, previous = self.tally, active.tally
@@ -102,6 +105,20 @@ class Lane:
         if tally.executed == before:
             self.ran_eager(target)
         return result
+
+    def _under_transform(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A transform of torch.func is in force: dynamo would give the code up for good, so this call is eager."""
+        tally = self.tally
+        tally.calls += 1
+        tally.healed_calls += 1
+        if tally.healed_calls == 1:
+            event = ev.NoEffect(
+                component=tally.component,
+                reason="a call under a transform of torch.func (grad, vmap, ...) runs eager",
+                hint="compile the function that applies the transform instead",
+            )
+            collector.emit(event, tally)
+        return eager_call(target, *args, **kwargs)
 
     def _refused(self, error: Exception, before: int) -> bool:
         """Tell whether tracing or compiling raised this, where eager can still be asked; a bug in dynamo raises anything."""
