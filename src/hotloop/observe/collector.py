@@ -42,10 +42,14 @@ class Collector:
             if self.missing is not None:
                 return
             try:
-                self._callbacks.install()
                 if self._reader is None:
                     self._reader = dynamo.Reader()
                     self._frames = self._reader.frames()
+                elif not self.listens():  # what happened while nobody listened is no component's
+                    previous, active.tally = active.tally, NOBODY
+                    self.poll(force=True)
+                    active.tally = previous
+                self._callbacks.install()
             except CapabilityMissingError as error:
                 self.missing = str(error)
                 _log.warning("hotloop cannot observe this torch: %s", error)
