@@ -46,6 +46,7 @@ class Collector:
                     self._reader = dynamo.Reader()
                     self._frames = self._reader.frames()
                 elif not self.listens():  # what happened while nobody listened is no component's
+                    self._owners.clear()  # a reset numbers its compiles anew
                     previous, active.tally = active.tally, NOBODY
                     self.poll(force=True)
                     active.tally = previous
