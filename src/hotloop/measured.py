@@ -18,14 +18,13 @@ class Measurement:
 
     workload: str
     regions: str
-    ms: float = 0.0
-    eager_ms: float = 0.0
-    speedup: float = 0.0
-    cold_s: float = 0.0
-    eager_mb: int = 0
-    compiling_mb: int = 0
-    after_mb: int = 0
-    error: str = ""
+    ms: float
+    eager_ms: float
+    speedup: float
+    cold_s: float
+    eager_mb: int
+    compiling_mb: int
+    after_mb: int
 
     def to_dict(self) -> dict[str, Any]:
         """Give the row as plain JSON data."""

@@ -56,11 +56,23 @@ def test_what_was_measured_is_what_the_committed_results_say():
     assert "H200" in measured.MACHINE
 
 
+@pytest.mark.parametrize("model", ["xlmr", "unet"])
 @pytest.mark.parametrize("name", [name for name in presets.NAMES if name != "none"])
-def test_every_preset_was_compared_with_eager_on_two_real_models(name):
+def test_every_preset_was_compared_with_eager_on_two_real_models_or_the_file_says_why_not(name, model):
     sources = [json.loads(path.read_text()) for path in sorted((ROOT / "benchmarks/results").glob("*-presets.json"))]
-    rows = [row for source in sources for row in source["rows"] if row["preset"] == name]
-    assert {row["workload"].split("-")[0] for row in rows} == {"xlmr", "unet"}
+
+    def of_preset(part):
+        return [
+            row
+            for source in sources
+            for row in source.get(part, [])
+            if row["preset"] == name and row["workload"].startswith(model)
+        ]
+
+    rows = of_preset("rows")
+    assert rows or all(row["reason"] for row in of_preset("not_measured"))
+    assert rows or of_preset("not_measured")
     for row in rows:
         assert (row["state"], row["running"]) == ("compiled", name)
-        assert row["ratio"] < 2
+        assert row["ratio"] < 1.6  # what correct compiles gave was 1.0 to 1.5 under bf16, a 1% error 3.9
+        assert row.get("slope", 0) < 1e-2

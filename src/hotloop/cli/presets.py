@@ -72,17 +72,15 @@ def _print_presets(console: Console) -> None:
 
 
 def _measured_table() -> Table:
-    table = Table(title=f"Measured: {measured.MACHINE}", title_justify="left")
-    for column in ("preset", "workload", "ms", "eager", "gain", "cold s", "MB comp.", "after", "eager"):
-        table.add_column(column, justify="left" if column in ("preset", "workload") else "right", no_wrap=True)
+    table = Table(title=f"\nMeasured: {measured.MACHINE}", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for column in ("preset", "workload", "ms/eager", "gain", "cold s", "GiB compiling/after/eager"):
+        table.add_column(column, justify="left" if column in ("preset", "workload") else "right")
     for name in presets.NAMES:
         for row in measured.rows(name):
-            if row.error:
-                table.add_row(name, row.workload, "-", "-", "-", escape(row.error), "-", "-", "-")
-                continue
-            numbers = (f"{row.ms:.2f}", f"{row.eager_ms:.2f}", f"{row.speedup:.2f}x", f"{row.cold_s:.0f}")
-            memory = (row.compiling_mb, row.after_mb, row.eager_mb)
-            table.add_row(name, row.workload, *numbers, *(f"{value:,}" for value in memory))
+            workload = f"{row.workload} blocks" if row.regions == "blocks" else row.workload
+            gib = "/".join(f"{megabytes / 1024:.1f}" for megabytes in (row.compiling_mb, row.after_mb, row.eager_mb))
+            times = f"{row.ms:.1f}/{row.eager_ms:.1f}"
+            table.add_row(name, workload, times, f"{row.speedup:.2f}x", f"{row.cold_s:.0f}", gib)
     return table
 
 
