@@ -31,7 +31,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled(Event):
-    """A graph was compiled. ``seconds`` is all of it (trace to kernels); ``cache_hit`` is None where no cache was asked."""
+    """A graph was compiled. ``seconds`` is all of it, from trace to kernels; cache counts are of Inductor's graphs."""
 
     kind: ClassVar[str] = "compiled"
     frame: str

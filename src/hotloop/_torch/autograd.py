@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.ledger import CapabilityMissingError, private
 from hotloop._torch.settings import kept_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _keeps_graph() -> Callable[[], bool]:
@@ -35,7 +37,7 @@ def guard_backward(outputs: Any, explain: Callable[[Exception], Exception]) -> b
         inner = function.backward
         keeps_graph = _keeps_graph()
 
-        def backward(ctx: Any, *gradients: Any, inner: Callable[..., Any] = inner) -> Any:
+        def backward(ctx: Any, *gradients: Any, inner: Any = inner, keeps_graph: Any = keeps_graph) -> Any:
             try:
                 if not keeps_graph():
                     return inner(ctx, *gradients)
@@ -55,7 +57,8 @@ def guard_backward(outputs: Any, explain: Callable[[Exception], Exception]) -> b
 def _while_unpacking(error: Exception) -> bool:
     """Tell whether saved tensors could not be had, which eager raises too.
 
-    The graph was freed by an earlier backward, an input was changed in place, or an unpack hook (a checkpoint's) raised.
+    The graph was freed by an earlier backward, an input was changed in place, or an unpack hook (a checkpoint's)
+    raised.
     """
     trace = error.__traceback__
     while trace is not None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import types
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.ledger import CapabilityMissingError, private
 
+if TYPE_CHECKING:
+    import types
+    from collections.abc import Callable
 
 _TRACING = "torch._dynamo.convert_frame"
 
@@ -47,7 +48,7 @@ class Break:
 
 
 class Callbacks:
-    """Our functions on dynamo's compile callbacks. ``torch.compiler.reset`` takes them off, so look before each call."""
+    """Our functions on dynamo's compile callbacks. ``torch.compiler.reset`` takes them off: look before each call."""
 
     def __init__(self, on_start: Callable[[str], None], on_end: Callable[[], None]) -> None:
         self._start: Callable[[Any], None] = lambda compiling: on_start(str(compiling.compile_id))

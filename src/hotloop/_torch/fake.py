@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.ledger import private
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def fake_mode() -> Any:

@@ -6,7 +6,6 @@ import functools
 import importlib.util
 import os
 import re
-from collections.abc import Iterable
 from typing import Any
 
 import torch

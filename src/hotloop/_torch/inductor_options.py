@@ -8,7 +8,6 @@ import functools
 import importlib.util
 from pathlib import Path
 
-
 _CONFIG = "torch._inductor.config"
 
 

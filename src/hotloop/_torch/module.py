@@ -1,18 +1,21 @@
 """The slot of nn.Module that holds its compiled call, and the root functions that dynamo traces.
 
-torch's own in-place compile hands ``_call_impl`` to dynamo, which skips it as library code and looks for user frames below:
-an ``nn.Sequential`` has none, so nothing is compiled. A root function of ours is traced, and inlines the rest. The recompile
-limit belongs to the code object, so each thing that should be compiled apart gets a copy with a code object of its own.
+torch's own in-place compile hands ``_call_impl`` to dynamo, which skips it as library code and looks for user frames
+below: an ``nn.Sequential`` has none, so nothing is compiled. A root function of ours is traced, and inlines the rest.
+The recompile limit belongs to the code object, so each thing that should be compiled apart gets a copy with a code
+object of its own.
 """
 
 from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _PREFIX = "hotloop_root_"
 _numbers = itertools.count()

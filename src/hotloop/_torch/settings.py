@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotloop._torch.ledger import CapabilityMissingError, private
 from hotloop._torch.versions import check
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _SETTINGS_OF_A_THREAD = (2, 12)
 """From this version on dynamo's settings belong to a thread."""
@@ -73,9 +75,9 @@ class CompileWindow:
     """The settings of one compile: opened by torch's start callback, closed when the component's call returns.
 
     They must outlive torch's end callback, since dynamo reads ``suppress_errors`` after it; and they must not be set
-    on every call, since that costs 1.5 µs. Since torch 2.12 dynamo's settings belong to a thread, and both callbacks and
-    the call run in the one that compiles; on 2.11 they are the process's, so there the first window to open saves what
-    the last one to close restores.
+    on every call, since that costs 1.5 µs. Since torch 2.12 dynamo's settings belong to a thread, and both callbacks
+    and the call run in the one that compiles; on 2.11 they are the process's, so there the first window to open saves
+    what the last one to close restores.
     """
 
     _lock = threading.RLock()

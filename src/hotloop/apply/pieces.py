@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
 
 from hotloop._torch.fake import fake_mode, on_fakes, to_fake, version_of
 from hotloop._torch.graphs import aliases
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
 
 
 @dataclasses.dataclass(eq=False)
@@ -65,7 +67,7 @@ class _Tour(fx.Interpreter):
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return to_fake(super().get_attr(target, args, kwargs), self.mode)
 
-    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG002 - fx calls it so
         piece = self.fetch_attr(target)
         self.pieces.append(Piece(str(target), piece, list(args)))
         before = [self._state(value) for value in args]

@@ -1,8 +1,8 @@
 """Compiles a component by its repeated blocks: the traced graph is cut at their borders, and equal pieces share code.
 
-Compiling each block in place would call dynamo's guards once a block (13 µs each) and leave embeddings, head and loss eager.
-Here the component is traced as a whole, which is cheap; the pieces are compiled, which is not: one of all equal blocks, and
-each stretch between them. Nothing of the component stays eager, and guards are checked once.
+Compiling each block in place would call dynamo's guards once a block (13 µs each) and leave embeddings, head and loss
+eager. Here the component is traced as a whole, which is cheap; the pieces are compiled, which is not: one of all equal
+blocks, and each stretch between them. Nothing of the component stays eager, and guards are checked once.
 """
 
 from __future__ import annotations

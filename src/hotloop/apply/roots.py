@@ -5,13 +5,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.module import root_function
-from hotloop.events import FrameEager
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from hotloop.events import FrameEager
 
 _KEPT = 256
 """Roots kept for modules that no longer live, so that the next trial of a search finds its code."""
@@ -21,8 +24,8 @@ _KEPT = 256
 class Root:
     """A traced function with a code object of its own, and its compiled form (target first, then the arguments).
 
-    ``full``: torch's recompile limit was reached, so that nothing new is compiled here. ``failures``: what tracing gave up,
-    which the next component that shares the root must be told as well.
+    ``full``: torch's recompile limit was reached, so that nothing new is compiled here. ``failures``: what tracing gave
+    up, which the next component that shares the root must be told as well.
     """
 
     function: Callable[..., Any]
@@ -48,9 +51,10 @@ def fingerprint(target: Any) -> Hashable:
 
 
 def _settings(module: torch.nn.Module) -> tuple[Hashable, ...]:
-    """Give a module's settings as printed and its tensors' shapes; where either cannot be read, the module is unlike any.
+    """Give a module's settings as printed and its tensors' shapes.
 
-    Lazy parameters have no shape yet, and ``extra_repr`` is the user's code.
+    Where either cannot be read, the module is unlike any: lazy parameters have no shape yet, and ``extra_repr`` is the
+    user's code.
     """
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     try:
@@ -59,7 +63,7 @@ def _settings(module: torch.nn.Module) -> tuple[Hashable, ...]:
         return ("unreadable", id(module))
 
 
-def root_for(
+def root_for(  # noqa: PLR0913 - what a compile is keyed by
     target: Any,
     *,
     backend: Callable[..., Any],

@@ -17,8 +17,8 @@ _DENOISERS = ("unet", "transformer")
 class Target:
     """The named components of what was handed over.
 
-    ``kind`` is ``module``, ``mapping``, ``pipeline`` or ``callable``; ``skipped`` names what is in ``components`` and is
-    nothing that can be compiled; ``place`` is the mapping to put new callables into.
+    ``kind`` is ``module``, ``mapping``, ``pipeline`` or ``callable``; ``skipped`` names what is in ``components`` and
+    is nothing that can be compiled; ``place`` is the mapping to put new callables into.
     """
 
     kind: str
@@ -36,8 +36,8 @@ def components_of(model: Any) -> Target:
     if isinstance(model, torch.nn.Module):
         if hasattr(model, "_orig_mod"):
             raise ConfigError(
-                f"{type(model).__name__} is a wrapper made by torch.compile(model): hand hotloop.compile the module itself "
-                "(model._orig_mod), which keeps its names and its state_dict"
+                f"{type(model).__name__} is a wrapper made by torch.compile(model): hand hotloop.compile the module "
+                "itself (model._orig_mod), which keeps its names and its state_dict"
             )
         if isinstance(model, torch.nn.ModuleDict):
             return Target("mapping", dict(model.items()))
@@ -71,8 +71,8 @@ def _mapping(model: Mapping[str, Any]) -> Target:
     functions = [name for name, part in parts.items() if not isinstance(part, torch.nn.Module)]
     if functions and place is None:
         raise ConfigError(
-            f"components {', '.join(functions)} are plain callables, whose compiled form is a new callable: hand over a "
-            f"mapping that can be updated, not a {type(model).__name__}"
+            f"components {', '.join(functions)} are plain callables, whose compiled form is a new callable: hand over "
+            f"a mapping that can be updated, not a {type(model).__name__}"
         )
     return Target("mapping", parts, skipped, place)
 

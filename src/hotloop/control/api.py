@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -26,6 +25,9 @@ from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.fallback import first_available
 from hotloop.observe import Cause, collector
 from hotloop.presets import Preset
+
+if TYPE_CHECKING:
+    import types
 
 _log = logging.getLogger("hotloop")
 _MARKER = "_hotloop_compiled"
@@ -52,15 +54,17 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     Args:
         model: an ``nn.Module`` (compiled in place and returned); a mapping of component name to module or callable
             (updated in place and returned; a ModuleDict is one); an object with a ``components`` mapping (a diffusers
-            pipeline); or a plain callable (a new callable is returned). A LightningModule is compiled in its forward and
-            its children.
+            pipeline); or a plain callable (a new callable is returned). A LightningModule is compiled in its forward
+            and its children.
         preset: a name (in any case), a `hotloop.Preset`, or a mapping of component name to either. One preset for a
             mapping compiles all of it; for a pipeline only its denoiser (``unet`` or ``transformer``).
         inference: the preset while gradients are off; None takes ``preset``'s.
-        regions: ``"whole"``; ``"blocks"``: each repeated block and the rest in pieces, so that equal blocks are compiled
+        regions: ``"whole"``; ``"blocks"``: each repeated block and the rest in pieces, so that equal blocks are
+        compiled
             once; ``"auto"``: whole, unless the class declares its repeated blocks and cutting there saves half of the
             graph.
-        dynamic: None is torch's automatic kind, True forces dynamic shapes, False compiles once per size; unset takes the
+        dynamic: None is torch's automatic kind, True forces dynamic shapes, False compiles once per size; unset takes
+        the
             preset's.
         fullgraph: raise at the first graph break with file and line, as in torch.
         options: Inductor options, added to the preset's.
@@ -81,8 +85,8 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     plan = _plan(target, preset, inference)
     configs = {
         name: component_config(
-            chosen, inference=off, regions=regions, dynamic=dynamic, fullgraph=fullgraph, options=options, ladder=ladder,
-            strict=strict,
+            chosen, inference=off, regions=regions, dynamic=dynamic, fullgraph=fullgraph, options=options,
+            ladder=ladder, strict=strict,
         )
         for name, (chosen, off) in plan.items()
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What happens between steps, on torch's public optimizer hook: ladders move, and a compile that nothing calls is found."""
+"""What happens between steps, on torch's public optimizer hook: ladders move, a compile that nothing calls is found."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import ast
 import inspect
 import textwrap
 import weakref
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hotloop import events as ev
-from hotloop.control.component import Component, Lane
 from hotloop.observe import collector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hotloop.control.component import Component, Lane
 
 _STEPS_BEFORE_NO_EFFECT = 2
 _STEPS_LOOKED_AT = 20
@@ -68,7 +71,7 @@ def _move(component: Component, lane: Lane) -> None:
 
 
 def _may_be_bypassed(component: Component) -> bool:
-    """Tell whether a component still waits for its first call in training, and is worth a look: its first steps decide."""
+    """Tell whether a component still waits for its first call in training, and its first steps are not over."""
     training = component.lanes[0]
     if training.eager or training.tally.calls or not component.targets or component.boundaries >= _STEPS_LOOKED_AT:
         return False
@@ -90,9 +93,9 @@ def _look_for_no_effect(component: Component, trained: set[int]) -> None:
     collector.emit(
         ev.NoEffect(
             component=component.name,
-            reason=f"{component.bypassed} steps trained {kind}, but its compiled call was never entered: the code calls "
-            "its forward() or another method directly",
-            hint="call the module itself, model(x), or compile the method that is called: hotloop.compile(model.method)",
+            reason=f"{component.bypassed} steps trained {kind}, but its compiled call was never entered: the code "
+            "calls its forward() or another method directly",
+            hint="call the module itself, model(x), or compile what is called: hotloop.compile(model.method)",
             file=place[0] if place else None,
             line=place[1] if place else None,
         ),

@@ -1,6 +1,4 @@
-"""One component that was compiled in place: its entry, its two lanes (gradients on and off), and what happens when a
-call ends.
-"""
+"""One component that was compiled in place: its entry, its two lanes, and what happens when a call ends."""
 
 from __future__ import annotations
 
@@ -9,8 +7,7 @@ import dataclasses
 import functools
 import sys
 import weakref
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,11 +15,15 @@ from hotloop import events as ev
 from hotloop._torch import dynamo
 from hotloop._torch.module import eager_call
 from hotloop.apply import Cut, Root, root_for
-from hotloop.config import ComponentConfig
 from hotloop.control import rescue
 from hotloop.fallback import Ladder, LadderBackend, first_available
 from hotloop.observe import Tally, active, collector
-from hotloop.presets import Preset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hotloop.config import ComponentConfig
+    from hotloop.presets import Preset
 
 _transform_in_force = dynamo.transform_probe()
 _RETRIES_AFTER_USER_ERRORS = 3
@@ -121,7 +122,7 @@ class Lane:
         return eager_call(target, *args, **kwargs)
 
     def _refused(self, error: Exception, before: int) -> bool:
-        """Tell whether tracing or compiling raised this, where eager can still be asked; a bug in dynamo raises anything."""
+        """Tell whether tracing or compiling raised this, where eager can be asked; a bug in dynamo raises anything."""
         nothing_ran = self.tally.executed == before
         if dynamo.is_other_tracer(error):
             return nothing_ran
@@ -211,6 +212,7 @@ class Entry:
         self._training, self._inference = component.lanes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module in the mode that is in force."""
         module = self._module()
         if inlined():
             return eager_call(module, *args, **kwargs)

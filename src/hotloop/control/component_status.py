@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import io
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
@@ -14,6 +13,8 @@ from rich.table import Table
 from hotloop.observe import Cause
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hotloop.control.component import Component
     from hotloop.observe import GraphInfo, Tally
 
@@ -24,11 +25,11 @@ State = Literal["pending", "compiled", "partial", "eager"]
 class ComponentStatus:
     """The status of one component.
 
-    ``state`` is ``pending`` (not called yet), ``compiled``, ``partial`` (some frame or graph eager or on a lower rung) or
-    ``eager``; whenever it is not what was asked for, ``causes`` says why. ``running`` is the preset in force (``none``
-    when eager). ``frames_compiled`` and ``frames_eager`` count executions: graphs that ran on a rung above ``none``; and
-    graphs that ran on ``none``, or calls that reached no graph. ``compiles`` counts compilations, ``compile_seconds`` is
-    their wall-clock time. ``modes`` holds the same counts for training and inference apart.
+    ``state`` is ``pending`` (not called yet), ``compiled``, ``partial`` (some frame or graph eager or on a lower rung)
+    or ``eager``; whenever it is not what was asked for, ``causes`` says why. ``running`` is the preset in force
+    (``none`` when eager). ``frames_compiled`` and ``frames_eager`` count executions: graphs that ran on a rung above
+    ``none``; and graphs that ran on ``none``, or calls that reached no graph. ``compiles`` counts compilations,
+    ``compile_seconds`` is their wall-clock time. ``modes`` holds the same counts for training and inference apart.
     """
 
     name: str

@@ -1,9 +1,8 @@
-"""What to do with an exception that torch raised instead of compiling: under fullgraph and strict, and after the user's own."""
+"""What to do with an exception that torch raised instead of compiling: fullgraph's, strict's, or the user's own."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +14,13 @@ from hotloop.errors import CompileFailedError
 from hotloop.fallback.causes import Failure, failure_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hotloop.apply import Root
     from hotloop.control.component import Lane
 
 
-def from_refusal(  # noqa: PLR0913 - a call has a target and arguments, a refusal its history
+def from_refusal(  # noqa: PLR0913, PLR0917 - a call has a target and arguments, a refusal its history
     lane: Lane, error: Exception, history: tuple[int, int], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Dynamo refused a frame. Give eager's result, or raise what the user should see.

@@ -6,12 +6,15 @@ import importlib.util
 import os
 import shutil
 import sys
+from typing import TYPE_CHECKING
 
 import torch
 
 from hotloop._torch.ledger import capability
 from hotloop._torch.parts import dynamo_missing, inductor_missing
-from hotloop.presets import Preset
+
+if TYPE_CHECKING:
+    from hotloop.presets import Preset
 
 _COMPILERS = {"win32": ("cl",), "darwin": ("clang++",)}
 
@@ -41,13 +44,17 @@ def missing(preset: Preset, device: str) -> str:
     if preset.backend == "aot_eager":
         found = capability("aot_eager", "torch._dynamo.backends.registry:lookup_backend")
         return "" if found.available else found.reason
+    return _gpu_missing(preset, device) or inductor_missing() or _toolchain_missing()
+
+
+def _gpu_missing(preset: Preset, device: str) -> str:
     if "gpu" in preset.needs and not torch.cuda.is_available():
         return "no GPU that torch can use"
     if "gpu" in preset.needs and device == "cpu":
         return "the model is on the CPU; move it to the GPU before it is compiled"
     if ("triton" in preset.needs or device == "cuda") and importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
-    return inductor_missing() or _toolchain_missing()
+    return ""
 
 
 def _toolchain_missing() -> str:

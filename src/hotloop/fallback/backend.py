@@ -1,15 +1,14 @@
 """The backend that walks the ladder: each graph, its backward included, takes the first rung that compiles it.
 
-It compiles before anything executes, so stepping down needs no undo. What fails later, while compiled code runs, cannot be
-undone from here: eager is asked whether the error is the user's own; if it is not, `CompiledRunError` says so.
+It compiles before anything executes, so stepping down needs no undo. What fails later, while compiled code runs, cannot
+be undone from here: eager is asked whether the error is the user's own; if it is not, `CompiledRunError` says so.
 """
 
 from __future__ import annotations
 
 import linecache
 import logging
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
@@ -25,7 +24,11 @@ from hotloop.errors import CompiledRunError, CompileFailedError
 from hotloop.fallback.causes import Failure, describe, failure_of, run_hint
 from hotloop.fallback.ladder import Ladder
 from hotloop.observe import GraphInfo, Tally, active, collector
-from hotloop.presets import Preset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hotloop.presets import Preset
 
 _log = logging.getLogger("hotloop")
 _BACKWARD_LOOKS = 3

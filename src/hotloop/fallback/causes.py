@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
-
-from torch import fx
+from typing import TYPE_CHECKING
 
 from hotloop._torch.graphs import last_user_frame, user_line
-from hotloop.events import Stage
+
+if TYPE_CHECKING:
+    from torch import fx
+
+    from hotloop.events import Stage
 
 _COMPILE_STAGE = (
     "InvalidCxxCompiler",

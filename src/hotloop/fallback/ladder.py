@@ -1,15 +1,19 @@
 """The ladder of one component: where new graphs start, and when the component as a whole steps down.
 
-States: a position among the rungs, and perhaps a step that is due. A graph that fails walks down by itself, at once, before
-it has executed. The component's position moves only in `at_step_boundary`, so never between a forward and its backward.
+States: a position among the rungs, and perhaps a step that is due. A graph that fails walks down by itself, at once,
+before it has executed. The component's position moves only in `at_step_boundary`, so never between a forward and its
+backward.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from hotloop.presets import Preset
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hotloop.presets import Preset
 
 FAILURES_TO_STEP_DOWN = 3
 """Graphs that may fail on a rung before the component stops trying it."""

@@ -1,4 +1,4 @@
-"""Turns torch's callbacks and metrics into events: for the component whose call is going on, the watchers and the log."""
+"""Turns torch's callbacks and metrics into events: for the component that compiled, the watchers and the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from hotloop import events as ev
 from hotloop._torch import dynamo
@@ -16,6 +16,9 @@ from hotloop._torch.settings import CompileWindow
 from hotloop._torch.versions import check
 from hotloop.observe import explain
 from hotloop.observe.ledger import NOBODY, Tally, active
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _log = logging.getLogger("hotloop")
 _UNGUARDED_REQUIRES_GRAD = (2, 11)

@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import re
 import textwrap
+from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
-from hotloop._torch.dynamo import Break, Metric
 from hotloop._torch.graphs import is_user_file, last_user_frame
 from hotloop._torch.module import root_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hotloop._torch.dynamo import Break, Metric
 
 _EXPLANATION = re.compile(r"Explanation: (.*)")
 _HINT = re.compile(r"Hint: (.*)")
@@ -145,28 +150,54 @@ def log_level(event: ev.Event) -> int:
 
 def log_line(event: ev.Event) -> str:
     """Give an event as one line for the log, or an empty string for what is no news."""
-    if event.component is None:
+    phrase = _PHRASES.get(type(event))
+    if event.component is None or phrase is None:
         return ""
     at = f" at {event.location}" if event.location else ""
-    if isinstance(event, ev.Recompiled):
-        return f"{event.component}: {event.function} recompiled (no. {event.nth}): {event.reason}"
-    if isinstance(event, ev.Fallback):
-        what = "one graph" if event.scope == "graph" else "from the next graph on, all of it"
-        return (
-            f"{event.component}: preset {event.from_preset} failed ({event.stage}){at}: {event.reason}. "
-            f"Running {what} {_running(event.to_preset)}. {event.hint}"
-        ).rstrip()
-    if isinstance(event, ev.FrameEager):
-        return f"{event.component}: {event.function} stays eager{at}: {event.reason}. {event.hint}"
-    if isinstance(event, ev.RecompileLimit):
-        return f"{event.component}: {event.reason}{at}"
-    if isinstance(event, ev.GraphBreak):
-        return f"{event.component}: graph break{at}: {event.reason}. {event.hint}"
-    if isinstance(event, ev.Unavailable):
-        return f"{event.component}: preset {event.preset} cannot run here: {event.missing}. Running {_running(event.running)}."
-    if isinstance(event, ev.NoEffect):
-        return f"{event.component}: compile has no effect{at}: {event.reason}. {event.hint}"
-    return ""
+    return f"{event.component}: {phrase(event, at)}".rstrip()
+
+
+def _fallback(event: ev.Fallback, at: str) -> str:
+    what = "one graph" if event.scope == "graph" else "from the next graph on, all of it"
+    return (
+        f"preset {event.from_preset} failed ({event.stage}){at}: {event.reason}. "
+        f"Running {what} {_running(event.to_preset)}. {event.hint}"
+    )
+
+
+def _recompiled(event: ev.Recompiled, _at: str) -> str:
+    return f"{event.function} recompiled (no. {event.nth}): {event.reason}"
+
+
+def _frame_eager(event: ev.FrameEager, at: str) -> str:
+    return f"{event.function} stays eager{at}: {event.reason}. {event.hint}"
+
+
+def _limit(event: ev.RecompileLimit, at: str) -> str:
+    return f"{event.reason}{at}"
+
+
+def _graph_break(event: ev.GraphBreak, at: str) -> str:
+    return f"graph break{at}: {event.reason}. {event.hint}"
+
+
+def _unavailable(event: ev.Unavailable, _at: str) -> str:
+    return f"preset {event.preset} cannot run here: {event.missing}. Running {_running(event.running)}."
+
+
+def _no_effect(event: ev.NoEffect, at: str) -> str:
+    return f"compile has no effect{at}: {event.reason}. {event.hint}"
+
+
+_PHRASES: dict[type[ev.Event], Callable[[Any, str], str]] = {
+    ev.Fallback: _fallback,
+    ev.Recompiled: _recompiled,
+    ev.FrameEager: _frame_eager,
+    ev.RecompileLimit: _limit,
+    ev.GraphBreak: _graph_break,
+    ev.Unavailable: _unavailable,
+    ev.NoEffect: _no_effect,
+}
 
 
 def _running(preset: str) -> str:

@@ -107,7 +107,7 @@ class Compiling:
         self._say(DISABLED)
 
     def resumed(self, step: int) -> None:
-        """Go on after so many steps: what an uninterrupted run compiles by now is compiled at once, for the same result."""
+        """Go on after so many steps: what an uninterrupted run has compiled by now is compiled at once."""
         self._done_before = step
 
     def before_step(self) -> None:
