@@ -47,7 +47,10 @@ class Block(nn.Module):
     def __init__(self, d=8, p=0.0):
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(d), nn.Linear(d, 3 * d), nn.Linear(d, d)
-        self.mlp, self.drop = nn.Sequential(nn.LayerNorm(d), nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d)), nn.Dropout(p)
+        self.mlp, self.drop = (
+            nn.Sequential(nn.LayerNorm(d), nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d)),
+            nn.Dropout(p),
+        )
 
     def forward(self, x):
         q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
@@ -161,9 +164,9 @@ def against_eager(model, batches, preset="aot_eager", tolerance=None, **settings
 class Counter:
     """Stands for a compiler and counts what it is asked; ``fail(nth, graph)`` says which graphs it refuses."""
 
-    def __init__(self, fail=lambda nth, graph: False, inner=None, error=RuntimeError("planted")):
-        self.calls, self.fail, self.error = 0, fail, error
-        self.inner = inner or (lambda graph, inputs: backends.eager(graph, inputs))
+    def __init__(self, fail=lambda nth, graph: False, inner=None, error=None):
+        self.calls, self.fail, self.error = 0, fail, error or RuntimeError("planted")
+        self.inner = inner or backends.eager
 
     def __call__(self, graph, inputs):
         self.calls += 1
@@ -208,6 +211,8 @@ def broken_lowering(operator):
 def dies_as_kernel(message="kernel died", kind="RuntimeError"):
     """A function that fails when it runs, from a file that is no user's, as a generated kernel does."""
     space = {}
-    exec(compile(f"def kernel(args):\n    raise {kind}({message!r})\n", "/tmp/torchinductor_x/kernel.py", "exec"), space)
+    exec(
+        compile(f"def kernel(args):\n    raise {kind}({message!r})\n", "/tmp/torchinductor_x/kernel.py", "exec"), space
+    )
     space["kernel"]._boxed_call = True
     return lambda graph, inputs: space["kernel"]

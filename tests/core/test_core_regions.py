@@ -50,16 +50,15 @@ def part(body):
     return Part
 
 
-@pytest.mark.parametrize("regions", ["whole", "blocks", "auto"])
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("regions", "tied"), [("whole", True), ("blocks", True), ("blocks", False), ("auto", True)])
 def test_numbers_are_eagers_and_equal_blocks_are_compiled_once(counter, regions, tied):
-    batches = [(tokens(seed=s), tokens(seed=s + 9)) for s in range(3)]
-    status = against_eager(Tied(layers=5, p=0.2, tied=tied), batches, regions=regions)
+    batches = [(tokens(seed=s), tokens(seed=s + 9)) for s in range(2)]
+    status = against_eager(Tied(layers=4, p=0.2, tied=tied), batches, regions=regions)
     assert status.state == "compiled"
     if regions == "blocks":
-        assert counter.calls == 3  # embedding, one of five blocks, head
+        assert counter.calls == 3  # embedding, one of four blocks, head
         assert status.regions == ("Block", "rest")
-        assert status.frames_compiled == 7 * 3
+        assert status.frames_compiled == 6 * 2
     else:
         assert counter.calls == 1
         assert status.regions == ("whole",)
@@ -81,10 +80,10 @@ def test_each_block_trains_its_own_parameters():
 @pytest.mark.parametrize("regions", ["whole", "blocks"])
 @pytest.mark.parametrize("dynamic", [None, True, False])
 def test_second_and_third_sizes(counter, regions, dynamic):
-    batches = [(tokens(b, n, seed=i), tokens(b, n, seed=i)) for i, (b, n) in enumerate([(2, 5), (3, 5), (4, 5), (4, 7), (2, 5)])]
-    status = against_eager(Tied(layers=3), batches, regions=regions, dynamic=dynamic)
+    batches = [(tokens(b, n), tokens(b, n)) for b, n in [(2, 5), (3, 5), (4, 5), (2, 5)]]
+    status = against_eager(Tied(layers=2), batches, regions=regions, dynamic=dynamic)
     assert status.state == "compiled"
-    expected = {None: 3, True: 1, False: 4}[dynamic]
+    expected = {None: 2, True: 1, False: 3}[dynamic]
     assert status.compiles == expected
     if not dynamic:  # forced, dynamo asks the compiler once more when a size turns out to be fixed
         assert counter.calls == expected * (3 if regions == "blocks" else 1)
@@ -116,7 +115,9 @@ def test_blocks_that_return_tuples_and_take_keywords(counter):
         y, mean = b(x, scale=2.0, mask=x > 0)
         return y + mean
 
-    status = against_eager(Stack(block(), block(), block(), call=call), [rows(seed=s) for s in range(2)], regions="blocks")
+    status = against_eager(
+        Stack(block(), block(), block(), call=call), [rows(seed=s) for s in range(2)], regions="blocks"
+    )
     assert status.state == "compiled"
     assert "Part" in status.regions
 
@@ -234,7 +235,9 @@ def test_in_place_operations_and_views_across_borders(name, body):
     block = part(body)
     # A gradient that comes in transposed is summed in another order across a border.
     rounding = {"rtol": 1e-5, "atol": 1e-6} if "transposed" in name else None
-    status = against_eager(Stack(block(), block(), block()), [rows(seed=s) for s in range(3)], tolerance=rounding, regions="blocks")
+    status = against_eager(
+        Stack(block(), block(), block()), [rows(seed=s) for s in range(3)], tolerance=rounding, regions="blocks"
+    )
     assert status.state == "compiled", status.causes
 
 
@@ -325,7 +328,11 @@ def test_modes_set_inside_the_model_hold_in_every_piece(around):
     class Moded(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.blocks, self.last = nn.Linear(8, 8), nn.ModuleList([Block(), Block(), Block()]), nn.Linear(8, 8)
+            self.first, self.blocks, self.last = (
+                nn.Linear(8, 8),
+                nn.ModuleList([Block(), Block(), Block()]),
+                nn.Linear(8, 8),
+            )
 
         def forward(self, x):
             x = self.first(x)

@@ -73,7 +73,13 @@ def error_of(model, x):
 def own_lines(error):
     """The user's lines of a traceback: (function, source)."""
     frames = traceback.extract_tb(error.__traceback__)
-    return [(f.name, f.line) for f in frames if f.filename == __file__ and f.name.isidentifier() and not f.name.startswith(("error_of", "torch_dynamo_resume"))]
+    return [
+        (f.name, f.line)
+        for f in frames
+        if f.filename == __file__
+        and f.name.isidentifier()
+        and not f.name.startswith(("error_of", "torch_dynamo_resume"))
+    ]
 
 
 @pytest.mark.parametrize("settings", [{}, {"fullgraph": True}, {"strict": True}], ids=["plain", "fullgraph", "strict"])

@@ -1,0 +1,51 @@
+"""Freezing and unfreezing parameters after the compile; torch 2.11 leaves a gradient out without a word."""
+
+import copy
+
+import pytest
+import torch
+from core_models import Tied, one, tokens, train
+from torch import nn
+
+import hotloop
+
+
+@pytest.mark.parametrize("regions", ["whole", "blocks"])
+@pytest.mark.parametrize("first", [True, False], ids=["freeze later", "unfreeze later"])
+def test_a_parameter_that_is_frozen_or_unfrozen_later(first, regions):
+    model = Tied(layers=2, tied=False)
+    model.blocks[0].qkv.weight.requires_grad_(first)
+    model.embed.weight.requires_grad_(first)
+    reference = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager", regions=regions)
+    batch = [(tokens(), tokens())]
+    train(model, batch).assert_equal(train(reference, batch))
+    for candidate in (model, reference):
+        candidate.blocks[0].qkv.weight.requires_grad_(not first)
+        candidate.embed.weight.requires_grad_(not first)
+    mine, its = train(model, batch), train(reference, batch)
+    assert (mine.gradients[0]["embed.weight"] is None) == first
+    mine.assert_equal(its)
+    assert one(model).state == "compiled"
+
+
+def test_lora_like_adapters_switched_on_later():
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.base, self.down, self.up = nn.Linear(8, 8), nn.Linear(8, 2), nn.Linear(2, 8)
+
+        def forward(self, x):
+            return self.base(x) + self.up(self.down(x))
+
+    model = Adapted()
+    hotloop.compile(model, "aot_eager")
+    model.requires_grad_(False)
+    model(torch.ones(2, 8))
+    model.up.requires_grad_(True)
+    model(torch.ones(2, 8)).sum().backward()
+    assert model.up.weight.grad is not None
+    assert model.base.weight.grad is None
+    model.requires_grad_(True)
+    model(torch.ones(2, 8)).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

@@ -1,0 +1,384 @@
+"""What runs is what the status says, and the cause of any difference is named with file, line and remedy."""
+
+import copy
+import inspect
+import json
+import logging
+import threading
+
+import pytest
+import torch
+from core_models import Broken, Net, Tied, against_eager, assert_same, one, rows, tokens, total, train
+from torch import nn
+
+import hotloop
+from hotloop import events as ev
+
+
+def line_of(function, text):
+    """The file's line of a function that holds a text."""
+    lines, start = inspect.getsourcelines(function)
+    return start + next(number for number, line in enumerate(lines) if text in line)
+
+
+class CallsForward(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, x):
+        return self.forward(x)
+
+
+class CallsAnother(CallsForward):
+    def training_step(self, x):
+        return self.encode(x)
+
+    def encode(self, x):
+        return self.net.last(x)
+
+
+@pytest.mark.parametrize("kind", [CallsForward, CallsAnother])
+@pytest.mark.parametrize("validated", [False, True], ids=["", "validated by its call before"])
+def test_a_compile_that_nothing_calls(kind, validated, caplog):
+    model = hotloop.compile(kind(), "aot_eager")
+    if validated:
+        with torch.no_grad():
+            model(rows())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hotloop.watch() as events:
+        for _ in range(4):
+            model.training_step(rows()).sum().backward()
+            optimizer.step()
+    (event,) = [e for e in events if isinstance(e, ev.NoEffect)]
+    status = one(model)
+    cause = next(c for c in status.causes if "never entered" in c.reason)
+    assert status.state == ("partial" if validated else "eager")
+    assert "model(x)" in cause.hint
+    if kind is CallsForward:
+        assert event.file == __file__
+        assert event.line == line_of(CallsForward, "return self.forward(x)")
+        assert cause.source == "return self.forward(x)"
+    assert caplog.text.count("compile has no effect") == 1
+
+
+def test_what_is_called_late_is_not_accused():
+    first, second = hotloop.compile(Net(), "aot_eager"), hotloop.compile(nn.Sequential(nn.Linear(8, 8)), "aot_eager")
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    for step in range(4):  # second has no gradient until it is used
+        total(first(rows()) if step < 3 else second(first(rows()))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert one(first).state == one(second).state == "compiled"
+    assert not one(second).causes
+
+
+def test_a_component_inside_an_outer_one_is_not_accused():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = hotloop.compile(Net(), "aot_eager")
+
+        def forward(self, x):
+            return self.inner(x)
+
+    outer = hotloop.compile(Outer(), "aot_eager")
+    train(outer, [rows()] * 4)
+    assert one(outer).state == "compiled"
+    inner = one(outer.inner)
+    assert inner.state == "compiled"
+    assert "runs inside component" in inner.causes[0].reason
+
+
+def test_once_the_outer_compile_is_off_the_inner_one_is_looked_after_again():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = hotloop.compile(CallsForward(), "aot_eager")
+
+        def forward(self, x):
+            return self.inner.forward(x)
+
+    outer = hotloop.compile(Outer(), "aot_eager")
+    hotloop.uncompile(outer)
+    hotloop.compile(outer.inner, "aot_eager")
+    train(outer, [rows()] * 4)
+    assert one(outer.inner).state == "eager"
+    assert one(outer.inner).causes
+
+
+class Reaches(nn.Module):
+    """A call that does no tensor work that dynamo sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    @torch._dynamo.disable
+    def hidden(self, x):
+        return self.net(x)
+
+    def forward(self, x):
+        return self.hidden(x)
+
+
+def test_a_call_that_reaches_no_graph(caplog):
+    status = against_eager(Reaches(), [rows()] * 3)
+    assert (status.state, status.running, status.compiles) == ("eager", "none", 0)
+    assert status.frames_eager == 3
+    cause = next(c for c in status.causes if c.file == __file__)
+    assert cause.line == line_of(Reaches, "return self.hidden(x)")
+    assert "disable" in cause.hint
+    assert "model:" in caplog.text
+
+
+def test_a_container_whose_work_is_done_by_children_that_dynamo_skips():
+    model = nn.Sequential(Reaches(), Reaches())
+    status = against_eager(model, [rows()] * 2)
+    assert status.state == "eager"
+    assert status.causes
+    assert status.frames_eager == 2
+
+
+class Items(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x):
+        x = self.net(x)
+        if x.sum().item() > 1e9:
+            x = x + 1
+        print(end="")
+        return x * 2
+
+
+def test_a_graph_break_names_line_source_and_remedy(caplog):
+    caplog.set_level(logging.INFO, "hotloop")
+    with hotloop.watch() as events:
+        status = against_eager(Items(), [rows()] * 3)
+    assert status.state == "compiled"
+    assert status.graph_breaks == 2
+    found = {event.line: event for event in events if isinstance(event, ev.GraphBreak)}
+    item = found[line_of(Items, ".item() > 1e9")]
+    assert item.file == __file__
+    assert item.source == "if x.sum().item() > 1e9:"
+    assert "keep the value a tensor" in item.hint
+    printed = found[line_of(Items, 'print(end="")')]
+    assert "print" in printed.hint
+    assert {(c.file, c.line) for c in status.causes} == {(__file__, line) for line in found}
+    assert caplog.text.count(f"graph break at {__file__}:{item.line}") == 1
+
+
+def test_a_frame_that_torch_skips_is_named(monkeypatch):
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    real = TensorVariable.call_method
+
+    def bug(self, tx, name, *args, **kwargs):
+        if name == "sigmoid":
+            raise RuntimeError("cannot trace sigmoid")
+        return real(self, tx, name, *args, **kwargs)
+
+    monkeypatch.setattr(TensorVariable, "call_method", bug)
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lead, self.net = nn.Linear(8, 8), Net()
+
+        def forward(self, x):
+            x = torch.tanh(self.lead(x))
+            torch._dynamo.graph_break()
+            return self.net(x)
+
+    with hotloop.watch() as events:
+        status = against_eager(Outer(), [rows()] * 3)
+    assert status.state == "partial"
+    assert status.frames_compiled > 0
+    skipped = [e for e in events if isinstance(e, ev.FrameEager)]
+    assert any(e.file.endswith("core_models.py") and "cannot trace sigmoid" in e.reason for e in skipped)
+
+
+def test_recompiles_are_named_once_a_reason(caplog):
+    model = hotloop.compile(Net(), "aot_eager", dynamic=False)
+    with hotloop.watch() as events:
+        for size in (2, 3, 4, 5, 2, 3):
+            model(rows(size))
+    found = [e for e in events if isinstance(e, ev.Recompiled)]
+    assert [e.nth for e in found] == [1, 2, 3]
+    assert all("size mismatch" in e.reason and e.component == "model" for e in found)
+    assert one(model).recompiles == 3
+    said = [r for r in caplog.records if "recompiled" in r.getMessage()]
+    assert len(said) == 1, [r.getMessage() for r in said]
+    assert "size mismatch" in said[0].getMessage()
+    assert "\n" not in said[0].getMessage()
+
+
+def test_a_mode_flip_is_no_recompile_between_the_lanes(caplog):
+    model = Net()
+    reference = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager")
+    with hotloop.watch() as events:
+        for epoch in range(3):
+            train(model.train(), [rows(seed=epoch)]).assert_equal(train(reference.train(), [rows(seed=epoch)]))
+            with torch.no_grad():
+                assert_same(model.eval()(rows()), reference.eval()(rows()))
+    assert not [e for e in events if isinstance(e, ev.Recompiled)]
+    status = one(model)
+    assert status.modes["training"]["compiles"] == status.modes["inference"]["compiles"] == 1
+    assert status.modes["training"]["frames_compiled"] == status.modes["inference"]["frames_compiled"] == 3
+    assert "recompiled" not in caplog.text
+
+
+def test_a_mode_flip_within_a_lane_is_named():
+    model = hotloop.compile(Net(), "aot_eager")
+    with hotloop.watch() as events:
+        model.train()(rows())
+        model.eval()(rows())
+        model.train()(rows())
+    (flip,) = [e for e in events if isinstance(e, ev.Recompiled)]
+    assert "training" in flip.reason
+
+
+def test_training_and_inference_have_presets_of_their_own():
+    model = hotloop.compile(Net(), "aot_eager", inference="none")
+    train(model, [rows()])
+    with torch.no_grad():
+        model.eval()(rows())
+    status = one(model)
+    assert (status.requested, status.inference, status.state) == ("aot_eager", "none", "compiled")
+    assert status.modes["inference"]["frames_compiled"] == 0
+    model = hotloop.compile(Net(), "none", inference="aot_eager").eval()
+    model(rows())
+    with torch.no_grad():
+        model(rows())
+    assert one(model).modes["inference"]["frames_compiled"] == 1
+    assert one(model).modes["training"]["frames_compiled"] == 0
+
+
+def test_pending_until_called_and_the_status_is_json():
+    model = hotloop.compile(Tied(), "aot_eager")
+    assert (one(model).state, one(model).running) == ("pending", "aot_eager")
+    model(tokens())
+    status = hotloop.status(model)
+    data = json.loads(json.dumps(status.to_dict()))
+    assert data["components"]["model"]["state"] == "compiled"
+    assert data["components"]["model"]["compile_seconds"] > 0
+    assert "aot_eager" in str(status)
+    assert one(nn.Linear(1, 1)).state == "eager"
+
+
+def test_watch_sees_plain_torch_compile_and_events_are_typed():
+    with hotloop.watch() as events:
+        f = torch.compile(lambda x: x.sin() + 1, backend="aot_eager", dynamic=False)
+        f(rows(2))
+        f(rows(3))
+        g = torch.compile(Items(), backend="aot_eager")
+        g(rows())
+    assert {e.component for e in events} == {None}
+    kinds = {type(e) for e in events}
+    assert {ev.Compiled, ev.Recompiled, ev.GraphBreak} <= kinds
+    compiled = next(e for e in events if isinstance(e, ev.Compiled))
+    assert compiled.file == __file__
+    assert compiled.seconds > 0
+    for event in events:
+        again = ev.from_dict(json.loads(json.dumps(event.to_dict())))
+        assert again == event
+
+
+def test_plain_torch_compile_is_not_put_on_our_log(caplog):
+    hotloop.compile(Net(), "aot_eager")
+    torch.compile(Items(), backend="aot_eager")(rows())
+    assert not caplog.records or not [r for r in caplog.records if r.name == "hotloop"]
+
+
+def test_nested_watches_each_see_their_time():
+    with hotloop.watch() as outer:
+        hotloop.compile(Net(), "aot_eager")(rows())
+        with hotloop.watch() as inner:
+            hotloop.compile(Net(width=5), "aot_eager")(rows())
+        hotloop.compile(Net(width=6), "aot_eager")(rows())
+    count = [len([e for e in events if isinstance(e, ev.Compiled)]) for events in (outer, inner)]
+    assert count == [3, 1]
+    before = len(inner)
+    hotloop.compile(Net(width=7), "aot_eager")(rows())
+    assert len(inner) == before
+
+
+def test_the_list_grows_as_things_happen():
+    model = hotloop.compile(Net(), "aot_eager")
+    with hotloop.watch() as events:
+        model(rows())
+        assert [e for e in events if isinstance(e, ev.Compiled)]
+
+
+def test_threads_are_counted_each_for_its_own_component():
+    models = {name: Net(width=width) for name, width in (("a", 5), ("b", 6), ("c", 7))}
+    parts = hotloop.compile(dict(models), "aot_eager")
+    failures = []
+
+    def work(name):
+        try:
+            for size in (2, 3, 4, 2, 3, 4):
+                total(parts[name](rows(size))).backward()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in parts]
+    with hotloop.watch() as events:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+    for name, status in hotloop.status(parts).components.items():
+        assert status.state == "compiled"
+        assert status.frames_compiled == 6
+        assert status.modes["training"]["calls"] == 6
+        mine = [e for e in events if isinstance(e, ev.Compiled) and e.component == name]
+        assert status.compiles == len(mine) == 2, name
+
+
+def test_events_after_a_reset_and_of_many_compiles_are_all_seen():
+    model = hotloop.compile(nn.Linear(8, 1), "aot_eager", dynamic=False)
+    limits = torch._dynamo.config.patch(recompile_limit=100, accumulated_recompile_limit=1000)
+    with hotloop.watch() as events, limits, torch.no_grad():
+        for length in range(2, 37):
+            model(rows(length))
+        torch.compiler.reset()
+        for length in range(2, 37):
+            model(rows(length))
+    assert len([e for e in events if isinstance(e, ev.Compiled)]) == 70
+    assert one(model).compiles == 70
+
+
+def test_a_limit_after_a_reset_is_told_to_the_component_that_hit_it():
+    class Times(nn.Module):
+        k = 1
+
+        def forward(self, x):
+            return x * self.k
+
+    for _ in range(2):  # torch numbers its compiles anew after a reset, and a limit is told by a number alone
+        model = hotloop.compile(Times(), "aot_eager")
+        for k in range(30):
+            model.k = k
+            model(rows())
+        status = one(model)
+        assert status.state == "partial"
+        assert any("recompile limit" in cause.reason for cause in status.causes)
+        torch.compiler.reset()
+
+
+def test_mixed_in_breaks_after_a_reset_are_seen():
+    model = hotloop.compile(Broken(), "aot_eager")
+    for _ in range(2):
+        with hotloop.watch() as events:
+            model(rows())
+        assert [e for e in events if isinstance(e, ev.GraphBreak)]
+        torch.compiler.reset()
+    assert one(model).graph_breaks == 1

@@ -1,0 +1,177 @@
+"""The ledger is right where components, instances and trials share compiled code."""
+
+import gc
+import weakref
+
+import pytest
+from core_models import Counter, Net, against_eager, one, real_aot_eager, rows, total
+from torch import nn
+
+import hotloop
+from hotloop import events as ev
+from hotloop._torch import backends
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    compiler = Counter(inner=real_aot_eager())
+    monkeypatch.setattr(backends, "aot_eager", lambda: compiler)
+    return compiler
+
+
+class Drops(nn.Module):
+    def __init__(self, p):
+        super().__init__()
+        self.linear, self.drop = nn.Linear(8, 8), nn.Dropout(p)
+
+    def forward(self, x):
+        return self.drop(self.linear(x))
+
+
+class Wide(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(8, width)
+
+    def forward(self, x):
+        return self.linear(x).tanh()
+
+
+def compiles(events):
+    return [event for event in events if isinstance(event, ev.Compiled)]
+
+
+def test_twenty_trials_of_one_setting_compile_once(counter):
+    with hotloop.watch() as events:
+        for trial in range(20):
+            model = hotloop.compile(Drops(0.1), "aot_eager")
+            for seed in range(3):
+                total(model(rows(seed=seed))).backward()
+            status = one(model)
+            assert status.state == "compiled"
+            assert status.frames_compiled == 3
+            assert status.compiles == (1 if trial == 0 else 0)
+    assert len(compiles(events)) == 1
+    assert counter.calls == 1
+
+
+def test_twenty_dropout_values_all_compile(counter):
+    for value in range(20):
+        model = hotloop.compile(Drops(value / 40), "aot_eager")
+        for _ in range(2):
+            total(model(rows())).backward()
+        status = one(model)
+        assert (status.state, status.frames_compiled, status.frames_eager) == ("compiled", 2, 0), value
+    assert counter.calls == 20
+
+
+def test_a_dropout_that_changes_in_place_is_counted_where_it_runs():
+    """More values than torch's limit in one component: what runs eager is said."""
+    model = hotloop.compile(Drops(0.0), "aot_eager")
+    for value in range(30):
+        model.drop.p = value / 60
+        total(model(rows())).backward()
+    status = one(model)
+    assert status.frames_compiled + status.frames_eager == 30
+    assert status.state == "partial"
+    assert status.frames_eager > 0
+    assert any("recompile limit" in cause.reason for cause in status.causes)
+
+
+def test_two_components_that_share_code_are_counted_apart(counter):
+    parts = hotloop.compile({"teacher": Net(), "student": Net()}, "aot_eager")
+    for _ in range(3):
+        parts["teacher"](rows())
+    for _ in range(5):
+        total(parts["student"](rows())).backward()
+    status = hotloop.status(parts).components
+    assert (status["teacher"].frames_compiled, status["student"].frames_compiled) == (3, 5)
+    assert (status["teacher"].compiles, status["student"].compiles) == (1, 0)
+    assert counter.calls == 1
+
+
+def test_a_shared_graph_that_fell_back_tells_the_second_its_cause(counter):
+    counter.fail = lambda nth, graph: True
+    first, second = hotloop.compile({"first": Net(), "second": Net()}, "aot_eager").values()
+    with hotloop.watch() as events:
+        first(rows())
+        second(rows())
+    assert counter.calls == 1
+    assert len([e for e in events if isinstance(e, ev.Fallback)]) == 1
+    for model in (first, second):
+        status = one(model)
+        assert (status.state, status.running, status.fallbacks, status.frames_eager) == ("eager", "none", 1, 1)
+        assert any("planted" in cause.reason and cause.file and cause.hint for cause in status.causes), status.causes
+
+
+def test_a_frame_that_could_not_be_traced_tells_the_second_its_cause(monkeypatch):
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    def bug(*args, **kwargs):
+        raise RuntimeError("dynamo bug")
+
+    monkeypatch.setattr(TensorVariable, "call_method", bug)
+    first, second = hotloop.compile({"first": Net(), "second": Net()}, "aot_eager").values()
+    first(rows())
+    second(rows())
+    for model in (first, second):
+        status = one(model)
+        assert status.state == "eager"
+        assert any("dynamo bug" in cause.reason for cause in status.causes), status
+
+
+def test_a_limit_that_others_filled_is_healed_for_the_next():
+    class Times(nn.Module):
+        def __init__(self, k):
+            super().__init__()
+            self.linear, self.k = nn.Linear(8, 8), k
+
+        def forward(self, x):
+            return self.linear(x) * self.k
+
+    for k in range(2, 16):
+        model = hotloop.compile(Times(k), "aot_eager")
+        for _ in range(4):
+            model(rows())
+        status = one(model)
+        assert status.state == "compiled", (k, status)
+        assert status.frames_compiled >= 3
+        assert status.frames_compiled + status.frames_eager == 4
+        assert not status.causes
+
+
+def test_instances_of_one_class_with_different_widths_share_no_limit():
+    for width in range(4, 16):
+        assert against_eager(Wide(width), [rows()]).state == "compiled"
+
+
+def test_presets_and_settings_are_kept_apart(counter):
+    for settings in ({}, {"dynamic": True}, {"fullgraph": True}, {"strict": True}, {"ladder": ["none"]}):
+        model = hotloop.compile(Net(), "aot_eager", **settings)
+        model(rows())
+        assert one(model).state == "compiled"
+    assert counter.calls >= 4
+
+
+def test_shared_code_holds_no_model_alive():
+    models = [hotloop.compile(Net(), "aot_eager") for _ in range(3)]
+    for model in models:
+        total(model(rows())).backward()
+    alive = [weakref.ref(model) for model in models]
+    gc.disable()
+    try:
+        del model, models
+        assert [reference() for reference in alive] == [None] * 3
+    finally:
+        gc.enable()
+    model = hotloop.compile(Net(), "aot_eager")
+    model(rows())
+    assert one(model).state == "compiled"
+
+
+def test_many_different_models_do_not_pile_up():
+    from hotloop.apply import roots
+
+    for width in range(300):
+        roots.root_for(nn.Linear(1, width + 1), backend="eager", mode="training", dynamic=None, fullgraph=False)
+    assert len(roots._roots) <= 256

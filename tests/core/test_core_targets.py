@@ -1,0 +1,382 @@
+"""Everything that can be handed to `hotloop.compile`: containers, mappings, pipelines, callables, a LightningModule."""
+
+import copy
+import functools
+import inspect
+import pickle
+from collections import OrderedDict
+
+import pytest
+import torch
+import torch.nn.functional as F
+from core_models import Net, Tied, against_eager, assert_same, one, rows, total, train
+from torch import nn
+
+import hotloop
+from hotloop.errors import ConfigError
+
+
+class Holds(nn.Module):
+    """A list of layers in a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8), nn.GELU(), nn.BatchNorm1d(8)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.GELU()),
+        lambda: nn.Sequential(nn.Sequential(nn.Linear(8, 8)), nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.2))),
+        Holds,
+        lambda: nn.Linear(8, 8),
+        lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+    ],
+    ids=["sequential", "nested", "module list", "one layer", "torch's own block"],
+)
+def test_containers_really_compile(make):
+    batches = [rows(seed=s) for s in range(2)]
+    status = against_eager(make(), batches, tolerance={"rtol": 1e-5, "atol": 1e-6})
+    assert status.state == "compiled"
+    assert (status.compiles, status.frames_compiled, status.frames_eager) == (1, 2, 0)
+
+
+def test_twelve_containers_of_different_widths_all_compile():
+    models = [hotloop.compile(nn.Sequential(nn.Linear(8, 8 + i), nn.GELU()), "aot_eager") for i in range(12)]
+    for model in models:
+        for _ in range(2):
+            total(model(rows())).backward()
+    for model in models:
+        status = one(model)
+        assert (status.state, status.compiles, status.frames_compiled) == ("compiled", 1, 2)
+
+
+def test_a_mapping_is_compiled_in_place_by_component():
+    parts = {"net": Net(), "head": nn.Linear(8, 2), "loss": F.mse_loss, "name": "not a part"}
+    net, head = parts["net"], parts["head"]
+    assert hotloop.compile(parts, "aot_eager") is parts
+    assert parts["net"] is net
+    assert parts["head"] is head
+    assert parts["loss"] is not F.mse_loss
+    parts["loss"](parts["head"](parts["net"](rows())), rows(width=2)).backward()
+    status = hotloop.status(parts)
+    assert {name: part.state for name, part in status.components.items()} == dict.fromkeys(
+        ("net", "head", "loss"), "compiled"
+    )
+    assert status.skipped == ("name",)
+    assert "name" in str(status)
+    hotloop.uncompile(parts)
+    assert parts["loss"] is F.mse_loss
+    assert {part.state for part in hotloop.status(parts).components.values()} == {"eager"}
+
+
+def test_a_preset_for_each_component():
+    parts = {"a": Net(), "b": Net(), "c": Net()}
+    hotloop.compile(parts, {"a": "aot_eager", "b": "none"}, inference={"a": "none"})
+    status = hotloop.status(parts).components
+    assert [status[name].requested for name in "abc"] == ["aot_eager", "none", "none"]
+    assert status["a"].inference == "none"
+    with pytest.raises(ConfigError, match=r"component 'd'.*does not exist: expected one of a, b, c"):
+        hotloop.compile(parts, {"d": "default"})
+
+
+def test_a_mapping_of_callables_that_cannot_be_updated_is_refused():
+    from types import MappingProxyType
+
+    with pytest.raises(ConfigError, match="loss"):
+        hotloop.compile(MappingProxyType({"loss": F.mse_loss}), "aot_eager")
+
+
+def test_module_dict():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleDict({"one": Net(), "two": nn.Sequential(nn.Linear(8, 8), nn.ReLU())})
+
+        def forward(self, x):
+            return self.parts["two"](self.parts["one"](x))
+
+    model = Model()
+    reference = train(copy.deepcopy(model), [rows()] * 2)
+    assert hotloop.compile(model.parts, "aot_eager") is model.parts
+    train(model, [rows()] * 2).assert_equal(reference)
+    status = hotloop.status(model.parts)
+    assert {name: part.state for name, part in status.components.items()} == {"one": "compiled", "two": "compiled"}
+    assert set(hotloop.status(model).components) == {"parts.one", "parts.two"}
+
+
+class Pipeline:
+    """What a diffusers pipeline looks like from outside."""
+
+    def __init__(self, **parts):
+        self.components = parts
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+@pytest.mark.parametrize("denoiser", ["unet", "transformer"])
+def test_a_pipeline_compiles_its_denoiser_and_names_the_others(denoiser):
+    pipe = Pipeline(**{denoiser: Net(), "vae": Net(), "text_encoder": Tied(), "scheduler": object(), "safety": None})
+    hotloop.compile(pipe, "aot_eager")
+    getattr(pipe, denoiser)(rows())
+    status = hotloop.status(pipe)
+    assert status.components[denoiser].state == "compiled"
+    assert {status.components[name].state for name in ("vae", "text_encoder")} == {"eager"}
+    assert set(status.skipped) == {"scheduler", "safety"}
+    for name in ("vae", "text_encoder"):
+        assert name in status.hint
+    assert "preset" in status.hint
+    assert status.hint in str(status).replace("\n", " ").replace("  ", " ") or "vae" in str(status)
+    hotloop.compile(pipe, {denoiser: "aot_eager", "vae": "aot_eager"})
+    pipe.vae(rows())
+    assert hotloop.status(pipe).components["vae"].state == "compiled"
+    hotloop.uncompile(pipe)
+    assert hotloop.status(pipe).components[denoiser].state == "eager"
+
+
+def test_a_pipeline_without_a_denoiser_compiles_all_of_it():
+    pipe = Pipeline(encoder=Net(), decoder=Net())
+    hotloop.compile(pipe, "aot_eager")
+    assert {part.requested for part in hotloop.status(pipe).components.values()} == {"aot_eager"}
+
+
+def loss_function(prediction, target, *, weight=1.0):
+    """Squared error, weighted."""
+    return weight * (prediction - target).square().mean()
+
+
+def test_a_plain_function_comes_back_as_a_new_one():
+    compiled = hotloop.compile(loss_function, "aot_eager")
+    assert compiled is not loss_function
+    assert compiled.__name__ == "loss_function"
+    assert compiled.__doc__ == loss_function.__doc__
+    assert inspect.signature(compiled) == inspect.signature(loss_function)
+    x = rows().requires_grad_()
+    compiled(x, rows(seed=1), weight=2.0).backward()
+    y = rows().requires_grad_()
+    loss_function(y, rows(seed=1), weight=2.0).backward()
+    assert_same(x.grad, y.grad)
+    status = hotloop.status(compiled)
+    assert status.components["loss_function"].state == "compiled"
+    assert hotloop.uncompile(compiled) is loss_function
+    assert hotloop.compile(compiled, "aot_eager").__wrapped__ is loss_function
+    assert pickle.loads(pickle.dumps(compiled)) is loss_function
+    assert hotloop.status(loss_function).components["loss_function"].state == "eager"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: functools.partial(loss_function, weight=3.0),
+        lambda: lambda a, b: (a * b).sum(),
+        nn.MSELoss,
+        lambda: Calls(2.0),
+        lambda: Calls(2.0).method,
+    ],
+    ids=["partial", "lambda", "loss module", "callable object", "bound method"],
+)
+def test_other_callables(make):
+    plain = make()
+    compiled = hotloop.compile(make(), "aot_eager")
+    for seed in range(3):
+        a, b = rows(seed=seed), rows(seed=seed + 5)
+        assert_same(compiled(a, b), plain(a, b))
+    assert one(compiled).state == "compiled"
+    assert one(compiled).frames_compiled == 3
+
+
+class Calls:
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, a, b):
+        return (a * b).sum() * self.factor
+
+    def method(self, a, b):
+        return (a - b).sum() * self.factor
+
+
+def test_a_method_of_a_model_that_is_called_instead_of_forward():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def encode(self, x):
+            return self.net(x).tanh()
+
+    model = Model()
+    reference = copy.deepcopy(model)
+    model.encode = hotloop.compile(model.encode, "aot_eager")
+    torch.manual_seed(0)
+    mine = model.encode(rows())
+    torch.manual_seed(0)
+    assert_same(mine, reference.encode(rows()))
+    total(mine).backward()
+    assert model.net.last.weight.grad is not None
+    assert one(model.encode).state == "compiled"
+
+
+def test_used_as_a_decorator():
+    @functools.partial(hotloop.compile, preset="aot_eager")
+    def scaled(x, k=2):
+        return x * k
+
+    assert_same(scaled(rows()), rows() * 2)
+    assert_same(scaled(rows(), k=3), rows() * 3)
+    assert one(scaled).state == "compiled"
+
+
+def test_compiling_twice_replaces_the_first_and_shares_nothing_stale():
+    model = hotloop.compile(Net(), "aot_eager")
+    model(rows())
+    hotloop.compile(model, "none")
+    assert (one(model).state, one(model).requested) == ("eager", "none")
+    model(rows())
+    hotloop.compile(model, "aot_eager", fullgraph=True)
+    model(rows())
+    status = one(model)
+    assert (status.state, status.compiles, status.frames_compiled) == ("compiled", 1, 1)
+    hotloop.compile(model, "aot_eager", fullgraph=True)
+    model(rows())
+    status = one(model)
+    assert (status.state, status.compiles, status.frames_compiled) == ("compiled", 0, 1), "the code is there already"
+
+
+def test_a_refused_compile_leaves_the_model_as_it_was():
+    model = hotloop.compile(Net(), "aot_eager")
+    model(rows())
+    before = {name: id(value) for name, value in model.__dict__.items()}
+    for wrong in ({"preset": "nope"}, {"options": {"shape_paddin": True}}, {"regions": "half"}, {"ladder": ["nope"]}):
+        with pytest.raises(ConfigError):
+            hotloop.compile(model, **wrong)
+    with pytest.raises(ConfigError, match="did you mean 'shape_padding'"):
+        hotloop.compile(model, options={"shape_paddin": True})
+    assert {name: id(value) for name, value in model.__dict__.items()} == before
+    assert one(model).state == "compiled"
+
+
+@pytest.mark.parametrize("order", ["inner first", "outer first"])
+def test_a_component_inside_another(order):
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.head = Net(), nn.Linear(8, 8)
+
+        def forward(self, x):
+            return self.head(self.inner(x))
+
+    model = Outer()
+    reference = train(copy.deepcopy(model), [rows()] * 3)
+    for part in (model.inner, model) if order == "inner first" else (model, model.inner):
+        hotloop.compile(part, "aot_eager")
+    train(model, [rows()] * 3).assert_equal(reference)
+    status = one(model)
+    assert (status.state, status.compiles, status.frames_compiled) == ("compiled", 1, 3)
+    assert "see the status of" in one(model.inner).causes[0].hint
+    model.inner(rows())
+    assert one(model.inner).frames_compiled == 1, "called on its own it runs as its own component"
+    hotloop.uncompile(model)
+    assert one(model.inner).state == "eager"
+
+
+def test_what_cannot_be_compiled_is_said():
+    for wrong in (42, "model", None, [Net()]):
+        with pytest.raises(ConfigError, match="cannot compile"):
+            hotloop.compile(wrong)
+    with pytest.raises(ConfigError, match="nothing to compile"):
+        hotloop.compile({})
+    wrapped = torch.compile(Net(), backend="aot_eager")
+    with pytest.raises(ConfigError, match="_orig_mod"):
+        hotloop.compile(wrapped)
+
+
+def test_a_module_that_torch_compiled_in_place_is_taken_over(caplog):
+    caplog.set_level("INFO", "hotloop")
+    model = Net()
+    model.compile(backend="eager")
+    hotloop.compile(model, "aot_eager")
+    model(rows())
+    assert one(model).state == "compiled"
+    assert "hotloop takes over" in caplog.text
+
+
+def test_dataclass_like_outputs_and_keyword_calls():
+    class Dicts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, *, x, flag=True):
+            y = self.net(x)
+            return OrderedDict(loss=y.sum(), y=y if flag else None)
+
+    model = Dicts()
+    reference = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager")
+    for flag in (True, False):
+        torch.manual_seed(0)
+        mine = model(x=rows(), flag=flag)
+        torch.manual_seed(0)
+        its = reference(x=rows(), flag=flag)
+        assert list(mine) == list(its)
+        assert_same(mine["loss"], its["loss"])
+        assert (mine["y"] is None) == (its["y"] is None)
+
+
+@pytest.fixture
+def lightning_module():
+    pytest.importorskip("lightning", reason="lightning is not installed")
+    import lightning.pytorch as pl
+
+    class Own(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net, self.head = Net(p=0.0), nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.head(self.net(x))
+
+        def training_step(self, batch, index):
+            return self(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    class WithoutForward(Own):
+        forward = pl.LightningModule.forward
+
+        def training_step(self, batch, index):
+            return self.head(self.net(batch)).square().mean()
+
+    return {"own forward": Own, "without": WithoutForward}
+
+
+@pytest.mark.parametrize("kind", ["own forward", "without"])
+@pytest.mark.filterwarnings("ignore")  # the Trainer warns of workers, loggers and of torch's own deprecations
+def test_a_lightning_module(lightning_module, kind, tmp_path):
+    import lightning.pytorch as pl
+
+    torch.manual_seed(0)
+    model = lightning_module[kind]()
+    reference = copy.deepcopy(model)
+    hotloop.compile(model, "aot_eager")
+    batches = [rows(seed=s) for s in range(4)]
+    for candidate in (reference, model):
+        trainer = pl.Trainer(
+            max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        trainer.fit(candidate, torch.utils.data.DataLoader(batches, batch_size=None))
+    for name, value in model.state_dict().items():
+        assert_same(value, reference.state_dict()[name])
+    status = one(model)
+    assert status.state == "compiled", status
+    assert status.frames_compiled == 4 * (1 if kind == "own forward" else 2)
+    assert list(model.state_dict()) == list(reference.state_dict())
