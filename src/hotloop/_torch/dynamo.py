@@ -86,7 +86,8 @@ class Reader:
 
     def frames(self) -> int:
         """Give how often dynamo was asked about a frame; it also moves when a recompile limit is hit."""
-        return int(self._counters["frames"]["total"])
+        frames: int = self._counters["frames"].get("total", 0)
+        return frames
 
     def metrics(self) -> list[Metric]:
         """Give the compilation metrics since the last call, oldest first."""

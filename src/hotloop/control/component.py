@@ -100,9 +100,10 @@ class Lane:
             active.tally = previous
         if refused is not None:
             return rescue.from_refusal(self, refused, (failed, before), target, args, kwargs)
-        for event in tally.failures[failed:]:
-            root.failures.append(event)
-            collector.say(event, tally)
+        if len(tally.failures) > failed:
+            root.failures += tally.failures[failed:]
+            for event in tally.failures[failed:]:
+                collector.say(event, tally)
         if tally.executed == before:
             self.ran_eager(target)
         return result

@@ -32,6 +32,8 @@ class Collector:
         self._lock = threading.RLock()
         self._reader: dynamo.Reader | None = None
         self._callbacks = dynamo.Callbacks(self._started, self._ended)
+        self.listens = self._callbacks.installed
+        """Tells whether dynamo still calls us: ``torch.compiler.reset`` takes our callbacks off."""
         self._watchers: list[list[ev.Event]] = []
         self._owners: collections.OrderedDict[str, Tally] = collections.OrderedDict()
         self._dirty = False
@@ -57,10 +59,6 @@ class Collector:
             except CapabilityMissingError as error:
                 self.missing = str(error)
                 _log.warning("hotloop cannot observe this torch: %s", error)
-
-    def listens(self) -> bool:
-        """Tell whether dynamo still calls us: ``torch.compiler.reset`` takes our callbacks off."""
-        return self._callbacks.installed()
 
     def compiling_since(self) -> float | None:
         """Give the `time.monotonic` at which the compile now in progress began, from any thread; None otherwise."""
