@@ -190,8 +190,9 @@ def _device(part: Any) -> str:
 
 
 def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
-    collector.install()
-    boundary.install()
+    if any(component.asks for component in built.values()):  # what stays eager does not cost the compiler's import
+        collector.install()
+        boundary.install()
     functions: dict[str, CompiledFunction] = {}
     for name, component in built.items():
         part = target.components[name]

@@ -187,6 +187,11 @@ class Component:
     said_no_effect: bool = False
 
     @property
+    def asks(self) -> bool:
+        """Tell whether a compile was asked for, and is not disabled."""
+        return not self.disabled and any(lane.preset.backend != "eager" for lane in self.lanes)
+
+    @property
     def tallies(self) -> tuple[Tally, Tally]:
         """The accounts of training and inference."""
         return self.lanes[0].tally, self.lanes[1].tally

@@ -43,7 +43,7 @@ def metric_events(metric: Metric, component: str | None) -> list[ev.Event]:
     """Give the events that one compilation metric stands for."""
     whole = root_name(metric.function)  # the component's entry, which is no line of the user's
     function = whole or metric.function or "?"
-    file, line = (None, None) if whole else (metric.file, metric.line)
+    file, line = _users_place(metric, whole=whole is not None)
     if metric.fail_type:
         return [_failure(metric, function, component, whole=whole is not None)]
     found: list[ev.Event] = []
@@ -73,9 +73,16 @@ def metric_events(metric: Metric, component: str | None) -> list[ev.Event]:
     return found
 
 
+def _users_place(metric: Metric, *, whole: bool) -> tuple[str | None, int | None]:
+    """Give file and line where the function is the user's; torch's own and ours are no place to look at."""
+    if whole or metric.file is None or not is_user_file(metric.file):
+        return None, None
+    return metric.file, metric.line
+
+
 def _failure(metric: Metric, function: str, component: str | None, *, whole: bool) -> ev.Event:
     text = metric.fail_reason or metric.fail_type or ""
-    own = (None, None) if whole else (metric.file, metric.line)
+    own = _users_place(metric, whole=whole)
     if "recompile_limit" in text or metric.fail_type == "FailOnRecompileLimitHit":
         return ev.RecompileLimit(
             component=component,
