@@ -101,12 +101,16 @@ class Lane:
         if refused is not None:
             return rescue.from_refusal(self, refused, (failed, before), target, args, kwargs)
         if len(tally.failures) > failed:
-            root.failures += tally.failures[failed:]
-            for event in tally.failures[failed:]:
-                collector.say(event, tally)
+            self._tell(root, failed)
         if tally.executed == before:
             self.ran_eager(target)
         return result
+
+    def _tell(self, root: Root, failed: int) -> None:
+        """Say what tracing gave up in this call, and keep it for the next component that shares the root."""
+        root.failures += self.tally.failures[failed:]
+        for event in self.tally.failures[failed:]:
+            collector.say(event, self.tally)
 
     def _under_transform(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A transform of torch.func is in force: dynamo would give the code up for good, so this call is eager."""
