@@ -68,6 +68,9 @@ def component_config(  # noqa: PLR0913 - the settings of hotloop.compile
         raise ConfigError(f"regions {regions!r}: expected one of {', '.join(_REGIONS)}")
     if dynamic is not ... and dynamic not in (None, True, False):
         raise ConfigError(f"dynamic {dynamic!r}: expected True, False or None (automatic)")
+    for name, flag in (("fullgraph", fullgraph), ("strict", strict)):
+        if not isinstance(flag, bool):
+            raise ConfigError(f"{name} {flag!r}: expected True or False")
     if options is not None and not isinstance(options, abc.Mapping):
         raise ConfigError(f"options {options!r}: expected a mapping of option to value, e.g. {{'shape_padding': True}}")
     if isinstance(ladder, str):
@@ -84,7 +87,7 @@ def component_config(  # noqa: PLR0913 - the settings of hotloop.compile
         training=training,
         inference=training if inference is None else resolve(inference),
         regions=regions,
-        fullgraph=bool(fullgraph),
-        strict=bool(strict),
+        fullgraph=fullgraph,
+        strict=strict,
         ladder=None if ladder is None else tuple(presets.get(rung) for rung in ladder),
     )

@@ -251,4 +251,10 @@ def expected(wrong: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
     near = difflib.get_close_matches(wrong, names, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
+    if len(names) > _LISTED:
+        return f"{hint}expected one of {len(names)} names".replace("? e", "? E")
     return f"{hint}expected one of {', '.join(names)}"
+
+
+_LISTED = 20
+"""More names than these are counted in a message, not listed."""

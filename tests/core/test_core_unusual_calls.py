@@ -108,6 +108,17 @@ def test_a_class_whose_source_does_not_parse_does_not_break_the_optimizer():
     assert "never entered" in status(model).causes[0].reason
 
 
+def test_a_class_is_no_model():
+    with pytest.raises(hotloop.errors.ConfigError, match=r"the class Net: hand over an instance, Net\("):
+        hotloop.compile(Net, "aot_eager")
+
+
+@pytest.mark.parametrize("flag", ["strict", "fullgraph"])
+def test_flags_are_true_or_false(flag):
+    with pytest.raises(hotloop.errors.ConfigError, match=f"{flag} 'no': expected True or False"):
+        hotloop.compile(Net(), "aot_eager", **{flag: "no"})
+
+
 def test_component_names_are_strings():
     with pytest.raises(hotloop.errors.ConfigError, match=r"component names \[1\]"):
         hotloop.compile({1: Net()}, "aot_eager")

@@ -1,6 +1,7 @@
 import types
 
 import pytest
+import torch
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
@@ -12,6 +13,18 @@ ON = {"training__optimization__use_torch_compile": "true"}
 
 def lines(capsys):
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("[torch.compile]")]
+
+
+def test_strict_refuses_what_this_machine_cannot_run_before_anything_is_loaded(train, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    settings = {"training__optimization__use_torch_compile": True, "compile__preset": "triton", "compile__strict": True}
+    with pytest.raises(ConfigError, match=r"compile\.strict=true.*no GPU.*compile\.strict=false"):
+        train(**settings)
+
+
+def test_an_unknown_option_is_refused_though_compiling_is_off(train):
+    with pytest.raises(ConfigError, match="did you mean 'shape_padding'"):
+        train(compile__options={"shape_paddin": True})
 
 
 def test_off_is_said(train, capsys):

@@ -48,6 +48,8 @@ def components_of(model: Any) -> Target:
     if isinstance(components, Mapping):
         modules = {name: part for name, part in components.items() if isinstance(part, torch.nn.Module)}
         return Target("pipeline", modules, tuple(name for name in components if name not in modules))
+    if isinstance(model, type):
+        raise ConfigError(f"cannot compile the class {model.__name__}: hand over an instance, {model.__name__}(...)")
     if callable(model):
         return Target("callable", {getattr(model, "__name__", type(model).__name__): model})
     raise ConfigError(

@@ -22,7 +22,7 @@ from hotloop.control import boundary
 from hotloop.control.component import CompiledFunction, Component, Entry, Lane
 from hotloop.control.component_status import ComponentStatus, Status, status_of
 from hotloop.errors import ConfigError, PresetUnavailableError
-from hotloop.fallback import first_available
+from hotloop.fallback import first_available, missing
 from hotloop.observe import Cause, collector
 from hotloop.presets import Preset
 
@@ -122,14 +122,20 @@ def _plan(target: Target, preset: Any, inference: Any) -> dict[str, tuple[_Prese
     }
 
 
-def validate(preset: _Preset, **settings: Any) -> ComponentConfig:
+def validate(preset: _Preset, *, device: str = "cpu", **settings: Any) -> ComponentConfig:
     """Check a preset and the settings of `compile` without a model, so that a long run refuses them before it starts.
 
     Raises:
         ConfigError: as `compile` does.
+        PresetUnavailableError: with ``strict=True``, this machine cannot run a preset on the device type.
     """
     config = component_config(preset, **settings)
     _check_options(config)
+    for chosen in {config.training, config.inference} if config.strict else ():
+        if lacking := missing(chosen, device):
+            raise PresetUnavailableError(
+                f"preset {chosen.name} cannot run here: {lacking}; strict=True forbids another"
+            )
     return config
 
 
@@ -142,7 +148,7 @@ def _check_options(config: ComponentConfig) -> None:
             if name.replace("-", "_") not in known:
                 raise ConfigError(
                     f"preset {preset.name!r}: option {name!r} does not exist in torch {torch.__version__}: "
-                    f"{presets.expected(name, known)}"
+                    f"{presets.expected(name, known)} (hotloop presets --options lists them)"
                 )
 
 

@@ -39,8 +39,8 @@ def train(start: Start, console: Console | None = None) -> Outcome:
 
     # What can be refused is refused here, before anything is loaded or written.
     chosen = compiling.plan(settings, COMPONENTS)
-    compiling.check(chosen, settings.compile)
     device = environment.choose_device(settings.run.device)
+    compiling.check(chosen, settings.compile, device.type)
     display.say(f"Recipe criteria on {environment.device_name(device)} ({device})")
 
     # The data: pairs, and a split that keeps each group on one side.

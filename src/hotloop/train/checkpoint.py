@@ -67,7 +67,10 @@ def load(path: Path) -> dict[str, Any]:
         document = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a torn or foreign file raises anything from EOFError to UnpicklingError
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"checkpoint {path} cannot be read: {reason}") from error
+        raise ConfigError(
+            f"checkpoint {path} cannot be read ({reason}): it is torn, or no checkpoint of hotloop. Use another one of "
+            "its folder (best.pt, last.pt), or start again"
+        ) from error
     if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
         raise ConfigError(f"{path} is no checkpoint of hotloop: expected one that hotloop train wrote")
     if document["schema"] > SCHEMA_VERSION:
@@ -88,7 +91,11 @@ def find(folder: Path, *names: str) -> Path:
             return path
     if not folder.is_dir():
         raise ConfigError(f"run {folder}: no such folder")
-    raise ConfigError(f"run {folder} has no checkpoint: expected {FOLDER}/{' or '.join(names)} in it")
+    raise ConfigError(
+        f"run {folder} has no checkpoint: expected {FOLDER}/{' or '.join(names)} in it. If it was stopped before its "
+        "first one, there is nothing to go on with: start again in another run.folder "
+        "(training.checkpoint_every_steps says how often one is written)"
+    )
 
 
 def random_state() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import hotloop
 from hotloop import presets
 from hotloop.control import validate
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.events import Compiled, Event, Recompiled
 from hotloop.presets import Preset
 from hotloop.train.coerce import nearest
@@ -65,14 +65,23 @@ def _given(preset: PresetSettings) -> dict[str, Any]:
     return {key: value for key, value in vars(preset).items() if value is not None}
 
 
-def check(chosen: Plan, settings: CompileSettings) -> None:
-    """Refuse options and presets that this torch does not know, before the first step.
+def check(chosen: Plan, settings: CompileSettings, device: str) -> None:
+    """Refuse what this torch does not know, and under strict what this machine cannot run, before anything is loaded.
 
     Raises:
-        ConfigError: as `hotloop.compile` would raise it.
+        ConfigError: a setting that cannot be used, by its name.
     """
-    for training, inference in chosen.values():
-        validate(training, inference=inference, regions=settings.regions, options=settings.options or None)
+    try:
+        validate("default", options=settings.options or None)
+        for training, inference in chosen.values():
+            options = settings.options or None
+            validate(training, device=device, inference=inference, options=options, strict=settings.strict)
+    except PresetUnavailableError as error:
+        raise ConfigError(
+            f"compile.strict=true: {error}. Choose another preset (compile.preset=default), or compile.strict=false"
+        ) from error
+    except ConfigError as error:
+        raise ConfigError(f"compile.preset or compile.options: {error}") from error
 
 
 class Compiling:

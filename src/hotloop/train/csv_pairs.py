@@ -57,6 +57,8 @@ def read(settings: DataSettings) -> tuple[list[Pair], list[BadRow]]:
     """
     path = Path(settings.path or "")
     if not path.is_file():
+        if path.is_dir():
+            raise DataError(f"data.path={settings.path}: this is a folder, expected a CSV file")
         near = [one.name for one in path.parent.glob("*.csv")] if path.parent.is_dir() else []
         raise DataError(f"data.path={settings.path}: no such file" + (f"; {nearest(path.name, near)}" if near else ""))
     pairs: list[Pair] = []

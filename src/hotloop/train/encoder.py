@@ -89,6 +89,8 @@ def load(
     """
     transformers = require("transformers", "A transformers encoder")
     source = _embedded() if name == EMBEDDED else name
+    if Path(name).is_absolute() and not Path(name).exists():
+        raise ConfigError(f"model.name={name}: no such folder; expected one with a transformers model, or a hub name")
     silent = None if Path(source).is_dir() else hub.unreachable(name, say)
     where = {"local_files_only": silent is not None}
     with _quiet(), _named(name, silent):

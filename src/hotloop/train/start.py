@@ -57,7 +57,8 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", settings.recipe.name, stamp))
     if any((folder / name).exists() for name in (LINES, DOCUMENT, checkpoint.FOLDER)):
         raise ConfigError(
-            f"run.folder={folder} holds a run already: go on with it by run.resume={folder}, or name another folder"
+            f"run.folder={folder} holds a run already: go on with it by run.resume={folder}, or name another folder "
+            "(or delete this one, if nothing was saved in it yet)"
         )
     return Start(settings, folder)
 
