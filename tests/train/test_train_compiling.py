@@ -24,7 +24,7 @@ def test_strict_refuses_what_this_machine_cannot_run_before_anything_is_loaded(t
 
 def test_an_unknown_option_is_refused_though_compiling_is_off(train):
     with pytest.raises(ConfigError, match="did you mean 'shape_padding'"):
-        train(compile__options={"shape_paddin": True})
+        train(compile__options="{shape_paddin: true}")
 
 
 def test_off_is_said(train, capsys):
