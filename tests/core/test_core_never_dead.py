@@ -64,6 +64,18 @@ def test_first_compile(failing, model):
     assert cause.hint
 
 
+def test_a_compiler_that_changes_the_graph_before_it_fails_spoils_nothing(plant):
+    def spoils(graph, inputs):
+        for node in list(graph.graph.nodes):
+            if node.op == "call_function" and "relu" in str(node.target):
+                node.target = torch.neg
+        graph.recompile()
+        refuse()
+
+    plant(spoils)
+    assert against_eager(Net(), STEPS).state == "eager"
+
+
 @pytest.mark.parametrize("where", ["backend", "forward", "backward"])
 def test_recompile_for_a_second_shape(plant, where):
     seen = []
@@ -303,6 +315,16 @@ def test_torchs_own_reset_does_not_take_the_safety_off(plant):
     train(model, STEPS).assert_equal(train(reference, STEPS))
     assert one(model).compiles == 2
     assert one(model).fallbacks == 1
+
+
+def test_what_compiles_after_a_reset_still_guards_its_hooks():
+    model, ran = hotloop.compile(Net(), "aot_eager"), []
+    model(rows())
+    torch.compiler.reset()
+    model(rows())
+    model.norm.register_forward_hook(lambda *args: ran.append(1))
+    model(rows())
+    assert ran == [1]
 
 
 def test_a_reset_then_a_bug_in_dynamo(monkeypatch):

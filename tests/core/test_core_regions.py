@@ -323,6 +323,25 @@ def test_equal_blocks_whose_inputs_alias_and_do_not():
     assert status.state == "compiled", status.causes
 
 
+def test_equal_blocks_whose_buffers_alias_and_do_not(counter):
+    class Counts(nn.Module):
+        def __init__(self, alias):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 8))
+            self.register_buffer("count", torch.zeros(8))
+            self.register_buffer("seen", self.count.view(8) if alias else torch.zeros(8))
+
+        def forward(self, x):
+            self.count.add_(1.0)
+            return self.inner(x) + self.seen
+
+    model = Stack(Counts(alias=False), Counts(alias=True), Counts(alias=False))
+    status = against_eager(model, [rows(seed=s) for s in range(2)], regions="blocks")
+    assert status.state == "compiled"
+    assert "Counts" in status.regions
+    assert counter.calls == 4  # two ends, and a block of either kind
+
+
 @pytest.mark.parametrize("around", ["autocast", "no_grad", "autocast in a block"])
 def test_modes_set_inside_the_model_hold_in_every_piece(around):
     class Moded(nn.Module):
