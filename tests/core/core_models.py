@@ -79,6 +79,35 @@ class Tied(nn.Module):
         return logits if target is None else F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
+class Stack(nn.Module):
+    """Blocks of one or more kinds between two layers; ``call`` says how each is called."""
+
+    def __init__(self, *blocks, call=lambda block, x: block(x), end=True):
+        super().__init__()
+        self.first, self.blocks, self.last = nn.Linear(8, 8), nn.ModuleList(blocks), nn.Linear(8, 8)
+        self.call, self.end = call, end
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = self.call(block, x)
+        return self.last(x).tanh() if self.end else x
+
+
+def part(body):
+    """A block class whose forward is given."""
+
+    class Part(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+        def forward(self, x, *args, **kwargs):
+            return body(self, x, *args, **kwargs)
+
+    return Part
+
+
 def tokens(batch=2, length=5, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, 11, (batch, length), generator=generator)

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from core_models import Block, Counter, Net, Tied, against_eager, one, real_aot_eager, rows, tokens, train
+from core_models import Block, Counter, Net, Stack, Tied, against_eager, one, part, real_aot_eager, rows, tokens, train
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -19,35 +19,6 @@ def counter(monkeypatch):
     compiler = Counter(inner=real_aot_eager())
     monkeypatch.setattr(backends, "aot_eager", lambda: compiler)
     return compiler
-
-
-class Stack(nn.Module):
-    """Blocks of one or more kinds between two layers; ``call`` says how each is called."""
-
-    def __init__(self, *blocks, call=lambda block, x: block(x), end=True):
-        super().__init__()
-        self.first, self.blocks, self.last = nn.Linear(8, 8), nn.ModuleList(blocks), nn.Linear(8, 8)
-        self.call, self.end = call, end
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = self.call(block, x)
-        return self.last(x).tanh() if self.end else x
-
-
-def part(body):
-    """A block class whose forward is given."""
-
-    class Part(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
-
-        def forward(self, x, *args, **kwargs):
-            return body(self, x, *args, **kwargs)
-
-    return Part
 
 
 @pytest.mark.parametrize(("regions", "tied"), [("whole", True), ("blocks", True), ("blocks", False), ("auto", True)])
@@ -216,130 +187,6 @@ def test_checkpoint_around_a_compiled_component():
     hotloop.compile(model.net, "aot_eager")
     train(model, [rows().requires_grad_()] * 2).assert_equal(reference)
     assert one(model).state == "compiled"
-
-
-@pytest.mark.parametrize(
-    ("name", "body"),
-    [
-        ("mutates its input", lambda s, x: s.inner(x.mul_(2.0))),
-        ("mutates a view of its input", lambda s, x: (x[:, :4].add_(1.0), s.inner(x))[1]),
-        ("returns a view", lambda s, x: s.inner(x).view(2, -1, 8).view(-1, 8)),
-        ("returns its input", lambda s, x: x if s.inner.in_features == 0 else (s.inner(x), x)[1] + 0 * s.inner(x)),
-        ("relu in place", lambda s, x: F.relu(s.inner(x), inplace=True)),
-        ("relu in place on its input", lambda s, x: s.inner(F.relu(x, inplace=True))),
-        ("writes an index", lambda s, x: s.inner(x).index_fill_(0, torch.tensor([0]), 0.0)),
-        ("keeps a transposed result", lambda s, x: s.inner(x).t().contiguous().t()),
-    ],
-)
-def test_in_place_operations_and_views_across_borders(name, body):
-    block = part(body)
-    # A gradient that comes in transposed is summed in another order across a border.
-    rounding = {"rtol": 1e-5, "atol": 1e-6} if "transposed" in name else None
-    status = against_eager(
-        Stack(block(), block(), block()), [rows(seed=s) for s in range(3)], tolerance=rounding, regions="blocks"
-    )
-    assert status.state == "compiled", status.causes
-
-
-def test_a_shape_changed_in_place_and_left():
-    class Grow(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(8, 8))
-
-        def forward(self, x):
-            return self.inner(x.unsqueeze_(0)).sum(0, keepdim=False)
-
-    status = against_eager(Stack(Grow(), Grow(), Grow()), [rows(seed=s) for s in range(2)], regions="blocks")
-    assert status.state == "compiled", status.causes
-
-
-def test_a_tensor_without_gradient_that_a_block_adds_one_to():
-    class Collect(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks = nn.ModuleList([Block(), Block(), Block()])
-
-        def forward(self, x):
-            total = torch.zeros(1, 4, 8)
-            for block in self.blocks:
-                total.add_(block(x))
-            return total
-
-    status = against_eager(Collect(), [rows().view(1, 4, 8)] * 2, regions="blocks")
-    assert status.state == "compiled", status.causes
-
-
-def test_blocks_that_write_into_a_shared_buffer_given_to_them():
-    class Write(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(8, 8))
-
-        def forward(self, x, out):
-            x = self.inner(x)
-            out += x
-            return x
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.blocks = nn.Linear(8, 8), nn.ModuleList([Write(), Write(), Write()])
-
-        def forward(self, x):
-            x = self.first(x)
-            out = torch.zeros_like(x)
-            alias = out.view(-1)
-            for block in self.blocks:
-                x = block(x, out)
-            return x + out + alias.view(4, 8)
-
-    status = against_eager(Model(), [rows(seed=s) for s in range(2)], regions="blocks")
-    assert status.state == "compiled", status.causes
-
-
-def test_equal_blocks_whose_inputs_alias_and_do_not():
-    class Pair(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(8, 8))
-
-        def forward(self, x, y):
-            x.mul_(2.0)
-            return self.inner(x + y)
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.blocks, self.last = nn.ModuleList([Pair(), Pair()]), nn.Linear(8, 8)
-
-        def forward(self, x):
-            base = x * 3.0
-            a = self.blocks[0](base.view(4, 8), (x * 3.0).view(4, 8))
-            b = self.blocks[1](base.view(4, 8), base.view(4, 8))
-            return self.last(a) + b
-
-    status = against_eager(Model(), [rows().requires_grad_()] * 2, regions="blocks")
-    assert status.state == "compiled", status.causes
-
-
-def test_equal_blocks_whose_buffers_alias_and_do_not(counter):
-    class Counts(nn.Module):
-        def __init__(self, alias):
-            super().__init__()
-            self.inner = nn.Sequential(nn.Linear(8, 8))
-            self.register_buffer("count", torch.zeros(8))
-            self.register_buffer("seen", self.count.view(8) if alias else torch.zeros(8))
-
-        def forward(self, x):
-            self.count.add_(1.0)
-            return self.inner(x) + self.seen
-
-    model = Stack(Counts(alias=False), Counts(alias=True), Counts(alias=False))
-    status = against_eager(model, [rows(seed=s) for s in range(2)], regions="blocks")
-    assert status.state == "compiled"
-    assert "Counts" in status.regions
-    assert counter.calls == 4  # two ends, and a block of either kind
 
 
 @pytest.mark.parametrize("around", ["autocast", "no_grad", "autocast in a block"])
