@@ -104,7 +104,7 @@ def nothing(compiler):
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS
     torch.set_num_threads(1)
-    found = {"torch": torch.__version__, "python": platform.python_version(), "machine": processor(),
+    found = {"torch": torch.__version__, "python": platform.python_version(), "machine": processor()}
     found["microseconds"] = {"graph": graph(rounds), "call": call(rounds)}
     print(json.dumps(found, indent=1))
 
