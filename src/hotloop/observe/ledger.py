@@ -120,10 +120,6 @@ class Tally:
             stage, hint = str(getattr(event, "stage", event.kind)), getattr(event, "hint", "")
         self.causes[reason, file, line] = Cause(reason, stage, file, line, source, hint)
 
-    def fallbacks(self) -> list[GraphInfo]:
-        """Give the executed graphs that run on a lower rung, whoever compiled them."""
-        return [info for info in self.graphs if info.fallback is not None]
-
     def heal_limit(self) -> None:
         """The recompile limit was others' doing, and this component now has code of its own: only the count stays."""
         for event in self.limited:
