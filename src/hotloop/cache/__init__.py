@@ -1,0 +1,1 @@
+"""What outlives a process: the costs of earlier runs, and the child that fills the compile cache in the background."""

@@ -1,0 +1,1 @@
+"""Deciding: break-even arithmetic over tiers, pure and without torch."""
