@@ -1,0 +1,204 @@
+"""What makes two runs alike in cost: model, inputs, optimizer, step, hardware, versions and precision, each by name."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from types import CodeType, MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_DIGEST_LENGTH = 32
+
+
+class Key:
+    """A key of the store: named parts as text, so that a person can see what differs, and their digest.
+
+    ``str(key)`` is the digest: 32 hexadecimal digits, the same in every process for equal parts.
+    """
+
+    def __init__(self, parts: Mapping[str, str]) -> None:
+        self.parts: Mapping[str, str] = MappingProxyType(dict(parts))
+        self._digest = _digest(json.dumps(sorted(parts.items())))
+
+    def __str__(self) -> str:
+        return self._digest
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Key) and self._digest == other._digest
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def differs_from(self, other: Key) -> tuple[str, ...]:
+        """Give the names of the parts that are not the same in the two keys, in order."""
+        names = dict.fromkeys([*self.parts, *other.parts])
+        return tuple(name for name in names if self.parts.get(name) != other.parts.get(name))
+
+
+def key_of(  # noqa: PLR0913 - each is one named part of the key
+    models: torch.nn.Module | Iterable[torch.nn.Module],
+    inputs: Any,
+    *,
+    optimizers: Any = (),
+    step: Callable[..., Any] | None = None,
+    autocast: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> Key:
+    """Give the key under which the costs of a training step are stored.
+
+    The model counts by its classes, the code of their ``forward``, and its parameters' and buffers' names, shapes and
+    dtypes; the optimizer by its class; ``step`` by its code. Training flags, weights and learning rates do not count.
+
+    Args:
+        models: a module or several.
+        inputs: the step's arguments, nested as you like: tensors count by shape, dtype and device, plain values by
+            their text, anything else by its class.
+        optimizers: an optimizer or several.
+        step: the user's step function.
+        autocast: the dtype of the step's autocast; None without one.
+        device: where the step runs; unset is the first parameter's device.
+        extra: further parts by name, e.g. the preset's settings.
+    """
+    modules = [models] if isinstance(models, torch.nn.Module) else list(models)
+    place = torch.device(device) if device is not None else _device_of(modules)
+    return Key(
+        {
+            "model": _digest("\n".join(itertools.chain.from_iterable(_structure(module) for module in modules))),
+            "inputs": _digest(_signature(inputs)),
+            "optimizer": ", ".join(_class_name(optimizer) for optimizer in _several(optimizers)),
+            "step": "" if step is None else _digest(_code_text(step)),
+            "hardware": _hardware(place),
+            "versions": _versions(),
+            "precision": _precision(autocast),
+            **(extra or {}),
+        }
+    )
+
+
+def _structure(module: torch.nn.Module) -> Iterator[str]:
+    """Name every module with its class, code and settings, and every tensor with shape and dtype."""
+    for name, part in module.named_modules(remove_duplicate=False):
+        yield f"{name}: {_class_name(part)} {_code_text(type(part).forward)}"
+    for name, tensor in itertools.chain(
+        module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
+    ):
+        lazy = torch.nn.parameter.is_lazy(tensor)
+        yield f"{name}: {'lazy' if lazy else tuple(tensor.shape)} {tensor.dtype} {tensor.device.type}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _code_of(code: CodeType) -> str:
+    """Give a digest of what a function does; where it stands does not count, so that moving it keeps the key."""
+    constants = [_code_of(item) if isinstance(item, CodeType) else _signature(item) for item in code.co_consts]
+    return _digest(repr((code.co_code.hex(), code.co_names, code.co_varnames, constants)))
+
+
+def _code_text(function: Any) -> str:
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return _code_of(code) if isinstance(code, CodeType) else type(function).__name__
+
+
+def _signature(value: Any) -> str:
+    """Describe a nest of values: what of it makes a step take longer or shorter."""
+    match value:
+        case torch.Tensor():
+            return f"{tuple(value.shape)} {value.dtype} {value.device.type}"
+        case Mapping():
+            return "{" + ", ".join(f"{key}: {_signature(item)}" for key, item in value.items()) + "}"
+        case str() | bytes() | int() | float() | complex() | None:
+            return repr(value)
+        case Sequence() | AbstractSet():
+            items = [_signature(item) for item in value]
+            return "[" + ", ".join(sorted(items) if isinstance(value, AbstractSet) else items) + "]"
+        case _:
+            return str(value) if isinstance(value, torch.dtype | torch.device) else _class_name(value)
+
+
+def _several(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list | tuple) else [value]
+
+
+def _class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _device_of(modules: Iterable[torch.nn.Module]) -> torch.device:
+    tensors = itertools.chain.from_iterable(itertools.chain(m.parameters(), m.buffers()) for m in modules)
+    first = next(tensors, None)
+    return first.device if first is not None else torch.get_default_device()
+
+
+def _hardware(device: torch.device) -> str:
+    host = f"{_cpu()}, {torch.get_num_threads()} threads"
+    if device.type != "cuda":
+        return f"{host}, {device.type}"
+    facts = torch.cuda.get_device_properties(device)
+    return f"{host}, {facts.name} {facts.major}.{facts.minor} {facts.multi_processor_count} SMs {facts.total_memory} B"
+
+
+@functools.cache
+def _cpu() -> str:
+    """Give the processor's model; Python's own `platform.processor` is empty on most Linux systems."""
+    found = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+@functools.cache
+def _versions() -> str:
+    driver = re.search(r"Kernel Module\D*([\d.]+)", _text("/proc/driver/nvidia/version"))
+    parts = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": _installed("triton"),
+        "cuda": torch.version.cuda or torch.version.hip or "none",
+        "driver": driver[1] if driver else "unknown",
+        "hotloop": _installed("hotloop"),
+    }
+    return ", ".join(f"{name} {version}" for name, version in parts.items())
+
+
+def _installed(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
+def _text(path: str) -> str:
+    """Read one of Linux's files of facts; elsewhere there is none, and that part of the key is less exact."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _precision(autocast: torch.dtype | None) -> str:
+    backends: Any = torch.backends  # the types that torch ships do not know these settings
+    parts = {
+        "default": torch.get_default_dtype(),
+        "autocast": autocast,
+        "matmul": backends.cuda.matmul.fp32_precision,
+        "conv": backends.cudnn.conv.fp32_precision,
+        "onednn": backends.mkldnn.matmul.fp32_precision,
+        "deterministic": torch.are_deterministic_algorithms_enabled() or backends.cudnn.deterministic,
+        "benchmark": backends.cudnn.benchmark,
+    }
+    return ", ".join(f"{name} {value}" for name, value in parts.items())
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_DIGEST_LENGTH]
