@@ -1,1 +1,33 @@
-"""Deciding: break-even arithmetic over tiers, pure and without torch."""
+"""Deciding: break-even arithmetic over tiers, pure and without torch.
+
+`decide` takes where the run stands (`Standing`) and the tiers on offer (`Option`) and gives a `Decision`; `expect`
+makes the option of a tier of which nothing is known yet; `Trial` says which of two tiers is faster, from steps by
+turns.
+"""
+
+from __future__ import annotations
+
+from hotloop.decide.choose import EAGER_STEPS, decide
+from hotloop.decide.horizon import Horizon, horizon, remaining
+from hotloop.decide.options import Action, Decision, Option, Source, Standing
+from hotloop.decide.priors import Facts, expect
+from hotloop.decide.trial import Outcome, Trial, Verdict, median_interval
+
+__all__ = [
+    "EAGER_STEPS",
+    "Action",
+    "Decision",
+    "Facts",
+    "Horizon",
+    "Option",
+    "Outcome",
+    "Source",
+    "Standing",
+    "Trial",
+    "Verdict",
+    "decide",
+    "expect",
+    "horizon",
+    "median_interval",
+    "remaining",
+]

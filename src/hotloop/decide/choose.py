@@ -1,0 +1,282 @@
+"""The decision: which tier to prepare, try or switch to now, or none.
+
+An option *pays* when what it is expected to save over the horizon, weighted by the chance that it works out, exceeds
+its cost `PAYS` times over::
+
+    value = chance * (step in force - step there) * (steps left - steps of the background compile) - cost
+
+Among those that pay, the greatest value is chosen. One exception, *cheap first*: an option whose whole preparation
+takes at most `CHEAP` of the chosen one's goes before it (a captured eager step takes a second and gives most of what
+there is on a launch-bound step; it also shows whether the step can be captured at all, and what it saves is credit
+for the next). A preparation must fit in the credit at its worst (`guard`), and its expected cost in vain in what is
+left for trials.
+
+Hysteresis: a switch needs a saving of `MIN_GAIN` clear of noise (`trial`), a rejected tier comes back only when the
+horizon has grown `REGROWN` times, and timings of another time are never compared: they lead to a trial, not to a
+switch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from hotloop.decide import guard
+from hotloop.decide.horizon import Horizon, remaining
+from hotloop.decide.options import Action, Decision, Option, Standing, number
+from hotloop.decide.trial import MIN_GAIN
+from hotloop.decide.words import milliseconds, seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PAYS = {"measured": 1.0, "stored": 1.1, "prior": 1.5}
+"""How many times its cost an option must be expected to save, by the source of its figures; chosen, not measured."""
+
+CHEAP = 0.1
+"""An option that takes at most this share of the best one's preparation goes first."""
+
+REGROWN = 4.0
+"""A rejected tier is tried again when the horizon has grown this many times."""
+
+EAGER_STEPS = 8
+"""Steps to run eager before anything is decided: the first three warm up, the rest are timed."""
+
+_FEWEST_TO_ASK, _SECONDS_TO_ASK = 20, 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """An option against the tier in force, in seconds."""
+
+    option: Option
+    saving: float
+    """Expected seconds saved per step."""
+    steps: float
+    """Steps that are left once it is in force."""
+    cost: float
+
+    @property
+    def value(self) -> float:
+        return self.option.chance * self.saving * self.steps - self.cost
+
+    @property
+    def pays(self) -> bool:
+        return self.option.chance * self.saving * self.steps > PAYS[self.option.source] * self.cost
+
+    @property
+    def pays_after(self) -> int:
+        """Steps in which the saving makes up for the cost."""
+        return math.ceil(self.cost / self.saving) if self.saving > 0 else 0
+
+    @property
+    def effort(self) -> float:
+        """Seconds until it is in force."""
+        return self.cost + (self.option.background_seconds or 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """What `Standing` says, with nothing missing."""
+
+    standing: Standing
+    horizon: Horizon
+    eager: float
+    step: float
+    credit: float
+    trial_room: float
+
+
+def decide(standing: Standing, options: Sequence[Option]) -> Decision:
+    """Say what to do at this step boundary.
+
+    Args:
+        standing: where the run stands.
+        options: the tiers on offer besides the one in force, eager among them when another is in force. A tier that
+            declined or failed is not offered.
+
+    Returns:
+        The decision. It never raises, whatever the figures are: what is no number is never chosen.
+    """
+    eager = number(standing.eager_seconds)
+    step = number(standing.step_seconds) if standing.tier != "eager" else eager
+    if not eager or not step:
+        wait = max(1, EAGER_STEPS - max(0, standing.step))
+        return Decision(
+            action="stay",
+            tier=standing.tier,
+            reason=f"{standing.tier}: its step is not timed yet",
+            numbers={"steps_done": standing.step},
+            ask_again_in_steps=wait,
+        )
+    facts = _facts(standing, eager, step)
+    if (ready := _ready(facts, options)) is not None:
+        return ready
+    refused: list[str] = []
+    cases = [_case(facts, option) for option in options if _eligible(facts, option, refused)]
+    cases = [case for case in cases if case.pays and _allowed(facts, case, refused)]
+    if not cases:
+        return _stay(facts, refused, options)
+    best = max(cases, key=lambda case: case.value)
+    cheap = [case for case in cases if case.effort <= CHEAP * best.effort and case.option.background_seconds is None]
+    return _go(facts, max(cheap, key=lambda case: case.value) if cheap else best)
+
+
+def _facts(standing: Standing, eager: float, step: float) -> _Facts:
+    horizon = remaining(standing.step, standing.total_steps, standing.share)
+    low = min(eager, number(standing.eager_low_seconds) or eager)
+    high = max(step, number(standing.step_high_seconds) or step)
+    clean = dataclasses.replace(
+        standing,
+        step=max(0, standing.step),
+        trial_seconds=number(standing.trial_seconds) or 0.0,
+        prepare_seconds=number(standing.prepare_seconds) or 0.0,
+        saved_seconds=standing.saved_seconds if math.isfinite(standing.saved_seconds) else 0.0,
+    )
+    return _Facts(
+        standing=clean,
+        horizon=horizon,
+        eager=eager,
+        step=step,
+        credit=guard.credit_seconds(clean, horizon, low, high),
+        trial_room=guard.trial_room_seconds(clean, horizon, low),
+    )
+
+
+def _case(facts: _Facts, option: Option) -> _Case:
+    steps = facts.horizon.steps - (option.background_seconds or 0.0) / facts.step
+    return _Case(option, facts.step - option.step_seconds, max(0.0, steps), option.cost_seconds)
+
+
+def _ready(facts: _Facts, options: Sequence[Option]) -> Decision | None:
+    """Switch to the fastest of the tiers that a trial has just timed beside the one in force."""
+    paired = [option for option in options if option.paired and option.usable and option.prepare_seconds == 0]
+    paired = [option for option in paired if facts.step - option.step_seconds >= MIN_GAIN * facts.step]
+    if not paired:
+        return None
+    best = min(paired, key=lambda option: option.step_seconds)
+    here, there = milliseconds(facts.step), milliseconds(best.step_seconds)
+    return Decision(
+        action="switch",
+        tier=best.tier,
+        reason=f"{best.tier}: {there} a step against {here} in {facts.standing.tier}, timed side by side",
+        numbers=_numbers(facts, _case(facts, best)),
+        ask_again_in_steps=_FEWEST_TO_ASK,
+    )
+
+
+def _eligible(facts: _Facts, option: Option, refused: list[str]) -> bool:
+    standing = facts.standing
+    if not option.usable or option.tier == standing.tier:
+        return False
+    if option.background_seconds is not None and standing.preparing is not None:
+        return False
+    if option.tier == standing.preparing:
+        return False
+    if option.rejected_at is not None and facts.horizon.steps < REGROWN * max(1, option.rejected_at):
+        return False
+    free, needed = standing.free_memory_bytes, option.memory_bytes
+    if free is not None and needed is not None and needed > free:
+        refused.append(f"{option.tier} needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free")
+        return False
+    return facts.step - option.step_seconds >= MIN_GAIN * facts.step
+
+
+def _allowed(facts: _Facts, case: _Case, refused: list[str]) -> bool:
+    """Whether the promise and the trials' share have room for the option."""
+    option = case.option
+    credit = facts.credit + guard.known_saving_seconds(option, facts.horizon, facts.step)
+    # A background compile is no bet yet: when it is done, the swap is asked for again, with what is known then.
+    worst = option.cost_seconds if option.background_seconds is not None else option.worst_cost_seconds
+    if worst > credit:
+        refused.append(
+            f"{option.tier} would pay, but may cost {seconds(worst)} and only {seconds(max(0.0, credit))} may be lost"
+        )
+        return False
+    if guard.trial_cost_seconds(option) > facts.trial_room:
+        refused.append(f"{option.tier} would pay, but trials have taken their {guard.TRIAL_SHARE:.0%} of the run")
+        return False
+    return True
+
+
+def _numbers(facts: _Facts, case: _Case | None) -> dict[str, Any]:
+    """Give the figures of a decision; times in seconds."""
+    numbers: dict[str, Any] = {
+        "steps_done": facts.standing.step,
+        "steps_left": facts.horizon.steps,
+        "guessed": facts.horizon.guessed,
+        "eager_seconds": facts.eager,
+        "step_seconds": facts.step,
+        "credit_seconds": facts.credit,
+        "trial_room_seconds": facts.trial_room,
+    }
+    if case is not None:
+        numbers |= {
+            "option_step_seconds": case.option.step_seconds,
+            "saving_seconds_a_step": case.saving,
+            "cost_seconds": case.cost,
+            "worst_cost_seconds": case.option.worst_cost_seconds,
+            "background_seconds": case.option.background_seconds,
+            "pays_after_steps": case.pays_after,
+            "value_seconds": case.value,
+            "chance": case.option.chance,
+            "source": case.option.source,
+        }
+    return numbers
+
+
+_EXPECTED = {"measured": "", "stored": " as in earlier runs", "prior": " as expected in general"}
+
+
+def _go(facts: _Facts, case: _Case) -> Decision:
+    option = case.option
+    action: Action = "try" if option.background_seconds is None else "prepare"
+    cost = f"{seconds(case.cost)} to prepare and prove"
+    if option.background_seconds is not None:
+        cost = f"{seconds(option.background_seconds)} in the background, then {cost}"
+    reason = (
+        f"{option.tier}: {cost}, saves {milliseconds(case.saving)} a step{_EXPECTED[option.source]}: "
+        f"pays after {case.pays_after:,} of the {facts.horizon}"
+    )
+    limit = facts.credit + guard.known_saving_seconds(option, facts.horizon, facts.step)
+    if option.background_seconds is not None:
+        needed = PAYS[option.source] * case.cost / (option.chance * case.saving)
+        limit = max(option.background_seconds, (facts.horizon.steps - needed) * facts.step)
+    return Decision(
+        action=action,
+        tier=option.tier,
+        reason=reason,
+        numbers=_numbers(facts, case),
+        ask_again_in_steps=1 if action == "prepare" else _FEWEST_TO_ASK,
+        limit_seconds=limit,
+    )
+
+
+def _stay(facts: _Facts, refused: list[str], options: Sequence[Option]) -> Decision:
+    """Stay, and say why: what the promise refuses, else what comes nearest to paying."""
+    standing = facts.standing
+    nearest = None
+    if refused:
+        why = refused[0]
+    elif standing.preparing is not None:
+        why = f"{standing.preparing} is being prepared in the background"
+    else:
+        cases = [_case(facts, option) for option in options if _eligible(facts, option, [])]
+        nearest = max(cases, key=lambda case: case.value, default=None)
+        why = "nothing on offer is expected to be faster"
+        if nearest is not None:
+            why = (
+                f"{nearest.option.tier} would save {milliseconds(nearest.saving)} a step for {seconds(nearest.cost)}, "
+                f"not enough within the {facts.horizon}"
+            )
+    # Often enough to see a tier that became slower, seldom enough to cost nothing: every quarter of the run so far, at
+    # most every five seconds.
+    most = max(_FEWEST_TO_ASK, math.ceil(min(1e6, _SECONDS_TO_ASK / facts.step)))
+    return Decision(
+        action="stay",
+        tier=standing.tier,
+        reason=f"{standing.tier} stays ({milliseconds(facts.step)} a step): {why}",
+        numbers=_numbers(facts, nearest),
+        ask_again_in_steps=max(_FEWEST_TO_ASK, min(most, standing.step // 4)),
+    )

@@ -1,0 +1,148 @@
+"""What a decision is made from and what it is: a tier on offer, where the run stands, and the answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Source = Literal["measured", "stored", "prior"]
+Action = Literal["stay", "prepare", "try", "switch"]
+
+WORST: Mapping[Source, float] = {"measured": 1.05, "stored": 1.1, "prior": 2.0}
+"""How many times its expectation a figure may turn out to be, where the option does not say; chosen, not measured."""
+
+
+def number(value: float | None) -> float | None:
+    """Give ``value`` if it is a finite number of zero or more, else None: a clock that jumped is no measurement."""
+    return value if value is not None and math.isfinite(value) and value >= 0 else None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """A tier on offer. The same tier may be offered twice, say in the foreground and through the background.
+
+    Args:
+        tier: its name.
+        step_seconds: expected seconds of a step there.
+        prepare_seconds: seconds that training stands still until the tier's first proven step: compile, capture, or
+            the swap after a background compile. 0 where the tier stands ready.
+        source: where the figures come from: timed in this run, kept from earlier runs of the same model, shapes,
+            hardware and versions, or a general expectation (`priors`).
+        background_seconds: seconds that a child compiles while training goes on; None where none is possible or
+            needed, as after it has finished.
+        contention: seconds of training lost per second of that child, e.g. on a CPU that both share.
+        proof_seconds: seconds that the proof adds, about one extra step for each of 3-4 real steps; 0 once proven.
+        memory_bytes: what the tier needs on top of eager, or None if unknown.
+        chance: chance that the tier can be prepared, proves right and is faster.
+        paired: timed step by step beside the tier in force, in the `Trial` just over. Older timings are not compared
+            with today's: the batches may have grown since.
+        step_worst_seconds: the slowest a step is believed to be; None takes `WORST` of the source.
+        prepare_worst_seconds: the longest the preparation is believed to take; None takes `WORST` of the source.
+        rejected_at: steps that were left when a trial last found the tier no better; it is not tried again before the
+            horizon has grown `REGROWN` times beyond that.
+    """
+
+    tier: str
+    step_seconds: float
+    prepare_seconds: float
+    source: Source
+    background_seconds: float | None = None
+    contention: float = 0.0
+    proof_seconds: float = 0.0
+    memory_bytes: int | None = None
+    chance: float = 1.0
+    paired: bool = False
+    step_worst_seconds: float | None = None
+    prepare_worst_seconds: float | None = None
+    rejected_at: int | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether its figures are numbers; what is not is never chosen."""
+        figures = (self.step_seconds, self.prepare_seconds, self.proof_seconds, self.contention, self.chance)
+        background = self.background_seconds
+        return all(number(figure) is not None for figure in figures) and (
+            background is None or number(background) is not None
+        )
+
+    @property
+    def cost_seconds(self) -> float:
+        """Seconds of training that going there is expected to take, its proof included."""
+        return self.prepare_seconds + self.proof_seconds + self.contention * (self.background_seconds or 0.0)
+
+    @property
+    def worst_cost_seconds(self) -> float:
+        """Seconds of training that going there may take at worst, its proof included."""
+        given = number(self.prepare_worst_seconds)
+        worst = WORST[self.source] * self.prepare_seconds if given is None else max(given, self.prepare_seconds)
+        return self.cost_seconds - self.prepare_seconds + worst
+
+    @property
+    def worst_step_seconds(self) -> float:
+        """The slowest a step there is believed to be."""
+        given = number(self.step_worst_seconds)
+        return WORST[self.source] * self.step_seconds if given is None else max(given, self.step_seconds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Standing:
+    """Where the run stands. All times in seconds.
+
+    Args:
+        step: steps done.
+        total_steps: the length of the run, or None.
+        tier: the tier in force.
+        step_seconds: median of a step there, lately; None before it is known.
+        step_high_seconds: upper end of the interval of that median.
+        eager_seconds: median of an eager step, measured before anything else and renewed by each `Trial` against it.
+        eager_low_seconds: lower end of its interval; the promise is counted on it, so that a slow spell while eager
+            was timed does not make room for more.
+        trial_seconds: spent on trials: proofs, the slower half of each comparison, and the preparation of tiers that
+            were not chosen.
+        prepare_seconds: spent on the preparation of tiers that were chosen, contention included.
+        saved_seconds: what the steps done so far saved against eager, before those two costs.
+        free_memory_bytes: memory left for a tier, or None if unknown.
+        preparing: the tier that a child prepares in the background just now.
+        share: runs that use the same code, this one included (`horizon`).
+    """
+
+    step: int
+    total_steps: int | None = None
+    tier: str = "eager"
+    step_seconds: float | None = None
+    step_high_seconds: float | None = None
+    eager_seconds: float | None = None
+    eager_low_seconds: float | None = None
+    trial_seconds: float = 0.0
+    prepare_seconds: float = 0.0
+    saved_seconds: float = 0.0
+    free_memory_bytes: int | None = None
+    preparing: str | None = None
+    share: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to do, and why.
+
+    Args:
+        action: ``stay``; ``prepare`` (start the background compile of ``tier``); ``try`` (prepare ``tier`` where it
+            is not ready, prove it where it is not proven, and time real steps of it beside the tier in force: a
+            `Trial`); ``switch`` (``tier`` was tried just now: put it in force).
+        tier: the tier that the action is about; the tier in force for ``stay``.
+        reason: one line for people, with its figures.
+        numbers: the same for programs, as plain JSON data.
+        ask_again_in_steps: steps after which to ask again; sooner when something was prepared, tried, or failed.
+        limit_seconds: when to give a preparation up: it can no longer pay, or would break the promise.
+    """
+
+    action: Action
+    tier: str
+    reason: str
+    numbers: dict[str, Any]
+    ask_again_in_steps: int
+    limit_seconds: float | None = None

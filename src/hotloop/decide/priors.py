@@ -1,0 +1,196 @@
+"""What is expected of a tier before anything is measured for the program at hand: a table, and its use.
+
+A tier with a graph leaves no launch overhead, so its step is expected from the *captured* eager step: eager times the
+share in which the device works, or ``eager+graph`` itself once that is measured. A tier without one is expected from
+the eager step. From then on the nearest measured tier is the yardstick: ``full+graph`` is expected from
+``regional+graph`` where that is known.
+
+Figures: measured on 2026-11-20 (one H200, torch 2.11; tiny, xlmr, inception, gpt, unet), in the order low, expected,
+high; the preparation is ``cold`` less eager's own first three steps. Those of the swap after a background compile:
+4.7 s (xlmr) and 6.7 s (inception) for a whole model, 1.3-1.7 s by block (xlmr, warm cache). Expected figures lie
+between the rows, not at their mean; those of a CPU are rough, from Inductor's usual gain of 1.0 to 1.2 there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from hotloop.decide.options import Option, number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """A figure as it may turn out: at least, as expected, at most."""
+
+    low: float
+    expected: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prior:
+    """What is expected of one tier.
+
+    Args:
+        gain: how many times faster than the captured eager step (a tier with a graph) or the eager step (without).
+        prepare: seconds in the foreground, from an empty cache.
+        swap: seconds that training stands still after a background compile; None where that is not possible.
+        chance: chance that it can be prepared, proves right and is faster.
+        rows: the workloads and ways that it is taken from.
+    """
+
+    gain: Range
+    prepare: Range
+    swap: Range | None
+    chance: float
+    rows: str
+
+
+CAPTURED = Range(0.0, 0.3, 0.9)
+"""Share of the eager step in which the device waits for launches; measured 0.89, 0.61, 0.03, 0.01, 0.05."""
+
+CUDA: Mapping[str, Prior] = MappingProxyType(
+    {
+        "eager+graph": Prior(
+            gain=Range(0.98, 1.0, 1.02), prepare=Range(0.1, 0.3, 0.9), swap=None, chance=0.9, rows="eager + graph"
+        ),
+        "regional": Prior(
+            gain=Range(0.84, 1.15, 1.66),
+            prepare=Range(5.6, 10.0, 77.0),
+            swap=Range(1.0, 1.5, 2.0),
+            chance=0.7,
+            rows="xlmr, gpt, unet: regional",
+        ),
+        "regional+graph": Prior(
+            gain=Range(1.0, 1.2, 1.45),
+            prepare=Range(10.0, 13.0, 80.0),
+            swap=Range(1.1, 1.6, 2.2),
+            chance=0.8,
+            rows="xlmr, unet: regional + graph; gpt: regional, head and loss too",
+        ),
+        "full": Prior(
+            gain=Range(1.05, 1.2, 1.58),
+            prepare=Range(17.0, 30.0, 126.0),
+            swap=Range(1.5, 5.0, 7.0),
+            chance=0.7,
+            rows="all: default",
+        ),
+        "full+graph": Prior(
+            gain=Range(1.0, 1.3, 2.6),
+            prepare=Range(18.0, 30.0, 132.0),
+            swap=Range(2.0, 5.2, 8.0),
+            chance=0.8,
+            rows="xlmr, unet: default + graph; inception, gpt: reduce-overhead",
+        ),
+        "autotune+graph": Prior(
+            gain=Range(0.95, 1.35, 2.7),
+            prepare=Range(150.0, 200.0, 400.0),
+            swap=Range(3.0, 8.0, 15.0),
+            chance=0.5,
+            rows="tiny: Inductor + CUDA graphs, shape padding, max_autotune, dynamic; xlmr: over 200 s",
+        ),
+    }
+)
+
+CPU: Mapping[str, Prior] = MappingProxyType(
+    {
+        "regional": Prior(
+            gain=Range(0.95, 1.05, 1.15),
+            prepare=Range(5.0, 15.0, 40.0),
+            swap=Range(2.0, 5.0, 15.0),
+            chance=0.5,
+            rows="none: a CPU's usual gain",
+        ),
+        "full": Prior(
+            gain=Range(0.95, 1.1, 1.2),
+            prepare=Range(10.0, 30.0, 60.0),
+            swap=Range(3.0, 10.0, 25.0),
+            chance=0.5,
+            rows="none: a CPU's usual gain",
+        ),
+    }
+)
+
+_PROOF_STEPS = 4
+_CHILD_START_SECONDS = 5.0
+"""Seconds until a child process has imported torch and rebuilt the component; a guess."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of the program.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        eager_seconds: seconds of an eager step.
+        launch_bound: share (0 to 1) of the eager step in which the device waits for the host, or None if unknown.
+        measured: seconds of a step of each tier that was timed in this run.
+    """
+
+    device: str
+    eager_seconds: float
+    launch_bound: float | None = None
+    measured: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+
+def table(device: str) -> Mapping[str, Prior]:
+    """Give the expectations for a kind of device; those of a CPU for any that is not CUDA."""
+    return CUDA if device == "cuda" else CPU
+
+
+def step_range(tier: str, facts: Facts) -> Range:
+    """Give the seconds that a step of ``tier`` is expected to take, from the nearest tier that was measured."""
+    priors = table(facts.device)
+    gain, graph = priors[tier].gain, tier.endswith("+graph")
+    kin = [name for name in priors if name in facts.measured and name.endswith("+graph") == graph]
+    if kin:
+        place = list(priors).index(tier)
+        nearest = min(kin, key=lambda name: abs(list(priors).index(name) - place))
+        base, known = facts.measured[nearest], priors[nearest].gain.expected
+        # The yardstick's own gain is known now, so only the tiers' difference is left to be expected.
+        return Range(
+            base * known / max(known, gain.high), base * known / gain.expected, base * known / min(known, gain.low)
+        )
+    waiting = Range(0.0, 0.0, 0.0)
+    if graph:
+        share = number(facts.launch_bound)
+        waiting = CAPTURED if share is None else Range(*(min(0.95, share + slack) for slack in (-0.05, 0.0, 0.05)))
+    eager = facts.eager_seconds
+    return Range(
+        eager * (1 - waiting.high) / gain.high,
+        eager * (1 - waiting.expected) / gain.expected,
+        eager * (1 - max(0.0, waiting.low)) / gain.low,
+    )
+
+
+def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | None:
+    """Give the option that ``tier`` is expected to be, or None where the table has no such tier or no such way.
+
+    Args:
+        tier: its name.
+        facts: what is known of the program.
+        background: whether a child can compile it.
+    """
+    prior = table(facts.device).get(tier)
+    if prior is None:
+        return None
+    stall = prior.swap if background else prior.prepare
+    if stall is None:
+        return None
+    step = step_range(tier, facts)
+    return Option(
+        tier=tier,
+        step_seconds=step.expected,
+        step_worst_seconds=step.high,
+        prepare_seconds=stall.expected,
+        prepare_worst_seconds=stall.high,
+        source="prior",
+        background_seconds=_CHILD_START_SECONDS + prior.prepare.expected if background else None,
+        proof_seconds=_PROOF_STEPS * facts.eager_seconds,
+        chance=prior.chance,
+    )

@@ -1,0 +1,124 @@
+"""A trial: real steps in two tiers by turns, until it is clear which is faster.
+
+The steps go in pairs, the order turned each time (A B, B A, ...): a spell in which the whole machine is slow hits both
+halves of a pair, and a trend cancels. What is estimated is the median of the pairs' ratios; its interval is taken from
+order statistics (the k-th smallest and k-th largest of n ratios hold the median with probability
+1 - 2 * P(Binomial(n, 1/2) < k)), which assumes nothing of how times are spread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from typing import Literal
+
+from hotloop.decide.options import number
+
+MIN_GAIN = 0.02
+"""Share of a step that a tier must save to be switched to."""
+
+COVERAGE = 0.96
+"""Confidence of the interval; it is looked at after each pair, so that the error of the whole trial is larger."""
+
+FEWEST_PAIRS, MOST_PAIRS = 6, 24
+"""Pairs before a first verdict (the fewest whose interval reaches `COVERAGE`), and pairs after which to give up."""
+
+Outcome = Literal["undecided", "faster", "no faster"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What a trial found: seconds of the candidate over seconds of the tier in force, and the interval of the median.
+
+    ``outcome`` is ``undecided`` while more pairs are wanted.
+    """
+
+    outcome: Outcome
+    ratio: float
+    low: float
+    high: float
+    pairs: int
+
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.ratio:.3f} of the time ({self.low:.3f} to {self.high:.3f}, {self.pairs} pairs)"
+
+
+def median_interval(values: list[float], coverage: float = COVERAGE) -> tuple[float, float]:
+    """Give the narrowest interval of order statistics that holds the median with probability ``coverage``.
+
+    With too few values for that, it is unbounded: (0, inf).
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    outside, rank = 0.0, 0
+    while rank < count // 2:
+        outside += 2.0 * math.comb(count, rank) / 2.0**count
+        if outside > 1.0 - coverage:
+            break
+        rank += 1
+    return (ordered[rank - 1], ordered[-rank]) if rank else (0.0, math.inf)
+
+
+class Trial:
+    """Consumes the seconds of steps in two tiers by turns.
+
+    Run the next step in `next_tier`, hand its seconds to `add`, and stop when `verdict` is no longer ``undecided``.
+
+    Args:
+        in_force: the tier in force.
+        candidate: the tier on trial, prepared and proven.
+        most_pairs: pairs of steps after which to give up; what is not clear by then is not worth a switch.
+    """
+
+    def __init__(self, in_force: str, candidate: str, *, most_pairs: int = MOST_PAIRS) -> None:
+        self.in_force = in_force
+        self.candidate = candidate
+        self._most_pairs = max(FEWEST_PAIRS, most_pairs)
+        self._pairs: list[tuple[float, float]] = []
+        self._half: float | None = None
+        self._steps = 0
+
+    @property
+    def next_tier(self) -> str:
+        """The tier that the next step runs in: A B, B A, A B, ..."""
+        return self.candidate if self._steps % 4 in (1, 2) else self.in_force
+
+    def add(self, seconds: float) -> None:
+        """Take the seconds of a step in `next_tier`; where one is no positive number, its pair does not count."""
+        turn = self._steps % 4
+        self._steps += 1
+        valid = number(seconds) or None
+        if turn in (0, 2):
+            self._half = valid
+        elif valid is not None and self._half is not None:
+            self._pairs.append((self._half, valid) if turn == 1 else (valid, self._half))
+
+    def seconds(self, tier: str) -> tuple[float, float, float] | None:
+        """Give the median seconds of a step in ``tier`` and its interval, or None before the first pair."""
+        if not self._pairs:
+            return None
+        side = 1 if tier == self.candidate else 0
+        times = [pair[side] for pair in self._pairs]
+        low, high = median_interval(times)
+        return statistics.median(times), low, high if math.isfinite(high) else max(times)
+
+    @property
+    def extra_seconds(self) -> float:
+        """Seconds that the slower tier's steps took more than the faster one's: what the comparison itself cost."""
+        there, here = (sum(pair[side] for pair in self._pairs) for side in (1, 0))
+        return abs(there - here)
+
+    def verdict(self) -> Verdict:
+        """Give what is known so far."""
+        ratios = [there / here for here, there in self._pairs]
+        ratio = statistics.median(ratios) if ratios else 1.0
+        low, high = median_interval(ratios)
+        if len(ratios) >= FEWEST_PAIRS and high < 1.0 and ratio <= 1.0 - MIN_GAIN:
+            outcome: Outcome = "faster"
+        elif len(ratios) >= FEWEST_PAIRS and low > 1.0 - MIN_GAIN:
+            outcome = "no faster"
+        else:
+            # Void pairs count towards the end as well: a clock that never works must not keep a trial going.
+            outcome = "no faster" if self._steps >= 2 * self._most_pairs else "undecided"
+        return Verdict(outcome, ratio, low, high, len(ratios))
