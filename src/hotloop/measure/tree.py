@@ -1,7 +1,7 @@
 """Takes nested arguments apart into leaves and a hashable structure, and puts them together again.
 
-Tuples, lists and dicts are containers, as are named tuples, dataclasses and mappings like transformers' BatchEncoding and
-ModelOutput; each is rebuilt as its own type. All else is a leaf: tensors, None, numbers, modules, sets.
+Tuples, lists and dicts are containers, as are named tuples, dataclasses and mappings like transformers' BatchEncoding
+and ModelOutput; each is rebuilt as its own type. All else is a leaf: tensors, None, numbers, modules, sets.
 """
 
 from __future__ import annotations
@@ -122,11 +122,8 @@ class _Keys:
     factory: Any = None
 
 
-# Bounded, since classes made inside a trial function would otherwise stay for good.
-@functools.lru_cache(maxsize=512)
-def _kind(cls: Hashable) -> _Kind | None:
-    """Give how a type is handled, None for leaves; looked up once a type, as it runs at every step."""
-    assert isinstance(cls, type)  # as Hashable, since that is what lru_cache is typed to take
+def _find_kind(cls: type) -> _Kind | None:
+    """Give how a type is handled, None for leaves."""
     if cls in _EXACT:
         return _EXACT[cls]
     if issubclass(cls, (torch.Tensor, torch.nn.Module, torch.Size)):
@@ -135,6 +132,10 @@ def _kind(cls: Hashable) -> _Kind | None:
         if issubclass(cls, base):
             return kind
     return _Kind(_split_fields, _join_fields, _name_keys) if dataclasses.is_dataclass(cls) else None
+
+
+# Looked up once a type, as it runs at every step; bounded, since classes made in a trial function would stay for good.
+_kind: Callable[[type], _Kind | None] = functools.lru_cache(maxsize=512)(_find_kind)
 
 
 def _join_tuple(cls: Any, _keys: Any, children: list[Any]) -> Any:

@@ -1,0 +1,224 @@
+"""The difference between two sets of named tensors, in a few sums a tensor that are read back from a device at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+# Elements held in float64 at a time: four temporaries of 32 MB, little beside what a training step holds.
+CHUNK = 1 << 22
+
+_SUMS = 6  # of _measure; the largest difference is beside them, as it does not add up
+
+Tensors = Mapping[str, torch.Tensor | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How far a candidate tensor c is from its reference r; sums over elements where both are finite, in float64.
+
+    Attributes:
+        name: the tensor's name.
+        numel: its number of elements.
+        dtype: its dtype, as ``"float32"``.
+        equal: every element compares equal, NaN equal to NaN (and 0.0 to -0.0).
+        finite: NaN and infinities stand in the same places with the same signs, or there are none.
+        tilt: s - 1, where s = <c, r> / <r, r> is the least-squares fit of c by s*r; None where r is all zero, or holds
+            integers. Computed as <c - r, r> / <r, r>, which loses nothing to cancellation.
+        residual: ||c - s*r|| / ||r||, what the fit leaves; None where ``tilt`` is.
+        relative: ||c - r|| / ||r||; infinite where r is all zero and c is not; None for integers.
+        max_abs: the largest |c - r|.
+        rms: the root mean square of r.
+        rms_difference: the root mean square of c - r.
+        effective: <r, r>^2 / sum(r^4), the number of elements that carry r (inverse participation ratio): numel where
+            all have one size, 1 where one element is all there is.
+    """
+
+    name: str
+    numel: int
+    dtype: str
+    equal: bool
+    finite: bool
+    tilt: float | None
+    residual: float | None
+    relative: float | None
+    max_abs: float
+    rms: float
+    rms_difference: float
+    effective: float
+
+    @property
+    def slope(self) -> float | None:
+        """|<c, r> / <r, r> - 1|: by how much the candidate is too large or too small as a whole."""
+        return None if self.tilt is None else abs(self.tilt)
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the tensor holds floating or complex numbers; others are equal or not."""
+        return self.relative is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the difference as plain JSON data."""
+        return {**dataclasses.asdict(self), "slope": self.slope}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mismatch:
+    """Two tensors that have no difference to measure: ``measure`` is missing, shape, dtype or layout."""
+
+    name: str
+    measure: str
+    value: str
+    expected: str
+
+
+def differences(reference: Tensors, candidate: Tensors) -> tuple[dict[str, Difference], tuple[Mismatch, ...]]:
+    """Measure each tensor of ``candidate`` against the one of the same name in ``reference``.
+
+    ``None`` says that there is no such tensor (no gradient); None on both sides is no entry. Tensors may be of any
+    dtype that casts to float64, complex, strided in any way or sparse (compared coalesced). A pair on two devices is
+    measured on the accelerator, the other tensor moved in parts. At most ``CHUNK`` elements are held in float64 at a
+    time, and the host waits once a device, whatever the number of tensors (sparse ones wait in ``coalesce``).
+
+    Returns:
+        the differences by name in the reference's order, and the pairs that cannot be measured.
+    """
+    found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    mismatches = []
+    for name in (*reference, *(name for name in candidate if name not in reference)):
+        r, c = reference.get(name), candidate.get(name)
+        if r is None or c is None:
+            # A name that one side lacks altogether is told from one whose tensor is None.
+            sides = [_side(name, tensors) for tensors in (candidate, reference)]
+            if sides[0] != sides[1]:
+                mismatches.append(Mismatch(name, "missing", *sides))
+            continue
+        mismatch = _mismatch(name, r, c)
+        if mismatch:
+            mismatches.append(mismatch)
+        else:
+            found.append((name, r, c))
+    with torch.no_grad():
+        raw = _read([_measure(*_aligned(r.detach(), c.detach())) for _, r, c in found])
+    return {pair[0]: _difference(pair[0], pair[1], sums) for pair, sums in zip(found, raw, strict=True)}, tuple(
+        mismatches
+    )
+
+
+def _side(name: str, tensors: Tensors) -> str:
+    if name not in tensors:
+        return "absent"
+    return "None" if tensors[name] is None else "a tensor"
+
+
+def _mismatch(name: str, r: torch.Tensor, c: torch.Tensor) -> Mismatch | None:
+    if r.shape != c.shape:
+        return Mismatch(name, "shape", str(tuple(c.shape)), str(tuple(r.shape)))
+    if r.dtype != c.dtype:
+        return Mismatch(name, "dtype", _short(c.dtype), _short(r.dtype))
+    if (r.layout == torch.strided) != (c.layout == torch.strided):
+        return Mismatch(name, "layout", _short(c.layout), _short(r.layout))
+    return None
+
+
+def _short(value: torch.dtype | torch.layout) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def _aligned(r: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Give dense tensors whose elements correspond; of sparse ones the values over the union of their indices."""
+    if r.layout == torch.strided:
+        return r, c
+    r, c = (each.to_sparse().coalesce() for each in (r, c))
+    c = c.to(r.device)
+    indices = torch.cat([r.indices(), c.indices()], dim=1)
+    zeros_c, zeros_r = torch.zeros_like(c.values()), torch.zeros_like(r.values())
+    values = torch.cat([r.values(), zeros_c]), torch.cat([zeros_r, c.values()])
+    full_r, full_c = (torch.sparse_coo_tensor(indices, each, r.shape).coalesce().values() for each in values)
+    return full_r, full_c
+
+
+def _chunks(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Cut both along dimensions, never by a flat view: that would copy a tensor whose strides are not its own."""
+    if r.numel() <= CHUNK:
+        yield r, c
+        return
+    dim = max(range(r.dim()), key=lambda place: r.shape[place])
+    step = max(1, r.shape[dim] * CHUNK // r.numel())
+    for start in range(0, r.shape[dim], step):
+        length = min(step, r.shape[dim] - start)
+        yield from _chunks(r.narrow(dim, start, length), c.narrow(dim, start, length))
+
+
+def _measure(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """Give r's and c's sums, float64 of shape [_SUMS + 1], on the device that they were computed on."""
+    device = c.device if r.device.type == "cpu" else r.device
+    sums = torch.zeros(_SUMS, dtype=torch.float64, device=device)
+    largest = torch.zeros(1, dtype=torch.float64, device=device)
+    for part_r, part_c in _chunks(r, c):
+        more, most = _sums(*(_float64(part.to(device)) for part in (part_r, part_c)))
+        sums += more
+        largest = torch.maximum(largest, most)
+    return torch.cat([sums, largest])
+
+
+def _float64(part: torch.Tensor) -> torch.Tensor:
+    if part.is_complex():
+        part = torch.view_as_real(part.resolve_conj())
+    return part.to(torch.float64).reshape(-1)
+
+
+def _sums(r: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    same = (r == c) | (r.isnan() & c.isnan())
+    finite = r.isfinite() & c.isfinite()
+    d = torch.where(finite, c - r, 0.0)
+    r = torch.where(finite, r, 0.0)
+    squares = r * r
+    sums = (squares.sum(), torch.dot(r, d), torch.dot(d, d), torch.dot(squares, squares), same.logical_not().sum())
+    unlike = (finite | same).logical_not().sum()
+    largest = d.abs().amax().reshape(1) if d.numel() else d.new_zeros(1)
+    return torch.stack([each.to(torch.float64) for each in (*sums, unlike)]), largest
+
+
+def _read(measured: list[torch.Tensor]) -> list[list[float]]:
+    """Bring all sums to the host, one transfer a device."""
+    places: dict[torch.device, list[int]] = {}
+    for place, tensor in enumerate(measured):
+        places.setdefault(tensor.device, []).append(place)
+    read: list[list[float]] = [[] for _ in measured]
+    for indices in places.values():
+        rows = torch.stack([measured[place] for place in indices]).tolist()
+        for place, row in zip(indices, rows, strict=True):
+            read[place] = row
+    return read
+
+
+def _difference(name: str, r: torch.Tensor, sums: list[float]) -> Difference:
+    rr, rd, dd, r4, unequal, unlike, largest = sums
+    numeric = r.is_floating_point() or r.is_complex()
+    tilt = residual = relative = None
+    if numeric and rr > 0:
+        tilt = rd / rr
+        residual = math.sqrt(max(0.0, dd / rr - tilt * tilt))
+        relative = math.sqrt(dd / rr)
+    elif numeric:
+        relative = math.inf if dd > 0 else 0.0
+    numel = max(1, r.numel())
+    return Difference(
+        name=name,
+        numel=r.numel(),
+        dtype=_short(r.dtype),
+        equal=unequal == 0,
+        finite=unlike == 0,
+        tilt=tilt,
+        residual=residual,
+        relative=relative,
+        max_abs=largest,
+        rms=math.sqrt(rr / numel),
+        rms_difference=math.sqrt(dd / numel),
+        effective=rr * rr / r4 if r4 > 0 else 0.0,
+    )

@@ -1,0 +1,195 @@
+"""Times steps without making the host wait, and sums the times up robustly: machines share, throttle and jump.
+
+A step's device time comes from CUDA events that are read once they have passed; on the CPU the two times are one.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import math
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+
+from hotloop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# The standard deviation of a normal distribution is 1.4826 times its median absolute deviation: 1 / Phi^-1(3/4).
+_MAD_TO_DEVIATION = 1 / statistics.NormalDist().inv_cdf(0.75)
+_MILLI = 1e-3
+
+
+class Event(Protocol):
+    """What is used of ``torch.cuda.Event``; times between two of them are in milliseconds."""
+
+    def record(self) -> None:
+        """Note the moment at which the current stream gets here."""
+
+    def query(self) -> bool:
+        """Say, without waiting, whether the stream got here."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Give the milliseconds from this event to a later one; both must have passed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """One step: seconds that the device was on it, and seconds that the host was.
+
+    A step whose ``host_seconds`` are near its ``seconds`` waits for Python and kernel launches, not for the device.
+    """
+
+    seconds: float
+    host_seconds: float
+
+
+class Mark:
+    """A step being timed, from ``StepClock.start`` to ``StepClock.stop``."""
+
+    __slots__ = ("begin", "end", "host")
+
+    def __init__(self, host: float, begin: Event | None) -> None:
+        self.host, self.begin, self.end = host, begin, cast("Event | None", None)
+
+
+class StepClock:
+    """Times steps on a device, never waiting for it.
+
+    On CUDA two events are recorded on the current stream around each step (so start, step and stop must see the same
+    current stream) and read in order once the second has passed. At most ``pending`` steps are under way; past that the
+    oldest times are dropped and counted in ``dropped``, since waiting for them would stall the run that is timed.
+
+    Args:
+        device: where the steps run; all but CUDA are timed on the host.
+        pending: how many steps may be timed and not yet read.
+        event: makes an event with timing; ``torch.cuda.Event`` unless a test gives its own.
+    """
+
+    def __init__(
+        self, device: torch.device | str, *, pending: int = 256, event: Callable[[], Event] | None = None
+    ) -> None:
+        if pending < 1:
+            raise ConfigError(f"pending={pending}: a clock needs room for at least 1 step")
+        self.device = torch.device(device)
+        self.dropped = 0
+        self._pending: collections.deque[tuple[Event, Event, float]] = collections.deque()
+        self._known: collections.deque[Timing] = collections.deque(maxlen=pending)
+        self._limit = pending
+        self._spare: list[Event] = []
+        make = event or cast("Callable[[], Event]", functools.partial(torch.cuda.Event, enable_timing=True))
+        self._make = make if self.device.type == "cuda" else None
+
+    def start(self) -> Mark:
+        """Begin to time a step."""
+        if self._make is None:
+            return Mark(time.perf_counter(), None)
+        begin = self._spare.pop() if self._spare else self._make()
+        begin.record()
+        return Mark(time.perf_counter(), begin)
+
+    def stop(self, mark: Mark) -> None:
+        """End the step that ``mark`` began; its time is given by a later ``take``."""
+        host = time.perf_counter() - mark.host
+        if mark.begin is None or self._make is None:
+            if len(self._known) == self._limit:
+                self.dropped += 1
+            self._known.append(Timing(host, host))
+            return
+        end = self._spare.pop() if self._spare else self._make()
+        end.record()
+        self._pending.append((mark.begin, end, host))
+        if len(self._pending) > self._limit:
+            self._collect()
+        if len(self._pending) > self._limit:
+            self._pending.popleft()  # not reused: the device has yet to pass them
+            self.dropped += 1
+
+    def cancel(self, mark: Mark) -> None:
+        """Forget a step that was begun and will not be timed: it failed."""
+        if mark.begin is not None:
+            self._spare.append(mark.begin)
+
+    def take(self) -> list[Timing]:
+        """Give the times that have become known since the last call, in the steps' order; may be empty."""
+        self._collect()
+        known = list(self._known)
+        self._known.clear()
+        return known
+
+    def _collect(self) -> None:
+        # A stream passes its events in order, so the first that it has not reached ends the search.
+        while self._pending and self._pending[0][1].query():
+            begin, end, host = self._pending.popleft()
+            if len(self._known) == self._limit:
+                self.dropped += 1
+            self._known.append(Timing(begin.elapsed_time(end) * _MILLI, host))
+            self._spare += begin, end
+
+
+def typical(samples: Sequence[float], skip: int = 1) -> float:
+    """Give the median without the first ``skip`` samples, which pay for warming up; of a lone sample, that one.
+
+    Raises:
+        ConfigError: there are no samples.
+    """
+    if not samples:
+        raise ConfigError("no samples to take the typical one of")
+    return statistics.median(samples[skip:] or samples[-1:])
+
+
+def spread(samples: Sequence[float], skip: int = 1) -> float:
+    """Give the scaled median absolute deviation, which estimates a standard deviation and ignores jumps.
+
+    1.4826 * median(|x - median(x)|) (Rousseeuw and Croux, 1993, "Alternatives to the median absolute deviation", eq.
+    1.1), over the samples after the first ``skip``.
+
+    Raises:
+        ConfigError: there are no samples.
+    """
+    centre = typical(samples, skip)
+    return _MAD_TO_DEVIATION * statistics.median(abs(each - centre) for each in samples[skip:] or samples[-1:])
+
+
+def interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Give a confidence interval of the median that assumes no distribution, only independent samples.
+
+    With n sorted samples, [x(k), x(n+1-k)] holds the median with probability 1 - 2 * P(Binomial(n, 1/2) < k) (David and
+    Nagaraja, 2003, "Order Statistics", section 7.1); k is the largest for which that is at least ``confidence``. With
+    too few samples (under 6 for 95%) no such k exists, and the interval is (-inf, inf): they allow no such statement.
+
+    Raises:
+        ConfigError: ``confidence`` is not between 0 and 1, or there are no samples.
+    """
+    if not 0 < confidence < 1:
+        raise ConfigError(f"confidence={confidence}: expected a number between 0 and 1")
+    if not samples:
+        raise ConfigError("no samples to give an interval of")
+    ordered, n = sorted(samples), len(samples)
+    # In integers, as 2**n is past what a float holds: the sum over i < k of (n over i), against half of the rest.
+    allowed = int((1 - confidence) * 2**64) << n >> 65
+    k, term, total = 0, 1, 1
+    while total <= allowed:
+        term = term * (n - k) // (k + 1)
+        k, total = k + 1, total + term
+    return (ordered[k - 1], ordered[n - k]) if k else (-math.inf, math.inf)
+
+
+def ratio_interval(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Give a confidence interval of the median of a/b over blocks taken in turns, each a's with the b's beside it.
+
+    A machine that slows down for both cancels in each pair, where it would not between two medians.
+
+    Raises:
+        ConfigError: the two differ in length or are empty, a time is not positive, or ``confidence`` is out of range.
+    """
+    if len(a) != len(b):
+        raise ConfigError(f"pairs need as many times of a as of b, not {len(a)} and {len(b)}")
+    if any(not each > 0 for each in (*a, *b)):
+        raise ConfigError("times must be positive to have a ratio")
+    return interval([x / y for x, y in zip(a, b, strict=True)], confidence)

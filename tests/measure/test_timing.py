@@ -1,0 +1,223 @@
+"""Steps are timed without waiting; sums of times stand jumps, first calls and heavy tails."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+
+from hotloop.errors import ConfigError
+from hotloop.measure import StepClock, interval, ratio_interval, spread, typical
+
+
+class Stream:
+    """A device that passes its recorded events when it is told to; no call waits for it."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.made = 0
+        self.queue = []
+
+    def event(self):
+        self.made += 1
+        return FakeEvent(self)
+
+    def work(self, milliseconds):
+        self.queue.append(milliseconds)
+
+    def run(self, events=math.inf):
+        """Get on with the queue until so many events have been passed."""
+        while self.queue and events > 0:
+            item = self.queue.pop(0)
+            if isinstance(item, FakeEvent):
+                item.passed_at = self.now
+                events -= 1
+            else:
+                self.now += item
+
+
+class FakeEvent:
+    def __init__(self, stream):
+        self.stream = stream
+        self.passed_at = None
+
+    def record(self):
+        self.passed_at = None
+        self.stream.queue.append(self)
+
+    def query(self):
+        return self.passed_at is not None
+
+    def elapsed_time(self, end_event):
+        if self.passed_at is None or end_event.passed_at is None:
+            raise RuntimeError("the device has not got here: torch raises, or would have to wait")
+        return end_event.passed_at - self.passed_at
+
+
+def clock_on(stream, **options):
+    return StepClock("cuda", event=stream.event, **options)
+
+
+def step(clock, stream, milliseconds):
+    mark = clock.start()
+    stream.work(milliseconds)
+    clock.stop(mark)
+
+
+def test_times_come_in_order_once_the_device_has_passed_them():
+    stream = Stream()
+    clock = clock_on(stream)
+    for milliseconds in (5.0, 7.0, 2.0):
+        step(clock, stream, milliseconds)
+        stream.work(100.0)  # between steps: a validation pass, not part of either
+    assert clock.take() == []
+    stream.run(events=5)
+    assert [timing.seconds for timing in clock.take()] == [0.005, pytest.approx(0.007)]
+    stream.run()
+    assert [timing.seconds for timing in clock.take()] == [pytest.approx(0.002)]
+    assert clock.take() == []
+
+
+def test_host_seconds_are_the_hosts_own():
+    stream = Stream()
+    clock = clock_on(stream)
+    step(clock, stream, 10_000.0)
+    stream.run()
+    (timing,) = clock.take()
+    assert 0 < timing.host_seconds < timing.seconds == 10.0
+
+
+def test_events_are_used_again():
+    stream = Stream()
+    clock = clock_on(stream)
+    for _ in range(50):
+        step(clock, stream, 1.0)
+        stream.run()
+        clock.take()
+    assert stream.made == 2
+
+
+def test_a_device_far_behind_costs_the_oldest_times_not_memory_or_waiting():
+    stream = Stream()
+    clock = clock_on(stream, pending=4)
+    for milliseconds in range(1, 11):
+        step(clock, stream, float(milliseconds))
+    assert clock.dropped == 6
+    assert stream.made <= 20
+    stream.run()
+    assert [timing.seconds for timing in clock.take()] == pytest.approx([0.007, 0.008, 0.009, 0.010])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_times_that_nobody_takes_are_bounded(device):
+    stream = Stream()
+    clock = StepClock(device, event=stream.event, pending=4)
+    for _ in range(10):
+        step(clock, stream, 1.0)
+        stream.run()
+    assert len(clock.take()) == 4
+    assert clock.dropped == 6
+
+
+def test_a_cancelled_step_leaves_no_time():
+    stream = Stream()
+    clock = clock_on(stream)
+    clock.cancel(clock.start())
+    step(clock, stream, 3.0)
+    stream.run()
+    assert [timing.seconds for timing in clock.take()] == [0.003]
+    assert stream.made == 2
+
+
+def test_the_default_event_is_torchs_with_timing(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "Event", lambda **options: asked.append(options) or FakeEvent(Stream()))
+    StepClock("cuda").start()
+    assert asked == [{"enable_timing": True}]
+
+
+def test_on_the_cpu_both_times_are_the_hosts(monkeypatch):
+    ticks = itertools.count(step=0.5)
+    monkeypatch.setattr("hotloop.measure.timing.time.perf_counter", lambda: next(ticks))
+    clock = StepClock("cpu")
+    clock.cancel(clock.start())
+    mark = clock.start()
+    clock.stop(mark)
+    (timing,) = clock.take()
+    assert timing.seconds == timing.host_seconds == 0.5
+
+
+def test_a_clock_without_room_is_refused():
+    with pytest.raises(ConfigError, match="pending=0"):
+        StepClock("cpu", pending=0)
+
+
+def test_typical_and_spread_ignore_first_calls_and_jumps():
+    times = [30.0, *[1.0, 1.1, 0.9] * 10, 2.0, 2.1]
+    assert typical(times) == 1.0
+    assert spread(times) == pytest.approx(0.148, abs=0.01)
+    assert typical(times, skip=2) == pytest.approx(1.0, abs=0.05)
+    assert typical([4.0]) == 4.0
+    assert spread([4.0]) == 0.0
+
+
+def test_spread_estimates_a_standard_deviation():
+    draw = random.Random(0)
+    assert spread([draw.gauss(10, 2) for _ in range(20_000)]) == pytest.approx(2, rel=0.05)
+
+
+# Order statistics for 95%, as tabulated (Conover, Practical Nonparametric Statistics, table A3): n, k.
+@pytest.mark.parametrize(("n", "k"), [(6, 1), (8, 1), (9, 2), (10, 2), (20, 6), (25, 8), (50, 18), (100, 40)])
+def test_intervals_are_those_of_the_tables(n, k):
+    samples = list(range(1, n + 1))
+    random.Random(n).shuffle(samples)
+    assert interval(samples) == (k, n + 1 - k)
+
+
+def test_too_few_samples_allow_no_statement():
+    assert interval([1.0] * 5) == (-math.inf, math.inf)
+    assert interval([1.0] * 6) == (1.0, 1.0)
+
+
+def test_intervals_hold_the_median_as_often_as_they_say():
+    draw = random.Random(1)
+    held = 0
+    for _ in range(1000):
+        low, high = interval([draw.expovariate(1) for _ in range(15)], 0.9)
+        held += low <= math.log(2) <= high
+    assert 0.88 <= held / 1000 <= 0.99
+
+
+def test_many_samples_are_no_trouble():
+    low, high = interval(list(range(5000)))
+    assert (2499.5 - low) / (1.96 * math.sqrt(5000) / 2) == pytest.approx(1, rel=0.02)
+    assert high == 4999 - low
+
+
+def test_a_machine_that_slows_for_both_cancels_in_pairs():
+    draw = random.Random(2)
+    speeds = [draw.choice([1.0, 2.0]) for _ in range(20)]
+    a = [3.0 * speed * draw.uniform(0.99, 1.01) for speed in speeds]
+    b = [1.5 * speed * draw.uniform(0.99, 1.01) for speed in speeds]
+    low, high = ratio_interval(a, b)
+    assert 1.98 < low < high < 2.02
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: typical([]), "no samples"),
+        (lambda: spread([]), "no samples"),
+        (lambda: interval([]), "no samples"),
+        (lambda: interval([1.0], 1.0), "confidence=1.0"),
+        (lambda: ratio_interval([1.0], [1.0, 2.0]), "not 1 and 2"),
+        (lambda: ratio_interval([1.0], [0.0]), "positive"),
+        (lambda: ratio_interval([math.nan], [1.0]), "positive"),
+    ],
+)
+def test_what_cannot_be_summed_up_is_refused(call, message):
+    with pytest.raises(ConfigError, match=message):
+        call()
