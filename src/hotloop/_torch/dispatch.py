@@ -1,0 +1,95 @@
+"""Sees every operation that torch runs in a block, those of compiled code and of backward included."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch.graphs import is_user_file
+from hotloop._torch.ledger import private
+
+if TYPE_CHECKING:
+    import contextlib
+    import types
+    from collections.abc import Callable, Iterator
+
+_HOST_READS = ("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal")
+_SIZES_FROM_DATA = ("aten.nonzero", "aten.masked_select", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive")
+
+
+def observing(
+    handle: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any],
+) -> contextlib.AbstractContextManager[Any]:
+    """Give a context in which ``handle(operation, args, kwargs)`` runs each operation and gives its result.
+
+    Compiled code runs in it as it does outside: the mode counts as one of torch's own, which dynamo does not mind.
+
+    Raises:
+        CapabilityMissingError: this torch has no dispatch modes.
+    """
+    mode_class = private("torch.utils._python_dispatch:TorchDispatchMode")
+
+    class Observer(mode_class):  # type: ignore[misc]  # the class is torch's, found at run time
+        @classmethod
+        def is_infra_mode(cls) -> bool:
+            return True
+
+        def __torch_dispatch__(self, operation: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if operation.namespace == "profiler":  # record_function's marks are no work
+                return operation(*args, **(kwargs or {}))
+            return handle(operation, args, kwargs or {})
+
+    context: contextlib.AbstractContextManager[Any] = Observer()
+    return context
+
+
+def name_of(operation: Any) -> str:
+    """Give ``namespace.name`` of an operation, without its overload."""
+    return str(operation.overloadpacket)
+
+
+def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
+    """Give the tensors in arguments or results of an operation, also those in lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(*value)
+
+
+def written_by(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """Give the arguments that an operation writes into, by its schema."""
+    for index, argument in enumerate(operation._schema.arguments):  # noqa: SLF001 - in the ledger
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from tensors_in(kwargs.get(argument.name, args[index] if index < len(args) else None))
+
+
+def is_random(operation: Any) -> bool:
+    """Tell whether an operation draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in operation.tags
+
+
+def host_read(operation: Any, args: tuple[Any, ...]) -> str:
+    """Say in the user's terms why Python waits for the result of an operation; empty where it does not."""
+    name = name_of(operation)
+    if name in _HOST_READS:
+        return "a value is read on the host: .item(), float(), print, or a branch on a tensor"
+    masked = name in ("aten.index", "aten.index_put") and any(
+        index.dtype in (torch.bool, torch.uint8) for index in tensors_in(*args[1:2])
+    )
+    if name in _SIZES_FROM_DATA or (masked and name == "aten.index"):
+        return f"the size of a result depends on the data: {name.removeprefix('aten.')}"
+    return ""
+
+
+def user_place(start: types.FrameType | None = None) -> tuple[str, int] | None:
+    """Give file and line of the innermost running frame of the user's own code."""
+    frame = start or sys._getframe(1)  # noqa: SLF001 - Python's own documented way to look at a running stack
+    found: types.FrameType | None = frame
+    while found is not None:
+        if is_user_file(found.f_code.co_filename):
+            return found.f_code.co_filename, found.f_lineno
+        found = found.f_back
+    return None

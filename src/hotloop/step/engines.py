@@ -1,0 +1,188 @@
+"""What records a step and replays it: `torch.cuda.CUDAGraph` on a GPU; on a CPU nothing, or the stand-in of the tests.
+
+A recording is a list of segments. It can be cut: what is recorded so far is executed, something runs outside (an
+optimizer that cannot be captured), and a new segment begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+
+
+class Segment(Protocol):
+    """A recorded part of a step."""
+
+    def replay(self) -> None:
+        """Run it again, on what its tensors hold now."""
+
+
+class Recording(Protocol):
+    """A step that is being recorded; everything recorded has been executed once its segment has ended."""
+
+    def cut(self) -> Segment:
+        """End the current segment."""
+
+    def resume(self) -> None:
+        """Begin a new segment."""
+
+    def abandon(self) -> None:
+        """Give the recording up, in whatever state it is, and close it."""
+
+    def close(self) -> None:
+        """Leave the recording, after the last segment has ended."""
+
+
+class Engine(Protocol):
+    """Records steps on the devices of one type."""
+
+    name: str
+
+    def begin(self, device: torch.device) -> Recording:
+        """Begin to record; the first segment is open."""
+
+    def ambience(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        """Run an eager step on the path that a recording will take: stream, and code that looks for a capture."""
+
+
+class CudaEngine:
+    """Records into CUDA graphs on a side stream; all graphs of the engine share one memory pool.
+
+    Sharing is safe though steps are replayed in any order: what a replay leaves for later is copied out at once
+    (results), or is kept alive while later steps are recorded (gradients), so its memory is given to none of them.
+    """
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        self._pool: Any = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def begin(self, device: torch.device) -> Recording:
+        """Begin to record on a side stream, behind what the current one still has to do."""
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return _CudaRecording(self._pool, self._side(device))
+
+    def _side(self, device: torch.device) -> torch.cuda.Stream:
+        if self._stream is None or self._stream.device != device:
+            self._stream = torch.cuda.Stream(device)
+        return self._stream
+
+    @contextlib.contextmanager
+    def ambience(self, device: torch.device) -> Iterator[None]:
+        """Run on the side stream; libraries set up what they need there."""
+        side, current = self._side(device), torch.cuda.current_stream(device)
+        side.wait_stream(current)
+        with torch.cuda.stream(side), told_capturing():
+            yield
+        current.wait_stream(side)
+
+
+class _CudaRecording:
+    def __init__(self, pool: Any, side: torch.cuda.Stream) -> None:
+        self._pool, self._side = pool, side
+        self._stack = contextlib.ExitStack()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._current = torch.cuda.current_stream(side.device)
+        gc.collect()  # a tensor freed by the collector while recording would be freed inside the graph
+        torch.cuda.synchronize(side.device)
+        side.wait_stream(self._current)
+        self._stack.enter_context(torch.cuda.stream(side))
+        self._stack.enter_context(capture_safe_random())
+        self.resume()
+
+    def resume(self) -> None:
+        self._graph = torch.cuda.CUDAGraph()
+        # Only this thread's forbidden calls end the capture: a data loader's thread may go on pinning memory.
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def cut(self) -> Segment:
+        graph, self._graph = self._graph, None
+        assert graph is not None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+            graph.capture_end()
+        graph.replay()
+        return graph
+
+    def abandon(self) -> None:
+        graph, self._graph = self._graph, None
+        try:
+            if graph is not None:
+                # It was invalidated: ending it raises what is known already, but takes the stream out of capture.
+                with contextlib.suppress(RuntimeError):
+                    graph.capture_end()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Go back to the stream that the step was called on."""
+        self._stack.close()
+        self._current.wait_stream(self._side)
+
+
+@contextlib.contextmanager
+def told_capturing() -> Iterator[None]:
+    """Have code that asks whether a capture is going on hear yes, as it will in the capture itself.
+
+    transformers' masks take another path then; code compiled on the first path would be compiled anew in the capture,
+    and kill it.
+    """
+    real = torch.cuda.is_current_stream_capturing
+    torch.cuda.is_current_stream_capturing = lambda: True
+    try:
+        yield
+    finally:
+        torch.cuda.is_current_stream_capturing = real
+
+
+@contextlib.contextmanager
+def capture_safe_random() -> Iterator[None]:
+    """Let activation checkpointing save and restore the GPU's random state in a capture, where torch forbids to ask.
+
+    The state is neither read nor set then. That is right where nothing random is recomputed, which the survey of the
+    step has made sure of.
+    """
+    names = ("get_rng_state", "set_rng_state")
+    real = {name: getattr(torch.cuda, name) for name in names}
+    nothing = torch.empty(0, dtype=torch.uint8)
+    replacements: dict[str, Callable[..., Any]] = {
+        "get_rng_state": lambda *_args, **_kwargs: nothing,
+        "set_rng_state": lambda *_args, **_kwargs: None,
+    }
+    for name, replacement in replacements.items():
+        setattr(torch.cuda, name, replacement)
+    try:
+        yield
+    finally:
+        for name, function in real.items():
+            setattr(torch.cuda, name, function)
+
+
+_engines: dict[str, Callable[[], Engine]] = {"cuda": CudaEngine}
+
+
+def engine_for(device: torch.device) -> Engine | None:
+    """Give a new engine for a device, or None where steps cannot be captured on it."""
+    make = _engines.get(device.type)
+    return make() if make is not None else None
+
+
+@contextlib.contextmanager
+def using(device_type: str, make: Callable[[], Engine]) -> Iterator[None]:
+    """Have steps on devices of a type recorded by another engine while the block runs."""
+    before = _engines.get(device_type)
+    _engines[device_type] = make
+    try:
+        yield
+    finally:
+        if before is None:
+            del _engines[device_type]
+        else:
+            _engines[device_type] = before

@@ -1,0 +1,152 @@
+"""Optimizers inside a captured step: device copies of what would be frozen, and which ones stay outside.
+
+A fused or capturable optimizer step can be recorded, with its step counts and learning rates in device tensors that are
+refreshed before a replay. What else is in the parameter groups (weight decay, betas, momentum) is frozen into the
+recording, so a change drops it. An optimizer that cannot be recorded, or whose frozen settings change all the time, runs
+outside, between two segments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+"""Recorded by their fused kernel, which takes learning rate and step count from the device on CPU and GPU alike."""
+_CAPTURABLE = (
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+)
+"""Recorded with ``capturable=True``, which torch has on GPUs only."""
+_OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
+"""Entries of a parameter group that the step does not read."""
+_STEP = "step"
+
+
+def recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
+    """Say why an optimizer's step has to run outside of a recording on a device; empty where it can be recorded."""
+    kind = type(optimizer)
+    if kind in _CAPTURABLE:
+        return "" if device.type == "cuda" else f"{kind.__name__} is capturable on a GPU only"
+    if kind not in _FUSED:
+        return f"{kind.__name__} is not known to run without the host"
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return "differentiable=True has no fused kernel"
+    if any(one.device.type != device.type or not one.is_floating_point() for one in parameters):
+        return f"not all of its parameters are floating point on {device.type}, as a fused kernel needs"
+    if any(one.grad is not None and one.grad.layout != torch.strided for one in parameters):
+        return "sparse gradients have no fused kernel"
+    return ""
+
+
+class Recorded:
+    """An optimizer whose step is recorded: its settings on the device, and what was frozen.
+
+    Args:
+        optimizer: one that is `recordable`; its state must exist, so it has stepped before.
+        device: where it is recorded.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.optimizer = optimizer
+        self._rates = [
+            rate if isinstance(rate := group["lr"], torch.Tensor) else torch.full((), float(rate), device=device)
+            for group in optimizer.param_groups
+        ]
+        self._last = [group["lr"] for group in optimizer.param_groups]
+        self._frozen = frozen(optimizer)
+
+    def refresh(self) -> None:
+        """Bring the learning rates on the device up to date, for the next replay."""
+        for index, group in enumerate(self.optimizer.param_groups):
+            rate = group["lr"]
+            if rate is not self._last[index] and rate is not self._rates[index]:
+                self._rates[index].fill_(rate)
+                self._last[index] = rate
+
+    def changed(self) -> str:
+        """Name a setting that differs from the one that was frozen; empty where none does."""
+        now = frozen(self.optimizer)
+        if now == self._frozen:
+            return ""
+        if len(now) != len(self._frozen):
+            return "the number of parameter groups"
+        for index, (ours, theirs) in enumerate(zip(self._frozen, now, strict=True)):
+            for key in {**ours, **theirs}:
+                if ours.get(key) != theirs.get(key):
+                    return f"{key} of parameter group {index}"
+        return "param_groups"
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Have the groups hold device tensors, and ask for kernels that read them, while a step is recorded."""
+        kind = type(self.optimizer)
+        asked = {"fused": True, "foreach": False} if kind in _FUSED else {"capturable": True}
+        if kind in _FUSED and self._rates and self._rates[0].is_cuda and kind is not torch.optim.SGD:
+            asked["capturable"] = True
+        before = [dict(group) for group in self.optimizer.param_groups]
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group.update({"lr": rate, **asked})
+        try:
+            yield
+        finally:
+            for group, values in zip(self.optimizer.param_groups, before, strict=True):
+                group.update({key: values[key] for key in ("lr", *asked)})
+
+
+def frozen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Give what a recording freezes of each parameter group: all but the learning rate, which is a tensor there."""
+    left_out = {"params", "lr", *_OF_SCHEDULERS}
+    return [
+        {
+            **{key: _comparable(value) for key, value in group.items() if key not in left_out},
+            "params": tuple(id(one) for one in group["params"]),
+            "lr": id(group["lr"]) if isinstance(group["lr"], torch.Tensor) else None,
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _comparable(value: Any) -> Any:
+    return id(value) if isinstance(value, torch.Tensor) else value
+
+
+def move_step_counts(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Put the step counts, which unfused optimizers keep on the host, where a recorded step reads them."""
+    for entry in optimizer.state.values():
+        count = entry.get(_STEP) if isinstance(entry, Mapping) else None
+        if isinstance(count, torch.Tensor) and count.device.type != device.type:
+            entry[_STEP] = count.to(device, torch.float32)
+
+
+def return_step_counts(optimizer: torch.optim.Optimizer) -> None:
+    """Put the step counts back on the host where the optimizer would read them there, one wait for the device each."""
+    for group in optimizer.param_groups:
+        if group.get("capturable") or group.get("fused"):
+            continue
+        for parameter in group["params"]:
+            count = optimizer.state.get(parameter, {}).get(_STEP)
+            if isinstance(count, torch.Tensor) and count.device.type != "cpu":
+                optimizer.state[parameter][_STEP] = count.cpu()
+
+
+def with_host_step_counts(optimizer: torch.optim.Optimizer, document: dict[str, Any]) -> dict[str, Any]:
+    """A state_dict post-hook: a checkpoint holds the step counts where eager would have them."""
+    plain = [not (group.get("capturable") or group.get("fused")) for group in optimizer.param_groups]
+    hosts = {index for group, host in zip(document["param_groups"], plain, strict=True) if host for index in group["params"]}
+    state = {
+        index: {**entry, _STEP: entry[_STEP].cpu()}
+        if index in hosts and isinstance(entry.get(_STEP), torch.Tensor)
+        else entry
+        for index, entry in document["state"].items()
+    }
+    return {**document, "state": state}

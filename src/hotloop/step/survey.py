@@ -1,0 +1,188 @@
+"""The survey: one real eager step, looked at operation by operation, before it is captured for the first time.
+
+It finds what a capture does not allow, with the user's line; what the step writes into that nobody named; whether the
+gradients that exist at its start are read; and which optimizers it steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import linecache
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch.dispatch import host_read, is_random, name_of, observing, tensors_in, user_place, written_by
+
+if TYPE_CHECKING:
+    from hotloop.step.holdings import Holdings
+
+_COPIES = ("aten._to_copy", "aten.copy_")
+
+
+@dataclasses.dataclass(frozen=True)
+class Obstacle:
+    """Why a step cannot be captured: the reason, the user's line, and how to change it."""
+
+    reason: str
+    hint: str
+    file: str | None = None
+    line: int | None = None
+
+    @property
+    def source(self) -> str:
+        """The user's line of code."""
+        return linecache.getline(self.file, self.line).strip() if self.file and self.line else ""
+
+    def __str__(self) -> str:
+        at = f" at {self.file}:{self.line}: {self.source}" if self.file else ""
+        return f"{self.reason}{at}"
+
+
+@dataclasses.dataclass
+class Survey:
+    """What one step did."""
+
+    operations: int = 0
+    random_operations: int = 0
+    obstacles: list[Obstacle] = dataclasses.field(default_factory=list)
+    stepped: list[str] = dataclasses.field(default_factory=list)
+    """Names of the optimizers that stepped, in order."""
+    read_gradients: set[str] = dataclasses.field(default_factory=set)
+    """Parameters whose gradient, as it was at the start, took part in the step."""
+    written_found: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    """Tensors from outside the step that it wrote into, and that the holdings did not know."""
+
+
+def survey(holdings: Holdings, device: torch.device, inputs: list[torch.Tensor], run: Callable[[], Any]) -> tuple[Any, Survey]:
+    """Run a step eagerly and look at it; gives its result and what was seen. The step is real: its changes stay.
+
+    Args:
+        holdings: what the step is known to change.
+        device: where it would be captured; operations that leave it are obstacles there.
+        inputs: its tensor arguments.
+        run: the step.
+    """
+    look = _Look(holdings, device, inputs)
+    with observing(look.operation), look.following():
+        result = run()
+    return result, look.seen
+
+
+class _Look:
+    def __init__(self, holdings: Holdings, device: torch.device, inputs: list[torch.Tensor]) -> None:
+        self.seen = Survey()
+        self._holdings, self._device = holdings, device
+        self._gradients = {_memory(one): name for name, one in holdings.gradients().items() if one is not None}
+        known = [*holdings.tensors().values(), *(one for one in holdings.gradients().values() if one is not None)]
+        self._known = {_memory(one) for one in known}
+        self._inputs = {_memory(one) for one in inputs}
+        self._made: set[int] = set()
+        self._places: set[tuple[str, int] | None] = set()
+        self._restored = self._stepping_now = 0
+
+    def operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.seen.operations += 1
+        self._look_before(operation, args, kwargs)
+        given = {_memory(one) for one in tensors_in(*args, *kwargs.values())}
+        for memory in given & self._gradients.keys():
+            self.seen.read_gradients.add(self._gradients[memory])
+        written = list(written_by(operation, args, kwargs))
+        result = operation(*args, **kwargs)
+        fresh = name_of(operation) == "aten.lift_fresh"  # torch.tensor(...) shows only here
+        self._made |= {memory for one in tensors_in(result) if (memory := _memory(one)) not in given or fresh}
+        for one in written:
+            self._wrote(one)
+        return result
+
+    def _look_before(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._stepping_now:  # a captured optimizer is told to stay on the device, another runs outside
+            return
+        if why := host_read(operation, args):
+            self._obstacle(why, "move it out of the step: return the tensor and read it there, every so many steps")
+        elif self._device.type != "cpu" and name_of(operation) in _COPIES and self._leaves(operation, args, kwargs):
+            self._obstacle("a tensor is copied to the host", "return the tensor, and copy it outside the step")
+        if is_random(operation):
+            self.seen.random_operations += 1
+            if self._restored:
+                self._obstacle(
+                    "random numbers are drawn inside activation checkpointing, which restores the random state",
+                    "leave dropout out of the checkpointed part, or checkpoint without dropout",
+                )
+
+    def _leaves(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if name_of(operation) == "aten.copy_":
+            return args[0].device.type == "cpu" and args[1].device.type != "cpu"
+        target = kwargs.get("device")
+        return target is not None and torch.device(target).type == "cpu" and args[0].device.type != "cpu"
+
+    def _wrote(self, tensor: torch.Tensor) -> None:
+        memory = _memory(tensor)
+        if memory in self._inputs:
+            self._obstacle("the step writes into its own argument", "work on a copy: x = x.clone()")
+        elif memory not in self._known and memory not in self._made:
+            self._known.add(memory)
+            self.seen.written_found.append(tensor.detach())
+
+    def _obstacle(self, reason: str, hint: str) -> None:
+        place = user_place(sys._getframe(2))  # noqa: SLF001 - Python's own documented way to look at a running stack
+        if place not in self._places:
+            self._places.add(place)
+            file, line = place or (None, None)
+            self.seen.obstacles.append(Obstacle(reason, hint, file, line))
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Note which optimizers step, and when checkpointing restores a random state."""
+        handles = [
+            handle
+            for name, optimizer in self._holdings.optimizers.items()
+            for handle in (
+                optimizer.register_step_pre_hook(self._stepping(name)),
+                optimizer.register_step_post_hook(self._stepped),
+            )
+        ]
+        original = torch.random.fork_rng
+
+        @contextlib.contextmanager
+        def forked(*args: Any, **kwargs: Any) -> Iterator[None]:
+            restores = kwargs.get("enabled", True)
+            self._restored += restores
+            try:
+                with original(*args, **kwargs):
+                    yield
+            finally:
+                self._restored -= restores
+
+        torch.random.fork_rng = forked  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            torch.random.fork_rng = original
+            for handle in handles:
+                handle.remove()
+
+    def _stepping(self, name: str) -> Callable[..., None]:
+        def hook(_optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            self.seen.stepped.append(name)
+            if any(callable(one) for one in (*args[1:], *kwargs.values())):
+                self._obstacle(
+                    "the optimizer runs the model itself, through a closure",
+                    "none: such an optimizer (LBFGS) decides on the host how often it runs the model",
+                )
+            self._stepping_now += 1
+
+        return hook
+
+    def _stepped(self, *_: Any) -> None:
+        self._stepping_now -= 1
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """Tell tensors apart by the memory that they look at."""
+    if tensor.layout != torch.strided:
+        return id(tensor)
+    return tensor.untyped_storage().data_ptr() or id(tensor)

@@ -1,0 +1,72 @@
+"""Tiers: the ways to run a whole step, their names, and which one is a rung below which."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from hotloop import presets
+from hotloop.errors import ConfigError
+
+GRAPH = "+graph"
+BASES: dict[str, dict[str, Any]] = {
+    "eager": {},
+    "as-given": {},
+    "regional": {"preset": "default", "regions": "blocks"},
+    "full": {"preset": "default", "regions": "whole"},
+    "autotune": {"preset": "max-autotune-no-cudagraphs", "regions": "whole"},
+}
+"""What each base asks of `hotloop.compile`; a preset's name is a base as well."""
+NAMED = ("eager", "eager+graph", "regional", "regional+graph", "full", "full+graph", "autotune+graph")
+"""The tiers that `run="auto"` chooses among; on a CPU those without a graph."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tier:
+    """A way to run a step: what its model is compiled with, and whether it is captured as one graph."""
+
+    base: str
+    graph: bool = False
+
+    @property
+    def name(self) -> str:
+        """What settings, status and messages call it."""
+        return self.base + (GRAPH if self.graph else "")
+
+    @property
+    def compiles(self) -> bool:
+        """Tell whether hotloop compiles the model for it."""
+        return self.base not in ("eager", "as-given")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Give the arguments for `hotloop.compile`."""
+        return dict(BASES.get(self.base) or {"preset": self.base})
+
+    def without_graph(self) -> Tier:
+        """Give the same code, run call by call."""
+        return Tier(self.base)
+
+    def uncompiled(self, given: str) -> Tier:
+        """Give the same way to run, of the model as the user gave it (``eager`` or ``as-given``)."""
+        return Tier(given, self.graph)
+
+
+def parse(name: str) -> Tier:
+    """Read a tier's or preset's name, with or without ``+graph``, in any case.
+
+    Raises:
+        ConfigError: there is no such tier or preset.
+    """
+    base, plus, rest = name.strip().lower().partition(GRAPH)
+    if not rest and base in BASES:
+        return Tier(base, bool(plus))
+    if not rest:
+        try:
+            found = presets.get(base).name
+        except ConfigError:
+            found = ""
+        if found:
+            return Tier("eager" if found == "none" else found, bool(plus))
+    known = ("auto", *NAMED, *presets.PRESETS)
+    raise ConfigError(f"run {name!r}: {presets.expected(name, known)}; a preset may end in {GRAPH}")

@@ -1,0 +1,105 @@
+"""A captured step without a GPU: every operation is recorded with its storages, and replayed into them.
+
+What a CUDA graph does to a step, this does too: no Python of the step runs in a replay, host numbers are frozen, results
+and gradients are overwritten in place, reading a value on the host ends the capture. What it does not show: kernels that
+Inductor generates for a CPU (they pass the dispatcher by), streams, and memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch.dispatch import host_read, observing, tensors_in
+from hotloop.step import engines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class CaptureForbiddenError(RuntimeError):
+    """An operation that no capture allows; CUDA raises ``cudaErrorStreamCaptureUnsupported`` here."""
+
+
+def captured_step_emulation() -> contextlib.AbstractContextManager[None]:
+    """Let ``hotloop.Loop`` capture steps on the CPU while the block runs, so that every ``+graph`` tier can be tested.
+
+    A replay runs the recorded operations one by one: it is as slow as eager, and equal to it bit by bit.
+    """
+    return engines.using("cpu", TapeEngine)
+
+
+class TapeEngine:
+    """Records operations on a tape."""
+
+    name = "tape"
+
+    def begin(self, device: torch.device) -> TapeRecording:  # noqa: ARG002 - the CPU is the only one
+        """Begin a tape."""
+        return TapeRecording()
+
+    @contextlib.contextmanager
+    def ambience(self, device: torch.device) -> Iterator[None]:  # noqa: ARG002 - the CPU is the only one
+        """Answer code that looks for a capture as a capture will."""
+        with engines.told_capturing():
+            yield
+
+
+class TapeRecording:
+    """A tape that is being recorded; operations run as they are recorded."""
+
+    def __init__(self) -> None:
+        self._open: contextlib.ExitStack | None = None
+        self._tape = Tape()
+        self.resume()
+
+    def resume(self) -> None:
+        """Begin a new tape."""
+        self._tape = Tape()
+        self._open = contextlib.ExitStack()
+        self._open.enter_context(engines.told_capturing())
+        self._open.enter_context(observing(self._tape.record))
+
+    def cut(self) -> Tape:
+        """End the tape."""
+        self.abandon()
+        return self._tape
+
+    def abandon(self) -> None:
+        """Stop recording."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def close(self) -> None:
+        """Nothing is left open."""
+        self.abandon()
+
+
+class Tape:
+    """Recorded operations, each with the tensors that it was given and those that it made."""
+
+    def __init__(self) -> None:
+        self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
+
+    def record(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and keep it.
+
+        Raises:
+            CaptureForbiddenError: Python waits for its result.
+        """
+        if why := host_read(operation, args):
+            raise CaptureForbiddenError(f"operation not permitted while a step is captured: {why}")
+        result = operation(*args, **kwargs)
+        self._operations.append((operation, args, kwargs, list(tensors_in(result))))
+        return result
+
+    def replay(self) -> None:
+        """Run the operations again, in order, each result into the storage of the first one."""
+        with torch.no_grad():
+            for operation, args, kwargs, made in self._operations:
+                for old, new in zip(made, tensors_in(operation(*args, **kwargs)), strict=True):
+                    if old.data_ptr() != new.data_ptr():
+                        old.copy_(new)
