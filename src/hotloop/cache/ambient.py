@@ -1,0 +1,137 @@
+"""The modes that a compile depends on besides the code: of one call (autocast, gradients), and of the process."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import operator
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch.ledger import private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_FUNCTIONS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "default device": (lambda: str(torch.get_default_device()), torch.set_default_device),
+    "deterministic": (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    "flash attention": (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+    "math attention": (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    "efficient attention": (
+        torch.backends.cuda.mem_efficient_sdp_enabled,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+    ),
+    "cudnn attention": (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+}
+_ATTRIBUTES = (
+    "backends.cudnn.enabled",
+    "backends.cudnn.benchmark",
+    "backends.cudnn.deterministic",
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "backends.fp32_precision",
+    "backends.cuda.matmul.fp32_precision",
+    "backends.cudnn.conv.fp32_precision",
+    "backends.cudnn.rnn.fp32_precision",
+    "backends.mkldnn.matmul.fp32_precision",
+    "backends.mkldnn.conv.fp32_precision",
+    "utils.deterministic.fill_uninitialized_memory",
+)
+_COMPILERS = ("torch._dynamo:config", "torch._functorch:config", "torch._inductor:config")
+_OF_THIS_PROCESS = ("compile_threads", "worker_start_method", "quiesce_async_compile_pool")
+"""The compiler's settings that a child has its own of."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Modes:
+    """The modes of one call.
+
+    ``training`` holds each submodule's flag, in the order of ``modules()``; ``autocast`` a dtype by device type.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: Mapping[str, torch.dtype]
+    autocast_cache: bool
+    training: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, module: torch.nn.Module) -> Modes:
+        """Note the modes that are in force in this thread, and the module's training flags."""
+        return cls(
+            grad=torch.is_grad_enabled(),
+            inference=torch.is_inference_mode_enabled(),
+            autocast={
+                kind: torch.get_autocast_dtype(kind)
+                for kind in ("cpu", "cuda")
+                if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+            },
+            autocast_cache=torch.is_autocast_cache_enabled(),
+            training=tuple(part.training for part in module.modules()),
+        )
+
+    @contextlib.contextmanager
+    def on(self, module: torch.nn.Module) -> Iterator[None]:
+        """Put the modes in force while the block runs; the training flags stay as they were noted."""
+        for part, training in zip(module.modules(), self.training, strict=True):
+            part.training = training
+        with contextlib.ExitStack() as stack:
+            if self.inference:
+                stack.enter_context(torch.inference_mode())
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for kind, dtype in self.autocast.items():
+                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=self.autocast_cache))
+            yield
+
+
+def process_settings() -> dict[str, Any]:
+    """Give the settings of this process, by name: plain data that pickles."""
+    found = {name: get() for name, (get, _) in _FUNCTIONS.items()}
+    found |= {name: operator.attrgetter(name)(torch) for name in _ATTRIBUTES}
+    for path in _COMPILERS:
+        if path.replace(":", ".") in sys.modules:  # else nobody has changed them, and importing them costs a second
+            values = private(path).get_config_copy()
+            found[path] = {
+                name: value for name, value in values.items() if _is_plain(value) and name not in _OF_THIS_PROCESS
+            }
+    return found
+
+
+def apply_process_settings(settings: Mapping[str, Any]) -> None:
+    """Make this process's settings equal to those of another. What is equal already is not touched."""
+    now = {name: get() for name, (get, _) in _FUNCTIONS.items()}
+    for name, (_, put) in _FUNCTIONS.items():
+        if settings[name] != now[name]:
+            put(settings[name])
+    for name in _ATTRIBUTES:
+        if settings[name] != operator.attrgetter(name)(torch):
+            home, _, attribute = name.rpartition(".")
+            setattr(operator.attrgetter(home)(torch), attribute, settings[name])
+    for path in _COMPILERS:
+        if path in settings:
+            config = private(path)
+            own = config.get_config_copy()
+            for name, value in settings[path].items():
+                if value != own.get(name, value):
+                    setattr(config, name, value)
+
+
+def caches_compiles() -> str:
+    """Give why Inductor keeps nothing on disk in this process; an empty text where it does."""
+    config = private("torch._inductor:config")
+    if config.force_disable_caches:
+        return "Inductor's caches are off (force_disable_caches)"
+    return "" if config.fx_graph_cache else "Inductor's graph cache is off (fx_graph_cache)"
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_plain(item) for pair in value.items() for item in pair)
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(_is_plain(item) for item in value)
+    return value is None or isinstance(value, bool | int | float | str)

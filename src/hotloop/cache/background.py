@@ -1,0 +1,241 @@
+"""A child process that fills Inductor's compile cache while this one trains on.
+
+It is started anew (no fork: no CUDA context, lock or thread is inherited), runs at low priority with few compile
+workers and a bounded share of the GPU's free memory, and dies with its parent. It leaves no files: the request, its log
+and its report are nameless temporary ones, and its standard input is a pipe whose end tells it that the parent is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from typing import IO, TYPE_CHECKING, Literal, Self
+
+import torch
+
+from hotloop.cache.portable import BackgroundUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hotloop.cache.request import Request
+
+PROGRAM = "hotloop.step.child"
+NICENESS = 10
+"""Added to the child's: it, its compile workers and (on Linux) their reads and writes give way to the training."""
+MAX_WORKERS = 4
+INSIDE = "HOTLOOP_BACKGROUND"
+"""Set in the child's environment, so that a workload that makes a Loop there does not start a child of its own."""
+REPORT_END = b"}\n"
+_CONTEXT_BYTES = 2**30
+"""Of GPU memory, for the child's CUDA context and kernels, which torch's limit does not count."""
+_LOG_BYTES = 4 * 2**20
+_REASON_BYTES = 2000
+_REASON_LINES = 4
+_LOOK_SECONDS = 1.0
+# The child gives way before it imports torch, and imports from where this process does, whatever its own start adds.
+_BOOT = (
+    "import json, os, runpy, sys; given = json.loads(sys.argv[1]); os.nice(given['nice']); sys.path[:] = given['path'];"
+    "runpy.run_module(given['program'], run_name='__main__')"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Done:
+    """The cache is full. Seconds are the child's own wall-clock time.
+
+    ``state`` is that of `hotloop.status` (``compiled`` or ``partial``), ``causes`` why it is no better; ``graphs``
+    counts compiled frames, ``cache_misses`` what was compiled anew. ``peak_bytes`` is the child's GPU memory.
+    """
+
+    seconds: float
+    compile_seconds: float
+    graphs: int
+    cache_hits: int
+    cache_misses: int
+    state: str
+    causes: tuple[str, ...]
+    peak_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """The child failed, was stopped, or took too long; ``reason`` is for people."""
+
+    reason: str
+
+
+Outcome = Literal["running"] | Done | Failed
+
+
+class BackgroundCompile:
+    """A child that compiles what a request describes. Make it with `start`; ask `poll` as often as you like."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], report: IO[bytes], limit: float) -> None:
+        self._process, self._log, self._report, self._limit = process, log, report, limit
+        self._began = self._looked = time.monotonic()
+        self._outcome: Outcome = "running"
+        self._end = weakref.finalize(self, _kill, process, os.getpid())  # also at the interpreter's end
+
+    @classmethod
+    def start(cls, request: Request, *, limit_seconds: float = 1800.0, program: str = PROGRAM) -> Self:
+        """Start a child; returns at once (about 10 ms).
+
+        Args:
+            request: what to compile.
+            limit_seconds: after which the child is stopped and has failed.
+            program: the module that runs as the child.
+
+        Raises:
+            BackgroundUnavailableError: no child can run here; the message says why.
+        """
+        if os.name != "posix":
+            raise BackgroundUnavailableError(f"it needs a POSIX system, and this is {sys.platform}")
+        if os.environ.get(INSIDE):
+            raise BackgroundUnavailableError("this process is itself compiling for another one")
+        limits = _memory_limits(request)
+        text = request.dumps()
+        given = {"nice": NICENESS, "path": [os.path.abspath(place) for place in sys.path], "program": program}  # noqa: PTH100 - an empty entry means here
+        log, report = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - they live as long as the child
+        try:
+            with tempfile.TemporaryFile() as file:
+                file.write(text)
+                file.flush()
+                file.seek(0)
+                inherited = (file.fileno(), report.fileno())
+                arguments = json.dumps({**given, "request": inherited[0], "report": inherited[1], "memory": limits})
+                process = subprocess.Popen(  # noqa: S603 - our own interpreter and program
+                    [sys.executable, *_interpreter_flags(), "-c", _BOOT, arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    pass_fds=inherited,
+                    start_new_session=True,  # Ctrl-C goes to the training alone; the whole group is killed at the end
+                    env=_environment(),
+                )
+        except OSError as error:
+            log.close()
+            report.close()
+            raise BackgroundUnavailableError(f"the child process cannot be started: {error}") from error
+        return cls(process, log, report, limit_seconds)
+
+    @property
+    def pid(self) -> int:
+        """The child's process number, which is its group's as well."""
+        return self._process.pid
+
+    def poll(self) -> Outcome:
+        """Say how it stands, in microseconds; once it is no longer running, the answer stays."""
+        if self._outcome != "running":
+            return self._outcome
+        if self._process.poll() is not None:
+            self._settle(self._result())
+        elif time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._look()
+        return self._outcome
+
+    def stop(self) -> None:
+        """Kill the child and everything it started, and wait until it is gone. Calling it again does nothing."""
+        if self.poll() == "running":
+            self._settle(Failed("stopped"))
+
+    def _look(self) -> None:
+        """Once a second: is it over its time, does its log grow without end?"""
+        self._looked = time.monotonic()
+        if self._looked - self._began > self._limit:
+            self._settle(Failed(f"it took longer than {self._limit:g} s{_because(self._tail())}"))
+        elif os.fstat(self._log.fileno()).st_blocks * 512 > _LOG_BYTES:
+            os.ftruncate(self._log.fileno(), 0)  # the child writes on at its place: what was before takes no room
+
+    def _settle(self, outcome: Done | Failed) -> None:
+        self._outcome = outcome
+        self._end()
+        self._log.close()
+        self._report.close()
+
+    def _result(self) -> Done | Failed:
+        """Read the report of a child that has ended."""
+        code = self._process.returncode
+        text = os.pread(self._report.fileno(), os.fstat(self._report.fileno()).st_size, 0)
+        if text.endswith(REPORT_END):  # else it was killed while it wrote
+            facts = json.loads(text)
+            return Failed(facts["failed"]) if "failed" in facts else Done(**{**facts, "causes": tuple(facts["causes"])})
+        if code < 0:
+            name = signal.Signals(-code).name
+            hint = "; the machine may be out of memory" if name == "SIGKILL" else ""
+            return Failed(f"the child was killed by {name}{hint}{_because(self._tail())}")
+        return Failed(f"the child ended with code {code} and no report{_because(self._tail())}")
+
+    def _tail(self) -> str:
+        """Give the last lines of the child's log."""
+        size = os.fstat(self._log.fileno()).st_size
+        text = os.pread(self._log.fileno(), _REASON_BYTES, max(0, size - _REASON_BYTES)).decode("utf-8", "replace")
+        lines = [line.strip("\0 \t") for line in text.splitlines()]
+        return " | ".join([line for line in lines if line][-_REASON_LINES:])
+
+
+def _because(tail: str) -> str:
+    return f": {tail}" if tail else ""
+
+
+def _kill(process: subprocess.Popen[bytes], owner: int) -> None:
+    """End the child's whole group, if it has not ended itself. A process forked from the owner leaves it alone."""
+    if os.getpid() != owner:
+        return
+    if process.poll() is None:  # not reaped yet, so the number is still its own
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def _interpreter_flags() -> list[str]:
+    """Give the flags that decide what code means and where it is found, as this interpreter was started."""
+    flags = sys.flags
+    optimised = ["-" + "O" * flags.optimize] if flags.optimize else []
+    found = {"-I": flags.isolated, "-E": flags.ignore_environment, "-s": flags.no_user_site, "-S": flags.no_site}
+    return [*optimised, *(flag for flag, on in found.items() if on), "-P"]
+
+
+def _environment() -> Mapping[str, str]:
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = max(1, min(MAX_WORKERS, cpus // 4))
+    given = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")
+    if given.isdecimal():
+        workers = min(workers, int(given))
+    kept = {name: value for name, value in os.environ.items() if name != "HOTLOOP_DISABLE"}
+    return {**kept, INSIDE: "1", "TORCHINDUCTOR_COMPILE_THREADS": str(workers)}
+
+
+def _memory_limits(request: Request) -> dict[str, float]:
+    """Give the share of each GPU's memory that the child may take, by device index.
+
+    Raises:
+        BackgroundUnavailableError: what the step needs does not fit into what is free.
+    """
+    used = {storage.device for storage in request.tensors.storages if storage.device.startswith("cuda")}
+    if request.factory and torch.cuda.is_available():
+        used.add(f"cuda:{torch.cuda.current_device()}")
+    return {str(torch.device(name).index or 0): _share(request, name) for name in sorted(used)}
+
+
+def _share(request: Request, name: str) -> float:
+    free, total = torch.cuda.mem_get_info(name)
+    # What this process has needed before, it may need again; torch's allocator has given it back meanwhile.
+    kept = torch.cuda.max_memory_reserved(name) - torch.cuda.memory_reserved(name) + total // 20
+    room = free - kept - _CONTEXT_BYTES
+    need = request.peak_bytes if request.peak_bytes is not None else torch.cuda.max_memory_allocated(name)
+    need = max(need, 2 * request.tensors.bytes_on(name))  # at least the gradients come on top
+    if need > room:
+        raise BackgroundUnavailableError(
+            f"a second copy of the step needs {need / 2**30:.1f} GiB on {name}, and {max(room, 0) / 2**30:.1f} GiB "
+            "can be spared"
+        )
+    return min(room, max(2 * need, _CONTEXT_BYTES)) / total
