@@ -1,22 +1,33 @@
 """Measuring: the time of steps, the difference between two sets of tensors, the shapes that a run sees."""
 
+from hotloop.measure.buckets import Buckets, bucket_edges
+from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, VaryingDim, signature
 from hotloop.measure.differences import CHUNK, Difference, Mismatch, differences
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
 from hotloop.measure.tree import Structure, flatten, unflatten
 
 __all__ = [
     "CHUNK",
+    "Buckets",
+    "Census",
     "Difference",
     "Event",
+    "Inputs",
+    "Look",
     "Mark",
     "Mismatch",
+    "Seen",
     "StepClock",
     "Structure",
     "Timing",
+    "Unhashed",
+    "VaryingDim",
+    "bucket_edges",
     "differences",
     "flatten",
     "interval",
     "ratio_interval",
+    "signature",
     "spread",
     "typical",
     "unflatten",

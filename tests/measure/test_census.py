@@ -1,0 +1,209 @@
+"""The census tells inputs apart as a compiler would, counts them in bounded memory, and finds what varies."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import random
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+from hotloop.errors import ConfigError
+from hotloop.measure import Census, bucket_edges, signature
+
+
+def inputs(length, **kwargs):
+    return signature((torch.zeros(4, length),), {"y": torch.zeros(4, dtype=torch.int64), **kwargs})
+
+
+class Batch(dict):
+    pass
+
+
+X = torch.zeros(4, 8)
+DIFFERENT = {
+    "shape": ((X,), (torch.zeros(4, 9),)),
+    "rank": ((X,), (X[None],)),
+    "dtype": ((X,), (X.half(),)),
+    "device": ((X,), (X.to("meta"),)),
+    "requires_grad": ((X,), (X.clone().requires_grad_(),)),
+    "strides": ((X,), (torch.zeros(8, 4).t(),)),
+    "subclass": ((X,), (torch.nn.Parameter(X, requires_grad=False),)),
+    "layout": ((torch.eye(3),), (torch.eye(3).to_sparse(),)),
+    "container": (((X,),), ([X],)),
+    "mapping's type": (({"x": X},), (Batch(x=X),)),
+    "key": (({"x": X},), ({"z": X},)),
+    "value": ((X, 1), (X, 2)),
+    "bool and int": ((X, True), (X, 1)),
+    "int and float": ((X, 1), (X, 1.0)),
+    "signed zeros": ((X, 0.0), (X, -0.0)),
+    "None": ((X, None), (X, False)),
+    "another object": ((X, object()), (X, object())),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_signatures_differ_where_a_compiler_would_tell_inputs_apart(name):
+    one, other = DIFFERENT[name]
+    assert signature(one, {}) != signature(other, {})
+    assert signature(one, {}) == signature(one, {})
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1.5, 3, "text", None, torch.float32, torch.Size([2])])
+def test_equal_inputs_have_equal_signatures(value):
+    a, b = (signature((torch.ones(2, 3), [value]), {"x": torch.ones(1)}) for _ in range(2))
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a.exact
+
+
+def test_values_that_cannot_be_compared_are_told_by_type_and_said_to_be():
+    one, other = (signature((np.full(3, value), {value}), {}) for value in (1, 2))
+    assert one == other
+    assert not one.exact
+    assert str(one) == "args[0] numpy.ndarray, args[1] builtins.set"
+
+
+def test_signatures_hold_no_tensor():
+    x = torch.ones(3, 3).t().requires_grad_()
+    kept, died = signature((x,), {}), weakref.ref(x)
+    del x
+    gc.collect()
+    assert died() is None
+    assert "float32[3, 3]" in str(kept)
+
+
+def test_counts_first_steps_and_shares():
+    census = Census()
+    assert census.note(inputs(8)).new
+    assert not census.note(inputs(8)).new
+    seen = census.note(inputs(9))
+    assert (seen.count, seen.first, seen.share, seen.tracked) == (1, 2, pytest.approx(1 / 3), True)
+    seen = census.note(inputs(8))
+    assert (seen.count, seen.first, seen.share) == (3, 0, 0.75)
+    assert census.seen(inputs(8)) == seen
+    assert census.seen(inputs(10)) is None
+    assert census.steps == 4
+
+
+def test_new_ones_of_the_last_steps():
+    census = Census()
+    for length in (8, 9, 8, 8, 10, 11, 8):
+        census.note(inputs(length))
+    assert [census.new_in_last(steps) for steps in (1, 2, 3, 5, 6, 7)] == [0, 1, 2, 2, 3, 4]
+
+
+def test_recurring_ones_come_back_and_keep_coming_back():
+    census = Census()
+    for _ in range(3):
+        census.note(inputs(100))  # a burst at the start, never again
+    for step in range(100):
+        census.note(inputs(7) if step % 10 == 9 else inputs(8))
+    assert census.recurring() == [inputs(8), inputs(7)]
+    assert inputs(100) in census.recurring(share=0.01)
+    assert census.recurring(least=50) == [inputs(8)]
+
+
+def test_varying_dims_are_named_as_the_author_knows_them():
+    census = Census()
+    for length in (8, 12, 8, 16):
+        batch = {"input_ids": torch.zeros(2, length), "labels": torch.zeros(2)}
+        census.note(signature((batch, torch.zeros(3, length)), {"mask": torch.zeros(1, 2)}))
+    found = {(each.name, each.dim): (each.least, each.most, each.distinct) for each in census.varying_dims()}
+    assert found == {("args[0].input_ids", 1): (8, 16, 3), ("args[1]", 1): (8, 16, 3)}
+    assert census.sizes("args[0].input_ids", 1) == {8: 2, 12: 1, 16: 1}
+
+
+def test_memory_is_bounded_and_sizes_past_it_still_count():
+    census = Census(limit=4)
+    for length in (1, 2, 3, 4, 5, 6, 6, 1):
+        seen = census.note(inputs(length))
+    assert (seen.count, seen.tracked) == (2, True)
+    assert census.untracked == 3
+    assert not census.note(inputs(6)).tracked
+    assert len(census.to_dict()["frequent"]) == census.to_dict()["signatures"] == 4
+    assert census.sizes("args[0]", 1) == {1: 2, 2: 1, 3: 1, 4: 1, 5: 1, 6: 3}
+    assert census.new_in_last(2) == 1
+    for length in range(100, 1100):
+        census.note(signature((torch.empty(length, device="meta"),), {f"name_{length}": torch.empty(1, device="meta")}))
+    held = list(census._untracked_sizes.values())
+    assert len(held) <= 4
+    assert all(len(sizes) <= 64 for sizes in held)
+    assert census.new_in_last(10_000) <= 4 + 4
+
+
+def test_the_record_is_json_with_the_most_frequent_first():
+    census = Census()
+    for length in (9, 8, 8):
+        census.note(inputs(length, update=True))
+    document = json.loads(json.dumps(census.to_dict()))
+    assert document["frequent"][0] == {
+        "inputs": "args[0] float32[4, 8], y int64[4], update True",
+        "count": 2,
+        "first": 1,
+    }
+    assert document["varying_dims"] == [{"name": "args[0]", "dim": 1, "least": 8, "most": 9, "distinct": 2}]
+
+
+def waste(sizes, edges):
+    return sum(count * (min(edge for edge in edges if edge >= size) - size) for size, count in sizes.items())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_edges_are_as_good_as_the_best_of_all(seed):
+    draw = random.Random(seed)
+    sizes = {draw.randint(1, 40): draw.randint(1, 20) for _ in range(draw.randint(1, 9))}
+    buckets = draw.randint(1, 5)
+    found = bucket_edges(sizes, buckets)
+    choices = (
+        (*inner, max(sizes))
+        for number in range(buckets)
+        for inner in itertools.combinations(sorted(sizes)[:-1], number)
+    )
+    best = min(waste(sizes, edges) for edges in choices)
+    assert waste(sizes, found.edges) == best
+    assert len(found.edges) <= buckets
+    assert found.edges == tuple(sorted(found.edges))
+    used = sum(size * count for size, count in sizes.items())
+    assert found.waste == pytest.approx(best / (best + used))
+
+
+def test_edges_are_multiples_and_cover_the_largest():
+    found = bucket_edges({65: 10, 70: 5, 190: 3, 200: 1}, 2, multiple=8)
+    assert found.edges == (72, 200)
+    assert bucket_edges({3: 1, 4: 1}, 8, multiple=64).edges == (64,)
+
+
+def test_thousands_of_sizes_are_coarsened_not_searched_for_minutes():
+    found = bucket_edges(dict.fromkeys(range(1, 5001), 1), 4)
+    assert len(found.edges) == 4
+    assert found.edges[-1] >= 5000
+    assert found.waste == pytest.approx(0.2, abs=0.01)  # even quarters of 1..5000: 625 of padding on 2500 used
+
+
+def test_the_census_suggests_buckets_from_what_it_saw():
+    census = Census()
+    for length in [64] * 50 + [60] * 50 + [250] * 10 + [256]:
+        census.note(inputs(length))
+    assert census.suggest_buckets("args[0]", 1, 2).edges == (64, 256)
+    assert census.suggest_buckets("args[0]", 1, 2).waste < 0.05
+    with pytest.raises(ConfigError, match=r"no input 'x' with a dimension 1 was seen; seen were args\[0\], y"):
+        census.suggest_buckets("x", 1, 2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: Census(limit=0),
+        lambda: bucket_edges({}, 2),
+        lambda: bucket_edges({1: 1}, 0),
+        lambda: bucket_edges({1: 1}, 1, multiple=0),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call):
+    with pytest.raises(ConfigError):
+        call()
