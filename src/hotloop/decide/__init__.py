@@ -11,6 +11,7 @@ from hotloop.decide.choose import EAGER_STEPS, decide
 from hotloop.decide.horizon import Horizon, horizon, remaining
 from hotloop.decide.options import Action, Decision, Option, Source, Standing
 from hotloop.decide.priors import Facts, expect
+from hotloop.decide.speeds import Speeds
 from hotloop.decide.trial import Outcome, Trial, Verdict, median_interval
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Option",
     "Outcome",
     "Source",
+    "Speeds",
     "Standing",
     "Trial",
     "Verdict",

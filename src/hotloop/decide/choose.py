@@ -12,8 +12,8 @@ for the next). A preparation must fit in the credit at its worst (`guard`), and 
 left for trials.
 
 Hysteresis: a switch needs a saving of `MIN_GAIN` clear of noise (`trial`), a rejected tier comes back only when the
-horizon has grown `REGROWN` times, and timings of another time are never compared: they lead to a trial, not to a
-switch.
+horizon has grown `REGROWN` times, and times of different moments are never compared (`speeds`): a tier that became
+slow is timed beside the base tier, and only left when that is faster now.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.decide import guard
 from hotloop.decide.horizon import Horizon, remaining
-from hotloop.decide.options import Action, Decision, Option, Standing, number
+from hotloop.decide.options import ASK_SECONDS, Action, Decision, Option, Standing, number
 from hotloop.decide.trial import MIN_GAIN
 from hotloop.decide.words import milliseconds, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-PAYS = {"measured": 1.0, "stored": 1.1, "prior": 1.5}
+PAYS = {"measured": 1.0, "stored": 1.1, "prior": 1.25}
 """How many times its cost an option must be expected to save, by the source of its figures; chosen, not measured."""
 
 CHEAP = 0.1
@@ -40,10 +40,14 @@ CHEAP = 0.1
 REGROWN = 4.0
 """A rejected tier is tried again when the horizon has grown this many times."""
 
+SLOWED = 1.3
+"""Steps that take so many times what they took are looked into: the base tier is timed beside them."""
+
 EAGER_STEPS = 8
 """Steps to run eager before anything is decided: the first three warm up, the rest are timed."""
 
-_FEWEST_TO_ASK, _SECONDS_TO_ASK = 20, 5.0
+_FEWEST_TO_ASK = 20
+_NEVER = 1e18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +72,7 @@ class _Case:
     @property
     def pays_after(self) -> int:
         """Steps in which the saving makes up for the cost."""
-        return math.ceil(self.cost / self.saving) if self.saving > 0 else 0
+        return math.ceil(min(_NEVER, self.cost / self.saving)) if self.saving > 0 else 0
 
     @property
     def effort(self) -> float:
@@ -100,7 +104,7 @@ def decide(standing: Standing, options: Sequence[Option]) -> Decision:
         The decision. It never raises, whatever the figures are: what is no number is never chosen.
     """
     eager = number(standing.eager_seconds)
-    step = number(standing.step_seconds) if standing.tier != "eager" else eager
+    step = number(standing.step_seconds) if standing.tier != standing.base else eager
     if not eager or not step:
         wait = max(1, EAGER_STEPS - max(0, standing.step))
         return Decision(
@@ -113,9 +117,13 @@ def decide(standing: Standing, options: Sequence[Option]) -> Decision:
     facts = _facts(standing, eager, step)
     if (ready := _ready(facts, options)) is not None:
         return ready
+    if (check := _slowed(facts, options)) is not None:
+        return check
     refused: list[str] = []
     cases = [_case(facts, option) for option in options if _eligible(facts, option, refused)]
     cases = [case for case in cases if case.pays and _allowed(facts, case, refused)]
+    if standing.preparing is not None:
+        cases = _meanwhile(facts, cases, options)
     if not cases:
         return _stay(facts, refused, options)
     best = max(cases, key=lambda case: case.value)
@@ -166,6 +174,25 @@ def _ready(facts: _Facts, options: Sequence[Option]) -> Decision | None:
     )
 
 
+def _slowed(facts: _Facts, options: Sequence[Option]) -> Decision | None:
+    """Time the base tier beside one that became slow: is it the machine and the batches, or the tier?"""
+    standing = facts.standing
+    recent = number(standing.recent_seconds)
+    back = [option for option in options if option.tier == standing.base and option.usable]
+    if recent is None or not back or standing.tier == standing.base or recent < SLOWED * facts.step:
+        return None
+    if facts.trial_room <= 0 and recent <= facts.eager:
+        return None
+    here, was = milliseconds(recent), milliseconds(facts.step)
+    return Decision(
+        action="try",
+        tier=standing.base,
+        reason=f"{standing.base}: a step in {standing.tier} takes {here}, was {was}: timed side by side to see why",
+        numbers=_numbers(facts, _case(facts, back[0])) | {"recent_seconds": recent},
+        ask_again_in_steps=_FEWEST_TO_ASK,
+    )
+
+
 def _eligible(facts: _Facts, option: Option, refused: list[str]) -> bool:
     standing = facts.standing
     if not option.usable or option.tier == standing.tier:
@@ -183,18 +210,26 @@ def _eligible(facts: _Facts, option: Option, refused: list[str]) -> bool:
     return facts.step - option.step_seconds >= MIN_GAIN * facts.step
 
 
+def _meanwhile(facts: _Facts, cases: list[_Case], options: Sequence[Option]) -> list[_Case]:
+    """Keep what is cheap beside the background compile going on: anything else would be paid for twice."""
+    coming = [_case(facts, option) for option in options if option.tier == facts.standing.preparing and option.usable]
+    most = CHEAP * max((case.effort for case in coming), default=0.0)
+    return [case for case in cases if case.effort <= most]
+
+
 def _allowed(facts: _Facts, case: _Case, refused: list[str]) -> bool:
     """Whether the promise and the trials' share have room for the option."""
     option = case.option
     credit = facts.credit + guard.known_saving_seconds(option, facts.horizon, facts.step)
     # A background compile is no bet yet: when it is done, the swap is asked for again, with what is known then.
     worst = option.cost_seconds if option.background_seconds is not None else option.worst_cost_seconds
-    if worst > credit:
+    # Going back to what stands ready costs nothing, and must stay possible when nothing may be lost any more.
+    if worst > max(0.0, credit):
         refused.append(
             f"{option.tier} would pay, but may cost {seconds(worst)} and only {seconds(max(0.0, credit))} may be lost"
         )
         return False
-    if guard.trial_cost_seconds(option) > facts.trial_room:
+    if option.cost_seconds > 0 and (facts.trial_room <= 0 or guard.trial_cost_seconds(option) > facts.trial_room):
         refused.append(f"{option.tier} would pay, but trials have taken their {guard.TRIAL_SHARE:.0%} of the run")
         return False
     return True
@@ -272,7 +307,7 @@ def _stay(facts: _Facts, refused: list[str], options: Sequence[Option]) -> Decis
             )
     # Often enough to see a tier that became slower, seldom enough to cost nothing: every quarter of the run so far, at
     # most every five seconds.
-    most = max(_FEWEST_TO_ASK, math.ceil(min(1e6, _SECONDS_TO_ASK / facts.step)))
+    most = max(_FEWEST_TO_ASK, math.ceil(min(_NEVER, ASK_SECONDS / facts.step)))
     return Decision(
         action="stay",
         tier=standing.tier,

@@ -30,7 +30,7 @@ SLOWER_SECONDS = 1.0
 """The promise: at most so much slower than eager."""
 
 TRIAL_SHARE = 0.01
-"""Trials, the chosen tier's own preparation apart, take at most this share of what the run would take in eager."""
+"""Trials, the preparation and proof of the tiers chosen apart, take at most this share of the run in eager."""
 
 CERTAIN = 0.5
 """Share of a tier's future saving that is counted on: it may become slower, or the run may be stopped early."""
@@ -51,7 +51,7 @@ def credit_seconds(standing: Standing, horizon: Horizon, eager: float, step_high
         step_high: seconds of a step in the tier in force, at the high end.
     """
     certain = 0.0
-    if not horizon.guessed and standing.tier != "eager":
+    if not horizon.guessed and standing.tier != standing.base:
         certain = CERTAIN * max(0.0, eager - step_high) * horizon.steps
     spent = standing.trial_seconds + standing.prepare_seconds
     promise = SLOWER_SHARE * eager_run_seconds(standing, horizon, eager) + SLOWER_SECONDS
@@ -73,5 +73,5 @@ def trial_room_seconds(standing: Standing, horizon: Horizon, eager: float) -> fl
 
 
 def trial_cost_seconds(option: Option) -> float:
-    """Give what a trial is expected to take beyond a chosen tier's preparation: proof, and what may be in vain."""
-    return option.proof_seconds + (1.0 - min(1.0, option.chance)) * (option.cost_seconds - option.proof_seconds)
+    """Give what a trial is expected to take beyond a chosen tier's preparation and proof: that they are in vain."""
+    return (1.0 - min(1.0, option.chance)) * option.cost_seconds

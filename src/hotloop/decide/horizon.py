@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-FEWEST_GUESSED = 100
-"""Steps that a run of unknown length is expected to do at least from its first step on."""
+FEWEST_GUESSED = 1_000
+"""Steps that a run of unknown length is expected to do at least. The promise does not rest on it (`guard`)."""
 
 
 @dataclasses.dataclass(frozen=True)

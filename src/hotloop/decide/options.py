@@ -16,6 +16,10 @@ WORST: Mapping[Source, float] = {"measured": 1.05, "stored": 1.1, "prior": 2.0}
 """How many times its expectation a figure may turn out to be, where the option does not say; chosen, not measured."""
 
 
+ASK_SECONDS = 5.0
+"""Seconds from one question to the next, when nothing happens."""
+
+
 def number(value: float | None) -> float | None:
     """Give ``value`` if it is a finite number of zero or more, else None: a clock that jumped is no measurement."""
     return value if value is not None and math.isfinite(value) and value >= 0 else None
@@ -27,7 +31,8 @@ class Option:
 
     Args:
         tier: its name.
-        step_seconds: expected seconds of a step there.
+        step_seconds: expected seconds of a step there, at the speed at which `Standing.eager_seconds` stands: of
+            earlier runs take the ratio to their eager step.
         prepare_seconds: seconds that training stands still until the tier's first proven step: compile, capture, or
             the swap after a background compile. 0 where the tier stands ready.
         source: where the figures come from: timed in this run, kept from earlier runs of the same model, shapes,
@@ -38,8 +43,7 @@ class Option:
         proof_seconds: seconds that the proof adds, about one extra step for each of 3-4 real steps; 0 once proven.
         memory_bytes: what the tier needs on top of eager, or None if unknown.
         chance: chance that the tier can be prepared, proves right and is faster.
-        paired: timed step by step beside the tier in force, in the `Trial` just over. Older timings are not compared
-            with today's: the batches may have grown since.
+        paired: timed step by step beside the tier in force, in the `Trial` just over, and found faster.
         step_worst_seconds: the slowest a step is believed to be; None takes `WORST` of the source.
         prepare_worst_seconds: the longest the preparation is believed to take; None takes `WORST` of the source.
         rejected_at: steps that were left when a trial last found the tier no better; it is not tried again before the
@@ -90,31 +94,36 @@ class Option:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Where the run stands. All times in seconds.
+    """Where the run stands. All times in seconds; those of steps at one speed of the machine, as `Speeds` gives them.
 
     Args:
         step: steps done.
         total_steps: the length of the run, or None.
         tier: the tier in force.
-        step_seconds: median of a step there, lately; None before it is known.
-        step_high_seconds: upper end of the interval of that median.
-        eager_seconds: median of an eager step, measured before anything else and renewed by each `Trial` against it.
-        eager_low_seconds: lower end of its interval; the promise is counted on it, so that a slow spell while eager
-            was timed does not make room for more.
-        trial_seconds: spent on trials: proofs, the slower half of each comparison, and the preparation of tiers that
-            were not chosen.
-        prepare_seconds: spent on the preparation of tiers that were chosen, contention included.
+        base: the tier that the run started in and can go back to at any time: ``eager``, or ``as-given``. What is said
+            of eager below is said of it.
+        step_seconds: a step there; None before it is known.
+        step_high_seconds: the slow end of what it may be.
+        recent_seconds: median of the last steps there as they were, at whatever speed.
+        eager_seconds: an eager step, measured before anything else.
+        eager_low_seconds: the least that it was found to take; the promise is counted on it, so that a slow spell of
+            the machine does not make room for more.
+        trial_seconds: spent on trials: the steps of a slower candidate (`Trial.extra_seconds`), and preparation
+            and proof of the tiers that were not chosen.
+        prepare_seconds: spent on preparation (contention included) and proof of the tiers that were chosen.
         saved_seconds: what the steps done so far saved against eager, before those two costs.
         free_memory_bytes: memory left for a tier, or None if unknown.
-        preparing: the tier that a child prepares in the background just now.
+        preparing: the tier that a child prepares in the background just now; go on offering it as it was.
         share: runs that use the same code, this one included (`horizon`).
     """
 
     step: int
     total_steps: int | None = None
     tier: str = "eager"
+    base: str = "eager"
     step_seconds: float | None = None
     step_high_seconds: float | None = None
+    recent_seconds: float | None = None
     eager_seconds: float | None = None
     eager_low_seconds: float | None = None
     trial_seconds: float = 0.0
@@ -137,6 +146,7 @@ class Decision:
         reason: one line for people, with its figures.
         numbers: the same for programs, as plain JSON data.
         ask_again_in_steps: steps after which to ask again; sooner when something was prepared, tried, or failed.
+        ask_again_in_seconds: seconds after which to ask again, if they pass before those steps.
         limit_seconds: when to give a preparation up: it can no longer pay, or would break the promise.
     """
 
@@ -145,4 +155,5 @@ class Decision:
     reason: str
     numbers: dict[str, Any]
     ask_again_in_steps: int
+    ask_again_in_seconds: float = ASK_SECONDS
     limit_seconds: float | None = None

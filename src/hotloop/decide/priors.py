@@ -57,7 +57,7 @@ CAPTURED = Range(0.0, 0.3, 0.9)
 CUDA: Mapping[str, Prior] = MappingProxyType(
     {
         "eager+graph": Prior(
-            gain=Range(0.98, 1.0, 1.02), prepare=Range(0.1, 0.3, 0.9), swap=None, chance=0.9, rows="eager + graph"
+            gain=Range(0.98, 1.0, 1.02), prepare=Range(0.1, 0.3, 0.9), swap=None, chance=0.95, rows="eager + graph"
         ),
         "regional": Prior(
             gain=Range(0.84, 1.15, 1.66),
