@@ -9,15 +9,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hotloop import errors, events, observe, presets
+    from hotloop import errors, events, observe, presets, testing
     from hotloop.control import ComponentStatus, Status, compile, status, uncompile  # noqa: A004 - torch's own name
     from hotloop.observe import watch
     from hotloop.presets import Preset
+    from hotloop.step import Loop, LoopStatus, Pad
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ComponentStatus": "hotloop.control",
+    "Loop": "hotloop.step",
+    "LoopStatus": "hotloop.step",
+    "Pad": "hotloop.step",
     "Preset": "hotloop.presets",
     "Status": "hotloop.control",
     "compile": "hotloop.control",
@@ -25,10 +29,13 @@ _HOMES = {
     "uncompile": "hotloop.control",
     "watch": "hotloop.observe",
 }
-_MODULES = ("errors", "events", "observe", "presets")
+_MODULES = ("errors", "events", "observe", "presets", "testing")
 
 __all__ = [
     "ComponentStatus",
+    "Loop",
+    "LoopStatus",
+    "Pad",
     "Preset",
     "Status",
     "compile",
@@ -37,6 +44,7 @@ __all__ = [
     "observe",
     "presets",
     "status",
+    "testing",
     "uncompile",
     "watch",
 ]

@@ -10,6 +10,7 @@
     ├── PresetUnavailableError (RuntimeError)    ``strict=True`` and this machine cannot run the preset
     ├── CompileFailedError (RuntimeError)        ``strict=True`` and a compile failed
     ├── CompiledRunError (RuntimeError)          compiled code failed while it ran; nobody owned the step to undo it
+    ├── StepLostError (RuntimeError)             a step failed that cannot be undone; the last checkpoint is sound
     ├── TrainingFailedError (RuntimeError)       a run of ``hotloop train`` that cannot go on; its checkpoint is kept
     └── MissingExtraError (ImportError)          an optional dependency is missing; says which extra has it
 
@@ -51,6 +52,13 @@ class CompiledRunError(HotloopError, RuntimeError):
     """Compiled code failed while it ran, where eager does not fail. ``__cause__`` is the original exception.
 
     It cannot be undone here, since a part of the step may have been executed; ``hotloop.Loop`` owns the step and can.
+    """
+
+
+class StepLostError(HotloopError, RuntimeError):
+    """A step of a ``hotloop.Loop`` failed where it cannot be undone: a parameter was written, or the GPU is lost.
+
+    The message names the tier and the cause. ``__cause__`` is the original exception. Checkpoints are sound.
     """
 
 

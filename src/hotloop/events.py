@@ -145,6 +145,80 @@ class RunFailed(Event):
     line: int | None = None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Captured(Event):
+    """A whole step was recorded; ``outside`` names the optimizers that run between its segments."""
+
+    kind: ClassVar[str] = "captured"
+    step: int
+    function: str
+    seconds: float
+    operations: int
+    outside: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaptureDropped(Event):
+    """A recorded step no longer fitted the program; it is recorded anew. ``reason`` names what changed."""
+
+    kind: ClassVar[str] = "capture_dropped"
+    step: int
+    function: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TierProven(Event):
+    """A tier agreed with its reference on ``steps`` real steps; ``worst`` is the tensor nearest to its limit."""
+
+    kind: ClassVar[str] = "tier_proven"
+    step: int
+    function: str
+    tier: str
+    steps: int
+    worst: str
+    seconds: float
+    copied_bytes: int
+    on_host: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TierDeclined(Event):
+    """A tier cannot run, or did not agree with its reference; where the cause is the user's line, it is named."""
+
+    kind: ClassVar[str] = "tier_declined"
+    step: int
+    function: str
+    tier: str
+    reason: str
+    hint: str
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TierChanged(Event):
+    """From ``step`` on, steps run in another tier."""
+
+    kind: ClassVar[str] = "tier_changed"
+    step: int
+    from_tier: str
+    to_tier: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepUndone(Event):
+    """A step failed in its tier before a parameter was written: it was undone and run eagerly."""
+
+    kind: ClassVar[str] = "step_undone"
+    step: int
+    function: str
+    tier: str
+    reason: str
+
+
 _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
@@ -157,6 +231,12 @@ _KINDS: dict[str, type[Event]] = {
         Unavailable,
         NoEffect,
         RunFailed,
+        Captured,
+        CaptureDropped,
+        TierProven,
+        TierDeclined,
+        TierChanged,
+        StepUndone,
     )
 }
 

@@ -8,6 +8,7 @@ the lines are ahead of the document, so `load` prefers them.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import math
@@ -71,24 +72,28 @@ class RunRecord:
 
     A full or failing disk is reported once on the log and never stops the run. Calls from several threads are safe.
 
+    Args:
+        folder: where it is written; None keeps it in memory only.
+
     Raises:
         RecordError: the folder holds something that is no record, or one of a newer schema.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: str | os.PathLike[str] | None) -> None:
+        self.folder = None if folder is None else Path(folder)
         self._lock = threading.RLock()
         self._warned = False
         self._snapshot_at, self._snapshot_cost = -math.inf, 0.0
-        lines = self.folder / LINES
-        has_lines = _mend_torn_tail(lines)
-        known = load(self.folder) if has_lines else _load_if_there(self.folder / DOCUMENT)
+        has_lines, known = False, None
+        if self.folder is not None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            has_lines = _mend_torn_tail(self.folder / LINES)
+            known = load(self.folder) if has_lines else _load_if_there(self.folder / DOCUMENT)
         self._head = known or empty()
         # Entries are held as their JSON text: a fraction of the memory of dictionaries, and a snapshot need not encode
         # them again, so that it costs a fraction of a second even after a million steps.
         self._texts = {name: bytearray(_joined(self._head.pop(name))) for name in LISTS}
-        self._lines = cast("BinaryIO", lines.open("ab"))
+        self._lines = cast("BinaryIO", io.BytesIO() if self.folder is None else (self.folder / LINES).open("ab"))
         if known and not has_lines:
             self._write_line({"set": self.document})
         started = {"schema": SCHEMA_VERSION, "status": "running", "finished": None, "error": None}
@@ -128,8 +133,9 @@ class RunRecord:
             if self._lines.closed:
                 return
             self._set(status=status, error=error and error[:ERROR_LENGTH], finished=time.time())
-            with self._tolerant():
-                self.snapshot(durable=True)
+            if self.folder is not None:
+                with self._tolerant():
+                    self.snapshot(durable=True)
             with self._tolerant():
                 self._lines.close()
 
@@ -141,7 +147,10 @@ class RunRecord:
 
         Raises:
             OSError: the document cannot be written.
+            ValueError: the record is kept in memory.
         """
+        if self.folder is None:
+            raise ValueError("this run record is kept in memory: it has no folder to write a document in")
         path = self.folder / DOCUMENT
         part = path.with_suffix(".json.part")
         with self._lock:
@@ -158,7 +167,7 @@ class RunRecord:
 
     def _snapshot_if_due(self) -> None:
         interval = max(SNAPSHOT_SECONDS, self._snapshot_cost / SNAPSHOT_SHARE)
-        if time.monotonic() - self._snapshot_at >= interval:
+        if self.folder is not None and time.monotonic() - self._snapshot_at >= interval:
             with self._tolerant():
                 self.snapshot()
 
@@ -178,8 +187,11 @@ class RunRecord:
 
     def _write_line(self, line: dict[str, Any], entry: bytes = b"") -> None:
         if self._lines.closed:
-            raise ValueError(f"the run record in {self.folder} is finished: nothing can be added to it")
+            where = f"in {self.folder}" if self.folder is not None else "in memory"
+            raise ValueError(f"the run record {where} is finished: nothing can be added to it")
         self._head["updated"] = time.time()
+        if self.folder is None:
+            return
         text = _dumps({"time": self._head["updated"], **line})
         if entry:
             text = text[:-1] + b', "entry": ' + entry + b"}"

@@ -31,7 +31,7 @@ def observing(
     """
     mode_class = private("torch.utils._python_dispatch:TorchDispatchMode")
 
-    class Observer(mode_class):  # type: ignore[misc]  # the class is torch's, found at run time
+    class Observer(mode_class):  # type: ignore[misc, valid-type]  # the class is torch's, found at run time
         @classmethod
         def is_infra_mode(cls) -> bool:
             return True
@@ -93,3 +93,13 @@ def user_place(start: types.FrameType | None = None) -> tuple[str, int] | None:
             return found.f_code.co_filename, found.f_lineno
         found = found.f_back
     return None
+
+
+def place_of(error: BaseException) -> tuple[str, int] | None:
+    """Give file and line of the innermost frame of the user's own code that an exception passed through."""
+    place, trace = None, error.__traceback__
+    while trace is not None:
+        if is_user_file(trace.tb_frame.f_code.co_filename):
+            place = trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+    return place

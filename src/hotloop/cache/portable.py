@@ -26,7 +26,7 @@ _SLICE_OF = 4
 """A tensor that uses less than this part of its storage gets one of its own: a batch sliced out of a whole data set."""
 _ALIGNMENT = 64
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
-_MARKS = "_dynamo_"
+_MARKS = ("dynamo", "specialize_on")
 """What torch.compile's mark functions (`mark_dynamic`, ...) leave on a tensor."""
 
 
@@ -96,7 +96,7 @@ class Packer:
         if (number := self._numbers.get(id(tensor))) is not None:
             return number
         if lacking := _unlike_a_plain_tensor(tensor):
-            raise BackgroundUnavailableError(f"a tensor of shape {tuple(tensor.shape)} {lacking}")
+            raise BackgroundUnavailableError(f"a tensor of the model or its arguments {lacking}")
         storage, offset = self._storage(tensor)
         self._alive.append(tensor)
         self._numbers[id(tensor)] = number = len(self.tensors.specs)
@@ -111,7 +111,7 @@ class Packer:
                 leaf=tensor.is_leaf,
                 parameter=isinstance(tensor, torch.nn.Parameter),
                 inference=tensor.is_inference(),
-                marks={name: value for name, value in vars(tensor).items() if name.startswith(_MARKS)},
+                marks={name: value for name, value in vars(tensor).items() if any(mark in name for mark in _MARKS)},
             )
         )
         return number
@@ -195,10 +195,13 @@ def _pickled(value: Any, what: str, name: Callable[[torch.Tensor], Any]) -> byte
     except BackgroundUnavailableError:
         raise
     except Exception as error:  # whatever a class's own __reduce__ raises is a reason as well
-        raise BackgroundUnavailableError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
+        said = " ".join(str(error).split())
+        raise BackgroundUnavailableError(
+            f"{what} cannot be pickled: {type(error).__name__}: {said}; {_FACTORY}"
+        ) from error
     if file.tell() > _PICKLE_BYTES:
         raise BackgroundUnavailableError(
-            f"{what} takes {file.tell() >> 20} MiB without its tensors: it holds data besides its weights"
+            f"{what} takes {file.tell() >> 20} MiB without its tensors: it holds data besides its weights; {_FACTORY}"
         )
     return file.getvalue()
 

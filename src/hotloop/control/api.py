@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -283,6 +284,19 @@ def _nest(part: torch.nn.Module, component: Component) -> None:
             other.inside = weakref.ref(component)
         elif component.inside is None and id(part) in other.holds:
             component.inside = weakref.ref(other)
+
+
+@contextlib.contextmanager
+def paused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Run modules, and what is inside them, eager while the block runs; compiled code and its account stay."""
+    held = [(one, entry) for module in modules for one in module.modules() if (entry := get_entry(one)) is not None]
+    for one, _ in held:
+        set_entry(one, None)
+    try:
+        yield
+    finally:
+        for one, entry in held:
+            set_entry(one, entry)
 
 
 def status(model: Any) -> Status:

@@ -1,1 +1,7 @@
 """The hot loop: tiers, whole-step graphs, undo, and the proof of a tier in the run."""
+
+from hotloop.step.buckets import Pad
+from hotloop.step.loop import Loop
+from hotloop.step.status import LoopStatus, TierStatus
+
+__all__ = ["Loop", "LoopStatus", "Pad", "TierStatus"]

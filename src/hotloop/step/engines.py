@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 
 class Segment(Protocol):
@@ -71,7 +73,7 @@ class CudaEngine:
 
     def _side(self, device: torch.device) -> torch.cuda.Stream:
         if self._stream is None or self._stream.device != device:
-            self._stream = torch.cuda.Stream(device)
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         return self._stream
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What a step may change: parameters, gradients, buffers, optimizer state, whatever else the user named, random state."""
+"""What a step may change: parameters, gradients, buffers, optimizer state, what else the user named, random state."""
 
 from __future__ import annotations
 

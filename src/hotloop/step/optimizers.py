@@ -2,8 +2,8 @@
 
 A fused or capturable optimizer step can be recorded, with its step counts and learning rates in device tensors that are
 refreshed before a replay. What else is in the parameter groups (weight decay, betas, momentum) is frozen into the
-recording, so a change drops it. An optimizer that cannot be recorded, or whose frozen settings change all the time, runs
-outside, between two segments.
+recording, so a change drops it. An optimizer that cannot be recorded, or whose frozen settings change all the time,
+runs outside, between two segments.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def return_step_counts(optimizer: torch.optim.Optimizer) -> None:
 def with_host_step_counts(optimizer: torch.optim.Optimizer, document: dict[str, Any]) -> dict[str, Any]:
     """A state_dict post-hook: a checkpoint holds the step counts where eager would have them."""
     plain = [not (group.get("capturable") or group.get("fused")) for group in optimizer.param_groups]
-    hosts = {index for group, host in zip(document["param_groups"], plain, strict=True) if host for index in group["params"]}
+    hosts = {
+        index for group, host in zip(document["param_groups"], plain, strict=True) if host for index in group["params"]
+    }
     state = {
         index: {**entry, _STEP: entry[_STEP].cpu()}
         if index in hosts and isinstance(entry.get(_STEP), torch.Tensor)

@@ -30,7 +30,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _LIBRARIES = ("torch", "numpy", "builtins", "hotloop", "logging", "threading", "lightning", "tqdm", "rich")
 
 
-def reachable(step: Callable[..., Any], modules: Mapping[str, torch.nn.Module], ignore: Iterable[Any] = ()) -> dict[str, Any]:
+def reachable(
+    step: Callable[..., Any], modules: Mapping[str, torch.nn.Module], ignore: Iterable[Any] = ()
+) -> dict[str, Any]:
     """Give each value that the step can reach, by a name that its author recognises; values compare with ``==``.
 
     Args:
@@ -62,7 +64,9 @@ class Watch:
 
     def __init__(self, step: Callable[..., Any], modules: Mapping[str, torch.nn.Module], ignore: Iterable[Any]) -> None:
         self._step = step
-        children = {id(child): (path, child) for name, one in modules.items() for path, child in one.named_modules(prefix=name)}
+        children = {
+            id(child): (path, child) for name, one in modules.items() for path, child in one.named_modules(prefix=name)
+        }
         self._ignore = [*ignore, *(child for _, child in children.values())]
         self._values = reachable(step, {}, self._ignore)
         self._modules = [(path, vars(child), _insides(vars(child))) for path, child in children.values()]

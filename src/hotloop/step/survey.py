@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import linecache
 import sys
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,8 @@ import torch
 from hotloop._torch.dispatch import host_read, is_random, name_of, observing, tensors_in, user_place, written_by
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from hotloop.step.holdings import Holdings
 
 _COPIES = ("aten._to_copy", "aten.copy_")
@@ -57,7 +58,9 @@ class Survey:
     """Tensors from outside the step that it wrote into, and that the holdings did not know."""
 
 
-def survey(holdings: Holdings, device: torch.device, inputs: list[torch.Tensor], run: Callable[[], Any]) -> tuple[Any, Survey]:
+def survey(
+    holdings: Holdings, device: torch.device, inputs: list[torch.Tensor], run: Callable[[], Any]
+) -> tuple[Any, Survey]:
     """Run a step eagerly and look at it; gives its result and what was seen. The step is real: its changes stay.
 
     Args:
@@ -115,9 +118,9 @@ class _Look:
 
     def _leaves(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if name_of(operation) == "aten.copy_":
-            return args[0].device.type == "cpu" and args[1].device.type != "cpu"
+            return bool(args[0].device.type == "cpu" and args[1].device.type != "cpu")
         target = kwargs.get("device")
-        return target is not None and torch.device(target).type == "cpu" and args[0].device.type != "cpu"
+        return bool(target is not None and torch.device(target).type == "cpu" and args[0].device.type != "cpu")
 
     def _wrote(self, tensor: torch.Tensor) -> None:
         memory = _memory(tensor)
@@ -157,7 +160,7 @@ class _Look:
             finally:
                 self._restored -= restores
 
-        torch.random.fork_rng = forked  # type: ignore[assignment]
+        torch.random.fork_rng = forked
         try:
             yield
         finally:

@@ -1,8 +1,8 @@
 """A captured step without a GPU: every operation is recorded with its storages, and replayed into them.
 
-What a CUDA graph does to a step, this does too: no Python of the step runs in a replay, host numbers are frozen, results
-and gradients are overwritten in place, reading a value on the host ends the capture. What it does not show: kernels that
-Inductor generates for a CPU (they pass the dispatcher by), streams, and memory.
+What a CUDA graph does to a step, this does too: no Python of the step runs in a replay, host numbers are frozen,
+results and gradients are overwritten in place, reading a value on the host ends the capture. What it does not show:
+kernels that Inductor generates for a CPU (they pass the dispatcher by), streams, and memory.
 """
 
 from __future__ import annotations

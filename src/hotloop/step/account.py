@@ -1,0 +1,178 @@
+"""The account of a loop: what each step took in which tier, what it saved, what was decided; kept in the run record."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from hotloop import events as ev
+from hotloop.measure import typical
+from hotloop.record import RunRecord
+from hotloop.report import write_html
+from hotloop.step.status import LoopStatus, TierStatus
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from hotloop.measure import Timing
+    from hotloop.step.loop import Loop
+    from hotloop.step.proof import Outcome
+
+SAMPLES = 200
+"""Times kept of each tier: enough for a median, few enough to follow a run that changes."""
+_EVERY_STEP = 2_000
+_THINNED = 20
+"""From step `_EVERY_STEP` on, one in so many steps is written down, unless something happens in it."""
+
+
+@dataclasses.dataclass
+class TierAccount:
+    """What is known of one tier in this run."""
+
+    steps: int = 0
+    samples: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=SAMPLES))
+    proven: bool = False
+    declined: str = ""
+
+    @property
+    def seconds(self) -> float | None:
+        """A typical step's time."""
+        return typical(list(self.samples)) if self.samples else None
+
+
+class Account:
+    """Adds up what a loop does.
+
+    Args:
+        loop: whose account it is.
+        record: a run record that somebody else owns, a folder for a new one, or None for one in memory.
+    """
+
+    def __init__(self, loop: Loop, record: str | os.PathLike[str] | RunRecord | None) -> None:
+        self._loop = loop
+        self._owned = not isinstance(record, RunRecord)
+        self.record = record if isinstance(record, RunRecord) else RunRecord(record)
+        self.tiers: dict[str, TierAccount] = collections.defaultdict(TierAccount)
+        self.saved = self.proof_seconds = self.prepare_seconds = 0.0
+        self.undone = 0
+        self.dropped: list[str] = []
+        self.decisions: list[str] = []
+        self.running = ""
+        self._steps = 0
+        self._copied = 0
+        self._failure: BaseException | None = None
+
+    def step(self, tier: str, kind: str, timing: Timing) -> None:
+        """Take note of a step in a tier; ``kind`` tells a plain run from one that looked, proved or captured."""
+        self._steps += 1
+        account = self.tiers[tier]
+        account.steps += 1
+        changed, self.running = tier != self.running, tier
+        eager = self.tiers[self._loop.given].seconds
+        if kind == "run":
+            account.samples.append(timing.seconds)
+            if tier != self._loop.given and eager is not None:
+                self.saved += eager - timing.seconds
+        elif eager is not None:
+            self.prepare_seconds += max(0.0, timing.seconds - eager)
+        if changed or kind != "run" or self._steps < _EVERY_STEP or self._steps % _THINNED == 0:
+            entry = {"step": self._steps, "seconds": timing.seconds, "running": tier}
+            self.record.append("steps", entry if kind == "run" else {**entry, "doing": kind})
+
+    def event(self, event: ev.Event) -> None:
+        """Take note of an event."""
+        self.record.append("events", {**event.to_dict(), "step": getattr(event, "step", self._loop.steps)})
+        if isinstance(event, ev.StepUndone):
+            self.undone += 1
+        elif isinstance(event, ev.CaptureDropped):
+            self.dropped.append(event.reason)
+        elif isinstance(event, ev.TierProven):
+            self.tiers[event.tier].proven = True
+            self.record.append("verdicts", {**event.to_dict(), "verdict": "proven"})
+        elif isinstance(event, ev.TierDeclined):
+            at = f" at {event.location}: {event.source}" if event.file else ""
+            self.tiers[event.tier].declined = f"{event.reason}{at}. {event.hint}"
+            self.record.append("verdicts", {**event.to_dict(), "verdict": "declined"})
+
+    def decided(self, line: str, numbers: Mapping[str, Any]) -> None:
+        """Take note of a decision."""
+        self.decisions.append(line)
+        self.record.append("decisions", {"step": self._loop.steps, "reason": line, **numbers})
+
+    def proof(self, seconds: float, outcome: Outcome | None) -> None:
+        """Add to what proofs have cost."""
+        self.proof_seconds += seconds
+        if outcome is not None:
+            self._copied = max(self._copied, outcome.nbytes)
+
+    def status(self) -> LoopStatus:
+        """Sum up."""
+        loop = self._loop
+        running = self.running or loop.goal.name
+        return LoopStatus(
+            asked="auto" if loop.auto is not None else loop.asked.name,
+            tier=loop.goal.name if loop.plain else running,
+            step=loop.steps,
+            step_seconds=self._lately(running),
+            eager_seconds=self.tiers[loop.given].seconds if loop.given in self.tiers else None,
+            seconds_saved=self.saved,
+            prepare_seconds=self.prepare_seconds,
+            tiers=tuple(self._tier(name, one, running) for name, one in self.tiers.items()),
+            decisions=tuple(self.decisions),
+            undone=self.undone,
+            dropped=tuple(self.dropped),
+        )
+
+    def _lately(self, tier: str) -> float | None:
+        samples = list(self.tiers[tier].samples)[-50:] if tier in self.tiers else []
+        return statistics.median(samples) if samples else None
+
+    def _tier(self, name: str, one: TierAccount, running: str) -> TierStatus:
+        state = "in force" if name == running else "proven" if one.proven else "timed" if one.samples else "trying"
+        if one.declined and name != running:
+            state = "declined"
+        return TierStatus(name=name, state=state, steps=one.steps, step_seconds=one.seconds, why=one.declined)
+
+    def settle(self) -> None:
+        """Bring the record's mappings up to date."""
+        status = self.status()
+        self.record.update("components", **self._loop.compiled.status().to_dict()["components"])
+        measured = {
+            "steady_step_ms": status.step_seconds and 1e3 * status.step_seconds,
+            "eager_step_ms": status.eager_seconds and 1e3 * status.eager_seconds,
+            "seconds_saved": self.saved,
+            "prepare_seconds": self.prepare_seconds,
+            "proof_seconds": self.proof_seconds,
+            "proof_copied_bytes": self._copied,
+        }
+        self.record.update("measurements", **{key: value for key, value in measured.items() if value is not None})
+        self.record.update("settings", run=status.asked, total_steps=self._loop.total_steps)
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the record as a page."""
+        self.settle()
+        write_html(self.record.document, path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what a checkpoint keeps."""
+        return {"saved": self.saved, "prepare_seconds": self.prepare_seconds, "undone": self.undone}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.saved = float(state.get("saved", 0.0))
+        self.prepare_seconds = float(state.get("prepare_seconds", 0.0))
+        self.undone = int(state.get("undone", 0))
+        self._steps = self._loop.steps
+
+    def failed(self, error: BaseException) -> None:
+        """The run ends with an exception."""
+        self._failure = error
+
+    def close(self) -> None:
+        """Settle the record, where it is the loop's own."""
+        self.settle()
+        if self._owned:
+            self.record.__exit__(type(self._failure) if self._failure else None, self._failure, None)

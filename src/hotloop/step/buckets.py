@@ -1,0 +1,137 @@
+"""Declared buckets: arguments of varying size are padded to one of a few sizes, so that few shapes occur."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from hotloop.errors import ConfigError
+
+_log = logging.getLogger("hotloop")
+
+
+@dataclasses.dataclass(frozen=True)
+class Pad:
+    """How one argument is padded; nothing is ever padded that was not declared.
+
+    Args:
+        dim: the dimension that varies; negative ones count from the last.
+        value: what the new places hold.
+        to: the sizes to pad to; a larger argument stays as it is.
+
+    Raises:
+        ConfigError: a value does not fit.
+    """
+
+    dim: int
+    value: float
+    to: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if type(self.dim) is not int:
+            raise ConfigError(f"Pad dim {self.dim!r}: expected a whole number")
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            raise ConfigError(f"Pad value {self.value!r}: expected a number")
+        sizes = tuple(self.to)
+        if not sizes or any(type(size) is not int or size < 1 for size in sizes):
+            raise ConfigError(f"Pad to {self.to!r}: expected sizes of 1 or more, e.g. to=(64, 128, 256)")
+        object.__setattr__(self, "to", tuple(sorted(set(sizes))))
+
+    def apply(self, name: str, tensor: Any) -> torch.Tensor:
+        """Pad a tensor to the next size.
+
+        Raises:
+            ConfigError: the argument is no tensor, or has no such dimension.
+        """
+        if not isinstance(tensor, torch.Tensor):
+            raise ConfigError(f"buckets[{name!r}]: the argument is a {type(tensor).__name__}, expected a tensor")
+        if not -tensor.ndim <= self.dim < tensor.ndim:
+            raise ConfigError(f"buckets[{name!r}]: dim {self.dim} does not exist in shape {tuple(tensor.shape)}")
+        size = tensor.shape[self.dim]
+        target = next((one for one in self.to if one >= size), None)
+        if target is None or target == size:
+            return tensor
+        shape = list(tensor.shape)
+        shape[self.dim] = target - size
+        return torch.cat([tensor, tensor.new_full(shape, self.value)], dim=self.dim)
+
+
+class Buckets:
+    """The declared buckets of a loop.
+
+    Args:
+        declared: by name: of the step's argument, or a key in an argument that is a mapping.
+
+    Raises:
+        ConfigError: an entry is no `Pad`.
+    """
+
+    def __init__(self, declared: Mapping[str, Pad]) -> None:
+        if not isinstance(declared, Mapping):
+            raise ConfigError(f"buckets {declared!r}: expected a mapping of argument name to hotloop.Pad")
+        for name, pad in declared.items():
+            if not isinstance(pad, Pad):
+                raise ConfigError(f"buckets[{name!r}]: expected hotloop.Pad(dim=..., value=..., to=...), got {pad!r}")
+        self.declared = dict(declared)
+        self._said: set[str] = set()
+
+    def of(self, function: Callable[..., Any]) -> Callable[[Any, Any], tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Give the function that pads a call's arguments."""
+        if not self.declared:
+            return _as_they_are
+        signature = inspect.signature(function)
+
+        def pad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            bound = signature.bind(*args, **kwargs)
+            used: set[str] = set()
+            bound.arguments.update({name: self._padded(name, one, used) for name, one in bound.arguments.items()})
+            if missing := set(self.declared) - used:
+                raise ConfigError(
+                    f"buckets names {', '.join(sorted(missing))}: no such argument in {function.__name__}{signature}, "
+                    "nor a key in one that is a mapping"
+                )
+            return bound.args, bound.kwargs
+
+        return pad
+
+    def _padded(self, name: str, value: Any, used: set[str]) -> Any:
+        if name in self.declared:
+            used.add(name)
+            return self._pad(name, value)
+        if isinstance(value, Mapping) and any(key in self.declared for key in value):
+            changed = {key: self._pad(key, item) for key, item in value.items() if key in self.declared}
+            used |= changed.keys()
+            return _with(value, changed)
+        if isinstance(value, dict) and name == "kwargs":
+            return {key: self._padded(key, item, used) for key, item in value.items()}
+        return value
+
+    def _pad(self, name: str, value: Any) -> torch.Tensor:
+        pad = self.declared[name]
+        padded = pad.apply(name, value)
+        if padded.shape[pad.dim] > pad.to[-1] and name not in self._said:
+            self._said.add(name)
+            _log.warning(
+                "buckets[%r]: a batch has size %d, more than the largest bucket %d: it is not padded",
+                name, padded.shape[pad.dim], pad.to[-1],
+            )  # fmt: skip
+        return padded
+
+
+def _with(value: Any, changed: Mapping[str, torch.Tensor]) -> Any:
+    """Give a mapping of the same type with some items replaced; the user's own is not changed."""
+    if type(value) is dict:
+        return {**value, **changed}
+    copied = value.copy() if hasattr(value, "copy") else dict(value)
+    for key, item in changed.items():
+        copied[key] = item
+    return copied
+
+
+def _as_they_are(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, kwargs

@@ -1,0 +1,289 @@
+"""One captured step: recorded once, replayed from then on, for arguments, gradients and settings that fit it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.measure import flatten, unflatten
+from hotloop.step.inputs import Inputs
+from hotloop.step.optimizers import Recorded, move_step_counts
+from hotloop.step.python_state import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from hotloop.step.engines import Engine, Recording, Segment
+    from hotloop.step.holdings import Holdings
+    from hotloop.step.survey import Survey
+
+_SCALER_ATTRIBUTES = ("grad_scale", "found_inf")
+"""What a GradScaler hands to a fused optimizer, as attributes, for the time of one call."""
+
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and named arguments of one call."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What a step belongs to: its function, what it changes, where it runs."""
+
+    step: Callable[..., Any]
+    holdings: Holdings
+    device: torch.device
+    ignore: tuple[Any, ...] = ()
+    """Objects whose Python state hotloop looks after: optimizers, GradScalers, the loop itself."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """What no longer is as it was captured; ``optimizer`` is the name of the one whose frozen setting it is."""
+
+    what: str
+    optimizer: str | None = None
+
+
+@dataclasses.dataclass
+class _OutsideCall:
+    """An optimizer step between two segments, with the gradients that it finds and what it is called with."""
+
+    optimizer: torch.optim.Optimizer
+    gradients: list[torch.Tensor | None]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    attributes: dict[str, Any]
+
+    def run(self, parameters: Sequence[torch.nn.Parameter]) -> None:
+        bind(parameters, self.gradients)
+        for name, value in self.attributes.items():
+            setattr(self.optimizer, name, value)
+        try:
+            self.optimizer.step(*self.args, **self.kwargs)
+        finally:
+            for name in self.attributes:
+                delattr(self.optimizer, name)
+
+
+class CapturedStep:
+    """A step that was recorded. Make one with `capture`, which runs the step as it records it."""
+
+    def __init__(self, program: Program, seen: Survey, recorded: dict[str, Recorded]) -> None:
+        self.program, self.recorded = program, recorded
+        named = program.holdings.parameters()
+        self._parameters = list(named.values())
+        self._start = [parameter.grad if name in seen.read_gradients else None for name, parameter in named.items()]
+        self._facts = _facts(self._parameters)
+        self._storages = _storages(program.holdings)
+        self._states = [(optimizer, optimizer.state, _entries(optimizer)) for optimizer in _of(recorded)]
+        self._groups = _group_sizes(program.holdings)
+        self._parts: list[Segment | _OutsideCall] = []
+        self._inputs: Inputs | None = None
+        self._end: list[torch.Tensor | None] = []
+        self._results: tuple[Any, list[Any]] = (None, [])
+        self.gradients_at_step: dict[str, torch.Tensor] = {}
+        """The gradients as an optimizer found them: kept, so that a proof can read them after a replay."""
+        self._watch: Watch | None = None
+
+    def replay(self, leaves: list[Any]) -> Any:
+        """Run the step on a new batch; gives its result, in tensors of its own."""
+        assert self._inputs is not None
+        self._inputs.fill(leaves)
+        for one in self.recorded.values():
+            one.refresh()
+        for parameter, expected in zip(self._parameters, self._start, strict=True):
+            if expected is not None and parameter.grad is not expected and parameter.grad is not None:
+                expected.copy_(parameter.grad)
+        for part in self._parts:
+            if isinstance(part, _OutsideCall):
+                part.run(self._parameters)
+            else:
+                part.replay()
+        bind(self._parameters, self._end)
+        return self.result()
+
+    def result(self) -> Any:
+        """Copy out what the step returned: the recording's own tensors are overwritten by the next replay."""
+        structure, leaves = self._results
+        return unflatten(structure, [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in leaves])
+
+    def host_results(self) -> list[Any]:
+        """Give the numbers among the results that are no tensors: a replay gives the same ones again."""
+        return [one for one in self._results[1] if isinstance(one, int | float | complex) and not isinstance(one, bool)]
+
+    def keep_gradients(self) -> None:
+        """Have what eager left as gradients where a replay leaves them, after a step that was run eagerly instead."""
+        with torch.no_grad():
+            for parameter, ours in zip(self._parameters, self._end, strict=True):
+                theirs = parameter.grad
+                if ours is not None and theirs is not None and ours is not theirs:
+                    ours.copy_(theirs)
+                    parameter.grad = ours
+
+    def forget_gradients(self) -> None:
+        """Let go of the gradients that a proof looked at."""
+        self.gradients_at_step = {}
+
+    def changed(self) -> Change | None:
+        """Name something that no longer is as it was captured; None where a replay is right."""
+        if self._groups != _group_sizes(self.program.holdings):
+            return Change("a parameter group was added or removed")
+        if self._facts != _facts(self._parameters):
+            return Change("a parameter was moved, frozen or unfrozen")
+        for name, one in self.recorded.items():
+            if setting := one.changed():
+                return Change(setting, name)
+        for optimizer, state, entries in self._states:
+            if optimizer.state is not state or any(entry.get(key) is not held for entry, key, held in entries):
+                return Change("the optimizer's state was replaced")
+        if self._storages != _storages(self.program.holdings):
+            return Change("a buffer or other state was replaced")
+        name = self._watch.changed() if self._watch is not None else ""
+        return Change(name) if name else None
+
+    def _finish(self, inputs: Inputs, result: Any) -> None:
+        self._inputs = inputs
+        leaves, structure = flatten(result)
+        self._results = (structure, leaves)
+        self._end = [parameter.grad for parameter in self._parameters]
+        modules = self.program.holdings.modules
+        self._watch = Watch(self.program.step, modules, self.program.ignore)
+
+    @contextlib.contextmanager
+    def _optimizers(self, recording: Recording) -> Iterator[None]:
+        """While recording: recorded optimizers read the device, the others are called between two segments."""
+        with contextlib.ExitStack() as stack:
+            for name, optimizer in self.program.holdings.optimizers.items():
+                pre, post = self._looks(name), None
+                if name in self.recorded:
+                    stack.enter_context(self.recorded[name].on_device())
+                else:
+                    pre, post = self._cuts(recording, pre), lambda *_: recording.resume()
+                stack.callback(optimizer.register_step_pre_hook(pre).remove)
+                if post is not None:
+                    stack.callback(optimizer.register_step_post_hook(post).remove)
+            yield
+
+    def _looks(self, name: str) -> Callable[..., None]:
+        names = {id(parameter): path for path, parameter in self.program.holdings.parameters().items()}
+
+        def hook(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            self.gradients_at_step |= gradients_of(optimizer, names)
+
+        hook.__name__ = f"gradients_of_{name}"
+        return hook
+
+    def _cuts(self, recording: Recording, look: Callable[..., None]) -> Callable[..., None]:
+        def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            look(optimizer, args, kwargs)
+            self._parts.append(recording.cut())
+            gradients = [parameter.grad for parameter in self._parameters]
+            found = {name: getattr(optimizer, name) for name in _SCALER_ATTRIBUTES if hasattr(optimizer, name)}
+            self._parts.append(_OutsideCall(optimizer, gradients, args[1:], dict(kwargs), found))
+
+        return hook
+
+    def record(self, recording: Recording, run: Callable[[], Any]) -> Any:
+        """Run the step while it is recorded."""
+        try:
+            with self._optimizers(recording), autocast_cache_off():
+                result = run()
+            self._parts.append(recording.cut())
+        except BaseException:
+            recording.abandon()
+            raise
+        recording.close()
+        return result
+
+
+def capture(program: Program, engine: Engine, seen: Survey, outside: set[str], call: Call) -> tuple[CapturedStep, Any]:
+    """Run a step once and record it.
+
+    Args:
+        program: what the step belongs to.
+        engine: records it.
+        seen: what a survey of a step with these arguments found.
+        outside: names of the optimizers that run between segments.
+        call: the step's arguments.
+
+    Returns:
+        The recording, and what the step returned, in tensors of its own.
+
+    Raises:
+        Exception: whatever the step or the engine raised. Nothing is recorded then, and what the step has done in
+            Python has to be undone by the caller; on a GPU nothing has been executed but what ran outside.
+    """
+    recorded = {}
+    for name, optimizer in program.holdings.optimizers.items():
+        if name in seen.stepped and name not in outside:
+            move_step_counts(optimizer, program.device)
+            recorded[name] = Recorded(optimizer, program.device)
+    captured = CapturedStep(program, seen, recorded)
+    leaves, structure = flatten(call)
+    inputs = Inputs(leaves, program.device)
+    inputs.fill(leaves)
+    static_args, static_kwargs = unflatten(structure, inputs.leaves)
+    result = captured.record(engine.begin(program.device), lambda: program.step(*static_args, **static_kwargs))
+    captured._finish(inputs, result)  # noqa: SLF001 - the two halves of one construction
+    return captured, captured.result()
+
+
+@contextlib.contextmanager
+def autocast_cache_off() -> Iterator[None]:
+    """Keep autocast from holding cast weights beyond the operation that asked: a recording would freeze them.
+
+    It reaches every ``torch.autocast`` that is made in the block without a ``cache_enabled`` of its own.
+    """
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
+def gradients_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, torch.Tensor]:
+    """Give the gradients that an optimizer is about to use, by parameter name."""
+    return {
+        names.get(id(parameter), "a parameter"): parameter.grad
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    }
+
+
+def bind(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor | None]) -> None:
+    """Make these the parameters' gradients."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if parameter.grad is not gradient:
+            parameter.grad = gradient
+
+
+def _facts(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, bool]]:
+    return [(parameter.data_ptr(), parameter.requires_grad) for parameter in parameters]
+
+
+def _storages(holdings: Holdings) -> list[int]:
+    buffers = [tensor for module in holdings.modules.values() for tensor in module.buffers()]
+    return [tensor.data_ptr() for tensor in (*buffers, *holdings.other_tensors().values())]
+
+
+def _of(recorded: dict[str, Recorded]) -> list[torch.optim.Optimizer]:
+    return [one.optimizer for one in recorded.values()]
+
+
+def _entries(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+    return [
+        (entry, key, value)
+        for entry in optimizer.state.values()
+        for key, value in entry.items()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def _group_sizes(holdings: Holdings) -> list[int]:
+    return [len(group["params"]) for optimizer in holdings.optimizers.values() for group in optimizer.param_groups]

@@ -1,0 +1,95 @@
+"""The compiled code under a loop's tiers: put on, taken off, and set aside for the time of an eager step."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from hotloop import presets
+from hotloop._torch.module import get_entry
+from hotloop.apply import block_classes
+from hotloop.control import compile as compile_in_place
+from hotloop.control import paused, status, uncompile
+from hotloop.presets import Preset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from hotloop.control.component_status import Status
+    from hotloop.step.tiers import Tier
+
+_EAGER_RANDOM = "fallback_random"
+"""Inductor's option to draw the random numbers that eager draws, so that a proof can compare the two."""
+_AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True}
+"""What torch's mode ``max-autotune-no-cudagraphs`` sets; given as options, so that another can be added."""
+
+
+class Compiled:
+    """What is compiled at present of a loop's models.
+
+    Args:
+        models: by name.
+    """
+
+    def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
+        self.models = dict(models)
+        self.given = any(get_entry(one) is not None for model in models.values() for one in model.modules())
+        """The user compiled a model before the loop got it: that stays as it is."""
+        self.given |= any(_is_wrapped(one) for one in models.values())
+        self.base = "as-given" if self.given else "eager"
+
+    @property
+    def in_blocks(self) -> bool:
+        """Tell whether a model has repeated blocks, so that ``regional`` differs from ``full``."""
+        return any(block_classes(model) for model in self.models.values())
+
+    def put_on(self, tier: Tier, *, draws_random: bool) -> None:
+        """Compile as a tier asks, in place; what compiles does so in the steps that follow."""
+        if tier.base == self.base or self.given:
+            return
+        self.take_off()
+        if tier.compiles:
+            settings = self.settings(tier, draws_random=draws_random)
+            for model in self.models.values():
+                compile_in_place(model, **settings)
+        self.base = tier.base
+
+    def settings(self, tier: Tier, *, draws_random: bool) -> dict[str, Any]:
+        """Give the arguments for `hotloop.compile`."""
+        settings = tier.settings
+        preset = presets.get(settings["preset"])
+        if preset.backend != "inductor" or not draws_random:
+            return settings
+        options: dict[str, Any] = {**preset.options, _EAGER_RANDOM: True}
+        if preset.mode is None:
+            return {**settings, "preset": preset.with_(options=options)}
+        if preset.mode != "max-autotune-no-cudagraphs":
+            return settings
+        tuned = Preset(name=preset.name, backend="inductor", options={**_AUTOTUNE, **options}, ladder=preset.ladder)
+        return {**settings, "preset": tuned}
+
+    def take_off(self) -> None:
+        """Leave the models as they were given."""
+        if not self.given and self.base != "eager":
+            for model in self.models.values():
+                uncompile(model)
+            self.base = "eager"
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run the models as they were given while the block runs."""
+        if self.given:
+            yield
+            return
+        with paused(self.models.values()):
+            yield
+
+    def status(self) -> Status:
+        """Say what runs of what was asked for."""
+        return status(self.models)
+
+
+def _is_wrapped(model: torch.nn.Module) -> bool:
+    return hasattr(model, "_orig_mod")

@@ -1,0 +1,426 @@
+"""The hot loop: owns a program's training step, and runs it the fastest way that is right."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import torch
+
+from hotloop import events as ev
+from hotloop.errors import ConfigError
+from hotloop.measure import StepClock
+from hotloop.observe import collector
+from hotloop.step.account import Account
+from hotloop.step.auto import Auto
+from hotloop.step.buckets import Buckets, Pad
+from hotloop.step.compiled import Compiled
+from hotloop.step.engines import engine_for
+from hotloop.step.holdings import Holdings
+from hotloop.step.optimizers import recordable, return_step_counts, with_host_step_counts
+from hotloop.step.proof import STEPS as PROOF_STEPS
+from hotloop.step.runner import Runner
+from hotloop.step.tiers import Tier, parse
+from hotloop.step.undo import WriteWatch
+
+if TYPE_CHECKING:
+    import types
+
+    from hotloop.measure.limits import ComputeDtype
+    from hotloop.record import RunRecord
+    from hotloop.step.proof import Outcome
+    from hotloop.step.status import LoopStatus
+    from hotloop.step.survey import Obstacle
+
+_log = logging.getLogger("hotloop")
+_COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
+_F = TypeVar("_F", bound=Callable[..., Any])
+_One = TypeVar("_One")
+
+
+class Loop:
+    """Owns the training step of a program.
+
+    ::
+
+        loop = hotloop.Loop(model, optimizer)
+
+        @loop.step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+    The Python of a step runs 0 times in a call (a replay), once, or twice (a proof). What it returns may be held as
+    long as you like; gradients read after a step are valid until the next.
+
+    Args:
+        model: a module, or a sequence of them.
+        optimizer: an optimizer, or a sequence of them.
+        state: anything else that the step changes: GradScaler, EMA, a second model.
+        run: ``"auto"``; a tier (``"eager+graph"``); or a preset. A model that is compiled already is taken as given.
+        total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
+        buckets: by argument name, how to pad it to one of a few sizes.
+        workload: ``module:function`` or ``file.py:function`` that makes the program anew, for the background compile.
+        record: a folder in which the run record is written as the run goes; without one it is kept in memory.
+
+    Raises:
+        ConfigError: an argument does not fit.
+    """
+
+    def __init__(  # noqa: PLR0913 - the public settings
+        self,
+        model: torch.nn.Module | Sequence[torch.nn.Module],
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        *,
+        state: Any = (),
+        run: str = "auto",
+        total_steps: int | None = None,
+        buckets: Mapping[str, Pad] | None = None,
+        workload: str | None = None,
+        record: str | os.PathLike[str] | RunRecord | None = None,
+    ) -> None:
+        models = _named("model", model, torch.nn.Module)
+        optimizers = _named("optimizer", optimizer, torch.optim.Optimizer)
+        if not isinstance(run, str):
+            raise ConfigError(f"run {run!r}: expected 'auto', a tier or a preset, by name")
+        if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
+            raise ConfigError(f"total_steps {total_steps!r}: expected a whole number of 1 or more, or None")
+        others = tuple(state) if isinstance(state, list | tuple) else (state,)
+        self.holdings = Holdings(models, optimizers, others)
+        self.device = _device(self.holdings)
+        self.total_steps, self.workload = total_steps, workload
+        self.compiled = Compiled(models)
+        self.given = self.compiled.base
+        self.engine = engine_for(self.device)
+        self.buckets = Buckets(buckets or {})
+        self.outside: set[str] = set()
+        self.draws_random = False
+        self.steps = 0
+        self.account = Account(self, record)
+        self._runners: list[Runner] = []
+        self._said: set[str] = set()
+        self._parameters: list[torch.nn.Parameter] | None = None
+        self._modules: list[torch.nn.Module] | None = None
+        self._clock = StepClock(self.device)
+        self._kinds: collections.deque[tuple[str, str]] = collections.deque()
+        self._dropped = 0
+        self._closed = False
+        self.auto: Auto | None = None
+        self.asked = self._requested(run)
+        self.goal = Tier(self.given) if self.auto is not None else self.asked
+        self.writes = WriteWatch(optimizers.values())
+        self._hooks = [one.register_state_dict_post_hook(with_host_step_counts) for one in optimizers.values()]
+        self.plain = self.auto is None and self.goal == Tier("eager")
+        if not self.plain:
+            self._aim(self.goal, "asked for")
+
+    def _requested(self, run: str) -> Tier:
+        if os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no"):
+            self.say_once(f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set: steps run eager")
+            return Tier("eager")
+        if run.strip().lower() == "auto":
+            self.auto = Auto(self)
+            return Tier(self.given)
+        tier = parse(run)
+        if self.compiled.given and tier.base != "as-given":
+            self.say_once(f"the model is compiled already, and taken as given: {tier.name} becomes its own tier")
+            tier = Tier("as-given", tier.graph)
+        elif tier.base == "as-given" and not self.compiled.given:
+            tier = Tier("eager", tier.graph)
+        if tier.graph and self.engine is None:
+            raise ConfigError(
+                f"run {run!r}: whole steps can be captured on a GPU only, and the model is on {self.device}; "
+                f"without a graph: run={tier.without_graph().name!r}"
+            )
+        return tier
+
+    # -- the public face -------------------------------------------------------------------------------------------
+
+    def step(self, function: _F) -> _F:
+        """Decorate a training step; several may share a loop."""
+        if not callable(function):
+            raise ConfigError(f"loop.step: expected a function, got {type(function).__name__}")
+        runner = Runner(self, function)
+        self._runners.append(runner)
+        prepare = self.buckets.of(function)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self.plain:
+                self.steps += 1
+                return function(*args, **kwargs)
+            return self._run(runner, *prepare(args, kwargs))
+
+        return run  # type: ignore[return-value]
+
+    def status(self) -> LoopStatus:
+        """Say what tier runs, what it saves, and why."""
+        self.settle()
+        return self.account.status()
+
+    @property
+    def record(self) -> RunRecord:
+        """The run record; what steps took is added to it now and then, and by `status`, `report` and `close`."""
+        self.settle()
+        return self.account.record
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the run record so far as one self-contained HTML page."""
+        self.settle()
+        self.account.report(path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what a checkpoint needs beside model and optimizer: steps done, and what was learnt about tiers."""
+        return {"steps": self.steps, "outside": sorted(self.outside), "account": self.account.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint. Tiers are proven anew: another machine may run it.
+
+        Raises:
+            ConfigError: it is no state of a loop.
+        """
+        if not isinstance(state, Mapping) or "steps" not in state:
+            raise ConfigError("load_state_dict: expected what Loop.state_dict() gave")
+        self.steps = int(state["steps"])
+        self.outside |= set(state.get("outside", ())) & set(self.holdings.optimizers)
+        self.account.load_state_dict(state.get("account", {}))
+
+    def close(self) -> None:
+        """Give back what the loop holds: recordings, hooks, compiled code. Steps run eager from then on."""
+        if self._closed:
+            return
+        self._closed = True
+        self.settle()
+        if self.auto is not None:
+            self.auto.close()
+        self._forget_recordings()
+        self.compiled.take_off()
+        self.plain = True
+        self.writes.close()
+        for hook in self._hooks:
+            hook.remove()
+        self.account.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.account.failed(error)
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Loop(tier={self.goal.name!r}, steps={self.steps})"
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def _run(self, runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.auto is not None:
+            self.auto.at_step_boundary(runner.step, args, kwargs)
+        tier = self.goal
+        mark = self._clock.start()
+        try:
+            result = runner.run(args, kwargs, tier)
+        except BaseException:
+            self._clock.cancel(mark)
+            raise
+        self._clock.stop(mark)
+        self.steps += 1
+        self._kinds.append((runner.ran, runner.kind))
+        self.settle()
+        return result
+
+    def settle(self) -> None:
+        """Take note of the steps whose times have become known."""
+        timings = self._clock.take()
+        for _ in range(self._clock.dropped - self._dropped):  # the clock drops the oldest
+            self._kinds.popleft()
+        self._dropped = self._clock.dropped
+        for timing in timings:
+            tier, kind = self._kinds.popleft()
+            self.account.step(tier, kind, timing)
+            if self.auto is not None:
+                self.auto.timed(tier, kind, timing)
+
+    # -- what runners ask and tell ---------------------------------------------------------------------------------
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        """Give the parameters of models and optimizers; looked up once, and again after a recording was dropped."""
+        if self._parameters is None:
+            self._parameters = list(self.holdings.parameters().values())
+        return self._parameters
+
+    def modules(self) -> list[torch.nn.Module]:
+        """Give all modules whose mode matters to a step."""
+        if self._modules is None:
+            self._modules = [module for root in self.holdings.modules.values() for module in root.modules()]
+        return self._modules
+
+    def ignored(self, runner: Runner) -> tuple[Any, ...]:
+        """Give the objects whose Python state is looked after here."""
+        return (self, runner, self.account, *self.holdings.optimizers.values(), *self.holdings.state)
+
+    def eager(self) -> contextlib.AbstractContextManager[None]:
+        """Run the models as they were given while the block runs."""
+        return self.compiled.aside()
+
+    def recorded_calls(self) -> contextlib.AbstractContextManager[Any]:
+        """Note how the models are called while the block runs, for a background compile; once."""
+        recorder = self.auto.background.record() if self.auto is not None else None
+        return recorder if recorder is not None else contextlib.nullcontext()
+
+    def compute_dtype(self) -> ComputeDtype:
+        """Name the dtype that matrix products are computed in, which sets how much rounding is honest."""
+        kind = self.device.type
+        if torch.is_autocast_enabled(kind):
+            return _COMPUTE_DTYPES[torch.get_autocast_dtype(kind)]
+        known = [one.dtype for one in self.parameters() if one.dtype in _COMPUTE_DTYPES]
+        found = collections.Counter(known).most_common(1)[0][0] if known else torch.float32
+        fast = kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
+        return "tf32" if found == torch.float32 and fast else _COMPUTE_DTYPES[found]
+
+    def outside_of(self, stepped: Iterable[str]) -> set[str]:
+        """Name those of the optimizers that step which run outside of a recording, and say why."""
+        found = self.outside & set(stepped)
+        for name in stepped:
+            why = recordable(self.holdings.optimizers[name], self.device)
+            if why and name not in found:
+                found.add(name)
+                self.say_once(f"{name} runs outside the captured step: {why}")
+        return found
+
+    def run_outside(self, name: str, why: str) -> None:
+        """Leave an optimizer out of recordings from now on."""
+        self.outside.add(name)
+        self.say_once(f"{name} runs outside the captured step from now on: {why}")
+
+    def say_once(self, line: str) -> None:
+        """Put a line on the log, the first time."""
+        if line not in self._said:
+            self._said.add(line)
+            _log.info("%s", line)
+
+    def emit(self, event: ev.Event) -> None:
+        """Hand an event to the record, the watchers and the log."""
+        if isinstance(event, ev.CaptureDropped):
+            self._parameters = self._modules = None
+        self.account.event(event)
+        collector.emit(event)
+
+    def proof_costs(self, seconds: float, outcome: Outcome | None = None) -> None:
+        """Add to what proofs have cost."""
+        self.account.proof(seconds, outcome)
+
+    def accepted(self, runner: Runner, outcome: Outcome) -> None:
+        """A recording was proven."""
+        self._proven(self.goal, runner, outcome)
+
+    def base_accepted(self, tier: Tier, runner: Runner, outcome: Outcome) -> None:
+        """Compiled code was proven."""
+        self._proven(tier.without_graph(), runner, outcome)
+
+    def _proven(self, tier: Tier, runner: Runner, outcome: Outcome) -> None:
+        self.emit(
+            ev.TierProven(
+                step=self.steps,
+                function=runner.name,
+                tier=tier.name,
+                steps=PROOF_STEPS,
+                worst=outcome.worst,
+                seconds=self.account.proof_seconds,
+                copied_bytes=outcome.nbytes,
+                on_host=outcome.on_host,
+            )
+        )
+        if self.auto is not None:
+            self.auto.proven(tier)
+
+    def declined(self, tier: Tier, obstacle: Obstacle, runner: Runner) -> None:
+        """A kind of call cannot be captured; others may."""
+        self._tell_declined(tier, obstacle, runner)
+        if any(variant.declined is None for variant in runner.variants.values() if variant.calls > 1):
+            return
+        if self.auto is not None:
+            self.auto.declined(tier, obstacle)
+
+    def failed(self, tier: Tier, obstacle: Obstacle, runner: Runner) -> None:
+        """A tier's code failed or was wrong: from the next step on, another one runs."""
+        self._tell_declined(tier, obstacle, runner)
+        if self.auto is not None:
+            self.auto.declined(tier, obstacle)
+        else:
+            self._aim(tier.uncompiled(self.given) if tier.compiles else tier.without_graph(), str(obstacle))
+
+    def _tell_declined(self, tier: Tier, obstacle: Obstacle, runner: Runner) -> None:
+        event = ev.TierDeclined(
+            step=self.steps,
+            function=runner.name,
+            tier=tier.name,
+            reason=obstacle.reason,
+            hint=obstacle.hint,
+            file=obstacle.file,
+            line=obstacle.line,
+            source=obstacle.source,
+        )
+        self.emit(event)
+
+    # -- tiers -----------------------------------------------------------------------------------------------------
+
+    def _aim(self, tier: Tier, reason: str) -> None:
+        """From the next step on, run in a tier, or on the way to it."""
+        before, self.goal = self.goal, tier
+        self.compiled.put_on(tier, draws_random=self.draws_random)
+        if before.base != tier.base:
+            self._forget_recordings()
+        if before != tier:
+            self.emit(ev.TierChanged(step=self.steps, from_tier=before.name, to_tier=tier.name, reason=reason))
+
+    aim = _aim
+
+    def _forget_recordings(self) -> None:
+        """Recordings hold the code that they were made of: another base needs others."""
+        for runner in self._runners:
+            runner.variants.clear()
+        if self.engine is not None:
+            for optimizer in self.holdings.optimizers.values():
+                return_step_counts(optimizer)
+
+
+def _named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
+    """Name one or several objects; several are numbered."""
+    several = isinstance(given, list | tuple)
+    found = list(given) if several else [given]
+    wrong = [one for one in found if not isinstance(one, kind)]
+    if wrong or not found:
+        got = type(wrong[0]).__name__ if wrong else "an empty sequence"
+        raise ConfigError(
+            f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}"
+        )
+    return {f"{what}[{index}]": one for index, one in enumerate(found)} if several else {what: found[0]}
+
+
+def _device(holdings: Holdings) -> torch.device:
+    """Give the device that the step runs on: that of most parameters.
+
+    Raises:
+        ConfigError: nothing has a parameter.
+    """
+    counts = collections.Counter(one.device for one in holdings.parameters().values())
+    if not counts:
+        raise ConfigError("model: it has no parameters, so there is no training step to run")
+    return counts.most_common(1)[0][0]

@@ -1,0 +1,221 @@
+"""Proving a tier on real steps: the same step, from the same state, run both ways and compared.
+
+A proof step is a training step like any other. The candidate runs first; then everything that it changed is put back,
+its values kept, and the reference runs, whose outcome stays. So nothing is trained twice, and a candidate that is wrong
+has changed nothing. It takes one copy of the state: what the candidate made of it and what was there before are
+exchanged in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.measure import Limits, compare, differences, flatten
+from hotloop.measure.tree import names
+from hotloop.step.captured import Program, gradients_of
+from hotloop.step.holdings import RandomState, Snapshot
+
+if TYPE_CHECKING:
+    from hotloop.measure import Comparison, Difference
+    from hotloop.step.holdings import Holdings
+
+STEPS = 3
+"""Consecutive steps on which a candidate must agree."""
+
+Run = Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]
+"""Runs a step; gives its result and the gradients that its optimizers found."""
+
+
+class CandidateFailedError(Exception):
+    """The candidate raised; everything it did was undone. ``__cause__`` is what it raised."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One proof step.
+
+    Args:
+        result: what the reference returned.
+        comparisons: by kind of tensor, since limits follow a kind's own medians.
+        nbytes: how much memory the copies took.
+        on_host: the copies did not fit on the GPU.
+        random_moved: random streams that the two left at different positions.
+    """
+
+    result: Any
+    comparisons: dict[str, Comparison]
+    nbytes: int
+    on_host: bool
+    random_moved: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Tell whether values and random positions agree."""
+        return all(one.agrees for one in self.comparisons.values()) and not self.random_moved
+
+    @property
+    def why(self) -> str:
+        """Say in one line what does not agree."""
+        if self.random_moved:
+            return f"another position of {', '.join(self.random_moved)} after the step"
+        return "; ".join(str(one) for one in self.comparisons.values() if not one.agrees)
+
+    @property
+    def worst(self) -> str:
+        """Say which tensor is nearest to its limit, and how near."""
+        nearest = max(self.comparisons.values(), key=lambda one: one.nearness, default=None)
+        if nearest is None or nearest.worst is None:
+            return "all equal"
+        return f"{nearest.worst.name}, at {nearest.nearness:.0%} of its limit"
+
+
+def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they may be apart
+    program: Program,
+    candidate: Run,
+    reference: Run,
+    limits: Limits,
+    *,
+    spread: Mapping[str, Difference] | None = None,
+    compare_random: bool = True,
+) -> Outcome:
+    """Run one step both ways and compare: results, gradients, parameters, optimizer state, buffers, other state.
+
+    Where the limits are those of compiled code, parameters are compared by their updates, and the optimizer's state is
+    not: it follows from the gradients through code that is not compiled.
+
+    Args:
+        program: what the step changes.
+        candidate: the tier to prove.
+        reference: what it is proven against; its outcome stays.
+        limits: how far the two may be apart.
+        spread: how far the reference is from itself, by tensor, where its kernels are not deterministic.
+        compare_random: whether both draw the same numbers from the same streams.
+
+    Raises:
+        CandidateFailedError: the candidate raised. The step has not been run then: the state is as before.
+        Exception: the reference raised, which is then the user's own error.
+    """
+    devices = [program.device]
+    before = Snapshot(program.holdings, devices)
+    try:
+        result, at_step = candidate()
+    except Exception as error:
+        before.restore()
+        raise CandidateFailedError(str(error)) from error
+    found = _values(program.holdings, result, at_step)
+    after = RandomState(devices)
+    before.exchange()
+    theirs = _as_left(found, before)
+    start = _parameters(before.live, on_host=before.on_host) if limits.compute_dtype is not None else {}
+    result, at_step = reference()
+    moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
+    ours = _values(program.holdings, result, at_step)
+    comparisons = _compare(ours, theirs, start, limits, spread)
+    return Outcome(result, comparisons, before.nbytes, before.on_host, moved)
+
+
+def _parameters(live: Mapping[str, torch.Tensor], *, on_host: bool) -> dict[str, torch.Tensor]:
+    found = {name: one for name, one in live.items() if name.startswith("parameter ")}
+    return {name: one.cpu().clone() if on_host else one.clone() for name, one in found.items()}
+
+
+def _compare(
+    ours: dict[str, torch.Tensor | None],
+    theirs: dict[str, torch.Tensor | None],
+    start: dict[str, torch.Tensor],
+    limits: Limits,
+    spread: Mapping[str, Difference] | None,
+) -> dict[str, Comparison]:
+    compiled = limits.compute_dtype is not None
+    found: dict[str, Comparison] = {}
+    for kind in dict.fromkeys(_kind(name) for name in (*ours, *theirs)):
+        sides = [{name: one for name, one in side.items() if _kind(name) == kind} for side in (ours, theirs)]
+        if compiled and kind == "parameter":
+            reference, candidate = (_updates(side, start) for side in sides)
+            assert limits.compute_dtype is not None
+            of_updates = Limits.compiled(limits.compute_dtype, updates=True)
+            found["update"] = compare(reference, candidate, of_updates)
+        elif not compiled or kind in _OF_COMPILED:
+            found[kind] = compare(sides[0], sides[1], limits, spread=spread)
+    return found
+
+
+_OF_COMPILED = ("result", "gradient", "buffer")
+
+
+def _kind(name: str) -> str:
+    """Give the kind of tensor that a name is of; kinds of optimizer state are told apart by their key."""
+    first = name.partition(" ")[0].partition("[")[0].partition(".")[0]
+    return f"{first} {name.rpartition(': ')[2]}" if first == "optimizer" else first
+
+
+def _updates(side: dict[str, torch.Tensor | None], start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+    return {
+        name: None if one is None else one.to(start[name].device) - start[name]
+        for name, one in side.items()
+        if name in start
+    }
+
+
+def spread_of(program: Program, once: Run, again: Run) -> tuple[Any, dict[str, Difference]]:
+    """Run one step twice the same way and tell how far the two are apart; the second's outcome stays."""
+    before = Snapshot(program.holdings, [program.device])
+    first = _values(program.holdings, *once())
+    before.exchange()
+    first = _as_left(first, before)
+    result, at_step = again()
+    found, _ = differences(_values(program.holdings, result, at_step), first)
+    return result, found
+
+
+def plain_run(holdings: Holdings, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
+    """Run a step as it is, and note the gradients that its optimizers find."""
+    with noting_gradients(holdings) as gradients:
+        result = run()
+    return result, gradients
+
+
+@contextlib.contextmanager
+def noting_gradients(holdings: Holdings) -> Iterator[dict[str, torch.Tensor]]:
+    """Collect the gradients that optimizers find when they step in the block."""
+    paths = {id(parameter): name for name, parameter in holdings.parameters().items()}
+    gradients: dict[str, torch.Tensor] = {}
+
+    def note(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        gradients.update(gradients_of(optimizer, paths))
+
+    handles = [optimizer.register_step_pre_hook(note) for optimizer in holdings.optimizers.values()]
+    try:
+        yield gradients
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _values(holdings: Holdings, result: Any, at_step: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+    """Name everything that a step has made; the tensors are live."""
+    leaves, structure = flatten(result)
+    pairs = zip(names(structure, "result"), leaves, strict=True)
+    return {
+        **{name: one.detach() for name, one in pairs if isinstance(one, torch.Tensor)},
+        **{f"gradient of {name} at the optimizer step": one for name, one in at_step.items()},
+        **{f"gradient of {name}": one for name, one in holdings.gradients().items()},
+        **holdings.tensors(),
+    }
+
+
+def _as_left(values: Mapping[str, torch.Tensor | None], before: Snapshot) -> dict[str, torch.Tensor | None]:
+    """Give the values that the candidate left, now that the live tensors hold those from before it."""
+    kept = {_key(live): before.saved[name] for name, live in before.live.items()}
+    return {name: None if one is None else kept.get(_key(one), one) for name, one in values.items()}
+
+
+def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if tensor.layout != torch.strided or tensor.numel() == 0:
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype

@@ -1,0 +1,408 @@
+"""Runs one decorated step, call by call, in the tier that its loop aims at: surveys, proves, replays, undoes."""
+
+from __future__ import annotations
+
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop import events as ev
+from hotloop._torch.dispatch import place_of
+from hotloop._torch.dynamo import is_compile_error
+from hotloop.errors import CompiledRunError, StepLostError
+from hotloop.fallback.causes import describe
+from hotloop.measure import Limits, flatten
+from hotloop.step import proof, python_state
+from hotloop.step.captured import Change, Program, autocast_cache_off, capture
+from hotloop.step.holdings import RandomState
+from hotloop.step.optimizers import frozen
+from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
+from hotloop.step.survey import Obstacle, survey
+from hotloop.step.tiers import Tier
+from hotloop.step.undo import StepStart
+from hotloop.step.variant import Keys, Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from hotloop.step.captured import CapturedStep
+    from hotloop.step.loop import Loop
+
+VARIANTS = 8
+"""Recordings of one step, at most: each holds memory."""
+_KEYS = 256
+"""Keys that are remembered, at most."""
+
+
+class Runner:
+    """One decorated step of a loop."""
+
+    def __init__(self, loop: Loop, step: Callable[..., Any]) -> None:
+        self.loop, self.step = loop, step
+        self.name = getattr(step, "__name__", type(step).__name__)
+        self.program = Program(step, loop.holdings, loop.device, ignore=loop.ignored(self))
+        self.variants: dict[Hashable, Variant] = {}
+        self._keys = Keys(loop.parameters, loop.modules)
+        self._start: StepStart | None = None
+        self._python: dict[str, Any] | None = None
+        self._moving: dict[str, int] = {}
+        self._base_agreed: dict[str, int] = {}
+        self.kind, self.ran = "run", loop.given
+        """What the last call was (``run``, ``survey``, ``proof``, ``capture`` or ``undone``), and its tier."""
+
+    # -- one call --------------------------------------------------------------------------------------------------
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
+        """Run the step once, in a tier or on the way to it; gives the step's result."""
+        self.kind, self.ran = "run", tier.name
+        run = functools.partial(self.step, *args, **kwargs)
+        unproven = tier.compiles and not self.proven(tier.base)
+        if not tier.graph and not unproven:
+            return self._guarded(run, tier)
+        variant = self._variant(args, kwargs)
+        variant.calls += 1
+        if unproven:
+            if variant.seen is None and not self._base_agreed:
+                return self._survey(variant, run, args, kwargs)
+            return self._prove_base(run, tier)
+        return self._with_graph(variant, run, args, kwargs, tier)
+
+    def _with_graph(
+        self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
+    ) -> Any:
+        captured = variant.captured
+        if captured is not None and (change := captured.changed()) is not None:
+            self._drop(variant, change)
+        if variant.declined is not None or not self._worth(variant):
+            return self._guarded(run, tier.without_graph())
+        if variant.seen is None:
+            return self._survey(variant, run, args, kwargs)
+        if variant.proven and variant.captured is not None:
+            return self._replay(variant, run, flatten((args, kwargs))[0], tier)
+        return self._prove_graph(variant, run, tier, args, kwargs)
+
+    def proven(self, base: str) -> bool:
+        """Tell whether code compiled as a base asks has agreed with eager often enough."""
+        return self._base_agreed.get(base, 0) >= proof.STEPS
+
+    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
+        key = self._keys.of(args, kwargs)
+        found = self.variants.get(key)
+        if found is None:
+            if len(self.variants) >= _KEYS:
+                idle = next((key for key, one in self.variants.items() if one.captured is None), None)
+                self.variants.pop(idle if idle is not None else next(iter(self.variants)))
+            found = self.variants[key] = Variant(key)
+        return found
+
+    def _worth(self, variant: Variant) -> bool:
+        """A call that comes a second time is worth a recording, as long as there is room for one."""
+        if variant.seen is not None:
+            return True
+        taken = sum(one.seen is not None for one in self.variants.values())
+        if taken >= VARIANTS:
+            self.loop.say_once(
+                f"{self.name}: {VARIANTS} kinds of calls are captured, the most there may be; further ones run "
+                "without a graph. Fewer shapes (buckets=) or fewer argument values would be captured all"
+            )
+            return False
+        return variant.calls > 1
+
+    def _drop(self, variant: Variant, change: Change) -> None:
+        step, what = self.loop.steps, change.what
+        too_often = variant.drop(step, what)
+        self._python = None
+        self.loop.emit(ev.CaptureDropped(step=step, function=self.name, reason=what))
+        if too_often and change.optimizer is not None and change.optimizer not in self.loop.outside:
+            self.loop.run_outside(change.optimizer, f"{what} changes again and again")
+            variant.drops.clear()
+        elif too_often:
+            hint = "keep it constant, pass it as a tensor, or set it less often"
+            self._decline(variant, Obstacle(f"{what} changes again and again", hint))
+
+    def _decline(self, variant: Variant, obstacle: Obstacle) -> None:
+        variant.decline(obstacle)
+        self.loop.declined(Tier(self.loop.goal.base, graph=True), obstacle, self)
+
+    # -- survey ----------------------------------------------------------------------------------------------------
+
+    def _survey(self, variant: Variant, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """Run the step eagerly and look at it: a real step."""
+        self.kind = "survey"
+        obstacles = self._moved_outside()
+        inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+        random = RandomState([self.program.device])
+        settings = self._settings()
+        with self.loop.eager(), self.loop.recorded_calls():
+            result, seen = survey(self.program.holdings, self.program.device, inputs, run)
+        after = self._reachable()
+        assert self._python is not None
+        obstacles += [
+            Obstacle(f"the step changes Python state: {name}", _RETURN_IT)
+            for name in python_state.differences(self._python, after)[:3]
+        ]
+        self._python = after
+        moved = RandomState([self.program.device]).moved_since(random)
+        hosts = ("Python's random", "numpy.random") + (
+            ("torch's CPU generator",) if self.loop.device.type != "cpu" else ()
+        )
+        obstacles += [
+            Obstacle(
+                f"the step draws from {name}", "draw on the device (torch.rand(..., device=...)), or outside the step"
+            )
+            for name in moved
+            if name in hosts
+        ]
+        if settings != self._settings():
+            obstacles.append(
+                Obstacle("the step changes its optimizer's settings", "call scheduler.step() outside the step")
+            )
+        if any(one.requires_grad for one in inputs):
+            obstacles.append(Obstacle("an argument requires gradients", "set requires_grad inside the step, on a copy"))
+        leaves = flatten(result)[0]
+        if any(isinstance(one, float | complex) for one in leaves):
+            obstacles.append(
+                Obstacle("the step returns a Python number, which a replay would repeat", "return a tensor instead")
+            )
+        if seen.written_found:
+            self.program.holdings.found += seen.written_found
+            self._start = None
+        variant.seen = seen
+        self.loop.draws_random |= seen.random_operations > 0
+        found = [*seen.obstacles, *obstacles]
+        if found:
+            self._decline(variant, found[0])
+        return result
+
+    def _settings(self) -> list[Any]:
+        optimizers = self.program.holdings.optimizers.values()
+        return [(frozen(one), [float(group["lr"]) for group in one.param_groups]) for one in optimizers]
+
+    def _reachable(self) -> dict[str, Any]:
+        return python_state.reachable(self.step, self.program.holdings.modules, self.program.ignore)
+
+    def _moved_outside(self) -> list[Obstacle]:
+        """Note what the step reads in Python and somebody changed since the last look; twice is too often."""
+        before, self._python = self._python, self._reachable()
+        obstacles = []
+        for name in python_state.differences(before, self._python) if before is not None else ():
+            self._moving[name] = self._moving.get(name, 0) + 1
+            if self._moving[name] > 1:
+                obstacles.append(
+                    Obstacle(f"the step reads {name}, which changes from step to step", "pass it as a tensor argument")
+                )
+        return obstacles
+
+    # -- graphs ----------------------------------------------------------------------------------------------------
+
+    def _prove_graph(
+        self, variant: Variant, run: Callable[[], Any], tier: Tier, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run the step without a graph and captured, and compare."""
+        assert variant.seen is not None
+        if obstacles := self._moved_outside():
+            self._decline(variant, obstacles[0])
+            return self._guarded(run, tier.without_graph())
+        engine = self.loop.engine
+        assert engine is not None
+        holdings, began = self.program.holdings, time.perf_counter()
+        reference = functools.partial(plain_run, holdings, run)
+        if variant.spread is None:  # on the way of the capture, so that libraries and lazy code are set up there
+            self.kind = "proof"
+            return self._warm_up(variant, run)
+        candidate = functools.partial(self._candidate, variant, variant.captured, args, kwargs)
+        self.kind = "capture" if variant.captured is None else "proof"
+        try:
+            outcome = prove_step(self.program, candidate, reference, Limits.rounding(), spread=variant.spread)
+        except CandidateFailedError as failed:
+            error = failed.__cause__
+            assert isinstance(error, Exception)
+            self._check_alive(error, tier)
+            self._decline(variant, _obstacle_of(error))
+            return self._guarded(run, tier.without_graph())
+        if variant.captured is not None:
+            variant.captured.keep_gradients()
+        self.loop.proof_costs(time.perf_counter() - began, outcome)
+        after = self._reachable()
+        assert self._python is not None
+        changed, self._python = python_state.differences(self._python, after), after
+        if changed:
+            self._decline(variant, Obstacle(f"the step changes Python state: {changed[0]}", _RETURN_IT))
+        elif not outcome.agrees:
+            self._decline(
+                variant, Obstacle(f"a captured step does not agree with the step itself: {outcome.why}", _REPORT_IT)
+            )
+        else:
+            variant.agreed += 1
+            if variant.agreed == proof.STEPS:
+                self._accept(variant, outcome)
+        return outcome.result
+
+    def _warm_up(self, variant: Variant, run: Callable[[], Any]) -> Any:
+        """Run the step as it is, undo it, and run it on the path of a capture; how far apart the two are is noise."""
+        engine = self.loop.engine
+        assert engine is not None
+        holdings, began = self.program.holdings, time.perf_counter()
+
+        def ambient() -> Any:
+            with engine.ambience(self.program.device), autocast_cache_off():
+                return plain_run(holdings, run)
+
+        result, variant.spread = proof.spread_of(self.program, ambient, functools.partial(plain_run, holdings, run))
+        self.loop.proof_costs((time.perf_counter() - began) / 2)
+        self._python = self._reachable()
+        return result
+
+    def _candidate(self, variant: Variant, captured: CapturedStep | None, args: Any, kwargs: Any) -> Any:
+        if captured is not None:
+            result = captured.replay(flatten((args, kwargs))[0])
+            return result, captured.gradients_at_step
+        began = time.perf_counter()
+        engine = self.loop.engine
+        assert engine is not None
+        assert variant.seen is not None
+        outside = self.loop.outside_of(variant.seen.stepped)
+        captured, result = capture(self.program, engine, variant.seen, outside, (args, kwargs))
+        variant.captured = captured
+        self.loop.emit(
+            ev.Captured(
+                step=self.loop.steps,
+                function=self.name,
+                seconds=time.perf_counter() - began,
+                operations=variant.seen.operations,
+                outside=tuple(outside),
+            )
+        )
+        return result, captured.gradients_at_step
+
+    def _accept(self, variant: Variant, outcome: proof.Outcome) -> None:
+        assert variant.captured is not None
+        variant.proven = True
+        variant.captured.forget_gradients()
+        self.loop.accepted(self, outcome)
+
+    def _replay(self, variant: Variant, run: Callable[[], Any], leaves: list[Any], tier: Tier) -> Any:
+        captured = variant.captured
+        assert captured is not None
+        assert variant.seen is not None
+        self._save(gradients=bool(variant.seen.read_gradients))
+        try:
+            return captured.replay(leaves)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
+            return self._recover(error, run, tier, ours=True)
+
+    # -- compiled code ---------------------------------------------------------------------------------------------
+
+    def _prove_base(self, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step compiled and eager, and compare losses, gradients and buffers.
+
+        What the optimizer makes of equal gradients is its own, uncompiled code; where it is captured as well, the proof
+        of the graph compares that.
+        """
+        self.kind = "proof"
+        holdings, began = self.program.holdings, time.perf_counter()
+
+        def eager() -> Any:
+            with self.loop.eager():
+                return plain_run(holdings, run)
+
+        limits = Limits.compiled(self.loop.compute_dtype())
+        candidate = functools.partial(plain_run, holdings, run)
+        try:
+            outcome = prove_step(self.program, candidate, eager, limits)
+        except CandidateFailedError as failed:
+            error = failed.__cause__
+            assert isinstance(error, Exception)
+            self._check_alive(error, tier)
+            with self.loop.eager():
+                result = run()  # what eager raises as well is the user's own, and passes
+            self._undone(error, tier)
+            self.loop.failed(tier.without_graph(), _obstacle_of(error), self)
+            return result
+        self.loop.proof_costs(time.perf_counter() - began, outcome)
+        if outcome.agrees:
+            self._base_agreed[tier.base] = self._base_agreed.get(tier.base, 0) + 1
+            if self._base_agreed[tier.base] == proof.STEPS:
+                self.loop.base_accepted(tier, self, outcome)
+        else:
+            reason = f"compiled code does not agree with eager: {outcome.why}"
+            self.loop.failed(tier.without_graph(), Obstacle(reason, _REPORT_IT), self)
+        return outcome.result
+
+    def _guarded(self, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step; where compiled code fails before a parameter was written, undo it and run it eagerly."""
+        self.ran = tier.name
+        if not tier.compiles:
+            return run()
+        self._save(gradients=True)
+        try:
+            return run()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
+            return self._recover(error, run, tier, ours=False)
+
+    def _save(self, *, gradients: bool) -> None:
+        if self._start is None:
+            self._start = StepStart(self.program.holdings, [self.program.device])
+        self._start.save(gradients=gradients)
+        self.loop.writes.begun = False
+
+    def _recover(self, error: Exception, run: Callable[[], Any], tier: Tier, *, ours: bool) -> Any:
+        """The step failed in a tier: undo it and run it eagerly, or say that it cannot be undone.
+
+        Args:
+            error: what it raised.
+            run: runs the step.
+            tier: the tier it failed in.
+            ours: the exception cannot be the user's own: none of their code was running.
+        """
+        self._check_alive(error, tier)
+        self._check_unwritten(error, tier, ours=ours or isinstance(error, CompiledRunError) or is_compile_error(error))
+        assert self._start is not None
+        self._start.restore()
+        self.kind = "undone"
+        with self.loop.eager():
+            try:
+                result = run()
+            except Exception as own:
+                raise own from None
+        self._undone(error, tier)
+        self.loop.failed(tier, _obstacle_of(error), self)
+        return result
+
+    def _check_alive(self, error: Exception, tier: Tier) -> None:
+        """Raise what tells that the GPU itself is lost, where it is."""
+        if self.loop.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self.loop.device)
+        except RuntimeError as poisoned:
+            raise StepLostError(
+                f"the CUDA context is lost in tier {tier.name}, step {self.loop.steps + 1}: {describe(poisoned)}. "
+                f'Start the program again from its last checkpoint, with Loop(..., run="{self.loop.given}")'
+            ) from error
+
+    def _check_unwritten(self, error: Exception, tier: Tier, *, ours: bool) -> None:
+        """After an optimizer has begun to write, a step cannot be undone. The user's own exception passes."""
+        if not self.loop.writes.begun:
+            return
+        if not ours:
+            raise error
+        raise StepLostError(
+            f"{describe(error)} in tier {tier.name}, step {self.loop.steps + 1}, after the optimizer had begun to "
+            f'write: the step cannot be undone. Go on from the last checkpoint, with Loop(..., run="{self.loop.given}")'
+        ) from error
+
+    def _undone(self, error: Exception, tier: Tier) -> None:
+        self.loop.emit(ev.StepUndone(step=self.loop.steps, function=self.name, tier=tier.name, reason=describe(error)))
+
+
+_RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
+_REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
+
+
+def _obstacle_of(error: Exception) -> Obstacle:
+    """Explain why a capture or a compiled step failed, with the innermost line of the user's."""
+    file, line = place_of(error) or (None, None)
+    return Obstacle(describe(error), "see the reason; move what it names out of the step", file, line)

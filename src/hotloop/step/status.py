@@ -1,0 +1,86 @@
+"""What a loop runs, what that saves, and why: one object for people (a table) and for code (JSON)."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TierStatus:
+    """One tier: ``state`` is ``in force``, ``proven``, ``trying``, ``declined`` or ``timed``; times in seconds."""
+
+    name: str
+    state: str
+    steps: int = 0
+    step_seconds: float | None = None
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopStatus:
+    """The status of a loop.
+
+    Args:
+        asked: what ``run=`` asked for.
+        tier: what steps run in now; with several kinds of calls, what the last call ran in.
+        step: steps done.
+        step_seconds: of a typical step now; None before it is known.
+        eager_seconds: of a typical step of the model as it was given.
+        seconds_saved: by the steps done so far, against that, before the costs below; can be negative.
+        prepare_seconds: spent on compiling, capturing and proving.
+        tiers: what is known of each tier.
+        decisions: each with its reason, in order.
+        undone: steps that failed in a tier, and were undone and run eagerly.
+        dropped: recordings that no longer fitted, with what changed.
+    """
+
+    asked: str
+    tier: str
+    step: int
+    step_seconds: float | None
+    eager_seconds: float | None
+    seconds_saved: float
+    prepare_seconds: float
+    tiers: tuple[TierStatus, ...] = ()
+    decisions: tuple[str, ...] = ()
+    undone: int = 0
+    dropped: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the status as plain JSON data."""
+        return dataclasses.asdict(self)
+
+    def __rich__(self) -> Table:
+        title = f"hotloop: {self.tier} at step {self.step:,}" + (
+            f" (asked for: {self.asked})" if self.asked != self.tier else ""
+        )
+        table = Table(title=title, title_justify="left", show_edge=False)
+        for column in ("tier", "state", "steps", "ms a step", "why"):
+            table.add_column(column, justify="right" if column in ("steps", "ms a step") else "left", overflow="fold")
+        for one in self.tiers:
+            table.add_row(one.name, one.state, f"{one.steps:,}", _ms(one.step_seconds), one.why)
+        notes = [
+            f"saved {self.seconds_saved:.1f} s so far, {self.prepare_seconds:.1f} s spent on preparing and proving"
+        ]
+        notes += [f"undone: {self.undone} steps"] if self.undone else []
+        notes += [f"recorded anew: {reason}" for reason in self.dropped[-3:]]
+        notes += [f"decided: {line}" for line in self.decisions[-5:]]
+        table.caption = "\n".join(notes)
+        table.caption_justify = "left"
+        return table
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=140, force_terminal=False)
+        console.print(self)
+        text = console.file
+        assert isinstance(text, io.StringIO)
+        return text.getvalue().rstrip()
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else f"{1e3 * seconds:.2f}"

@@ -1,0 +1,84 @@
+"""One way to call a step: its argument shapes and values, and what was recorded, proven or declined for it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.measure import signature
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from hotloop.measure import Difference
+    from hotloop.step.captured import CapturedStep
+    from hotloop.step.survey import Obstacle, Survey
+
+DROPS, WITHIN = 3, 24
+"""A recording that is dropped so often within so many steps is not made again."""
+
+
+@dataclasses.dataclass
+class Variant:
+    """What is known about calls with one key."""
+
+    key: Hashable
+    calls: int = 0
+    seen: Survey | None = None
+    spread: dict[str, Difference] | None = None
+    captured: CapturedStep | None = None
+    agreed: int = 0
+    proven: bool = False
+    declined: Obstacle | None = None
+    drops: collections.deque[tuple[int, str]] = dataclasses.field(
+        default_factory=lambda: collections.deque(maxlen=DROPS)
+    )
+
+    def drop(self, step: int, reason: str) -> bool:
+        """Forget the recording; True where it has been dropped too often lately."""
+        self.captured, self.seen, self.spread, self.agreed, self.proven = None, None, None, 0, False
+        self.drops.append((step, reason))
+        return len(self.drops) == DROPS and step - self.drops[0][0] <= WITHIN
+
+    def decline(self, obstacle: Obstacle) -> None:
+        """Never capture it."""
+        self.captured, self.declined = None, obstacle
+
+
+class Keys:
+    """Makes the key of a call: what a recording freezes and no look at the program before a replay would tell.
+
+    Args:
+        parameters: gives the parameters whose gradients a step finds.
+        modules: gives the modules whose mode it finds.
+    """
+
+    def __init__(
+        self, parameters: Callable[[], list[torch.nn.Parameter]], modules: Callable[[], list[torch.nn.Module]]
+    ) -> None:
+        self._parameters, self._modules = parameters, modules
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """Give the key of the coming call: arguments, gradients that exist, modes of modules, torch's own modes."""
+        gradients = tuple([parameter.grad is None for parameter in self._parameters()])
+        modes = tuple([module.training for module in self._modules()])
+        return signature(args, kwargs), gradients, modes, ambient_modes()
+
+
+def ambient_modes() -> Hashable:
+    """Give the settings of torch that are in force around a step and change what it computes."""
+    kinds = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
+    autocast = tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        autocast,
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+    )
