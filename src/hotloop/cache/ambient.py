@@ -15,7 +15,26 @@ from hotloop._torch.ledger import private
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+
+def _unless_mixed(get: Callable[[], Any]) -> Callable[[], Any]:
+    """Give an older setting of precision, or None where the newer ones, listed below, say more than it can."""
+
+    def read() -> Any:
+        try:
+            return get()
+        except RuntimeError:
+            return None
+
+    return read
+
+
 _FUNCTIONS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    # These first: torch refuses to read them once the newer ones are set one by one.
+    "matmul precision": (_unless_mixed(torch.get_float32_matmul_precision), torch.set_float32_matmul_precision),
+    "cudnn tf32": (
+        _unless_mixed(lambda: torch.backends.cudnn.allow_tf32),
+        lambda value: setattr(torch.backends.cudnn, "allow_tf32", value),
+    ),
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "default dtype": (torch.get_default_dtype, torch.set_default_dtype),
     "default device": (lambda: str(torch.get_default_device()), torch.set_default_device),
@@ -106,7 +125,7 @@ def apply_process_settings(settings: Mapping[str, Any]) -> None:
     """Make this process's settings equal to those of another. What is equal already is not touched."""
     now = {name: get() for name, (get, _) in _FUNCTIONS.items()}
     for name, (_, put) in _FUNCTIONS.items():
-        if settings[name] != now[name]:
+        if settings[name] is not None and settings[name] != now[name]:
             put(settings[name])
     for name in _ATTRIBUTES:
         if settings[name] != operator.attrgetter(name)(torch):

@@ -7,6 +7,7 @@ and its report are nameless temporary ones, and its standard input is a pipe who
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 import weakref
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, Self
 
 import torch
@@ -82,7 +84,7 @@ class BackgroundCompile:
         self._process, self._log, self._report, self._limit = process, log, report, limit
         self._began = self._looked = time.monotonic()
         self._outcome: Outcome = "running"
-        self._end = weakref.finalize(self, _kill, process, os.getpid())  # also at the interpreter's end
+        self._end = weakref.finalize(self, _end, process, (log, report), os.getpid())  # also at the interpreter's end
 
     @classmethod
     def start(cls, request: Request, *, limit_seconds: float = 1800.0, program: str = PROGRAM) -> Self:
@@ -102,28 +104,27 @@ class BackgroundCompile:
             raise BackgroundUnavailableError("this process is itself compiling for another one")
         limits = _memory_limits(request)
         text = request.dumps()
-        given = {"nice": NICENESS, "path": [os.path.abspath(place) for place in sys.path], "program": program}  # noqa: PTH100 - an empty entry means here
-        log, report = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - they live as long as the child
-        try:
-            with tempfile.TemporaryFile() as file:
-                file.write(text)
-                file.flush()
-                file.seek(0)
-                inherited = (file.fileno(), report.fileno())
-                arguments = json.dumps({**given, "request": inherited[0], "report": inherited[1], "memory": limits})
+        path = [str(Path(place).absolute()) for place in sys.path]  # an empty entry means here
+        given = {"nice": NICENESS, "path": path, "program": program}
+        with contextlib.ExitStack() as files:
+            try:
+                log, report, source = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+                source.write(text)
+                source.seek(0)  # flushes as well
+                inherited = {"request": source.fileno(), "report": report.fileno()}
                 process = subprocess.Popen(  # noqa: S603 - our own interpreter and program
-                    [sys.executable, *_interpreter_flags(), "-c", _BOOT, arguments],
+                    [sys.executable, *_flags(), "-c", _BOOT, json.dumps({**given, **inherited, "memory": limits})],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    pass_fds=inherited,
+                    pass_fds=tuple(inherited.values()),
                     start_new_session=True,  # Ctrl-C goes to the training alone; the whole group is killed at the end
                     env=_environment(),
                 )
-        except OSError as error:
-            log.close()
-            report.close()
-            raise BackgroundUnavailableError(f"the child process cannot be started: {error}") from error
+            except OSError as error:
+                raise BackgroundUnavailableError(f"the child process cannot be started: {error}") from error
+            source.close()
+            files.pop_all()  # the log and the report live as long as the child
         return cls(process, log, report, limit_seconds)
 
     @property
@@ -157,8 +158,6 @@ class BackgroundCompile:
     def _settle(self, outcome: Done | Failed) -> None:
         self._outcome = outcome
         self._end()
-        self._log.close()
-        self._report.close()
 
     def _result(self) -> Done | Failed:
         """Read the report of a child that has ended."""
@@ -185,18 +184,19 @@ def _because(tail: str) -> str:
     return f": {tail}" if tail else ""
 
 
-def _kill(process: subprocess.Popen[bytes], owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], files: tuple[IO[bytes], ...], owner: int) -> None:
     """End the child's whole group, if it has not ended itself. A process forked from the owner leaves it alone."""
     if os.getpid() != owner:
         return
     if process.poll() is None:  # not reaped yet, so the number is still its own
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    if process.stdin is not None:
-        process.stdin.close()
+    for file in (process.stdin, *files):
+        if file is not None:
+            file.close()
 
 
-def _interpreter_flags() -> list[str]:
+def _flags() -> list[str]:
     """Give the flags that decide what code means and where it is found, as this interpreter was started."""
     flags = sys.flags
     optimised = ["-" + "O" * flags.optimize] if flags.optimize else []

@@ -1,0 +1,59 @@
+"""Modules and a workload that a child process can import by name."""
+
+import types
+
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    """Embedding tied to the head, BatchNorm, dropout: what a rebuilt module must keep."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.embed = nn.Embedding(50, width)
+        self.inner = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+        self.drop = nn.Dropout(0.1)
+        self.head = nn.Linear(width, 50, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("positions", torch.arange(4), persistent=False)
+
+    def forward(self, ids, scale=None):
+        x = torch.nn.functional.gelu(self.inner(self.drop(self.embed(ids + self.positions[: ids.shape[1]]))))
+        x = self.norm(x.mean(1))
+        return {"logits": self.head(x), "hidden": x if scale is None else x * scale}
+
+
+class Fails(nn.Linear):
+    def forward(self, x):
+        raise ValueError("two lines\nof trouble")
+
+
+class HoldsWeightsInReduce(nn.Linear):
+    def __reduce__(self):
+        return rebuilt, (self.in_features, self.out_features, self.weight)
+
+
+def rebuilt(features_in, features_out, weight):
+    made = HoldsWeightsInReduce(features_in, features_out)
+    made.weight = weight
+    return made
+
+
+def hook(module, args):
+    return args
+
+
+def make():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(ids):
+        loss = model(ids)["logits"].logsumexp(-1).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return types.SimpleNamespace(model=model, optimizer=optimizer, step=step, batches=[(torch.randint(40, (8, 4)),)])

@@ -1,0 +1,323 @@
+"""The child process: it tells how it stands, never outlives its parent, and what goes wrong in it is a reason."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cache_models import Fails, Net
+
+import hotloop
+from hotloop.cache import BackgroundCompile, BackgroundUnavailableError, Done, Failed, Recorder, Request, background
+
+FACTS = {"seconds": 1.0, "compile_seconds": 0.5, "graphs": 1, "cache_hits": 0, "cache_misses": 2, "state": "compiled", "causes": [], "peak_bytes": 0}  # fmt: skip
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Make a child of one's own: its source gets ``given``, and ``report`` to answer with."""
+    monkeypatch.syspath_prepend(tmp_path)
+    head = """
+        import json, os, signal, subprocess, sys, time
+        given = json.loads(sys.argv[1])
+        def report(facts): os.write(given["report"], json.dumps(facts).encode() + b"\\n")
+    """
+
+    def make(source):
+        (tmp_path / "child_program.py").write_text(textwrap.dedent(head) + textwrap.dedent(source))
+        return "child_program"
+
+    return make
+
+
+@pytest.fixture
+def start(program):
+    started = []
+
+    def begin(source, **settings):
+        child = BackgroundCompile.start(Request(settings={}), program=program(source), **settings)
+        started.append(child)
+        return child
+
+    yield begin
+    for child in started:
+        child.stop()
+
+
+def wait(child, seconds=300):
+    end = time.monotonic() + seconds
+    while child.poll() == "running" and time.monotonic() < end:
+        time.sleep(0.01)
+    return child.poll()
+
+
+def gone(pid, seconds=60):
+    """Tell whether a process has ended; one that nobody has waited for yet has."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_report_is_the_answer_and_stays(start):
+    child = start(f"report({FACTS!r})")
+    assert wait(child) == Done(**{**FACTS, "causes": ()})
+    child.stop()
+    assert child.poll() == Done(**{**FACTS, "causes": ()})
+
+
+def test_a_failure_that_the_child_tells_is_the_reason(start):
+    assert wait(start("report({'failed': 'OutOfMemoryError: too large'})")) == Failed("OutOfMemoryError: too large")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            "print('first'); print('the last line', file=sys.stderr); os._exit(3)",
+            "ended with code 3.*first \\| the last line",
+        ),
+        ("raise ImportError('no module')", "ended with code 1.*ImportError: no module"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL; the machine may be out of memory"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
+        ("os.write(given['report'], b'{\"seconds\": 1')", "no report"),
+    ],
+)
+def test_a_child_that_dies_is_a_reason_with_its_last_words(start, source, reason):
+    outcome = wait(start(source))
+    assert isinstance(outcome, Failed)
+    assert re.search(reason, outcome.reason)
+
+
+def test_a_child_that_takes_too_long_is_stopped(start, monkeypatch):
+    monkeypatch.setattr(background, "_LOOK_SECONDS", 0.0)
+    child = start("print('stuck here', flush=True); time.sleep(1000)", limit_seconds=1.0)
+    outcome = wait(child)
+    assert "longer than 1 s" in outcome.reason
+    assert gone(child.pid)
+
+
+def test_a_log_without_end_takes_no_room_and_its_end_is_kept(start, monkeypatch):
+    monkeypatch.setattr(background, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(background, "_LOG_BYTES", 100_000)
+    child = start("""
+        for _ in range(200): print("x" * 10_000, flush=True); time.sleep(0.002)
+        time.sleep(0.2)
+        print("the end", flush=True); os._exit(1)
+    """)
+    largest = 0
+    while child.poll() == "running":
+        largest = max(largest, os.fstat(child._log.fileno()).st_blocks * 512)
+    assert child.poll().reason.endswith("the end")
+    assert largest < 1_500_000
+
+
+def test_stop_ends_the_child_and_what_it_started(start, tmp_path):
+    child = start(f"""
+        inner = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+        open({str(tmp_path / "pid")!r}, "w").write(f"{{inner.pid}}\\n")
+        time.sleep(1000)
+    """)
+    pid = read_pid(tmp_path / "pid")
+    child.stop()
+    assert child.poll() == Failed("stopped")
+    assert gone(child.pid)
+    assert gone(pid)
+
+
+def read_pid(path):
+    while not (path.exists() and path.read_text().endswith("\n")):
+        time.sleep(0.01)
+    return int(path.read_text())
+
+
+def test_a_child_that_nobody_holds_any_more_is_ended(program):
+    child = BackgroundCompile.start(Request(settings={}), program=program("time.sleep(1000)"))
+    pid = child.pid
+    del child
+    assert gone(pid)
+
+
+def test_the_child_gives_way_and_has_an_environment_of_its_own(start, monkeypatch):
+    monkeypatch.setenv("HOTLOOP_DISABLE", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    outcome = wait(
+        start("""
+        report({"failed": json.dumps([os.nice(0), os.environ.get("HOTLOOP_DISABLE"), os.environ["TORCHINDUCTOR_COMPILE_THREADS"],
+            os.environ["HOTLOOP_BACKGROUND"], os.getpgid(0) == os.getpid(), sys.path])})
+    """)
+    )
+    nice, disabled, workers, inside, own_group, path = json.loads(outcome.reason)
+    assert nice == min(19, os.nice(0) + background.NICENESS)
+    assert (disabled, workers, inside, own_group) == (None, "1", "1", True)
+    assert path == [str(Path(place).absolute()) for place in sys.path]
+
+
+def test_the_child_inherits_no_files_but_its_own(start, tmp_path):
+    with (tmp_path / "locked").open("w") as lock:
+        os.set_inheritable(lock.fileno(), True)
+        outcome = wait(
+            start(
+                "report({'failed': ' '.join(os.readlink(f'/proc/self/fd/{n}') for n in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{n}'))})"
+            )
+        )
+    assert "locked" not in outcome.reason
+
+
+def test_a_child_of_a_child_is_refused(monkeypatch):
+    monkeypatch.setenv(background.INSIDE, "1")
+    with pytest.raises(BackgroundUnavailableError, match="itself compiling"):
+        BackgroundCompile.start(Request(settings={}))
+
+
+def test_a_process_that_cannot_be_started_is_a_reason(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(BackgroundUnavailableError, match="cannot be started"):
+        BackgroundCompile.start(Request(settings={}))
+
+
+PARENT = """
+import os, sys, time, warnings
+import torch
+from cache_models import Net
+from hotloop.cache import BackgroundCompile, Recorder
+net = Net()
+with Recorder({"model": net}) as recorder:
+    net(torch.randint(40, (8, 4)))
+child = BackgroundCompile.start(recorder.request({"preset": "aot_eager"}))
+if sys.argv[1] == "fork":
+    if os.fork() == 0:
+        time.sleep(1000)  # holds the pipe to the child open
+print(child.pid, flush=True)
+if sys.argv[1] == "wait":
+    while child.poll() == "running":
+        time.sleep(0.01)
+    print(child.poll())
+elif sys.argv[1] == "forget":
+    sys.exit(0)
+elif sys.argv[1] == "exit in a fork":
+    if os.fork() == 0:
+        sys.exit(0)
+    os.wait()
+    print(child.poll())
+else:
+    time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def parent():
+    running = []
+
+    def begin(way, **settings):
+        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", PARENT, way],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            start_new_session=True,
+            **settings,
+        )
+        running.append(process)
+        return process, int(process.stdout.readline())
+
+    yield begin
+    for process in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("way", "how"), [("sleep", signal.SIGKILL), ("sleep", signal.SIGINT), ("fork", signal.SIGKILL), ("forget", None)]
+)
+def test_the_child_dies_with_its_parent(parent, way, how):
+    process, child = parent(way)
+    if how is not None:
+        time.sleep(0.5)  # somewhere between the child's start and its end
+        process.send_signal(how)
+    assert process.wait(60) is not None
+    assert gone(child)
+
+
+def test_a_fork_of_the_parent_that_ends_leaves_the_child_alone(parent):
+    process, _ = parent("exit in a fork")
+    assert "running" in process.stdout.read()
+
+
+def test_the_real_child_compiles_and_reports(parent):
+    process, _ = parent("wait")
+    said = process.stdout.read()
+    assert "Done(" in said
+    assert "state='compiled'" in said
+    assert "graphs=1" in said
+
+
+def recorded(net, *args, **settings):
+    with Recorder({"model": net}) as recorder, contextlib.suppress(ValueError):
+        net(*args)
+    return recorder.request(settings)
+
+
+def test_what_the_model_raises_in_the_child_is_the_reason():
+    child = BackgroundCompile.start(recorded(Fails(2, 2), torch.ones(1, 2), preset="aot_eager"))
+    assert wait(child) == Failed("ValueError: two lines")
+
+
+def test_caches_that_are_off_are_the_reason(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    outcome = wait(BackgroundCompile.start(recorded(Net(), torch.randint(40, (8, 4)))))
+    assert "force_disable_caches" in outcome.reason
+
+
+@pytest.mark.parametrize("factory", ["cache_models:make", f"{Path(__file__).parent / 'cache_models.py'}:make"])
+def test_a_workload_is_made_and_stepped(factory):
+    outcome = wait(BackgroundCompile.start(Request.of_factory(factory, {"preset": "aot_eager"})))
+    assert isinstance(outcome, Done), outcome
+    assert (outcome.state, outcome.graphs) == ("compiled", 1)
+
+
+def test_a_workload_that_is_not_there_is_a_reason():
+    outcome = wait(BackgroundCompile.start(Request.of_factory("cache_models:nothing", {"preset": "aot_eager"})))
+    assert "AttributeError" in outcome.reason
+    assert "nothing" in outcome.reason
+
+
+@pytest.mark.inductor
+def test_the_parent_finds_all_that_the_child_compiled(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    net, ids = Net(), torch.randint(40, (8, 4))
+
+    def step():
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(ids)["logits"].float().logsumexp(-1).mean()
+        loss.backward()
+        return loss
+
+    with Recorder({"model": net}) as recorder:
+        step()
+    child = BackgroundCompile.start(recorder.request({"preset": "default"}))
+    outcome = wait(child)
+    assert isinstance(outcome, Done), outcome
+    assert outcome.cache_misses > 0
+    hotloop.compile(net, "default")
+    step()
+    found = hotloop.status(net).components["model"]
+    assert (found.state, found.cache_misses) == ("compiled", 0)
+    assert found.cache_hits == outcome.cache_misses
+    print(f"cold {outcome.compile_seconds:.1f} s in the child, warm {found.compile_seconds:.1f} s here")
