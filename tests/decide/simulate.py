@@ -11,7 +11,7 @@ import dataclasses
 import math
 import statistics
 
-from worlds import WORLDS, Noise, World, best_fixed, fixed, steady
+from worlds import WORLDS, World, best_fixed, fixed, noise, steady
 
 from hotloop.decide import EAGER_STEPS, Facts, Option, Speeds, Standing, Trial, decide, expect, remaining
 
@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, world: World, setup: Setup) -> None:
         self.world, self.setup = world, setup
-        self.noise = Noise(setup.total, setup.seed)
+        self.noise = noise(setup.total, setup.seed)
         self.step, self.seconds = 0, 0.0
         self.tier = "eager"
         self.trial_seconds = self.prepare_seconds = self.saved = 0.0
@@ -219,7 +219,7 @@ def table(setups: dict[str, dict], steps=STEPS) -> str:
     for total in steps:
         rows = {"eager": [], "best fixed": []}
         for world in WORLDS.values():
-            quiet = Noise(total, None)
+            quiet = noise(total, None)
             rows["eager"].append((fixed(world, quiet, "eager", total), "eager"))
             rows["best fixed"].append(best_fixed(world, quiet, total))
         for title, setup in setups.items():

@@ -9,7 +9,8 @@ import pytest
 from simulate import SETUPS, STEPS, play
 from worlds import WORLDS, Noise, Tier, World, best_fixed, best_proven, fixed
 
-from hotloop.decide import guard
+from hotloop.decide import choose, guard
+from hotloop.decide.horizon import FEWEST_GUESSED
 
 LONG = 4_000
 
@@ -100,7 +101,9 @@ def test_costs_known_from_earlier_runs_open_the_foreground(name, total):
 def test_trials_keep_to_their_share(name, setup, seed):
     for total in STEPS:
         run = play(name, total=total, seed=seed, **SETUPS[setup])
-        share = guard.TRIAL_SHARE * eager_seconds(run)
+        # Where the length is not told, the share is that of the run as it is guessed, of a thousand steps at least.
+        guessed = 1.0 if run.setup.told else max(1.0, FEWEST_GUESSED / total)
+        share = guard.TRIAL_SHARE * eager_seconds(run) * guessed
         # A preparation that turns out to be in vain was let in by its chance; it is the only one beyond the share.
         last = max(run.wasted, default=0.0)
         assert run.trial_seconds <= share + last + 1e-9, total
@@ -112,10 +115,13 @@ def test_no_flapping_on_a_noisy_machine(name, seed):
     for told in (True, False):
         run = play(name, total=10_000, seed=seed, told=told)
         assert len(moves(run)) == len(set(moves(run))) <= 3
-        tried = [
-            decision.tier for _, decision in run.decisions if decision.action == "try" and decision.tier != "eager"
-        ]
-        assert len(tried) == len(set(tried))
+        tried = {}
+        for _, decision in run.decisions:
+            if decision.action == "try" and decision.tier != "eager":
+                left = decision.numbers["steps_left"]
+                # A trial takes up to 200 steps, so the horizon at its end may be that much less than at its start.
+                assert left >= choose.REGROWN * (tried.get(decision.tier, 0) - 200)
+                tried[decision.tier] = left
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -167,7 +173,8 @@ def test_a_tier_that_becomes_slower_than_eager_is_left(name, told):
     assert run.tier == "eager"
     late = [step for step, decision in run.decisions if decision.tier == "eager" and decision.action == "switch"]
     assert len(late) == 1
-    assert late[0] - LONG <= max(40, 6.0 / (world.eager_ms / 1e3))
+    # Half of the hundred steps whose median is watched, the time between two questions, and the trial.
+    assert late[0] - LONG <= 75 + 5.0 / (world.eager_ms / 1e3)
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
@@ -188,8 +195,7 @@ def test_tiny_runs_are_eager(total):
         assert run.seconds == pytest.approx(eager_seconds(run))
 
 
-def test_a_tier_that_saves_as_much_as_is_expected_is_never_left_behind_by_a_hopeless_background_compile():
-    """The child is given up when what it makes could no longer pay."""
+def test_a_background_compile_is_given_up_when_it_could_no_longer_pay():
     slow = dict(WORLDS["gpt"].tiers)
     slow["full+graph"] = Tier(5_000.0, 33.0)
     slow["regional+graph"] = Tier(5_000.0, 33.0)

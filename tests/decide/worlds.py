@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import random
 
@@ -101,6 +102,12 @@ class Noise:
 
     def sum(self, start: int, end: int) -> float:
         return self._sums[end] - self._sums[start] if self._sums else float(end - start)
+
+
+@functools.lru_cache(maxsize=32)
+def noise(steps: int, seed: int | None) -> Noise:
+    """Give the noise of a seed, made once for all the runs that are played in it."""
+    return Noise(steps, seed)
 
 
 def steady(world: World, noise: Noise, tier: str, start: int, end: int) -> float:

@@ -61,8 +61,8 @@ class Speeds:
             self._ratios[trial.in_force] = 1.0 / verdict.ratio, 1.0 / verdict.low
         else:
             self._ratios[trial.candidate] = here[0] * verdict.ratio, here[1] * verdict.high
-        if self._base in (trial.in_force, trial.candidate) and (times := trial.seconds(self._base)) is not None:
-            self._set_base(times[0])
+        if self._base in (trial.in_force, trial.candidate) and (seconds := trial.seconds(self._base)) is not None:
+            self._set_base(seconds)
         if verdict.outcome != "faster":
             self.reject(trial.candidate, steps_left)
 

@@ -99,14 +99,10 @@ class Trial:
         elif valid is not None and self._half is not None:
             self._pairs.append((self._half, valid) if turn == 1 else (valid, self._half))
 
-    def seconds(self, tier: str) -> tuple[float, float, float] | None:
-        """Give the median seconds of a step in ``tier`` and its interval, or None before the first pair."""
-        if not self._pairs:
-            return None
+    def seconds(self, tier: str) -> float | None:
+        """Give the median seconds of a step in ``tier``, or None before the first pair."""
         side = 1 if tier == self.candidate else 0
-        times = [pair[side] for pair in self._pairs]
-        low, high = median_interval(times)
-        return statistics.median(times), low, high if math.isfinite(high) else max(times)
+        return statistics.median(pair[side] for pair in self._pairs) if self._pairs else None
 
     @property
     def extra_seconds(self) -> float:
