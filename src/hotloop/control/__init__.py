@@ -1,6 +1,13 @@
 """Compile, uncompile, status: joins apply, observe and fallback."""
 
-from hotloop.control.api import compile, paused, status, uncompile, validate  # noqa: A004 - the public name is torch's own
+from hotloop.control.api import (
+    Installed,
+    compile,  # noqa: A004 - the public name is torch's own
+    paused,
+    status,
+    uncompile,
+    validate,
+)
 from hotloop.control.component_status import ComponentStatus, Status
 
-__all__ = ["ComponentStatus", "Status", "compile", "paused", "status", "uncompile", "validate"]
+__all__ = ["ComponentStatus", "Installed", "Status", "compile", "paused", "status", "uncompile", "validate"]

@@ -286,6 +286,31 @@ def _nest(part: torch.nn.Module, component: Component) -> None:
             component.inside = weakref.ref(other)
 
 
+class Installed:
+    """A compile that was taken off a model and can be put back, code and account with it.
+
+    Args:
+        model: the module; it is eager afterwards, as far as hotloop compiled it.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        modules = list(model.modules())
+        self._components = [(one, _components[one], one.__dict__.get(_MARKER)) for one in modules if one in _components]
+        self._entries = [(one, entry) for one in modules if isinstance(entry := get_entry(one), Entry)]
+        for module, _, _ in self._components:
+            _take_off(module)
+
+    def put_back(self) -> None:
+        """Compile the model again as it was, which costs nothing; what was compiled since is taken off."""
+        for module, component, marker in self._components:
+            _take_off(module)
+            _components[module] = component
+            if marker is not None:
+                module.__dict__[_MARKER] = marker
+        for module, entry in self._entries:
+            set_entry(module, entry)
+
+
 @contextlib.contextmanager
 def paused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Run modules, and what is inside them, eager while the block runs; compiled code and its account stay."""

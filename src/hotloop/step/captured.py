@@ -35,6 +35,8 @@ class Program:
     step: Callable[..., Any]
     holdings: Holdings
     device: torch.device
+    compiled: Callable[[], bool]
+    """Tells whether compiled code is in force."""
     ignore: tuple[Any, ...] = ()
     """Objects whose Python state hotloop looks after: optimizers, GradScalers, the loop itself."""
 
@@ -189,7 +191,7 @@ class CapturedStep:
     def record(self, recording: Recording, run: Callable[[], Any]) -> Any:
         """Run the step while it is recorded."""
         try:
-            with self._optimizers(recording), autocast_cache_off():
+            with self._optimizers(recording), own_autocast_cache(compiled=self.program.compiled()):
                 result = run()
             self._parts.append(recording.cut())
         except BaseException:
@@ -232,18 +234,22 @@ def capture(program: Program, engine: Engine, seen: Survey, outside: set[str], c
 
 
 @contextlib.contextmanager
-def autocast_cache_off() -> Iterator[None]:
-    """Keep autocast from holding cast weights beyond the operation that asked: a recording would freeze them.
+def own_autocast_cache(*, compiled: bool) -> Iterator[None]:
+    """Keep weights that autocast has cast from passing the borders of the block: a recording would freeze them.
 
-    It reaches every ``torch.autocast`` that is made in the block without a ``cache_enabled`` of its own.
+    In eager code nothing is cached at all, as torch advises for captures; that reaches every ``torch.autocast`` that is
+    made in the block without a ``cache_enabled`` of its own. Compiled code casts for itself, and is guarded on the
+    setting: to change it would compile everything anew.
     """
     before = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
-    torch.set_autocast_cache_enabled(False)
+    if not compiled:
+        torch.set_autocast_cache_enabled(False)
     try:
         yield
     finally:
         torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()
 
 
 def gradients_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dict[str, torch.Tensor]:

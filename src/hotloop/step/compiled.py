@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hotloop import presets
 from hotloop._torch.module import get_entry
 from hotloop.apply import block_classes
+from hotloop.control import Installed, paused, status, uncompile
 from hotloop.control import compile as compile_in_place
-from hotloop.control import paused, status, uncompile
 from hotloop.presets import Preset
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class Compiled:
         """The user compiled a model before the loop got it: that stays as it is."""
         self.given |= any(_is_wrapped(one) for one in models.values())
         self.base = "as-given" if self.given else "eager"
+        self._kept: dict[str, list[Installed]] = {}
 
     @property
     def in_blocks(self) -> bool:
@@ -46,11 +47,18 @@ class Compiled:
         return any(block_classes(model) for model in self.models.values())
 
     def put_on(self, tier: Tier, *, draws_random: bool) -> None:
-        """Compile as a tier asks, in place; what compiles does so in the steps that follow."""
+        """Run the models as a tier asks; what has to be compiled for it is so in the steps that follow.
+
+        Going back and forth between tiers costs next to nothing: what was compiled for one is kept.
+        """
         if tier.base == self.base or self.given:
             return
-        self.take_off()
-        if tier.compiles:
+        if self.base != "eager":
+            self._kept[self.base] = [Installed(model) for model in self.models.values()]
+        if tier.base in self._kept:
+            for one in self._kept.pop(tier.base):
+                one.put_back()
+        elif tier.compiles:
             settings = self.settings(tier, draws_random=draws_random)
             for model in self.models.values():
                 compile_in_place(model, **settings)
@@ -71,11 +79,16 @@ class Compiled:
         return {**settings, "preset": tuned}
 
     def take_off(self) -> None:
-        """Leave the models as they were given."""
+        """Leave the models as they were given, and forget what was compiled."""
+        self._kept.clear()
         if not self.given and self.base != "eager":
             for model in self.models.values():
                 uncompile(model)
             self.base = "eager"
+
+    def forget(self, base: str) -> None:
+        """Forget what was compiled for tiers that will not run any more."""
+        self._kept.pop(base, None)
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ from hotloop.decide import Option
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hotloop.decide import Speeds
     from hotloop.step.loop import Loop
 
 
@@ -40,35 +41,40 @@ class Earlier:
         )
         self._known = self._store.get(self._key) or {}
 
-    def option(self, name: str) -> Option | None:
-        """Give a tier as earlier runs knew it; None where they did not, or where it was declined."""
+    def option(self, name: str, eager: float, rejected_at: int | None) -> Option | None:
+        """Give a tier as earlier runs knew it; None where they did not, or where it was declined.
+
+        Args:
+            name: the tier's.
+            eager: seconds of an eager step in this run. The machine may be slower than it was: what counts is how the
+                tier compared with eager then.
+            rejected_at: for the option.
+        """
         costs = self._known.get(name)
-        if costs is None or costs.step_seconds is None or costs.eager_seconds is None or costs.verdict != "proven":
+        if costs is None or not costs.step_seconds or not costs.eager_seconds or costs.verdict != "proven":
             return None
         prepare = costs.warm_seconds if costs.warm_seconds is not None else costs.cold_seconds
-        eager = self._loop.account.tiers[self._loop.given].seconds
-        if prepare is None or not eager:
+        if prepare is None:
             return None
-        # The machine may be slower today: what was seen is how the tier compares with eager.
         return Option(
             tier=name,
             step_seconds=eager * costs.step_seconds / costs.eager_seconds,
             prepare_seconds=prepare,
             proof_seconds=4 * eager,
             source="stored",
+            rejected_at=rejected_at,
         )
 
-    def timed(self, name: str, step_seconds: float, prepare_seconds: float | None) -> None:
+    def timed(self, name: str, speeds: Speeds, prepare_seconds: float) -> None:
         """Keep what a tier cost and gave."""
-        eager = self._loop.account.tiers[self._loop.given].seconds
-        costs = TierCosts(
-            cold_seconds=prepare_seconds, step_seconds=step_seconds, eager_seconds=eager, verdict="proven"
-        )
-        self._put(name, costs)
+        step, eager = speeds.seconds(name), speeds.seconds(self._loop.given)
+        if step is not None and eager is not None and prepare_seconds > 0:
+            costs = TierCosts(cold_seconds=prepare_seconds, step_seconds=step, eager_seconds=eager, verdict="proven")
+            self._put(name, costs)
 
     def declined(self, name: str, reason: str) -> None:
         """Keep that a tier was declined, for the record; it is tried again in another run, which may differ."""
-        self._put(name, TierCosts(verdict="declined", reason=reason[:300]))
+        self._put(name, TierCosts(verdict="declined", reason=reason))
 
     def _put(self, name: str, costs: TierCosts) -> None:
         if self._key is not None:

@@ -31,6 +31,7 @@ from hotloop.step.undo import WriteWatch
 if TYPE_CHECKING:
     import types
 
+    from hotloop.decide import Trial
     from hotloop.measure.limits import ComputeDtype
     from hotloop.record import RunRecord
     from hotloop.step.proof import Outcome
@@ -115,7 +116,7 @@ class Loop:
         self._parameters: list[torch.nn.Parameter] | None = None
         self._modules: list[torch.nn.Module] | None = None
         self._clock = StepClock(self.device)
-        self._kinds: collections.deque[tuple[str, str]] = collections.deque()
+        self._kinds: collections.deque[tuple[str, str, Trial | None]] = collections.deque()
         self._dropped = 0
         self._closed = False
         self.auto: Auto | None = None
@@ -125,7 +126,7 @@ class Loop:
         self._hooks = [one.register_state_dict_post_hook(with_host_step_counts) for one in optimizers.values()]
         self.plain = self.auto is None and self.goal == Tier("eager")
         if not self.plain:
-            self._aim(self.goal, "asked for")
+            self.aim(self.goal, "asked for")
 
     def _requested(self, run: str) -> Tier:
         if os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no"):
@@ -232,7 +233,7 @@ class Loop:
     def _run(self, runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.auto is not None:
             self.auto.at_step_boundary(runner.step, args, kwargs)
-        tier = self.goal
+        tier, trial = self.goal, self.auto.trial if self.auto is not None else None
         mark = self._clock.start()
         try:
             result = runner.run(args, kwargs, tier)
@@ -241,7 +242,7 @@ class Loop:
             raise
         self._clock.stop(mark)
         self.steps += 1
-        self._kinds.append((runner.ran, runner.kind))
+        self._kinds.append((runner.ran, runner.kind, trial))
         self.settle()
         return result
 
@@ -252,10 +253,10 @@ class Loop:
             self._kinds.popleft()
         self._dropped = self._clock.dropped
         for timing in timings:
-            tier, kind = self._kinds.popleft()
+            tier, kind, trial = self._kinds.popleft()
             self.account.step(tier, kind, timing)
             if self.auto is not None:
-                self.auto.timed(tier, kind, timing)
+                self.auto.timed(tier, kind, timing, trial)
 
     # -- what runners ask and tell ---------------------------------------------------------------------------------
 
@@ -278,6 +279,10 @@ class Loop:
     def eager(self) -> contextlib.AbstractContextManager[None]:
         """Run the models as they were given while the block runs."""
         return self.compiled.aside()
+
+    def runs_compiled(self) -> bool:
+        """Tell whether compiled code is in force."""
+        return self.compiled.base != "eager"
 
     def recorded_calls(self) -> contextlib.AbstractContextManager[Any]:
         """Note how the models are called while the block runs, for a background compile; once."""
@@ -322,6 +327,11 @@ class Loop:
         self.account.event(event)
         collector.emit(event)
 
+    def decided(self, reason: str, numbers: Mapping[str, Any]) -> None:
+        """Write a decision down, and say it."""
+        self.account.decided(reason, numbers)
+        _log.info("step %d: %s", self.steps, reason)
+
     def proof_costs(self, seconds: float, outcome: Outcome | None = None) -> None:
         """Add to what proofs have cost."""
         self.account.proof(seconds, outcome)
@@ -356,15 +366,15 @@ class Loop:
         if any(variant.declined is None for variant in runner.variants.values() if variant.calls > 1):
             return
         if self.auto is not None:
-            self.auto.declined(tier, obstacle)
+            self.auto.declined(tier, str(obstacle))
 
     def failed(self, tier: Tier, obstacle: Obstacle, runner: Runner) -> None:
         """A tier's code failed or was wrong: from the next step on, another one runs."""
         self._tell_declined(tier, obstacle, runner)
         if self.auto is not None:
-            self.auto.declined(tier, obstacle)
+            self.auto.declined(tier, str(obstacle))
         else:
-            self._aim(tier.uncompiled(self.given) if tier.compiles else tier.without_graph(), str(obstacle))
+            self.aim(tier.uncompiled(self.given) if tier.compiles else tier.without_graph(), str(obstacle))
 
     def _tell_declined(self, tier: Tier, obstacle: Obstacle, runner: Runner) -> None:
         event = ev.TierDeclined(
@@ -381,21 +391,26 @@ class Loop:
 
     # -- tiers -----------------------------------------------------------------------------------------------------
 
-    def _aim(self, tier: Tier, reason: str) -> None:
+    def aim(self, tier: Tier, reason: str) -> None:
         """From the next step on, run in a tier, or on the way to it."""
-        before, self.goal = self.goal, tier
-        self.compiled.put_on(tier, draws_random=self.draws_random)
-        if before.base != tier.base:
-            self._forget_recordings()
+        before = self.goal
+        self.turn(tier)
+        if before.graph and not tier.graph:
+            self._return_step_counts()
         if before != tier:
             self.emit(ev.TierChanged(step=self.steps, from_tier=before.name, to_tier=tier.name, reason=reason))
 
-    aim = _aim
+    def turn(self, tier: Tier) -> None:
+        """Run the next step in a tier, as part of a trial: no more is changed than that."""
+        self.goal = tier
+        self.compiled.put_on(tier, draws_random=self.draws_random)
 
     def _forget_recordings(self) -> None:
-        """Recordings hold the code that they were made of: another base needs others."""
         for runner in self._runners:
-            runner.variants.clear()
+            runner.forget_recordings()
+        self._return_step_counts()
+
+    def _return_step_counts(self) -> None:
         if self.engine is not None:
             for optimizer in self.holdings.optimizers.values():
                 return_step_counts(optimizer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from hotloop.errors import CompiledRunError, StepLostError
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, flatten
 from hotloop.step import proof, python_state
-from hotloop.step.captured import Change, Program, autocast_cache_off, capture
+from hotloop.step.captured import Change, Program, capture, own_autocast_cache
 from hotloop.step.holdings import RandomState
 from hotloop.step.optimizers import frozen
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
@@ -42,8 +43,9 @@ class Runner:
     def __init__(self, loop: Loop, step: Callable[..., Any]) -> None:
         self.loop, self.step = loop, step
         self.name = getattr(step, "__name__", type(step).__name__)
-        self.program = Program(step, loop.holdings, loop.device, ignore=loop.ignored(self))
-        self.variants: dict[Hashable, Variant] = {}
+        self.program = Program(step, loop.holdings, loop.device, loop.runs_compiled, loop.ignored(self))
+        self._variants: dict[str, dict[Hashable, Variant]] = collections.defaultdict(dict)
+        """By base, since a recording holds the code that it was made of; then by key."""
         self._keys = Keys(loop.parameters, loop.modules)
         self._start: StepStart | None = None
         self._python: dict[str, Any] | None = None
@@ -87,21 +89,33 @@ class Runner:
         """Tell whether code compiled as a base asks has agreed with eager often enough."""
         return self._base_agreed.get(base, 0) >= proof.STEPS
 
+    @property
+    def variants(self) -> dict[Hashable, Variant]:
+        """Give what is known of each kind of call, with the code that is in force."""
+        return self._variants[self.loop.goal.base]
+
+    def forget_recordings(self) -> None:
+        """Let go of everything that was captured."""
+        self._variants.clear()
+
     def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
-        key = self._keys.of(args, kwargs)
-        found = self.variants.get(key)
+        key, variants = self._keys.of(args, kwargs), self.variants
+        found = variants.get(key)
         if found is None:
-            if len(self.variants) >= _KEYS:
-                idle = next((key for key, one in self.variants.items() if one.captured is None), None)
-                self.variants.pop(idle if idle is not None else next(iter(self.variants)))
-            found = self.variants[key] = Variant(key)
+            if len(variants) >= _KEYS:
+                idle = next((key for key, one in variants.items() if one.captured is None), None)
+                variants.pop(idle if idle is not None else next(iter(variants)))
+            found = variants[key] = Variant(key)
+            for others in self._variants.values():  # what a survey saw is so whatever the code is compiled with
+                if key in others and others[key].seen is not None and others[key].declined is None:
+                    found.seen = others[key].seen
         return found
 
     def _worth(self, variant: Variant) -> bool:
         """A call that comes a second time is worth a recording, as long as there is room for one."""
-        if variant.seen is not None:
+        if variant.spread is not None or variant.captured is not None:
             return True
-        taken = sum(one.seen is not None for one in self.variants.values())
+        taken = sum(one.spread is not None for one in self.variants.values())
         if taken >= VARIANTS:
             self.loop.say_once(
                 f"{self.name}: {VARIANTS} kinds of calls are captured, the most there may be; further ones run "
@@ -247,7 +261,7 @@ class Runner:
         holdings, began = self.program.holdings, time.perf_counter()
 
         def ambient() -> Any:
-            with engine.ambience(self.program.device), autocast_cache_off():
+            with engine.ambience(self.program.device), own_autocast_cache(compiled=self.program.compiled()):
                 return plain_run(holdings, run)
 
         result, variant.spread = proof.spread_of(self.program, ambient, functools.partial(plain_run, holdings, run))
