@@ -3,6 +3,9 @@
 from hotloop.measure.buckets import Buckets, bucket_edges
 from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, VaryingDim, signature
 from hotloop.measure.differences import CHUNK, Difference, Mismatch, differences
+from hotloop.measure.limits import Limits
+from hotloop.measure.masks import MaskVerdict, mask_statistics, masks_agree
+from hotloop.measure.numerics import Comparison, Failure, compare
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
 from hotloop.measure.tree import Structure, flatten, unflatten
 
@@ -10,11 +13,15 @@ __all__ = [
     "CHUNK",
     "Buckets",
     "Census",
+    "Comparison",
     "Difference",
     "Event",
+    "Failure",
     "Inputs",
+    "Limits",
     "Look",
     "Mark",
+    "MaskVerdict",
     "Mismatch",
     "Seen",
     "StepClock",
@@ -23,9 +30,12 @@ __all__ = [
     "Unhashed",
     "VaryingDim",
     "bucket_edges",
+    "compare",
     "differences",
     "flatten",
     "interval",
+    "mask_statistics",
+    "masks_agree",
     "ratio_interval",
     "signature",
     "spread",

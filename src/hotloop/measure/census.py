@@ -45,7 +45,7 @@ class Unhashed(NamedTuple):
 class Look(NamedTuple):
     """A tensor as a compiler sees it.
 
-    ``memory`` is None where it is contiguous, else its strides, or its layout where that has none (sparse); ``subclass``
+    ``memory`` is None where it is contiguous, else its strides, or its layout where it has none (sparse); ``subclass``
     is None for a plain tensor.
     """
 

@@ -1,0 +1,168 @@
+"""How far a tier may be from eager: limits from the project's own noise data, ``noise.json``.
+
+The difference of two honest compiles is rounding, yet how much of it depends on the model: a deep stack of BatchNorms
+magnifies it ten thousandfold over an MLP. So a limit has a part from the data and a part that follows the set at hand.
+For a tensor with residual e, of n effective elements, in a set whose median residual is m::
+
+    slope    <= base + e / 5 + 4 * max(e, m) / sqrt(n)
+    residual <= max(own, 16 * m), and m <= median
+    pooled   <= pooled + m / 5
+    a difference below floor, in units of the median tensor's size, may be of a tensor that is all rounding
+
+Rounding that is independent from element to element moves the slope by e / sqrt(n) (a regression's standard error), so
+4 of these are allowed; rounding that all elements share (of the loss, of one activation) moves it by a part of e. A
+wrong factor in one op moves the slope without a residual. The names are fields of ``Figures``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib.resources
+import json
+import math
+from typing import Any, Literal
+
+import torch
+
+from hotloop.errors import ConfigError
+
+SHARED = 0.2
+DEVIATIONS = 4.0
+RESIDUALS = 16.0
+
+# A tensor whose residual is above this holds too much rounding for its slope to tell; its absolute size decides then.
+RESOLVED = 0.05
+
+# Scalars of an optimizer (learning rate, 1 - beta^t) are float32 on the device, and Python's double in eager. Worst is
+# Adam's 1 - beta2^t at t = 1, with 0.999 rounded to float32: an update wrong by 1.5e-5 of itself, which is 13 ulp of a
+# parameter that it made 1/10 of. The same kernels give all else bit for bit. A value rounded to a narrower dtype
+# afterwards moves by at most one ulp of that.
+_ULPS_FLOAT32 = 16.0
+
+# Two honest differences of one size: in a tensor of n elements the square of their ratio is distributed as F(n, n), of
+# which 64 is passed once in 1,400 for n = 4 and never in practice from n = 8. Fewer elements lean on the whole set.
+SPREADS = 8.0
+
+# A float32 step computed in bfloat16 by mistake has a median residual of 5e-3 in small models, a right one at most
+# 6.4e-4. A floor 4 times too high hides tensors of 1/20 of the typical size, not more.
+_SAFETY_OF = {"median": 4.0, "floor": 4.0}
+
+ComputeDtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What the limits are made of; all relative numbers.
+
+    Attributes:
+        base: slope that all elements share, beyond what the residual explains.
+        scalar: the same for tensors of one element, which have no residual.
+        own: a residual that is right whatever the set's median.
+        median: the largest median residual of a set.
+        floor: root mean square of the difference in a tensor that is all rounding, in units of the median tensor's own.
+        pooled: slope of all tensors together.
+    """
+
+    base: float
+    scalar: float
+    own: float
+    median: float
+    floor: float
+    pooled: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """Limits for one kind of tier; made by ``rounding`` and ``compiled``.
+
+    Attributes:
+        compute_dtype: what matrices are multiplied in; None for a tier with eager's own kernels.
+        updates: whether the tensors are what an optimizer added to parameters.
+        wide: the figures for sets of tensors held in float32 or wider.
+        half: those for sets in which some are held in bfloat16 or float16, where eager itself sums in few bits.
+    """
+
+    compute_dtype: ComputeDtype | None
+    updates: bool = False
+    wide: Figures | None = None
+    half: Figures | None = None
+
+    @classmethod
+    def rounding(cls) -> Limits:
+        """Limits of a tier that runs eager's own kernels: a few ulp of each tensor's dtype, and the eager spread."""
+        return cls(None)
+
+    @classmethod
+    def compiled(cls, compute_dtype: ComputeDtype, *, updates: bool = False) -> Limits:
+        """Limits of a tier with compiled kernels.
+
+        Args:
+            compute_dtype: what the step computes in: autocast's dtype, else the parameters'; ``"tf32"`` where float32
+                matrices may be multiplied in it.
+            updates: for parameters after the step minus before it. Adam divides a gradient by its own size, so where a
+                gradient is all rounding the update is of full size and random sign: only slopes are judged, of tensors
+                that are resolved, and of all together.
+
+        Raises:
+            ConfigError: there are no figures for that dtype.
+        """
+        kind = "updates" if updates else "gradients"
+        entries = noise()["entries"]
+        found = {each["held"]: each for each in entries if (each["compute"], each["of"]) == (compute_dtype, kind)}
+        if not found:
+            known = sorted({each["compute"] for each in entries})
+            raise ConfigError(f"compute_dtype={compute_dtype!r}: expected one of {', '.join(known)}")
+        wide = _figures(found["wide"])
+        return cls(compute_dtype, updates, wide, _figures(found["half"]) if "half" in found else wide)
+
+    def ulps(self, dtype: str) -> float:
+        """Give the relative difference that rounding alone may make in a tensor of this dtype."""
+        eps = _eps(dtype)
+        single = _eps("float32")
+        return eps if eps > single else _ULPS_FLOAT32 * single
+
+    def figures(self, dtypes: set[str]) -> Figures | None:
+        """Give the figures for a set that holds tensors of these dtypes; None for ``rounding``."""
+        return self.half if any(_eps(dtype) > _eps("float32") for dtype in dtypes) else self.wide
+
+
+def _figures(entry: dict[str, Any]) -> Figures:
+    """Make limits of what was measured: times a safety factor, at least what was seen on other machines."""
+    return Figures(
+        **{
+            name: max(value * (_SAFETY_OF.get(name, entry["safety"])), entry["at_least"].get(name, 0.0))
+            for name, value in entry["figures"].items()
+        }
+    )
+
+
+def slope_limit(figures: Figures, residual: float, median: float, numel: int, effective: float) -> float:
+    """Give the largest right slope of a tensor, by the formula of this module."""
+    if numel == 1:
+        return figures.scalar + DEVIATIONS * median
+    return figures.base + SHARED * residual + DEVIATIONS * max(residual, median) / math.sqrt(max(1.0, effective))
+
+
+def residual_limit(figures: Figures, median: float) -> float:
+    """Give the largest right residual of a tensor, by the formula of this module."""
+    return max(figures.own, RESIDUALS * median)
+
+
+def pooled_limit(figures: Figures, median: float) -> float:
+    """Give the largest right slope of all tensors together, by the formula of this module."""
+    return figures.pooled + SHARED * median
+
+
+@functools.cache
+def _eps(dtype: str) -> float:
+    """Give the distance from 1 to the next number, the real parts' for a complex dtype."""
+    return float(torch.finfo(getattr(torch, dtype)).eps)
+
+
+@functools.cache
+def noise() -> dict[str, Any]:
+    """Give the noise data that the limits come from, as ``benchmarks/noise.py`` wrote it."""
+    text = importlib.resources.files("hotloop.measure").joinpath("noise.json").read_text(encoding="utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document

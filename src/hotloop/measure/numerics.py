@@ -1,0 +1,264 @@
+"""Holds the tensors of a step that a tier ran against those of the same step run eager, and says which are wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from hotloop.measure.differences import Difference, Mismatch, differences
+from hotloop.measure.limits import RESOLVED, SPREADS, Limits, pooled_limit, residual_limit, slope_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hotloop.measure.differences import Tensors
+    from hotloop.measure.limits import Figures
+
+ALL = "all tensors together"
+_SHOWN = 3
+_FEW = 4.0  # effective elements under which the fit takes most of a difference, and what it leaves says little
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """One measure of one tensor (or of ``ALL``) that is past its limit.
+
+    ``measure`` is slope, residual, relative, finite, equal, missing, shape, dtype or layout. Of the first three
+    ``value`` and ``limit`` are numbers; of the last four what candidate and reference have, as text.
+    """
+
+    name: str
+    measure: str
+    value: float | str | None = None
+    limit: float | str | None = None
+
+    def __str__(self) -> str:
+        value, limit = (f"{each:.1e}" if isinstance(each, float) else str(each) for each in (self.value, self.limit))
+        said = {
+            "slope": f"slope off by {value}, limit {limit}",
+            "residual": f"residual {value}, limit {limit}",
+            "relative": f"relative difference {value}, limit {limit}",
+            "finite": "NaN or infinite in other places than the reference",
+            "equal": f"not equal, by up to {value}",
+            "missing": f"is {value}, the reference {limit}",
+        }
+        return f"{self.name}: {said.get(self.measure, f'{self.measure} {value}, the reference has {limit}')}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the failure as plain JSON data; a number that is not finite is None."""
+        return {key: _json(value) for key, value in dataclasses.asdict(self).items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What ``compare`` found; ``str`` is one line for people.
+
+    Attributes:
+        failures: what is past its limit, the furthest first.
+        differences: every tensor that could be measured, by name.
+        worst: the tensor nearest to its limit or furthest past it; None where every tensor is equal.
+        nearness: that tensor's measure over its limit; above 1 it failed.
+        below_floor: names of tensors that are rounding and nothing else in either run, as far as can be told (the bias
+            of an attention's key, of a convolution before BatchNorm). They differ by much relative to themselves, by
+            little relative to the set, and are not judged. Of updates: those not resolved, judged only together.
+    """
+
+    failures: tuple[Failure, ...]
+    differences: dict[str, Difference]
+    worst: Difference | None
+    nearness: float
+    below_floor: tuple[str, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Whether nothing is past its limit."""
+        return not self.failures
+
+    def __str__(self) -> str:
+        if self.failures:
+            more = len(self.failures) - _SHOWN
+            return "; ".join(map(str, self.failures[:_SHOWN])) + (f"; and {more} more" if more > 0 else "")
+        if self.worst is None:
+            return f"{len(self.differences)} tensors, all equal"
+        nearest = f"{self.worst.name} is nearest its limit, at {self.nearness:.0%} of it"
+        return f"{len(self.differences)} tensors agree; {nearest}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the comparison as plain JSON data; of the tensors the worst only, since there may be thousands."""
+        worst = self.worst.to_dict() if self.worst else None
+        return {
+            "agrees": self.agrees,
+            "tensors": len(self.differences),
+            "worst": worst and {key: _json(value) for key, value in worst.items()},
+            "nearness": _json(self.nearness),
+            "failures": [failure.to_dict() for failure in self.failures],
+            "below_floor": list(self.below_floor),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scored:
+    """A measure against its limit; a NaN is past every limit."""
+
+    name: str
+    measure: str
+    value: float
+    limit: float
+
+    @property
+    def nearness(self) -> float:
+        if math.isnan(self.value):
+            return math.inf
+        if self.value == 0:
+            return 0.0
+        return self.value / self.limit if self.limit > 0 else math.inf
+
+
+def compare(
+    reference: Tensors,
+    candidate: Tensors,
+    limits: Limits,
+    *,
+    spread: Mapping[str, Difference] | None = None,
+) -> Comparison:
+    """Say whether a tier's tensors are eager's, as far as rounding allows.
+
+    Compare one kind at a time (the loss, all gradients, all updates of parameters, a kind of optimizer state, all
+    buffers), since limits follow the set's own medians: a loss among gradients would be held to the gradients' noise.
+    Squares (Adam's ``exp_avg_sq``) have twice their root's slope and residual; updates are the stricter check.
+
+    Args:
+        reference: eager's tensors by name; None is a tensor that there is not (no gradient), and must be None in both.
+        candidate: the tier's, of the same names, shapes and dtypes.
+        limits: ``Limits.rounding()`` or ``Limits.compiled(...)``.
+        spread: differences of an eager repeat against eager, where kernels are nondeterministic: a limit is at least 8
+            times what they spread (see ``limits``), for small tensors the median of the set's.
+    """
+    found, mismatches = differences(reference, candidate)
+    scored, below_floor = _score(list(found.values()), limits, spread or {})
+    ranked = sorted(scored, key=lambda score: -score.nearness)
+    past = tuple(Failure(s.name, s.measure, s.value, s.limit) for s in ranked if s.nearness > 1)
+    known = [score for score in ranked if score.name in found and score.nearness > 0]
+    return Comparison(
+        failures=(*map(_failure, mismatches), *_plain_failures(found), *past),
+        differences=found,
+        worst=found[known[0].name] if known else None,
+        nearness=known[0].nearness if known else 0.0,
+        below_floor=tuple(below_floor),
+    )
+
+
+def _failure(mismatch: Mismatch) -> Failure:
+    return Failure(mismatch.name, mismatch.measure, mismatch.value, mismatch.expected)
+
+
+def _plain_failures(found: Mapping[str, Difference]) -> list[Failure]:
+    """Find what needs no limit: places of NaN and infinities, and dtypes that are equal or not."""
+    failures = [Failure(name, "finite") for name, each in found.items() if not each.finite]
+    failures += [
+        Failure(n, "equal", d.max_abs, 0.0) for n, d in found.items() if not d.numeric and not d.equal and d.finite
+    ]
+    return failures
+
+
+def _score(
+    found: Sequence[Difference], limits: Limits, spread: Mapping[str, Difference]
+) -> tuple[list[_Scored], list[str]]:
+    numeric = [each for each in found if each.numeric and each.numel]
+    figures = limits.figures({each.dtype for each in numeric})
+    scale = _median([each.rms for each in numeric if each.rms > 0])
+    if figures is None:
+        allowed = _Spread(spread)
+        return [_score_rounding(each, limits, scale, allowed) for each in numeric if not each.equal], []
+    return _score_compiled(numeric, figures, scale, limits, _Spread(spread))
+
+
+class _Spread:
+    """What eager spreads against itself, a small tensor's at least the median of the set."""
+
+    def __init__(self, spread: Mapping[str, Difference]) -> None:
+        self._of = spread
+        self._medians: dict[str, float] = {}
+
+    def allowed(self, name: str, measure: str) -> float:
+        """Give 8 times the spread of a measure: slope, residual, relative or rms_difference."""
+        if measure not in self._medians:
+            self._medians[measure] = _median([value for each in self._of.values() if (value := _finite(each, measure))])
+        own = _finite(self._of[name], measure) if name in self._of else 0.0
+        return SPREADS * max(own, self._medians[measure])
+
+
+def _score_rounding(each: Difference, limits: Limits, scale: float, spread: _Spread) -> _Scored:
+    """Hold the difference against the tensor, or the typical tensor where that is larger.
+
+    A parameter that started at zero is one update and nothing else, so errors of an update are large beside it.
+    """
+    ulps = limits.ulps(each.dtype)
+    if each.rms < scale:
+        limit = max(ulps, spread.allowed(each.name, "rms_difference") / scale)
+        return _Scored(each.name, "relative", each.rms_difference / scale, limit)
+    return _Scored(each.name, "relative", each.relative or 0.0, max(ulps, spread.allowed(each.name, "relative")))
+
+
+def _score_compiled(
+    numeric: list[Difference], figures: Figures, scale: float, limits: Limits, spread: _Spread
+) -> tuple[list[_Scored], list[str]]:
+    scored, below_floor, pool = [], [], []
+    median = _median([each.residual for each in numeric if each.residual is not None and each.numel > 1])
+    floor = math.inf if limits.updates else figures.floor * scale
+    for each in numeric:
+        if _is_rounding(each, floor):
+            below_floor.append(each.name)
+            if not limits.updates:
+                continue
+        if each.tilt is None or each.residual is None:
+            scored.append(_Scored(each.name, "relative", each.relative or 0.0, 0.0))
+            continue
+        slope = slope_limit(figures, each.residual, median, each.numel, each.effective)
+        slope = max(slope, spread.allowed(each.name, "slope"))
+        if each.numel > 1:
+            pool.append((each.tilt, slope))
+        if each.name in below_floor:
+            continue
+        scored.append(_Scored(each.name, "slope", abs(each.tilt), slope))
+        if not limits.updates:
+            residual = max(residual_limit(figures, median), spread.allowed(each.name, "residual"))
+            scored.append(_Scored(each.name, "residual", each.residual, residual))
+    spreads = spread.allowed("", "residual")
+    scored.append(_Scored(ALL, "residual", median, max(figures.median, spreads)))
+    scored.append(_Scored(ALL, "slope", _pooled(pool), max(pooled_limit(figures, median), spread.allowed("", "slope"))))
+    return scored, below_floor
+
+
+def _is_rounding(each: Difference, floor: float) -> bool:
+    """Whether a tensor has too much rounding to be judged relative to itself, and little enough to be just that."""
+    fits = each.residual is not None and each.effective >= _FEW
+    unresolved = (each.residual if fits else each.relative) or 0.0
+    return unresolved > RESOLVED and each.rms_difference <= floor
+
+
+def _pooled(pool: list[tuple[float, float]]) -> float:
+    """Give the size of the mean tilt, each weighted by 1 / limit^2, as a least-squares mean of unlike precisions is.
+
+    An error that all tensors share (a loss scaled wrongly) adds up here, while rounding averages out.
+    """
+    if not pool:
+        return 0.0
+    weights = [1 / (limit * limit) for _, limit in pool]
+    return abs(math.fsum(tilt * w for (tilt, _), w in zip(pool, weights, strict=True))) / math.fsum(weights)
+
+
+def _finite(each: Difference, measure: str) -> float:
+    """Give a measure, 0 where there is none or it is not finite: such a spread allows nothing."""
+    value = getattr(each, measure)
+    return value if value is not None and math.isfinite(value) else 0.0
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _json(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
