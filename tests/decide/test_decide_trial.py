@@ -126,6 +126,14 @@ def test_speeds_chain_over_trials_whatever_the_machine_does():
     assert speeds.saved("never tried", 3.0) == 0.0
 
 
+def test_savings_are_counted_at_the_slow_end():
+    speeds, noise = Speeds(), spells(random.Random(3))
+    speeds.see("eager", 0.1)
+    speeds.record(run(0.1, 0.07, noise), 100)
+    assert speeds.high_seconds("full") > speeds.seconds("full")
+    assert 0.0 < speeds.saved("full", 7.0) < 7.0 / speeds.ratio("full") - 7.0
+
+
 def test_outside_the_base_tier_only_a_faster_step_is_believed():
     speeds = known()
     speeds.see("full", 0.08)

@@ -18,21 +18,16 @@ slow is timed beside the base tier, and only left when that is faster now.
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hotloop.decide import guard
-from hotloop.decide.horizon import Horizon, remaining
+from hotloop.decide.cases import PAYS, Case, Known, compare, known, numbers_of
 from hotloop.decide.options import ASK_SECONDS, Action, Decision, Option, Standing, number
 from hotloop.decide.trial import MIN_GAIN
 from hotloop.decide.words import milliseconds, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-PAYS = {"measured": 1.0, "stored": 1.1, "prior": 1.25}
-"""How many times its cost an option must be expected to save, by the source of its figures; chosen, not measured."""
 
 CHEAP = 0.1
 """An option that takes at most this share of the best one's preparation goes first."""
@@ -47,49 +42,6 @@ EAGER_STEPS = 8
 """Steps to run eager before anything is decided: the first three warm up, the rest are timed."""
 
 _FEWEST_TO_ASK = 20
-_NEVER = 1e18
-
-
-@dataclasses.dataclass(frozen=True)
-class _Case:
-    """An option against the tier in force, in seconds."""
-
-    option: Option
-    saving: float
-    """Expected seconds saved per step."""
-    steps: float
-    """Steps that are left once it is in force."""
-    cost: float
-
-    @property
-    def value(self) -> float:
-        return self.option.chance * self.saving * self.steps - self.cost
-
-    @property
-    def pays(self) -> bool:
-        return self.option.chance * self.saving * self.steps > PAYS[self.option.source] * self.cost
-
-    @property
-    def pays_after(self) -> int:
-        """Steps in which the saving makes up for the cost."""
-        return math.ceil(min(_NEVER, self.cost / self.saving)) if self.saving > 0 else 0
-
-    @property
-    def effort(self) -> float:
-        """Seconds until it is in force."""
-        return self.cost + (self.option.background_seconds or 0.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Facts:
-    """What `Standing` says, with nothing missing."""
-
-    standing: Standing
-    horizon: Horizon
-    eager: float
-    step: float
-    credit: float
-    trial_room: float
 
 
 def decide(standing: Standing, options: Sequence[Option]) -> Decision:
@@ -114,13 +66,13 @@ def decide(standing: Standing, options: Sequence[Option]) -> Decision:
             numbers={"steps_done": standing.step},
             ask_again_in_steps=wait,
         )
-    facts = _facts(standing, eager, step)
+    facts = known(standing, eager, step)
     if (ready := _ready(facts, options)) is not None:
         return ready
     if (check := _slowed(facts, options)) is not None:
         return check
     refused: list[str] = []
-    cases = [_case(facts, option) for option in options if _eligible(facts, option, refused)]
+    cases = [compare(facts, option) for option in options if _eligible(facts, option, refused)]
     cases = [case for case in cases if case.pays and _allowed(facts, case, refused)]
     if standing.preparing is not None:
         cases = _meanwhile(facts, cases, options)
@@ -131,33 +83,7 @@ def decide(standing: Standing, options: Sequence[Option]) -> Decision:
     return _go(facts, max(cheap, key=lambda case: case.value) if cheap else best)
 
 
-def _facts(standing: Standing, eager: float, step: float) -> _Facts:
-    horizon = remaining(standing.step, standing.total_steps, standing.share)
-    low = min(eager, number(standing.eager_low_seconds) or eager)
-    high = max(step, number(standing.step_high_seconds) or step)
-    clean = dataclasses.replace(
-        standing,
-        step=max(0, standing.step),
-        trial_seconds=number(standing.trial_seconds) or 0.0,
-        prepare_seconds=number(standing.prepare_seconds) or 0.0,
-        saved_seconds=standing.saved_seconds if math.isfinite(standing.saved_seconds) else 0.0,
-    )
-    return _Facts(
-        standing=clean,
-        horizon=horizon,
-        eager=eager,
-        step=step,
-        credit=guard.credit_seconds(clean, horizon, low, high),
-        trial_room=guard.trial_room_seconds(clean, horizon, low),
-    )
-
-
-def _case(facts: _Facts, option: Option) -> _Case:
-    steps = facts.horizon.steps - (option.background_seconds or 0.0) / facts.step
-    return _Case(option, facts.step - option.step_seconds, max(0.0, steps), option.cost_seconds)
-
-
-def _ready(facts: _Facts, options: Sequence[Option]) -> Decision | None:
+def _ready(facts: Known, options: Sequence[Option]) -> Decision | None:
     """Switch to the fastest of the tiers that a trial has just timed beside the one in force."""
     paired = [option for option in options if option.paired and option.usable and option.prepare_seconds == 0]
     paired = [option for option in paired if facts.step - option.step_seconds >= MIN_GAIN * facts.step]
@@ -169,12 +95,12 @@ def _ready(facts: _Facts, options: Sequence[Option]) -> Decision | None:
         action="switch",
         tier=best.tier,
         reason=f"{best.tier}: {there} a step against {here} in {facts.standing.tier}, timed side by side",
-        numbers=_numbers(facts, _case(facts, best)),
+        numbers=numbers_of(facts, compare(facts, best)),
         ask_again_in_steps=_FEWEST_TO_ASK,
     )
 
 
-def _slowed(facts: _Facts, options: Sequence[Option]) -> Decision | None:
+def _slowed(facts: Known, options: Sequence[Option]) -> Decision | None:
     """Time the base tier beside one that became slow: is it the machine and the batches, or the tier?"""
     standing = facts.standing
     recent = number(standing.recent_seconds)
@@ -188,12 +114,12 @@ def _slowed(facts: _Facts, options: Sequence[Option]) -> Decision | None:
         action="try",
         tier=standing.base,
         reason=f"{standing.base}: a step in {standing.tier} takes {here}, was {was}: timed side by side to see why",
-        numbers=_numbers(facts, _case(facts, back[0])) | {"recent_seconds": recent},
+        numbers=numbers_of(facts, compare(facts, back[0])) | {"recent_seconds": recent},
         ask_again_in_steps=_FEWEST_TO_ASK,
     )
 
 
-def _eligible(facts: _Facts, option: Option, refused: list[str]) -> bool:
+def _eligible(facts: Known, option: Option, refused: list[str]) -> bool:
     standing = facts.standing
     if not option.usable or option.tier == standing.tier:
         return False
@@ -210,14 +136,14 @@ def _eligible(facts: _Facts, option: Option, refused: list[str]) -> bool:
     return facts.step - option.step_seconds >= MIN_GAIN * facts.step
 
 
-def _meanwhile(facts: _Facts, cases: list[_Case], options: Sequence[Option]) -> list[_Case]:
+def _meanwhile(facts: Known, cases: list[Case], options: Sequence[Option]) -> list[Case]:
     """Keep what is cheap beside the background compile going on: anything else would be paid for twice."""
-    coming = [_case(facts, option) for option in options if option.tier == facts.standing.preparing and option.usable]
+    coming = [compare(facts, option) for option in options if option.tier == facts.standing.preparing and option.usable]
     most = CHEAP * max((case.effort for case in coming), default=0.0)
     return [case for case in cases if case.effort <= most]
 
 
-def _allowed(facts: _Facts, case: _Case, refused: list[str]) -> bool:
+def _allowed(facts: Known, case: Case, refused: list[str]) -> bool:
     """Whether the promise and the trials' share have room for the option."""
     option = case.option
     credit = facts.credit + guard.known_saving_seconds(option, facts.horizon, facts.step)
@@ -235,36 +161,10 @@ def _allowed(facts: _Facts, case: _Case, refused: list[str]) -> bool:
     return True
 
 
-def _numbers(facts: _Facts, case: _Case | None) -> dict[str, Any]:
-    """Give the figures of a decision; times in seconds."""
-    numbers: dict[str, Any] = {
-        "steps_done": facts.standing.step,
-        "steps_left": facts.horizon.steps,
-        "guessed": facts.horizon.guessed,
-        "eager_seconds": facts.eager,
-        "step_seconds": facts.step,
-        "credit_seconds": facts.credit,
-        "trial_room_seconds": facts.trial_room,
-    }
-    if case is not None:
-        numbers |= {
-            "option_step_seconds": case.option.step_seconds,
-            "saving_seconds_a_step": case.saving,
-            "cost_seconds": case.cost,
-            "worst_cost_seconds": case.option.worst_cost_seconds,
-            "background_seconds": case.option.background_seconds,
-            "pays_after_steps": case.pays_after,
-            "value_seconds": case.value,
-            "chance": case.option.chance,
-            "source": case.option.source,
-        }
-    return numbers
-
-
 _EXPECTED = {"measured": "", "stored": " as in earlier runs", "prior": " as expected in general"}
 
 
-def _go(facts: _Facts, case: _Case) -> Decision:
+def _go(facts: Known, case: Case) -> Decision:
     option = case.option
     action: Action = "try" if option.background_seconds is None else "prepare"
     cost = f"{seconds(case.cost)} to prepare and prove"
@@ -282,13 +182,13 @@ def _go(facts: _Facts, case: _Case) -> Decision:
         action=action,
         tier=option.tier,
         reason=reason,
-        numbers=_numbers(facts, case),
+        numbers=numbers_of(facts, case),
         ask_again_in_steps=1 if action == "prepare" else _FEWEST_TO_ASK,
         limit_seconds=limit,
     )
 
 
-def _stay(facts: _Facts, refused: list[str], options: Sequence[Option]) -> Decision:
+def _stay(facts: Known, refused: list[str], options: Sequence[Option]) -> Decision:
     """Stay, and say why: what the promise refuses, else what comes nearest to paying."""
     standing = facts.standing
     nearest = None
@@ -297,7 +197,7 @@ def _stay(facts: _Facts, refused: list[str], options: Sequence[Option]) -> Decis
     elif standing.preparing is not None:
         why = f"{standing.preparing} is being prepared in the background"
     else:
-        cases = [_case(facts, option) for option in options if _eligible(facts, option, [])]
+        cases = [compare(facts, option) for option in options if _eligible(facts, option, [])]
         nearest = max(cases, key=lambda case: case.value, default=None)
         why = "nothing on offer is expected to be faster"
         if nearest is not None:
@@ -307,11 +207,11 @@ def _stay(facts: _Facts, refused: list[str], options: Sequence[Option]) -> Decis
             )
     # Often enough to see a tier that became slower, seldom enough to cost nothing: every quarter of the run so far, at
     # most every five seconds.
-    most = max(_FEWEST_TO_ASK, math.ceil(min(_NEVER, ASK_SECONDS / facts.step)))
+    again = int(min(standing.step / 4, ASK_SECONDS / facts.step))
     return Decision(
         action="stay",
         tier=standing.tier,
         reason=f"{standing.tier} stays ({milliseconds(facts.step)} a step): {why}",
-        numbers=_numbers(facts, nearest),
-        ask_again_in_steps=max(_FEWEST_TO_ASK, min(most, standing.step // 4)),
+        numbers=numbers_of(facts, nearest),
+        ask_again_in_steps=max(_FEWEST_TO_ASK, again),
     )

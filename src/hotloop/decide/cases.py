@@ -1,0 +1,114 @@
+"""One option beside the tier in force: what it saves, what it costs, and the figures of both for the record."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from hotloop.decide import guard
+from hotloop.decide.horizon import Horizon, remaining
+from hotloop.decide.options import Option, Standing, number
+
+PAYS = {"measured": 1.0, "stored": 1.1, "prior": 1.25}
+"""How many times its cost an option must be expected to save, by the source of its figures; chosen, not measured."""
+
+_NEVER = 1e18
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """An option against the tier in force, in seconds."""
+
+    option: Option
+    saving: float
+    """Expected seconds saved per step."""
+    steps: float
+    """Steps that are left once it is in force."""
+    cost: float
+
+    @property
+    def value(self) -> float:
+        """Seconds that it is expected to save over the horizon, less its cost."""
+        return self.option.chance * self.saving * self.steps - self.cost
+
+    @property
+    def pays(self) -> bool:
+        """Whether it saves its cost, and the margin for figures that are no more than an expectation."""
+        return self.option.chance * self.saving * self.steps > PAYS[self.option.source] * self.cost
+
+    @property
+    def pays_after(self) -> int:
+        """Steps in which the saving makes up for the cost."""
+        return math.ceil(min(_NEVER, self.cost / self.saving)) if self.saving > 0 else 0
+
+    @property
+    def effort(self) -> float:
+        """Seconds until it is in force."""
+        return self.cost + (self.option.background_seconds or 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What `Standing` says, with nothing missing: times in seconds, what may be lost and what trials may take."""
+
+    standing: Standing
+    horizon: Horizon
+    eager: float
+    step: float
+    credit: float
+    trial_room: float
+
+
+def known(standing: Standing, eager: float, step: float) -> Known:
+    """Clean what the loop tells, and add the horizon and what may be spent; ``eager`` and ``step`` are positive."""
+    horizon = remaining(standing.step, standing.total_steps, standing.share)
+    low = min(eager, number(standing.eager_low_seconds) or eager)
+    high = max(step, number(standing.step_high_seconds) or step)
+    clean = dataclasses.replace(
+        standing,
+        step=max(0, standing.step),
+        trial_seconds=number(standing.trial_seconds) or 0.0,
+        prepare_seconds=number(standing.prepare_seconds) or 0.0,
+        saved_seconds=standing.saved_seconds if math.isfinite(standing.saved_seconds) else 0.0,
+    )
+    return Known(
+        standing=clean,
+        horizon=horizon,
+        eager=eager,
+        step=step,
+        credit=guard.credit_seconds(clean, horizon, low, high),
+        trial_room=guard.trial_room_seconds(clean, horizon, low),
+    )
+
+
+def compare(facts: Known, option: Option) -> Case:
+    """Set an option beside the tier in force."""
+    steps = facts.horizon.steps - (option.background_seconds or 0.0) / facts.step
+    return Case(option, facts.step - option.step_seconds, max(0.0, steps), option.cost_seconds)
+
+
+def numbers_of(facts: Known, case: Case | None) -> dict[str, Any]:
+    """Give the figures of a decision; times in seconds."""
+    numbers: dict[str, Any] = {
+        "steps_done": facts.standing.step,
+        "steps_left": facts.horizon.steps,
+        "guessed": facts.horizon.guessed,
+        "eager_seconds": facts.eager,
+        "step_seconds": facts.step,
+        "credit_seconds": facts.credit,
+        "trial_room_seconds": facts.trial_room,
+    }
+    if case is not None:
+        numbers |= {
+            "option_step_seconds": case.option.step_seconds,
+            "saving_seconds_a_step": case.saving,
+            "cost_seconds": case.cost,
+            "worst_cost_seconds": case.option.worst_cost_seconds,
+            "background_seconds": case.option.background_seconds,
+            "pays_after_steps": case.pays_after,
+            "value_seconds": case.value,
+            "chance": case.option.chance,
+            "source": case.option.source,
+        }
+    return numbers
