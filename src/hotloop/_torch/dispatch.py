@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,11 +12,17 @@ from hotloop._torch.ledger import private
 
 if TYPE_CHECKING:
     import contextlib
-    import types
     from collections.abc import Callable, Iterator
 
 _HOST_READS = ("aten._local_scalar_dense", "aten.is_nonzero", "aten.equal")
-_SIZES_FROM_DATA = ("aten.nonzero", "aten.masked_select", "aten._unique2", "aten.unique_dim", "aten.unique_consecutive")
+_SIZES_FROM_DATA = (
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten._unique2",
+    "aten.unique_dim",
+    "aten.unique_consecutive",
+    "aten._coalesce",
+)
 
 
 def observing(
@@ -84,10 +90,9 @@ def host_read(operation: Any, args: tuple[Any, ...]) -> str:
     return ""
 
 
-def user_place(start: types.FrameType | None = None) -> tuple[str, int] | None:
+def user_place() -> tuple[str, int] | None:
     """Give file and line of the innermost running frame of the user's own code."""
-    frame = start or sys._getframe(1)  # noqa: SLF001 - Python's own documented way to look at a running stack
-    found: types.FrameType | None = frame
+    found = inspect.currentframe()
     while found is not None:
         if is_user_file(found.f_code.co_filename):
             return found.f_code.co_filename, found.f_lineno

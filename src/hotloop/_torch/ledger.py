@@ -171,6 +171,12 @@ LEDGER: tuple[PrivateName, ...] = (
         "copies the buffers of a model in few launches: 53 BatchNorms in 48 µs, one by one in 700",
         "saving the state of a step costs more",
     ),
+    PrivateName(
+        "torch._C:_cuda_endAllocateToPool",
+        "tells the allocator that a capture is over which failed half-way",
+        "after a failed capture, memory that crosses streams is kept back",
+        "torch.cuda.CUDAGraph.capture_end, which raises before it does so",
+    ),
     PrivateName("OpOverload._schema", "which arguments an operation writes into", "as above"),
     PrivateName(
         "torch._inductor:config",

@@ -82,6 +82,10 @@ class Account:
             entry = {"step": self._steps, "seconds": timing.seconds, "running": tier}
             self.record.append("steps", entry if kind == "run" else {**entry, "doing": kind})
 
+    def beside(self, tier: str, timing: Timing) -> None:
+        """Take note of what a step took in another tier, beside the one that was proven."""
+        self.tiers[tier].samples.append(timing.seconds)
+
     def event(self, event: ev.Event) -> None:
         """Take note of an event."""
         self.record.append("events", {**event.to_dict(), "step": getattr(event, "step", self._loop.steps)})

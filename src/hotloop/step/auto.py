@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import math
+import re
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ _POLL_STEPS = 4
 _WARM_UP = 3
 """First steps of the run, which pay for what libraries set up once."""
 _RECENT = 100
+_FIGURES = re.compile(r"[\d.,]+")
 _FEWEST_RECENT = 20
 
 
@@ -89,8 +91,9 @@ class Auto:
         self._ask_at = self.loop.steps + max(1, decision.ask_again_in_steps)
         wait = decision.ask_again_in_seconds
         self._ask_after = time.monotonic() + wait if math.isfinite(wait) else 0.0
-        if known and (decision.action != "stay" or decision.reason.partition(":")[2] != self._said):
-            self._said = decision.reason.partition(":")[2]
+        wording = _FIGURES.sub("", decision.reason)  # the same reason with other figures is no news
+        if known and (decision.action != "stay" or wording != self._said):
+            self._said = wording
             self.loop.decided(decision.reason, {"action": decision.action, "tier": decision.tier, **decision.numbers})
         if decision.action == "switch":
             self._speeds.switch(self.in_force.name, decision.tier, self._left())
@@ -215,7 +218,7 @@ class Auto:
         base = self._speeds.seconds(self.loop.given)
         assert base is not None
         facts = Facts(
-            device=self.loop.device.type,
+            device="cpu" if self.loop.engine is None else "cuda",  # the stand-in stands for a GPU here as well
             eager_seconds=base,
             launch_bound=self._launch_bound(),
             measured=self._speeds.measured(),

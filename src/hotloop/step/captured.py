@@ -107,6 +107,11 @@ class CapturedStep:
         bind(self._parameters, self._end)
         return self.result()
 
+    @property
+    def atomic(self) -> bool:
+        """Tell whether a replay is one launch, which fails before anything has run or not at all."""
+        return len(self._parts) == 1
+
     def result(self) -> Any:
         """Copy out what the step returned: the recording's own tensors are overwritten by the next replay."""
         structure, leaves = self._results

@@ -13,8 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from hotloop._torch.capture import recover_from_failed_capture
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+
+_EMPTY = ".*CUDA Graph is empty.*"
+"""torch's warning about a segment without work: the end of a step after its optimizer, say."""
 
 
 class Segment(Protocol):
@@ -108,7 +114,7 @@ class _CudaRecording:
         graph, self._graph = self._graph, None
         assert graph is not None
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+            warnings.filterwarnings("ignore", message=_EMPTY)
             graph.capture_end()
         graph.replay()
         return graph
@@ -117,9 +123,9 @@ class _CudaRecording:
         graph, self._graph = self._graph, None
         try:
             if graph is not None:
-                # It was invalidated: ending it raises what is known already, but takes the stream out of capture.
-                with contextlib.suppress(RuntimeError):
-                    graph.capture_end()
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", message=_EMPTY)
+                    recover_from_failed_capture(graph, self._side, self._pool)
         finally:
             self.close()
 

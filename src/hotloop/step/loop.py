@@ -118,6 +118,8 @@ class Loop:
         self._clock = StepClock(self.device)
         self._kinds: collections.deque[tuple[str, str, Trial | None]] = collections.deque()
         self._dropped = 0
+        self._references = StepClock(self.device)
+        self._reference_tiers: collections.deque[str] = collections.deque()
         self._closed = False
         self.auto: Auto | None = None
         self.asked = self._requested(run)
@@ -248,6 +250,8 @@ class Loop:
 
     def settle(self) -> None:
         """Take note of the steps whose times have become known."""
+        for timing in self._references.take():
+            self.account.beside(self._reference_tiers.popleft(), timing)
         timings = self._clock.take()
         for _ in range(self._clock.dropped - self._dropped):  # the clock drops the oldest
             self._kinds.popleft()
@@ -331,6 +335,14 @@ class Loop:
         """Write a decision down, and say it."""
         self.account.decided(reason, numbers)
         _log.info("step %d: %s", self.steps, reason)
+
+    def beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
+        """Run the reference of a proof, and take its time for what a step in its tier takes."""
+        mark = self._references.start()
+        result = run()
+        self._references.stop(mark)
+        self._reference_tiers.append(tier.name)
+        return result
 
     def proof_costs(self, seconds: float, outcome: Outcome | None = None) -> None:
         """Add to what proofs have cost."""

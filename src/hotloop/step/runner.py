@@ -14,7 +14,7 @@ from hotloop._torch.dispatch import place_of
 from hotloop._torch.dynamo import is_compile_error
 from hotloop.errors import CompiledRunError, StepLostError
 from hotloop.fallback.causes import describe
-from hotloop.measure import Limits, flatten
+from hotloop.measure import Limits, flatten, unflatten
 from hotloop.step import proof, python_state
 from hotloop.step.captured import Change, Program, capture, own_autocast_cache
 from hotloop.step.holdings import RandomState
@@ -222,7 +222,9 @@ class Runner:
         engine = self.loop.engine
         assert engine is not None
         holdings, began = self.program.holdings, time.perf_counter()
-        reference = functools.partial(plain_run, holdings, run)
+        reference = functools.partial(
+            self.loop.beside, tier.without_graph(), functools.partial(plain_run, holdings, run)
+        )
         if variant.spread is None:  # on the way of the capture, so that libraries and lazy code are set up there
             self.kind = "proof"
             return self._warm_up(variant, run)
@@ -301,7 +303,7 @@ class Runner:
         captured = variant.captured
         assert captured is not None
         assert variant.seen is not None
-        self._save(gradients=bool(variant.seen.read_gradients))
+        self._save(gradients=bool(variant.seen.read_gradients), tensors=not captured.atomic)
         try:
             return captured.replay(leaves)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
@@ -320,7 +322,7 @@ class Runner:
 
         def eager() -> Any:
             with self.loop.eager():
-                return plain_run(holdings, run)
+                return self.loop.beside(Tier(self.loop.given), functools.partial(plain_run, holdings, run))
 
         limits = Limits.compiled(self.loop.compute_dtype())
         candidate = functools.partial(plain_run, holdings, run)
@@ -351,15 +353,26 @@ class Runner:
         if not tier.compiles:
             return run()
         self._save(gradients=True)
+        if tier.marks_steps:
+            run = functools.partial(self._marked, run)
         try:
             return run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
             return self._recover(error, run, tier, ours=False)
 
-    def _save(self, *, gradients: bool) -> None:
+    def _marked(self, run: Callable[[], Any]) -> Any:
+        """Run a step whose compiled code replays graphs of its own: what it leaves is overwritten by the next one."""
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        leaves, structure = flatten(run())
+        for parameter in self.loop.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+        return unflatten(structure, [one.clone() if isinstance(one, torch.Tensor) else one for one in leaves])
+
+    def _save(self, *, gradients: bool, tensors: bool = True) -> None:
         if self._start is None:
             self._start = StepStart(self.program.holdings, [self.program.device])
-        self._start.save(gradients=gradients)
+        self._start.save(gradients=gradients and tensors, buffers=tensors)
         self.loop.writes.begun = False
 
     def _recover(self, error: Exception, run: Callable[[], Any], tier: Tier, *, ours: bool) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import linecache
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -131,7 +130,7 @@ class _Look:
             self.seen.written_found.append(tensor.detach())
 
     def _obstacle(self, reason: str, hint: str) -> None:
-        place = user_place(sys._getframe(2))  # noqa: SLF001 - Python's own documented way to look at a running stack
+        place = user_place()
         if place not in self._places:
             self._places.add(place)
             file, line = place or (None, None)

@@ -39,6 +39,11 @@ class Tier:
         return self.base not in ("eager", "as-given")
 
     @property
+    def marks_steps(self) -> bool:
+        """Tell whether its compiled code overwrites what the last step returned, and has to be told of each step."""
+        return self.compiles and self.base not in BASES and bool(_own_graphs(presets.get(self.base)))
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Give the arguments for `hotloop.compile`."""
         return dict(BASES.get(self.base) or {"preset": self.base})
@@ -50,6 +55,14 @@ class Tier:
     def uncompiled(self, given: str) -> Tier:
         """Give the same way to run, of the model as the user gave it (``eager`` or ``as-given``)."""
         return Tier(given, self.graph)
+
+
+def _own_graphs(preset: presets.Preset) -> str:
+    """Say where a preset asks for CUDA graphs inside ``torch.compile``; empty where it does not."""
+    if preset.mode in ("reduce-overhead", "max-autotune"):
+        return f"mode {preset.mode}"
+    asks = any(name.replace("-", "_") == "triton.cudagraphs" and value for name, value in preset.options.items())
+    return "triton.cudagraphs" if asks else ""
 
 
 def parse(name: str) -> Tier:
@@ -66,6 +79,11 @@ def parse(name: str) -> Tier:
             found = presets.get(base).name
         except ConfigError:
             found = ""
+        if found and plus and (why := _own_graphs(presets.get(base))):
+            raise ConfigError(
+                f"run {name!r}: preset {found} captures CUDA graphs of its own ({why}), which cannot be nested: "
+                f"use run={found!r}, or run='inductor+graph'"
+            )
         if found:
             return Tier("eager" if found == "none" else found, bool(plus))
     known = ("auto", *NAMED, *presets.PRESETS)

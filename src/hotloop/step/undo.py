@@ -39,6 +39,7 @@ class StepStart:
             for name, buffer in held.items()
             if buffer is not None
         ]
+        self._with_buffers = True
         self._copies: list[torch.Tensor] = []
         self._live: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] = []
@@ -46,13 +47,16 @@ class StepStart:
         self._random: RandomState | None = None
         self._bindings: Bindings | None = None
 
-    def save(self, *, gradients: bool) -> None:
+    def save(self, *, gradients: bool, buffers: bool = True) -> None:
         """Copy what the coming step may change before it writes a parameter.
 
         Args:
             gradients: copy those that exist; not needed where the step drops them unread.
+            buffers: copy buffers and other state; not needed where the step runs as a whole or not at all.
         """
-        live = [held[name] for held, name in self._places] + list(self._others.other_tensors().values())
+        self._with_buffers = buffers
+        live = [held[name] for held, name in self._places] if buffers else []
+        live += list(self._others.other_tensors().values()) if buffers else []
         if len(self._copies) != len(live) or any(not _alike(a, b) for a, b in zip(self._copies, live, strict=True)):
             self._copies = [torch.empty_like(one, requires_grad=False) for one in live]
         self._live = live
@@ -66,8 +70,9 @@ class StepStart:
         """Go back to the start of the step."""
         assert self._random is not None
         assert self._bindings is not None
-        for (held, name), buffer in zip(self._places, self._live, strict=False):
-            held[name] = buffer
+        if self._with_buffers:
+            for (held, name), buffer in zip(self._places, self._live, strict=False):
+                held[name] = buffer
         copy_all(self._live, self._copies)
         kept = [(one, value) for one, value in zip(self._gradients, self._values, strict=True) if value is not None]
         with torch.no_grad():
