@@ -223,7 +223,7 @@ def parent():
     running = []
 
     def begin(way, **settings):
-        env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
         process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", PARENT, way],
             stdout=subprocess.PIPE,
@@ -283,6 +283,14 @@ def test_caches_that_are_off_are_the_reason(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     outcome = wait(BackgroundCompile.start(recorded(Net(), torch.randint(40, (8, 4)))))
     assert "force_disable_caches" in outcome.reason
+
+
+def test_a_preset_that_fails_in_the_child_is_a_reason_though_a_lower_one_would_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    outcome = wait(BackgroundCompile.start(recorded(Net(), torch.randint(40, (8, 4)))))
+    assert isinstance(outcome, Failed), outcome
+    assert "compiler" in outcome.reason.lower()
 
 
 @pytest.mark.parametrize("factory", ["cache_models:make", f"{Path(__file__).parent / 'cache_models.py'}:make"])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _WATCH_SECONDS = 1.0
-_REASON_LENGTH = 1000
+_REASON_LENGTH = 500
 
 
 def main(given: Mapping[str, Any]) -> None:
@@ -126,8 +126,8 @@ def _factory(name: str) -> Callable[[], Any]:
 def _facts(compiled: Mapping[str, Any], memory: Mapping[str, float]) -> dict[str, Any]:
     """Say what hotloop itself observed of the compiles."""
     parts = [status for model in compiled.values() for status in hotloop.status(model).components.values()]
-    causes = list(dict.fromkeys(cause.reason for status in parts for cause in status.causes))
-    if all(status.state == "eager" for status in parts):
+    causes = list(dict.fromkeys(cause.reason[:_REASON_LENGTH] for status in parts for cause in status.causes))
+    if all(status.running != status.requested for status in parts):  # on a lower rung, or eager
         return {"failed": "; ".join(causes) or "nothing was compiled"}
     return {
         "compile_seconds": sum(status.compile_seconds for status in parts),
