@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hotloop.control import ComponentStatus, Status, compile, status, uncompile  # noqa: A004 - torch's own name
     from hotloop.observe import watch
     from hotloop.presets import Preset
-    from hotloop.step import Loop, LoopStatus, Pad
+    from hotloop.step import Loop, LoopStatus, Pad, Workload
 
 __version__ = "0.1.0"
 
@@ -24,6 +24,7 @@ _HOMES = {
     "Pad": "hotloop.step",
     "Preset": "hotloop.presets",
     "Status": "hotloop.control",
+    "Workload": "hotloop.step",
     "compile": "hotloop.control",
     "status": "hotloop.control",
     "uncompile": "hotloop.control",
@@ -38,6 +39,7 @@ __all__ = [
     "Pad",
     "Preset",
     "Status",
+    "Workload",
     "compile",
     "errors",
     "events",

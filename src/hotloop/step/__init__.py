@@ -3,5 +3,6 @@
 from hotloop.step.buckets import Pad
 from hotloop.step.loop import Loop
 from hotloop.step.status import LoopStatus, TierStatus
+from hotloop.step.workload import Workload
 
-__all__ = ["Loop", "LoopStatus", "Pad", "TierStatus"]
+__all__ = ["Loop", "LoopStatus", "Pad", "TierStatus", "Workload"]

@@ -78,6 +78,8 @@ class Account:
                 self.saved += eager - timing.seconds
         elif eager is not None:
             self.prepare_seconds += max(0.0, timing.seconds - eager)
+        if not self._owned:
+            return
         if changed or kind != "run" or self._steps < _EVERY_STEP or self._steps % _THINNED == 0:
             entry = {"step": self._steps, "seconds": timing.seconds, "running": tier}
             self.record.append("steps", entry if kind == "run" else {**entry, "doing": kind})
@@ -142,6 +144,8 @@ class Account:
 
     def settle(self) -> None:
         """Bring the record's mappings up to date."""
+        if not self._owned:
+            return
         status = self.status()
         self.record.update("components", **self._loop.compiled.status().to_dict()["components"])
         measured = {

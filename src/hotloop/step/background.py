@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from hotloop.step.tiers import Tier
 
 _LIMIT_SECONDS = 1800.0
+_CPU_CONTENTION = 0.3
+"""Seconds that training on a CPU loses for a second of the child, which gives way but shares the caches: a guess."""
 _TRACING_SHARE = 0.3
 """Of a cold compile, what a swap with a full cache takes at most: 3.4 of 29 s, 6.7 of 116 s were measured."""
 
@@ -66,7 +68,12 @@ class Background:
             ]
         elif self.possible(name):
             found.append(expect(name, facts, background=True))
-        return [dataclasses.replace(one, rejected_at=rejected_at) for one in found if one is not None]
+        contention = _CPU_CONTENTION if self._loop.device.type == "cpu" else 0.0
+        return [
+            dataclasses.replace(one, rejected_at=rejected_at, contention=contention if one.background_seconds else 0.0)
+            for one in found
+            if one is not None
+        ]
 
     def start(self, tier: Tier, limit_seconds: float | None) -> None:
         """Start a child for a tier's code; where that is not possible, `unavailable` says why."""
