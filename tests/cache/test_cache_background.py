@@ -17,6 +17,7 @@ from cache_models import Fails, Net
 
 import hotloop
 from hotloop.cache import BackgroundCompile, BackgroundUnavailableError, Done, Failed, Recorder, Request, background
+from hotloop.cache.portable import StorageSpec, Tensors
 
 FACTS = {"seconds": 1.0, "compile_seconds": 0.5, "graphs": 1, "cache_hits": 0, "cache_misses": 2, "state": "compiled", "causes": [], "peak_bytes": 0}  # fmt: skip
 
@@ -181,6 +182,37 @@ def test_a_child_of_a_child_is_refused(monkeypatch):
     monkeypatch.setenv(background.INSIDE, "1")
     with pytest.raises(BackgroundUnavailableError, match="itself compiling"):
         BackgroundCompile.start(Request(settings={}))
+
+
+GIB = 2**30
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """A request whose tensors take 10 GiB of a GPU with 100 GiB, of which this process needed 30 and holds 25."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda name: (70 * GIB, 100 * GIB))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda name: 30 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda name: 25 * GIB)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda name: 28 * GIB)
+    storage = StorageSpec(nbytes=10 * GIB, device="cuda:1", dtype=torch.float32, value=None, low=0, high=0)
+    return lambda peak: Request(settings={}, tensors=Tensors([], [storage]), peak_bytes=peak)
+
+
+@pytest.mark.parametrize(
+    ("peak", "share"),
+    [
+        (None, 0.56),  # twice what this process has needed
+        (5 * GIB, 0.40),  # twice the tensors and their gradients
+        (40 * GIB, 0.59),  # all that can be spared: free, less what this process may take again, a margin and a context
+    ],
+)
+def test_the_childs_share_of_the_gpu_is_bounded(on_gpu, peak, share):
+    assert background._memory_limits(on_gpu(peak)) == {"1": pytest.approx(share)}
+
+
+def test_a_step_that_does_not_fit_beside_this_one_is_a_reason(on_gpu):
+    with pytest.raises(BackgroundUnavailableError, match=r"needs 60\.0 GiB on cuda:1, and 59\.0 GiB can be spared"):
+        BackgroundCompile.start(on_gpu(60 * GIB))
 
 
 def test_a_process_that_cannot_be_started_is_a_reason(monkeypatch):

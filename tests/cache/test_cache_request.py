@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
@@ -112,6 +113,16 @@ def test_several_components_share_one_set_of_tensors(ids):
     assert [call.component for call in made.calls] == ["first", "second"]
     args, _ = unpack(made.calls[1].arguments, tensors)
     assert (args[0].requires_grad, args[0].is_leaf) == (True, False)
+
+
+def test_a_recorder_holds_no_batch(ids):
+    net, given = Net(), ids.clone()
+    watched = weakref.ref(given)
+    with Recorder({"model": net}) as recorder:
+        net(given)
+    del given
+    assert watched() is None
+    assert len(recorder.request({}).calls) == 1
 
 
 def test_what_cannot_be_noted_is_a_reason_and_the_step_goes_on(ids):

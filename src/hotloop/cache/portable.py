@@ -91,6 +91,12 @@ class Packer:
         """Give the pickle of a value; ``what`` names it in the reason."""
         return _pickled(value, what, self._number)
 
+    def release(self) -> None:
+        """Let go of the tensors: what is packed later shares none with what was packed before."""
+        self._alive.clear()
+        self._numbers.clear()
+        self._storages.clear()
+
     def _number(self, tensor: torch.Tensor) -> int:
         """Give a tensor's place in the list."""
         if (number := self._numbers.get(id(tensor))) is not None:

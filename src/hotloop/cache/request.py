@@ -125,6 +125,7 @@ class Recorder:
     ) -> None:
         for handle in self._handles.values():
             handle.remove()
+        self._packer.release()  # the batch must not stay in memory for as long as somebody holds the recorder
 
     def request(self, settings: Mapping[str, Any], *, peak_bytes: int | None = None) -> Request:
         """Give the request for what was recorded.
