@@ -1,9 +1,9 @@
 """Modules and a workload that a child process can import by name."""
 
-import types
-
 import torch
 from torch import nn
+
+from hotloop.step.workload import Workload
 
 
 class Net(nn.Module):
@@ -56,4 +56,4 @@ def make():
         optimizer.zero_grad()
         return loss
 
-    return types.SimpleNamespace(model=model, optimizer=optimizer, step=step, batches=[(torch.randint(40, (8, 4)),)])
+    return Workload(model, optimizer, step, [(torch.randint(40, (8, 4)),)])

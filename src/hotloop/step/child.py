@@ -99,7 +99,7 @@ def _run_calls(request: Request) -> dict[str, Any]:
 def _run_workload(request: Request) -> dict[str, Any]:
     """Make the workload, compile its models and run its first step."""
     workload = _factory(request.factory)()
-    models = workload.model if isinstance(workload.model, list | tuple) else [workload.model]
+    models = [workload.model] if isinstance(workload.model, torch.nn.Module) else list(workload.model)
     for model in models:
         hotloop.compile(model, **request.settings)
     batches = workload.batches() if callable(workload.batches) else workload.batches
