@@ -5,7 +5,8 @@ from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, Varying
 from hotloop.measure.differences import CHUNK, Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
 from hotloop.measure.masks import MaskVerdict, mask_statistics, masks_agree
-from hotloop.measure.numerics import Comparison, Failure, compare
+from hotloop.measure.numerics import Comparison, Failure, Score, compare
+from hotloop.measure.steps import over_steps
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
 from hotloop.measure.tree import Structure, flatten, unflatten
 
@@ -23,6 +24,7 @@ __all__ = [
     "Mark",
     "MaskVerdict",
     "Mismatch",
+    "Score",
     "Seen",
     "StepClock",
     "Structure",
@@ -36,6 +38,7 @@ __all__ = [
     "interval",
     "mask_statistics",
     "masks_agree",
+    "over_steps",
     "ratio_interval",
     "signature",
     "spread",

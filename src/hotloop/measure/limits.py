@@ -5,13 +5,17 @@ magnifies it ten thousandfold over an MLP. So a limit has a part from the data a
 For a tensor with residual e, of n effective elements, in a set whose median residual is m::
 
     slope    <= base + e / 5 + 4 * max(e, m) / sqrt(n)
-    residual <= max(own, 16 * m), and m <= median
+    residual <= max(own, 16 * m)
+    m        <= median
     pooled   <= pooled + m / 5
-    a difference below floor, in units of the median tensor's size, may be of a tensor that is all rounding
 
 Rounding that is independent from element to element moves the slope by e / sqrt(n) (a regression's standard error), so
 4 of these are allowed; rounding that all elements share (of the loss, of one activation) moves it by a part of e. A
 wrong factor in one op moves the slope without a residual. The names are fields of ``Figures``.
+
+A gradient can be all rounding: that of an attention key's bias, or of a convolution's before BatchNorm, is truly 0. So
+of a tensor whose root mean square is under 4 * floor of the set's median one, only the absolute difference is judged,
+which may be floor of that median. Right compiles needed this below 0.012 of the median in bfloat16, 2e-6 in float32.
 """
 
 from __future__ import annotations
@@ -30,9 +34,12 @@ from hotloop.errors import ConfigError
 SHARED = 0.2
 DEVIATIONS = 4.0
 RESIDUALS = 16.0
+_FLOORS = 4.0
 
-# A tensor whose residual is above this holds too much rounding for its slope to tell; its absolute size decides then.
+# Of an optimizer's updates only what is resolved is judged tensor by tensor, and for being left out or doubled: Adam
+# makes up to a full step of a gradient that is rounding, and 0.3 of slope was seen from right compiles.
 RESOLVED = 0.05
+UPDATE_SLOPE = 0.5
 
 # Scalars of an optimizer (learning rate, 1 - beta^t) are float32 on the device, and Python's double in eager. Worst is
 # Adam's 1 - beta2^t at t = 1, with 0.999 rounded to float32: an update wrong by 1.5e-5 of itself, which is 13 ulp of a
@@ -45,8 +52,8 @@ _ULPS_FLOAT32 = 16.0
 SPREADS = 8.0
 
 # A float32 step computed in bfloat16 by mistake has a median residual of 5e-3 in small models, a right one at most
-# 6.4e-4. A floor 4 times too high hides tensors of 1/20 of the typical size, not more.
-_SAFETY_OF = {"median": 4.0, "floor": 4.0}
+# 6.4e-4: there is no room for more. A residual of its own is a rare event already, and needs no more.
+_SAFETY_OF = {"median": 4.0, "own": 4.0}
 
 ComputeDtype = Literal["float32", "tf32", "bfloat16", "float16", "float64"]
 
@@ -60,7 +67,7 @@ class Figures:
         scalar: the same for tensors of one element, which have no residual.
         own: a residual that is right whatever the set's median.
         median: the largest median residual of a set.
-        floor: root mean square of the difference in a tensor that is all rounding, in units of the median tensor's own.
+        floor: root mean square of an error that does not shrink with its tensor, in units of the median tensor's own.
         pooled: slope of all tensors together.
     """
 
@@ -101,8 +108,8 @@ class Limits:
             compute_dtype: what the step computes in: autocast's dtype, else the parameters'; ``"tf32"`` where float32
                 matrices may be multiplied in it.
             updates: for parameters after the step minus before it. Adam divides a gradient by its own size, so where a
-                gradient is all rounding the update is of full size and random sign: only slopes are judged, of tensors
-                that are resolved, and of all together.
+                gradient is all rounding the update is of any size and random sign: judged are all together, and of a
+                tensor with little rounding whether it was left out or doubled.
 
         Raises:
             ConfigError: there are no figures for that dtype.
@@ -142,6 +149,11 @@ def slope_limit(figures: Figures, residual: float, median: float, numel: int, ef
     if numel == 1:
         return figures.scalar + DEVIATIONS * median
     return figures.base + SHARED * residual + DEVIATIONS * max(residual, median) / math.sqrt(max(1.0, effective))
+
+
+def may_be_rounding(figures: Figures, rms: float, typical: float) -> bool:
+    """Whether a tensor is so much smaller than the typical one that rounding may be all there is in it."""
+    return rms < _FLOORS * figures.floor * typical
 
 
 def residual_limit(figures: Figures, median: float) -> float:

@@ -8,7 +8,16 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from hotloop.measure.differences import Difference, Mismatch, differences
-from hotloop.measure.limits import RESOLVED, SPREADS, Limits, pooled_limit, residual_limit, slope_limit
+from hotloop.measure.limits import (
+    RESOLVED,
+    SPREADS,
+    UPDATE_SLOPE,
+    Limits,
+    may_be_rounding,
+    pooled_limit,
+    residual_limit,
+    slope_limit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +27,6 @@ if TYPE_CHECKING:
 
 ALL = "all tensors together"
 _SHOWN = 3
-_FEW = 4.0  # effective elements under which the fit takes most of a difference, and what it leaves says little
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +60,25 @@ class Failure:
 
 
 @dataclasses.dataclass(frozen=True)
+class Score:
+    """One measure of one tensor (or of ``ALL``) and its limit; a slope has the sign of its tilt."""
+
+    name: str
+    measure: str
+    value: float
+    limit: float
+
+    @property
+    def nearness(self) -> float:
+        """The measure over its limit: above 1 it is past it. A NaN is past every limit."""
+        if math.isnan(self.value):
+            return math.inf
+        if self.value == 0:
+            return 0.0
+        return abs(self.value) / self.limit if self.limit > 0 else math.inf
+
+
+@dataclasses.dataclass(frozen=True)
 class Comparison:
     """What ``compare`` found; ``str`` is one line for people.
 
@@ -60,15 +87,17 @@ class Comparison:
         differences: every tensor that could be measured, by name.
         worst: the tensor nearest to its limit or furthest past it; None where every tensor is equal.
         nearness: that tensor's measure over its limit; above 1 it failed.
-        below_floor: names of tensors that are rounding and nothing else in either run, as far as can be told (the bias
-            of an attention's key, of a convolution before BatchNorm). They differ by much relative to themselves, by
-            little relative to the set, and are not judged. Of updates: those not resolved, judged only together.
+        scores: what was judged, by the formulae of ``limits``.
+        below_floor: names of tensors so small beside the others that rounding may be all there is in them (the bias of
+            an attention's key, of a convolution before BatchNorm): they may differ by any part of themselves, by
+            little of a typical tensor. Of updates: those with too much rounding to be judged alone.
     """
 
     failures: tuple[Failure, ...]
     differences: dict[str, Difference]
     worst: Difference | None
     nearness: float
+    scores: tuple[Score, ...]
     below_floor: tuple[str, ...]
 
     @property
@@ -98,24 +127,6 @@ class Comparison:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Scored:
-    """A measure against its limit; a NaN is past every limit."""
-
-    name: str
-    measure: str
-    value: float
-    limit: float
-
-    @property
-    def nearness(self) -> float:
-        if math.isnan(self.value):
-            return math.inf
-        if self.value == 0:
-            return 0.0
-        return self.value / self.limit if self.limit > 0 else math.inf
-
-
 def compare(
     reference: Tensors,
     candidate: Tensors,
@@ -127,7 +138,8 @@ def compare(
 
     Compare one kind at a time (the loss, all gradients, all updates of parameters, a kind of optimizer state, all
     buffers), since limits follow the set's own medians: a loss among gradients would be held to the gradients' noise.
-    Squares (Adam's ``exp_avg_sq``) have twice their root's slope and residual; updates are the stricter check.
+    One step may be past a limit by chance where there are few bits, so prove a tier by ``over_steps``. Squares (Adam's
+    ``exp_avg_sq``) have twice their root's slope and residual: compare updates instead.
 
     Args:
         reference: eager's tensors by name; None is a tensor that there is not (no gradient), and must be None in both.
@@ -138,14 +150,22 @@ def compare(
     """
     found, mismatches = differences(reference, candidate)
     scored, below_floor = _score(list(found.values()), limits, spread or {})
-    ranked = sorted(scored, key=lambda score: -score.nearness)
-    past = tuple(Failure(s.name, s.measure, s.value, s.limit) for s in ranked if s.nearness > 1)
+    return conclude([*map(_failure, mismatches), *_plain_failures(found)], scored, found, below_floor)
+
+
+def conclude(
+    plain: Sequence[Failure], scores: Sequence[Score], found: dict[str, Difference], below_floor: Sequence[str]
+) -> Comparison:
+    """Make the comparison of failures that need no limit and measures that have one."""
+    ranked = sorted(scores, key=lambda score: -score.nearness)
+    past = [Failure(s.name, s.measure, abs(s.value), s.limit) for s in ranked if s.nearness > 1]
     known = [score for score in ranked if score.name in found and score.nearness > 0]
     return Comparison(
-        failures=(*map(_failure, mismatches), *_plain_failures(found), *past),
+        failures=(*plain, *past),
         differences=found,
         worst=found[known[0].name] if known else None,
         nearness=known[0].nearness if known else 0.0,
+        scores=tuple(scores),
         below_floor=tuple(below_floor),
     )
 
@@ -165,7 +185,7 @@ def _plain_failures(found: Mapping[str, Difference]) -> list[Failure]:
 
 def _score(
     found: Sequence[Difference], limits: Limits, spread: Mapping[str, Difference]
-) -> tuple[list[_Scored], list[str]]:
+) -> tuple[list[Score], list[str]]:
     numeric = [each for each in found if each.numeric and each.numel]
     figures = limits.figures({each.dtype for each in numeric})
     scale = _median([each.rms for each in numeric if each.rms > 0])
@@ -190,7 +210,7 @@ class _Spread:
         return SPREADS * max(own, self._medians[measure])
 
 
-def _score_rounding(each: Difference, limits: Limits, scale: float, spread: _Spread) -> _Scored:
+def _score_rounding(each: Difference, limits: Limits, scale: float, spread: _Spread) -> Score:
     """Hold the difference against the tensor, or the typical tensor where that is larger.
 
     A parameter that started at zero is one update and nothing else, so errors of an update are large beside it.
@@ -198,56 +218,57 @@ def _score_rounding(each: Difference, limits: Limits, scale: float, spread: _Spr
     ulps = limits.ulps(each.dtype)
     if each.rms < scale:
         limit = max(ulps, spread.allowed(each.name, "rms_difference") / scale)
-        return _Scored(each.name, "relative", each.rms_difference / scale, limit)
-    return _Scored(each.name, "relative", each.relative or 0.0, max(ulps, spread.allowed(each.name, "relative")))
+        return Score(each.name, "relative", each.rms_difference / scale, limit)
+    return Score(each.name, "relative", each.relative or 0.0, max(ulps, spread.allowed(each.name, "relative")))
 
 
 def _score_compiled(
     numeric: list[Difference], figures: Figures, scale: float, limits: Limits, spread: _Spread
-) -> tuple[list[_Scored], list[str]]:
+) -> tuple[list[Score], list[str]]:
     scored, below_floor, pool = [], [], []
     median = _median([each.residual for each in numeric if each.residual is not None and each.numel > 1])
-    floor = math.inf if limits.updates else figures.floor * scale
     for each in numeric:
-        if _is_rounding(each, floor):
+        small = not limits.updates and may_be_rounding(figures, each.rms, scale)
+        if small:
             below_floor.append(each.name)
-            if not limits.updates:
-                continue
-        if each.tilt is None or each.residual is None:
-            scored.append(_Scored(each.name, "relative", each.relative or 0.0, 0.0))
+        if small or each.tilt is None or each.residual is None:  # None: the reference is all zero
+            scored.append(_score_small(each, figures, scale, spread))
             continue
         slope = slope_limit(figures, each.residual, median, each.numel, each.effective)
         slope = max(slope, spread.allowed(each.name, "slope"))
         if each.numel > 1:
             pool.append((each.tilt, slope))
-        if each.name in below_floor:
+        if limits.updates:
+            if each.residual > RESOLVED:
+                below_floor.append(each.name)
+            else:
+                scored.append(Score(each.name, "slope", each.tilt, max(slope, UPDATE_SLOPE)))
             continue
-        scored.append(_Scored(each.name, "slope", abs(each.tilt), slope))
-        if not limits.updates:
-            residual = max(residual_limit(figures, median), spread.allowed(each.name, "residual"))
-            scored.append(_Scored(each.name, "residual", each.residual, residual))
-    spreads = spread.allowed("", "residual")
-    scored.append(_Scored(ALL, "residual", median, max(figures.median, spreads)))
-    scored.append(_Scored(ALL, "slope", _pooled(pool), max(pooled_limit(figures, median), spread.allowed("", "slope"))))
+        residual = max(residual_limit(figures, median), spread.allowed(each.name, "residual"))
+        scored.append(Score(each.name, "slope", each.tilt, slope))
+        scored.append(Score(each.name, "residual", each.residual, residual))
+    scored.append(Score(ALL, "residual", median, max(figures.median, spread.allowed("", "residual"))))
+    scored.append(Score(ALL, "slope", _pooled(pool), max(pooled_limit(figures, median), spread.allowed("", "slope"))))
     return scored, below_floor
 
 
-def _is_rounding(each: Difference, floor: float) -> bool:
-    """Whether a tensor has too much rounding to be judged relative to itself, and little enough to be just that."""
-    fits = each.residual is not None and each.effective >= _FEW
-    unresolved = (each.residual if fits else each.relative) or 0.0
-    return unresolved > RESOLVED and each.rms_difference <= floor
+def _score_small(each: Difference, figures: Figures, scale: float, spread: _Spread) -> Score:
+    """Hold the difference of a tensor that may be all rounding against the typical tensor."""
+    if scale == 0:
+        return Score(each.name, "relative", math.inf if each.rms_difference > 0 else 0.0, figures.floor)
+    limit = max(figures.floor, spread.allowed(each.name, "rms_difference") / scale)
+    return Score(each.name, "relative", each.rms_difference / scale, limit)
 
 
 def _pooled(pool: list[tuple[float, float]]) -> float:
-    """Give the size of the mean tilt, each weighted by 1 / limit^2, as a least-squares mean of unlike precisions is.
+    """Give the mean tilt, each weighted by 1 / limit^2, as a least-squares mean of unlike precisions is.
 
     An error that all tensors share (a loss scaled wrongly) adds up here, while rounding averages out.
     """
     if not pool:
         return 0.0
     weights = [1 / (limit * limit) for _, limit in pool]
-    return abs(math.fsum(tilt * w for (tilt, _), w in zip(pool, weights, strict=True))) / math.fsum(weights)
+    return math.fsum(tilt * w for (tilt, _), w in zip(pool, weights, strict=True)) / math.fsum(weights)
 
 
 def _finite(each: Difference, measure: str) -> float:

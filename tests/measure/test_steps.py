@@ -1,0 +1,84 @@
+"""A verdict over several steps: chance cancels, faults do not."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from hotloop.measure import Comparison, Limits, Score, compare, over_steps
+from hotloop.measure.numerics import conclude
+
+BFLOAT16 = Limits.compiled("bfloat16")
+
+
+def gradients(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {f"layers.{n}": torch.randn(128, 64, generator=generator) for n in range(10)}
+
+
+def step(seed, factors, *, limits=BFLOAT16, size=5e-3):
+    reference = gradients(seed)
+    generator = torch.Generator().manual_seed(seed + 100)
+    candidate = {
+        name: factors.get(name, 1.0) * x * (1 + size * torch.randn(x.shape, generator=generator))
+        for name, x in reference.items()
+    }
+    return compare(reference, candidate, limits)
+
+
+def test_a_slope_by_chance_cancels_over_steps():
+    steps = [step(0, {"layers.3": 1.014}), step(1, {"layers.3": 0.997}), step(2, {"layers.3": 0.999})]
+    assert not steps[0].agrees
+    joined = over_steps(steps)
+    assert joined.agrees, str(joined)
+    assert 0 < joined.nearness < 1
+
+
+def test_a_wrong_factor_stays():
+    joined = over_steps([step(seed, {"layers.3": 1.01}) for seed in range(3)])
+    (failure,) = joined.failures
+    assert (failure.name, failure.measure) == ("layers.3", "slope")
+    assert failure.value == pytest.approx(0.01, rel=0.05)
+    assert joined.worst.name == "layers.3"
+
+
+def scored(*scores) -> Comparison:
+    return conclude([], [Score("w", *each) for each in scores], {}, [])
+
+
+@pytest.mark.parametrize(
+    ("measure", "values", "agrees"),
+    [
+        ("slope", [3.0, -1.5, 0.0], True),
+        ("slope", [-3.0, -1.0, 0.0], False),
+        ("residual", [9.0, 0.5, 0.6], True),
+        ("residual", [9.0, 9.0, 0.6], False),
+        ("residual", [9.0, 0.5], False),
+        ("relative", [9.0, 0.5, 0.6], False),
+        ("relative", [0.9, 0.5, 0.6], True),
+        ("slope", [float("nan"), 0.0, 0.0], False),
+        ("residual", [float("nan"), 0.0], False),
+    ],
+)
+def test_each_measure_is_joined_in_its_own_way(measure, values, agrees):
+    assert over_steps([scored((measure, value, 1.0)) for value in values]).agrees is agrees
+
+
+def test_a_tensor_is_judged_over_the_steps_that_judged_it():
+    assert not over_steps([scored(("slope", 1.5, 1.0)), scored(), scored()]).agrees
+
+
+def test_what_needs_no_limit_fails_at_any_step_and_is_said_once():
+    right = step(0, {})
+    wrong = compare({"w": torch.ones(3)}, {"w": torch.full((3,), torch.nan)}, BFLOAT16)
+    missing = compare({"w": torch.ones(3)}, {"w": None}, BFLOAT16)
+    assert over_steps([right, right]).agrees
+    joined = over_steps([wrong, wrong, missing, right])
+    assert [each.measure for each in joined.failures if each.name == "w"] == ["finite", "missing"]
+
+
+def test_below_the_floor_are_those_that_were_at_each_step():
+    one, other = (dataclasses.replace(step(0, {}), below_floor=names) for names in (("a", "b"), ("b", "c")))
+    assert over_steps([one, other]).below_floor == ("b",)
