@@ -6,6 +6,7 @@ A tier that is tried is prepared and proven first, then timed on real steps by t
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import re
 import statistics
@@ -30,6 +31,7 @@ _POLL_STEPS = 4
 _WARM_UP = 3
 """First steps of the run, which pay for what libraries set up once."""
 _RECENT = 100
+_NOTHING = contextlib.nullcontext()
 _FIGURES = re.compile(r"[\d.,]+")
 _FEWEST_RECENT = 20
 
@@ -74,6 +76,11 @@ class Auto:
             if self.loop.steps >= self._ask_at or time.monotonic() >= self._ask_after > 0:
                 self.earlier.called(step, (args, kwargs))
                 self._ask()
+
+    def noting_calls(self) -> contextlib.AbstractContextManager[Any]:
+        """Note how the models are called, in one eager step of the run: what a child will compile."""
+        recorder = self.background.record() if self.loop.steps == _WARM_UP else None
+        return recorder if recorder is not None else _NOTHING
 
     def _look_at_child(self) -> None:
         if self.background.tier is None or self.loop.steps % _POLL_STEPS or not self.background.ended():

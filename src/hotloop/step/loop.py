@@ -36,9 +36,10 @@ if TYPE_CHECKING:
     from hotloop.record import RunRecord
     from hotloop.step.proof import Outcome
     from hotloop.step.status import LoopStatus
-    from hotloop.step.survey import Obstacle
+    from hotloop.step.survey import Obstacle, Survey
 
 _log = logging.getLogger("hotloop")
+_NOTHING = contextlib.nullcontext()
 _COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
     torch.float64: "float64",
     torch.float32: "float32",
@@ -117,7 +118,8 @@ class Loop:
         self._modules: list[torch.nn.Module] | None = None
         self._clock = StepClock(self.device)
         self._kinds: collections.deque[tuple[str, str, Trial | None]] = collections.deque()
-        self._dropped = 0
+        self._dropped = self._surveys = 0
+        self._matrix_dtypes: set[torch.dtype] = set()
         self._references = StepClock(self.device)
         self._reference_tiers: collections.deque[str] = collections.deque()
         self._closed = False
@@ -238,7 +240,8 @@ class Loop:
         tier, trial = self.goal, self.auto.trial if self.auto is not None else None
         mark = self._clock.start()
         try:
-            result = runner.run(args, kwargs, tier)
+            with self.auto.noting_calls() if self.auto is not None else _NOTHING:
+                result = runner.run(args, kwargs, tier)
         except BaseException:
             self._clock.cancel(mark)
             raise
@@ -276,6 +279,10 @@ class Loop:
             self._modules = [module for root in self.holdings.modules.values() for module in root.modules()]
         return self._modules
 
+    def look_again(self) -> None:
+        """Have parameters and modules looked up anew: there may be others."""
+        self._parameters = self._modules = None
+
     def ignored(self, runner: Runner) -> tuple[Any, ...]:
         """Give the objects whose Python state is looked after here."""
         return (self, runner, self.account, *self.holdings.optimizers.values(), *self.holdings.state)
@@ -288,20 +295,18 @@ class Loop:
         """Tell whether compiled code is in force."""
         return self.compiled.base != "eager"
 
-    def recorded_calls(self) -> contextlib.AbstractContextManager[Any]:
-        """Note how the models are called while the block runs, for a background compile; once."""
-        recorder = self.auto.background.record() if self.auto is not None else None
-        return recorder if recorder is not None else contextlib.nullcontext()
-
     def compute_dtype(self) -> ComputeDtype:
-        """Name the dtype that matrix products are computed in, which sets how much rounding is honest."""
-        kind = self.device.type
-        if torch.is_autocast_enabled(kind):
-            return _COMPUTE_DTYPES[torch.get_autocast_dtype(kind)]
-        known = [one.dtype for one in self.parameters() if one.dtype in _COMPUTE_DTYPES]
-        found = collections.Counter(known).most_common(1)[0][0] if known else torch.float32
-        fast = kind == "cuda" and torch.get_float32_matmul_precision() != "highest"
+        """Name the narrowest dtype that matrix products were seen in, which sets how much rounding is honest."""
+        known = [one for one in self._matrix_dtypes if one in _COMPUTE_DTYPES]
+        found = min(known, key=lambda one: (one.itemsize, one == torch.float16), default=torch.float32)
+        fast = self.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
         return "tf32" if found == torch.float32 and fast else _COMPUTE_DTYPES[found]
+
+    def surveyed(self, seen: Survey) -> None:
+        """Take note of what a survey saw that concerns all steps."""
+        self._surveys += 1
+        self.draws_random |= seen.random_operations > 0
+        self._matrix_dtypes |= seen.matrix_dtypes
 
     def outside_of(self, stepped: Iterable[str]) -> set[str]:
         """Name those of the optimizers that step which run outside of a recording, and say why."""
@@ -327,7 +332,7 @@ class Loop:
     def emit(self, event: ev.Event) -> None:
         """Hand an event to the record, the watchers and the log."""
         if isinstance(event, ev.CaptureDropped):
-            self._parameters = self._modules = None
+            self.look_again()
         self.account.event(event)
         collector.emit(event)
 
@@ -415,6 +420,11 @@ class Loop:
     def turn(self, tier: Tier) -> None:
         """Run the next step in a tier, as part of a trial: no more is changed than that."""
         self.goal = tier
+        if self._surveys or not tier.compiles:  # a survey tells how to compile
+            self.put_on(tier)
+
+    def put_on(self, tier: Tier) -> None:
+        """Have the code of a tier in force; what has to be compiled is so in the steps that follow."""
         self.compiled.put_on(tier, draws_random=self.draws_random)
 
     def _forget_recordings(self) -> None:

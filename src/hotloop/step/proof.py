@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop import measure
 from hotloop.measure import Limits, compare, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 STEPS = 3
 """Consecutive steps on which a candidate must agree."""
+_HOPELESS = 8.0
+_PLAIN = ("finite", "missing", "shape", "dtype", "layout")
+"""Failures that no rounding makes."""
 
 Run = Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]
 """Runs a step; gives its result and the gradients that its optimizers found."""
@@ -57,6 +61,16 @@ class Outcome:
     def agrees(self) -> bool:
         """Tell whether values and random positions agree."""
         return all(one.agrees for one in self.comparisons.values()) and not self.random_moved
+
+    @property
+    def hopeless(self) -> bool:
+        """Tell whether no further step can make it agree: it is past its limits by far, or not comparable at all."""
+        if self.random_moved:
+            return True
+        return any(
+            not one.agrees and (one.nearness > _HOPELESS or any(each.measure in _PLAIN for each in one.failures))
+            for one in self.comparisons.values()
+        )
 
     @property
     def why(self) -> str:
@@ -160,6 +174,18 @@ def _updates(side: dict[str, torch.Tensor | None], start: dict[str, torch.Tensor
         for name, one in side.items()
         if name in start
     }
+
+
+def over_steps(outcomes: Sequence[Outcome]) -> Outcome:
+    """Join the outcomes of several steps into one: what is wrong stays wrong, rounding changes its sign."""
+    last = outcomes[-1]
+    kinds = dict.fromkeys(kind for one in outcomes for kind in one.comparisons)
+    joined = {
+        kind: measure.over_steps([one.comparisons[kind] for one in outcomes if kind in one.comparisons])
+        for kind in kinds
+    }
+    moved = tuple(dict.fromkeys(name for one in outcomes for name in one.random_moved))
+    return dataclasses.replace(last, comparisons=joined, random_moved=moved)
 
 
 def spread_of(program: Program, once: Run, again: Run) -> tuple[Any, dict[str, Difference]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from hotloop.errors import CompiledRunError, StepLostError
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, flatten, unflatten
 from hotloop.step import proof, python_state
-from hotloop.step.captured import Change, Program, capture, own_autocast_cache
+from hotloop.step.captured import Change, Program, Standing, capture, own_autocast_cache, prepare
 from hotloop.step.holdings import RandomState
 from hotloop.step.optimizers import frozen
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
@@ -50,7 +51,7 @@ class Runner:
         self._start: StepStart | None = None
         self._python: dict[str, Any] | None = None
         self._moving: dict[str, int] = {}
-        self._base_agreed: dict[str, int] = {}
+        self._base_outcomes: dict[str, list[proof.Outcome]] = collections.defaultdict(list)
         self.kind, self.ran = "run", loop.given
         """What the last call was (``run``, ``survey``, ``proof``, ``capture`` or ``undone``), and its tier."""
 
@@ -66,7 +67,7 @@ class Runner:
         variant = self._variant(args, kwargs)
         variant.calls += 1
         if unproven:
-            if variant.seen is None and not self._base_agreed:
+            if variant.seen is None and not self._base_outcomes[tier.base]:
                 return self._survey(variant, run, args, kwargs)
             return self._prove_base(run, tier)
         return self._with_graph(variant, run, args, kwargs, tier)
@@ -77,17 +78,22 @@ class Runner:
         captured = variant.captured
         if captured is not None and (change := captured.changed()) is not None:
             self._drop(variant, change)
+        if captured is None and variant.standing is not None and not variant.standing.holds():
+            variant.forget()
         if variant.declined is not None or not self._worth(variant):
             return self._guarded(run, tier.without_graph())
         if variant.seen is None:
             return self._survey(variant, run, args, kwargs)
+        if variant.seen.obstacles:
+            self._decline(variant, variant.seen.obstacles[0])
+            return self._guarded(run, tier.without_graph())
         if variant.proven and variant.captured is not None:
             return self._replay(variant, run, flatten((args, kwargs))[0], tier)
         return self._prove_graph(variant, run, tier, args, kwargs)
 
     def proven(self, base: str) -> bool:
         """Tell whether code compiled as a base asks has agreed with eager often enough."""
-        return self._base_agreed.get(base, 0) >= proof.STEPS
+        return len(self._base_outcomes[base]) >= proof.STEPS
 
     @property
     def variants(self) -> dict[Hashable, Variant]:
@@ -127,7 +133,7 @@ class Runner:
     def _drop(self, variant: Variant, change: Change) -> None:
         step, what = self.loop.steps, change.what
         too_often = variant.drop(step, what)
-        self._python = None
+        self._python = self._start = None
         self.loop.emit(ev.CaptureDropped(step=step, function=self.name, reason=what))
         if too_often and change.optimizer is not None and change.optimizer not in self.loop.outside:
             self.loop.run_outside(change.optimizer, f"{what} changes again and again")
@@ -145,11 +151,15 @@ class Runner:
     def _survey(self, variant: Variant, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Run the step eagerly and look at it: a real step."""
         self.kind = "survey"
+        self.loop.look_again()
         obstacles = self._moved_outside()
         inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
         random = RandomState([self.program.device])
         settings = self._settings()
-        with self.loop.eager(), self.loop.recorded_calls():
+        engine = self.loop.engine
+        # On the way of a capture: code that looks for one (masks in transformers) must not be judged by its other path.
+        ambience = engine.ambience(self.program.device) if engine is not None else contextlib.nullcontext()
+        with self.loop.eager(), ambience:
             result, seen = survey(self.program.holdings, self.program.device, inputs, run)
         after = self._reachable()
         assert self._python is not None
@@ -184,10 +194,8 @@ class Runner:
             self.program.holdings.found += seen.written_found
             self._start = None
         variant.seen = seen
-        self.loop.draws_random |= seen.random_operations > 0
-        found = [*seen.obstacles, *obstacles]
-        if found:
-            self._decline(variant, found[0])
+        seen.obstacles += obstacles
+        self.loop.surveyed(seen)
         return result
 
     def _settings(self) -> list[Any]:
@@ -228,6 +236,8 @@ class Runner:
         if variant.spread is None:  # on the way of the capture, so that libraries and lazy code are set up there
             self.kind = "proof"
             return self._warm_up(variant, run)
+        if variant.captured is None:
+            prepare(self.program, variant.seen, self.loop.outside_of(variant.seen.stepped))
         candidate = functools.partial(self._candidate, variant, variant.captured, args, kwargs)
         self.kind = "capture" if variant.captured is None else "proof"
         try:
@@ -267,6 +277,7 @@ class Runner:
                 return plain_run(holdings, run)
 
         result, variant.spread = proof.spread_of(self.program, ambient, functools.partial(plain_run, holdings, run))
+        variant.standing = Standing(holdings)
         self.loop.proof_costs((time.perf_counter() - began) / 2)
         self._python = self._reachable()
         return result
@@ -318,6 +329,7 @@ class Runner:
         of the graph compares that.
         """
         self.kind = "proof"
+        self.loop.put_on(tier)
         holdings, began = self.program.holdings, time.perf_counter()
 
         def eager() -> Any:
@@ -338,13 +350,14 @@ class Runner:
             self.loop.failed(tier.without_graph(), _obstacle_of(error), self)
             return result
         self.loop.proof_costs(time.perf_counter() - began, outcome)
-        if outcome.agrees:
-            self._base_agreed[tier.base] = self._base_agreed.get(tier.base, 0) + 1
-            if self._base_agreed[tier.base] == proof.STEPS:
-                self.loop.base_accepted(tier, self, outcome)
-        else:
-            reason = f"compiled code does not agree with eager: {outcome.why}"
+        outcomes = self._base_outcomes[tier.base]
+        outcomes.append(outcome)
+        verdict = proof.over_steps(outcomes)
+        if verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):
+            reason = f"compiled code does not agree with eager: {verdict.why}"
             self.loop.failed(tier.without_graph(), Obstacle(reason, _REPORT_IT), self)
+        elif len(outcomes) == proof.STEPS:
+            self.loop.base_accepted(tier, self, verdict)
         return outcome.result
 
     def _guarded(self, run: Callable[[], Any], tier: Tier) -> Any:

@@ -20,6 +20,20 @@ if TYPE_CHECKING:
 
     from hotloop.step.holdings import Holdings
 
+_MATRIX_PRODUCTS = tuple(
+    f"aten.{name}"
+    for name in (
+        "mm",
+        "addmm",
+        "bmm",
+        "baddbmm",
+        "convolution",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+)
 _COPIES = ("aten._to_copy", "aten.copy_")
 
 
@@ -48,6 +62,8 @@ class Survey:
 
     operations: int = 0
     random_operations: int = 0
+    matrix_dtypes: set[torch.dtype] = dataclasses.field(default_factory=set)
+    """Floating dtypes that matrix products and convolutions computed in: autocast's show nowhere else."""
     obstacles: list[Obstacle] = dataclasses.field(default_factory=list)
     stepped: list[str] = dataclasses.field(default_factory=list)
     """Names of the optimizers that stepped, in order."""
@@ -88,6 +104,8 @@ class _Look:
 
     def operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.seen.operations += 1
+        if name_of(operation) in _MATRIX_PRODUCTS:
+            self.seen.matrix_dtypes |= {one.dtype for one in tensors_in(*args) if one.is_floating_point()}
         self._look_before(operation, args, kwargs)
         given = {_memory(one) for one in tensors_in(*args, *kwargs.values())}
         for memory in given & self._gradients.keys():

@@ -1,0 +1,284 @@
+"""run="auto": what is decided, from times that the test sets, and that training is eager's whatever is decided."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import hotloop
+from hotloop.cache import BackgroundUnavailableError, Done, Failed
+from hotloop.measure import Timing
+from hotloop.step import auto, background
+
+TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018, "as-given": 0.010}
+
+
+class Clock:
+    """A clock on which a step takes what the test says its tier takes; the preparation is free."""
+
+    def __init__(self, loop_kinds, times):
+        self.kinds, self.times, self.dropped, self.stopped = loop_kinds, times, 0, 0
+
+    def start(self):
+        return None
+
+    def stop(self, mark):
+        self.stopped += 1
+
+    def cancel(self, mark):
+        pass
+
+    def take(self):
+        found, self.stopped = self.stopped, 0
+        ran = [entry[0] for entry in list(self.kinds)[:found]]
+        return [Timing(self.times[tier], 0.9 * self.times[tier]) for tier in ran]
+
+
+class References(Clock):
+    def take(self):
+        found, self.stopped = self.stopped, 0
+        return [Timing(self.times[tier], self.times[tier]) for tier in list(self.kinds)[:found]]
+
+
+@pytest.fixture(autouse=True)
+def _no_store(monkeypatch):
+    monkeypatch.setenv("HOTLOOP_CACHE_DIR", "")
+
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.25), nn.GELU(), nn.Linear(16, 1))
+
+
+def train(run, steps, times=TIMES, total=None, prepared=None):
+    """Train for some steps; gives losses, the model and the loop."""
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total)
+    loop._clock, loop._references = Clock(loop._kinds, times), References(loop._reference_tiers, times)
+    if prepared is not None:
+        prepared(loop)
+
+    @loop.step
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    torch.manual_seed(1)
+    data = torch.Generator().manual_seed(2)
+    losses = [step(torch.randn(4, 8, generator=data)) for _ in range(steps)]
+    return losses, model, loop
+
+
+def assert_same(ours, theirs):
+    assert all(torch.equal(a, b) for a, b in zip(ours[0], theirs[0], strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(ours[1].state_dict().values(), theirs[1].state_dict().values(), strict=True)
+    )
+
+
+def reasons(loop):
+    return [entry["reason"] for entry in loop.record.document["decisions"]]
+
+
+def test_a_launch_bound_step_is_captured_and_training_is_eagers():
+    eager = train("eager", 120)
+    with hotloop.testing.captured_step_emulation():
+        ours = train("auto", 120, total=50_000)
+        status = ours[2].status()
+    assert status.tier == "eager+graph"
+    assert status.seconds_saved > 0
+    said = reasons(ours[2])
+    assert re.match(r"eager\+graph: .* to prepare and prove, saves .* a step .*pays after .* steps left", said[0])
+    assert any("eager+graph against eager: faster" in line for line in said)
+    assert_same(ours, eager)
+
+
+def test_a_tier_that_turns_out_slower_is_left_again():
+    with hotloop.testing.captured_step_emulation():
+        ours = train("auto", 200, {**TIMES, "eager+graph": 0.0105}, total=50_000)
+        assert ours[2].status().tier == "eager"
+    assert any("no faster" in line for line in reasons(ours[2]))
+    assert_same(ours, train("eager", 200))
+
+
+def test_a_short_run_stays_eager_and_says_why():
+    ours = train("auto", 30, total=30)
+    assert ours[2].status().tier == "eager"
+    assert re.search(r"eager stays .*not enough within the .* steps left", reasons(ours[2])[0])
+
+
+def test_a_tier_that_becomes_slower_is_compared_again_and_left():
+    times = dict(TIMES)
+    with hotloop.testing.captured_step_emulation():
+        _, model, loop = train("auto", 60, times, total=1_000_000)
+        assert loop.status().tier == "eager+graph"
+        times["eager+graph"] = 0.015
+        step = next(iter(loop._runners))
+        generator = torch.Generator().manual_seed(3)
+        for _ in range(2_000):
+            loop._run(step, (torch.randn(4, 8, generator=generator),), {})
+            if loop.status().tier == "eager":
+                break
+        assert loop.status().tier == "eager"
+
+
+def test_a_declined_capture_leaves_auto_eager_with_the_cause():
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+    with hotloop.testing.captured_step_emulation():
+        loop = hotloop.Loop(model, optimizer, run="auto", total_steps=100_000)
+        loop._clock, loop._references = Clock(loop._kinds, TIMES), References(loop._reference_tiers, TIMES)
+
+        @loop.step
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            if loss.item() > 1e9:
+                raise AssertionError
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for _ in range(60):
+            step(torch.randn(4, 8))
+        status = loop.status()
+    assert status.tier == "eager"
+    declined = next(tier for tier in status.tiers if tier.name == "eager+graph")
+    assert declined.state == "declined"
+    assert "if loss.item() > 1e9:" in declined.why
+
+
+class Child:
+    """A child that compiles for three looks, and ends as the test says."""
+
+    outcome = None
+    started = []
+
+    def __init__(self):
+        self.looks = 0
+
+    @classmethod
+    def start(cls, request, *, limit_seconds):
+        cls.started.append((request, limit_seconds))
+        return cls()
+
+    def poll(self):
+        self.looks += 1
+        return "running" if self.looks < 3 else self.outcome
+
+    def stop(self):
+        pass
+
+
+def done(**changes):
+    facts = {
+        "seconds": 5.0,
+        "compile_seconds": 4.0,
+        "graphs": 1,
+        "cache_hits": 0,
+        "cache_misses": 1,
+        "state": "compiled",
+        "causes": (),
+        "peak_bytes": 0,
+    }
+    return Done(**{**facts, **changes})
+
+
+@pytest.fixture
+def child(monkeypatch):
+    kind = type("OneChild", (Child,), {"started": [], "outcome": done()})
+    monkeypatch.setattr(background, "BackgroundCompile", kind)
+    return kind
+
+
+def with_recorder(loop):
+    """Let a child be possible: the model of these tests is importable, and its calls are noted at once."""
+
+    class Noted:
+        reason = ""
+
+        def request(self, settings):
+            return settings
+
+    loop.auto.background._recorder = Noted()
+
+
+def test_a_background_compile_that_fails_is_a_declined_tier_with_its_reason(child):
+    child.outcome = Failed("the child ran out of memory")
+    ours = train("auto", 80, {**TIMES, "eager": 1.0, "full": 0.4}, total=1_000_000, prepared=with_recorder)
+    assert child.started
+    status = ours[2].status()
+    assert status.tier == "eager"
+    assert "full" in ours[2].auto._declined
+    assert_same(ours, train("eager", 80))
+
+
+@pytest.mark.inductor
+def test_a_background_compile_that_cannot_start_says_so_and_training_goes_on(child, caplog):
+    def refuse(request, *, limit_seconds):
+        raise BackgroundUnavailableError("class Net lives in __main__")
+
+    child.start = staticmethod(refuse)
+    with caplog.at_level("INFO", logger="hotloop"):
+        ours = train("auto", 40, {**TIMES, "eager": 1.0, "full": 0.4}, total=1_000_000, prepared=with_recorder)
+    assert "background unavailable: class Net lives in __main__" in caplog.text
+    assert ours[2].status().tier == "full"  # it pays in the foreground as well
+    for ours_now, eagers in zip(ours[0], train("eager", 40)[0], strict=True):
+        torch.testing.assert_close(ours_now, eagers, rtol=1e-3, atol=1e-5)
+
+
+def test_the_child_is_stopped_with_the_loop(child):
+    child.outcome = "running"
+    stopped = []
+    child.stop = lambda self: stopped.append(True)
+    ours = train("auto", 40, {**TIMES, "eager": 1.0, "full": 0.4}, total=1_000_000, prepared=with_recorder)
+    assert child.started
+    ours[2].close()
+    assert stopped
+
+
+def test_earlier_costs_are_used_and_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOTLOOP_CACHE_DIR", str(tmp_path))
+    with hotloop.testing.captured_step_emulation():
+        quick = {name: seconds / 100 for name, seconds in TIMES.items()}  # so that the preparation took some time
+        first = train("auto", 60, quick, total=5_000_000)
+        assert first[2].status().tier == "eager+graph"
+        assert list(tmp_path.glob("*.json"))
+        second = train("auto", 60, quick, total=5_000_000)
+    assert any("as in earlier runs" in line for line in reasons(second[2]))
+
+
+def test_no_two_calls_alike_gives_the_try_up(monkeypatch):
+    monkeypatch.setattr(auto, "_GIVE_UP_STEPS", 16)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+    with hotloop.testing.captured_step_emulation():
+        loop = hotloop.Loop(model, optimizer, run="auto", total_steps=100_000)
+        loop._clock, loop._references = Clock(loop._kinds, TIMES), References(loop._reference_tiers, TIMES)
+
+        @loop.step
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for size in range(1, 80):
+            step(torch.randn(size, 1))
+        assert loop.status().tier == "eager"
+        assert "eager+graph" in loop.auto._declined
+
+
+def test_auto_closes_to_eager_and_the_record_is_finished():
+    with hotloop.testing.captured_step_emulation():
+        losses, model, loop = train("auto", 40, total=50_000)
+        with loop:
+            pass
+        assert loop.record.document["status"] == "finished"
+    assert loop.plain
