@@ -264,11 +264,12 @@ def test_updates_of_random_sign_are_not_judged_alone():
     reference["key.bias"], candidate["key.bias"] = 1e-3 * torch.randn(2, 64, generator=generator).sign()
     comparison = compare(reference, candidate, limits)
     assert comparison.agrees, str(comparison)
-    assert comparison.below_floor == ("key.bias",)
     assert not compare(reference, candidate, FLOAT32).agrees
+    candidate["key.bias"] = torch.zeros(64)  # a gradient under Adam's eps in one run, over it in the other
+    assert compare(reference, candidate, limits).agrees
 
 
-@pytest.mark.parametrize(("compute", "size", "factor"), [("float32", 1e-6, 1.001), ("bfloat16", 0.2, 1.05)])
+@pytest.mark.parametrize(("compute", "size", "factor"), [("float32", 1e-6, 1.001), ("bfloat16", 0.2, 1.1)])
 def test_updates_by_a_wrong_learning_rate_are_found(compute, size, factor):
     limits = Limits.compiled(compute, updates=True)
     candidate = noisy(gradients(), size)

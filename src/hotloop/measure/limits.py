@@ -36,11 +36,6 @@ DEVIATIONS = 4.0
 RESIDUALS = 16.0
 _FLOORS = 4.0
 
-# Of an optimizer's updates only what is resolved is judged tensor by tensor, and for being left out or doubled: Adam
-# makes up to a full step of a gradient that is rounding, and 0.3 of slope was seen from right compiles.
-RESOLVED = 0.05
-UPDATE_SLOPE = 0.5
-
 # Scalars of an optimizer (learning rate, 1 - beta^t) are float32 on the device, and Python's double in eager. Worst is
 # Adam's 1 - beta2^t at t = 1, with 0.999 rounded to float32: an update wrong by 1.5e-5 of itself, which is 13 ulp of a
 # parameter that it made 1/10 of. The same kernels give all else bit for bit. A value rounded to a narrower dtype
@@ -107,9 +102,10 @@ class Limits:
         Args:
             compute_dtype: what the step computes in: autocast's dtype, else the parameters'; ``"tf32"`` where float32
                 matrices may be multiplied in it.
-            updates: for parameters after the step minus before it. Adam divides a gradient by its own size, so where a
-                gradient is all rounding the update is of any size and random sign: judged are all together, and of a
-                tensor with little rounding whether it was left out or doubled.
+            updates: for parameters after the step minus before it. Adam divides a gradient by its own size, so that of
+                one that is rounding it may make a full step, none, or the opposite one: only all tensors together are
+                judged, which finds a wrong learning rate or a step left out. What the optimizer does with each
+                gradient is proven by giving eager's optimizer the tier's gradients, under ``rounding``.
 
         Raises:
             ConfigError: there are no figures for that dtype.

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import (
-    RESOLVED,
     SPREADS,
-    UPDATE_SLOPE,
     Limits,
     may_be_rounding,
     pooled_limit,
@@ -90,7 +88,7 @@ class Comparison:
         scores: what was judged, by the formulae of ``limits``.
         below_floor: names of tensors so small beside the others that rounding may be all there is in them (the bias of
             an attention's key, of a convolution before BatchNorm): they may differ by any part of themselves, by
-            little of a typical tensor. Of updates: those with too much rounding to be judged alone.
+            little of a typical tensor.
     """
 
     failures: tuple[Failure, ...]
@@ -227,8 +225,8 @@ def _score_compiled(
 ) -> tuple[list[Score], list[str]]:
     scored, below_floor, pool = [], [], []
     median = _median([each.residual for each in numeric if each.residual is not None and each.numel > 1])
-    for each in numeric:
-        small = not limits.updates and may_be_rounding(figures, each.rms, scale)
+    for each in numeric if not limits.updates else ():
+        small = may_be_rounding(figures, each.rms, scale)
         if small:
             below_floor.append(each.name)
         if small or each.tilt is None or each.residual is None:  # None: the reference is all zero
@@ -238,17 +236,13 @@ def _score_compiled(
         slope = max(slope, spread.allowed(each.name, "slope"))
         if each.numel > 1:
             pool.append((each.tilt, slope))
-        if limits.updates:
-            if each.residual > RESOLVED:
-                below_floor.append(each.name)
-            else:
-                scored.append(Score(each.name, "slope", each.tilt, max(slope, UPDATE_SLOPE)))
-            continue
         residual = max(residual_limit(figures, median), spread.allowed(each.name, "residual"))
         scored.append(Score(each.name, "slope", each.tilt, slope))
         scored.append(Score(each.name, "residual", each.residual, residual))
+    # Of updates the median tensor tells, since any one of them can be random.
+    shared = _median([each.tilt for each in numeric if each.tilt is not None]) if limits.updates else _pooled(pool)
     scored.append(Score(ALL, "residual", median, max(figures.median, spread.allowed("", "residual"))))
-    scored.append(Score(ALL, "slope", _pooled(pool), max(pooled_limit(figures, median), spread.allowed("", "slope"))))
+    scored.append(Score(ALL, "slope", shared, max(pooled_limit(figures, median), spread.allowed("", "slope"))))
     return scored, below_floor
 
 
