@@ -83,7 +83,8 @@ class Comparison:
     Attributes:
         failures: what is past its limit, the furthest first.
         differences: every tensor that could be measured, by name.
-        worst: the tensor nearest to its limit or furthest past it; None where every tensor is equal.
+        worst: the tensor nearest to its limit or furthest past it; None where all are equal, or none is
+            judged alone.
         nearness: that tensor's measure over its limit; above 1 it failed.
         scores: what was judged, by the formulae of ``limits``.
         below_floor: names of tensors so small beside the others that rounding may be all there is in them (the bias of
@@ -107,8 +108,10 @@ class Comparison:
         if self.failures:
             more = len(self.failures) - _SHOWN
             return "; ".join(map(str, self.failures[:_SHOWN])) + (f"; and {more} more" if more > 0 else "")
-        if self.worst is None:
+        if all(each.equal for each in self.differences.values()):
             return f"{len(self.differences)} tensors, all equal"
+        if self.worst is None:
+            return f"{len(self.differences)} tensors agree, judged all together"
         nearest = f"{self.worst.name} is nearest its limit, at {self.nearness:.0%} of it"
         return f"{len(self.differences)} tensors agree; {nearest}"
 
