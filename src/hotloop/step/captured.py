@@ -11,7 +11,7 @@ import torch
 from hotloop.measure import flatten, unflatten
 from hotloop.step.inputs import Inputs
 from hotloop.step.optimizers import Recorded, move_step_counts
-from hotloop.step.python_state import Watch
+from hotloop.step.python_state import Watch, gradient_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,7 +80,7 @@ class CapturedStep:
         self._start = [parameter.grad if name in seen.read_gradients else None for name, parameter in named.items()]
         self._facts = _facts(self._parameters)
         self._storages = _storages(program.holdings)
-        self._states = [(optimizer, optimizer.state, _entries(optimizer)) for optimizer in _of(recorded)]
+        self._states = [(one.optimizer, _entries(one.optimizer)) for one in recorded.values()]
         self._groups = _group_sizes(program.holdings)
         self._parts: list[Segment | _OutsideCall] = []
         self._inputs: Inputs | None = None
@@ -143,8 +143,9 @@ class CapturedStep:
         for name, one in self.recorded.items():
             if setting := one.changed():
                 return Change(setting, name)
-        for optimizer, state, entries in self._states:
-            if optimizer.state is not state or any(entry.get(key) is not held for entry, key, held in entries):
+        for optimizer, entries in self._states:
+            state = optimizer.state
+            if any((state.get(one) or {}).get(key) is not held for one, key, held in entries):
                 return Change("the optimizer's state was replaced")
         if self._storages != _storages(self.program.holdings):
             return Change("a buffer or other state was replaced")
@@ -206,6 +207,40 @@ class CapturedStep:
         return result
 
 
+class Standing:
+    """The parameters and optimizer state that a survey and a warm-up have seen: a capture needs them as they were.
+
+    An optimizer whose state was cleared, say, would make it anew inside the recording, and so in each replay.
+
+    Args:
+        holdings: whose.
+    """
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+        self._parameters = list(holdings.parameters().values())
+        self._facts = self._look()
+
+    def holds(self) -> bool:
+        """Tell whether everything still is as it was."""
+        now = list(self._holdings.parameters().values())
+        same = len(now) == len(self._parameters) and all(a is b for a, b in zip(now, self._parameters, strict=True))
+        return same and self._look() == self._facts
+
+    def _look(self) -> tuple[Any, ...]:
+        optimizers = self._holdings.optimizers.values()
+        kept = [tuple(one.state.get(parameter) or ()) for one in optimizers for parameter in self._parameters]
+        asked = [(one.requires_grad, one.dtype, one.device, gradient_hooks(one)) for one in self._parameters]
+        return kept, asked, _group_sizes(self._holdings)
+
+
+def prepare(program: Program, seen: Survey, outside: set[str]) -> None:
+    """Before a capture, and the proof around it: have step counts where a recorded optimizer reads them."""
+    for name, optimizer in program.holdings.optimizers.items():
+        if name in seen.stepped and name not in outside:
+            move_step_counts(optimizer, program.device)
+
+
 def capture(program: Program, engine: Engine, seen: Survey, outside: set[str], call: Call) -> tuple[CapturedStep, Any]:
     """Run a step once and record it.
 
@@ -223,11 +258,11 @@ def capture(program: Program, engine: Engine, seen: Survey, outside: set[str], c
         Exception: whatever the step or the engine raised. Nothing is recorded then, and what the step has done in
             Python has to be undone by the caller; on a GPU nothing has been executed but what ran outside.
     """
-    recorded = {}
-    for name, optimizer in program.holdings.optimizers.items():
-        if name in seen.stepped and name not in outside:
-            move_step_counts(optimizer, program.device)
-            recorded[name] = Recorded(optimizer, program.device)
+    recorded = {
+        name: Recorded(optimizer, program.device)
+        for name, optimizer in program.holdings.optimizers.items()
+        if name in seen.stepped and name not in outside
+    }
     captured = CapturedStep(program, seen, recorded)
     leaves, structure = flatten(call)
     inputs = Inputs(leaves, program.device)
@@ -274,8 +309,8 @@ def bind(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Ten
             parameter.grad = gradient
 
 
-def _facts(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, bool]]:
-    return [(parameter.data_ptr(), parameter.requires_grad) for parameter in parameters]
+def _facts(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, bool, Any]]:
+    return [(parameter.data_ptr(), parameter.requires_grad, gradient_hooks(parameter)) for parameter in parameters]
 
 
 def _storages(holdings: Holdings) -> list[int]:
@@ -283,14 +318,11 @@ def _storages(holdings: Holdings) -> list[int]:
     return [tensor.data_ptr() for tensor in (*buffers, *holdings.other_tensors().values())]
 
 
-def _of(recorded: dict[str, Recorded]) -> list[torch.optim.Optimizer]:
-    return [one.optimizer for one in recorded.values()]
-
-
-def _entries(optimizer: torch.optim.Optimizer) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
+def _entries(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
+    """Give the tensors of an optimizer's state, and where they stand: the dictionaries around them are replaced."""
     return [
-        (entry, key, value)
-        for entry in optimizer.state.values()
+        (parameter, key, value)
+        for parameter, entry in optimizer.state.items()
         for key, value in entry.items()
         if isinstance(value, torch.Tensor)
     ]

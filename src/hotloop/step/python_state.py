@@ -1,7 +1,8 @@
 """The Python state that a step can reach: what it reads there is frozen by a capture, what it changes is not changed.
 
-Reachable are the step's closure, the globals that its code names, defaults and the object that a method belongs to;
-from there functions of the user's, containers, objects' attributes, and the attributes and hooks of modules.
+Reachable are the step's closure, the globals that its code names (also in modules of the user's), defaults and the
+object that a method belongs to; from there functions and methods of the user's, containers, objects' attributes, and
+the attributes and hooks of modules.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import collections
 import dis
 import functools
-import inspect
 import itertools
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -68,8 +69,11 @@ class Watch:
             id(child): (path, child) for name, one in modules.items() for path, child in one.named_modules(prefix=name)
         }
         self._ignore = [*ignore, *(child for _, child in children.values())]
-        self._values = reachable(step, {}, self._ignore)
+        self._classes = list(dict.fromkeys(type(child) for _, child in children.values()))
+        self._values = self._reachable()
         self._modules = [(path, vars(child), _insides(vars(child))) for path, child in children.values()]
+        self._hooks = [vars(child)[name] for _, child in children.values() for name in _HOOKS]
+        self._numbers = self._numbers_of_hooks()
 
     def changed(self) -> str:
         """Name something that differs from what was captured; empty where nothing does."""
@@ -80,12 +84,30 @@ class Watch:
                 same = False
             if not same:
                 return _changed_attribute(path, attributes, before)
-        values = reachable(self._step, {}, self._ignore)
+        if self._numbers_of_hooks() != self._numbers:
+            return "a hook of a module"
+        values = self._reachable()
         return "" if values == self._values else differences(self._values, values)[0]
+
+    def _numbers_of_hooks(self) -> list[int]:
+        return list(itertools.chain.from_iterable(self._hooks))  # torch gives each hook a number of its own
+
+    def _reachable(self) -> dict[str, Any]:
+        walk = _Walk(self._ignore)
+        walk.function(self._step, "", 0)
+        for one in self._classes:
+            walk.methods(one, 1)
+        return walk.found
 
 
 def _insides(attributes: dict[str, Any]) -> list[list[Any]]:
     return [list(attributes.values()), *(list(attributes[name].values()) for name in _INSIDES)]
+
+
+def gradient_hooks(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """Give the numbers of the hooks that run as a parameter's gradient is made: a recording holds what they did."""
+    hooks, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001
+    return (tuple(hooks) if hooks else None, tuple(after) if after else None)
 
 
 def _changed_attribute(path: str, attributes: dict[str, Any], before: list[list[Any]]) -> str:
@@ -98,6 +120,23 @@ def _changed_attribute(path: str, attributes: dict[str, Any], before: list[list[
     return path
 
 
+class _Tensor:
+    """Stands for one tensor, and is equal to nothing else.
+
+    It does not keep the tensor; a bare ``id`` would not either, but may be another tensor's once this one is gone.
+    """
+
+    __slots__ = ("_ref",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._ref = weakref.ref(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Tensor) and (own := self._ref()) is not None and own is other._ref()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class _Walk:
     def __init__(self, ignore: Iterable[Any]) -> None:
         self.found: dict[str, Any] = {}
@@ -108,21 +147,40 @@ class _Walk:
         if isinstance(function, types.MethodType):
             self.value(function.__self__, _dotted(name, "self"), depth + 1)
             function = function.__func__
-        function = inspect.unwrap(function) if callable(function) else function
-        if not isinstance(function, types.FunctionType):
-            self.value(function, name, depth)
+        chain = _wrapped(function)
+        for one in reversed(chain):
+            if not isinstance(one, types.FunctionType):
+                self.value(one, name, depth)
+            elif id(one) not in self._seen and (one is chain[-1] or is_user_file(one.__code__.co_filename)):
+                self._seen.add(id(one))
+                self._reads(one, f" (in {name})" if name else "", depth + 1)
+
+    def _reads(self, function: types.FunctionType, inside: str, depth: int) -> None:
+        code, outside = function.__code__, function.__globals__
+        for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self.value(_content(cell), f"closure variable {variable}{inside}", depth)
+        for variable in _names(code):
+            found = outside.get(variable, _ABSENT)
+            if isinstance(found, types.ModuleType):
+                self._module_reads(found, code, f"{variable}{{}}{inside}", depth)
+            elif found is not _ABSENT:
+                self.value(found, f"global {variable}{inside}", depth)
+        defaults = (*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items())
+        for key, default in defaults:
+            self.value(default, f"default {key}{inside}", depth)
+
+    def _module_reads(self, module: types.ModuleType, code: types.CodeType, name: str, depth: int) -> None:
+        """Note what code may take from a module of the user's: each of its own names that stands in the code."""
+        if not _is_own(getattr(module, "__file__", None) or "<built in>"):
             return
-        if id(function) in self._seen:
-            return
-        self._seen.add(id(function))
-        inside = f" (in {name})" if name else ""
-        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self.value(_content(cell), f"closure variable {variable}{inside}", depth + 1)
-        for variable in _names(function.__code__):
-            if variable in function.__globals__:
-                self.value(function.__globals__[variable], f"global {variable}{inside}", depth + 1)
-        for index, default in enumerate(function.__defaults__ or ()):
-            self.value(default, f"default {index}{inside}", depth + 1)
+        for attribute in _attributes(code):
+            if attribute in vars(module):
+                self.value(vars(module)[attribute], name.format(f".{attribute}"), depth)
+
+    def methods(self, cls: type, depth: int) -> None:
+        """Follow the methods of a user's class: each may be called, and read globals and closures."""
+        for method in _methods(cls):
+            self.function(method, method.__qualname__, depth)
 
     def module(self, module: torch.nn.Module, name: str) -> None:
         """Note the plain attributes of a module and its children, and what their hooks reach."""
@@ -130,12 +188,13 @@ class _Walk:
             if id(child) in self._seen:
                 continue
             self._seen.add(id(child))
+            self.methods(type(child), 1)
             for key, value in vars(child).items():
                 if key in _HOOKS:
                     for hook in value.values():
                         self.function(hook, f"a hook of {path}", 1)
                 elif key in ("_parameters", "_buffers"):  # another tensor under the name is not the one captured
-                    self.found |= {f"{path}.{n}": id(tensor) for n, tensor in value.items()}
+                    self.found |= {f"{path}.{n}": _Tensor(one) if one is not None else one for n, one in value.items()}
                 elif key != "training" and not key.startswith("_"):
                     self.value(value, f"{path}.{key}", 2)
 
@@ -146,7 +205,7 @@ class _Walk:
         if isinstance(value, _SCALARS):
             self.found[name] = _plain(value)
         elif isinstance(value, torch.Tensor):
-            self.found[name] = ("tensor", id(value))
+            self.found[name] = _Tensor(value)
         elif id(value) in self._seen or depth > _DEPTH:
             return
         elif isinstance(value, types.FunctionType | types.MethodType):
@@ -154,6 +213,9 @@ class _Walk:
                 self.function(value, name, depth)
         elif isinstance(value, torch.nn.Module):
             self.module(value, name)
+        elif isinstance(value, functools.partial):
+            self.value(value.func, name, depth + 1)
+            self.value((value.args, value.keywords), f"an argument of {name}", depth + 1)
         else:
             self._seen.add(id(value))
             self._object(value, name, depth)
@@ -172,6 +234,7 @@ class _Walk:
         elif (position := _position(value)) is not None:
             self.found[name] = position
         elif _is_users_object(value):
+            self.methods(type(value), depth + 1)
             for key, item in vars(value).items():
                 self.value(item, f"{name}.{key}", depth + 1)
 
@@ -189,6 +252,40 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
     names = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return tuple(sorted(names.union(*(_names(one) for one in inner))))
+
+
+@functools.lru_cache(maxsize=1024)
+def _attributes(code: types.CodeType) -> tuple[str, ...]:
+    """Give the names of attributes that code reads, that of functions defined inside it too."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return tuple(sorted(set(code.co_names).union(*(_attributes(one) for one in inner))))
+
+
+@functools.lru_cache(maxsize=512)
+def _methods(cls: type) -> tuple[types.FunctionType, ...]:
+    """Give the methods of a class of the user's and of the user's classes that it builds on."""
+    found = (one for base in cls.__mro__ for one in vars(base).values())
+    plain = (one.__func__ if isinstance(one, classmethod | staticmethod) else one for one in found)
+    return tuple(one for one in plain if isinstance(one, types.FunctionType) and _is_own(_file(one)))
+
+
+def _wrapped(function: Any) -> list[Any]:
+    """Give a function and those that it wraps, as decorators leave them, the outermost first."""
+    chain = [function]
+    while (inner := getattr(chain[-1], "__wrapped__", None)) is not None and len(chain) < _DEPTH:
+        chain.append(inner)
+    return chain
+
+
+def _file(function: Any) -> str:
+    code = getattr(_wrapped(function)[-1], "__code__", None)
+    return code.co_filename if code is not None else "<built in>"
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_own(file: str) -> bool:
+    """Tell whether a file is of the user's project, and not of an installed package."""
+    return is_user_file(file) and "site-packages" not in file and "dist-packages" not in file
 
 
 def _plain(value: Any) -> Any:
@@ -215,8 +312,7 @@ def _position(value: Any) -> Any:
 
 
 def _is_users(function: Any) -> bool:
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return code is not None and is_user_file(code.co_filename)
+    return is_user_file(_file(getattr(function, "__func__", function)))
 
 
 def _is_users_object(value: Any) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from hotloop.measure import Difference
-    from hotloop.step.captured import CapturedStep
+    from hotloop.step.captured import CapturedStep, Standing
     from hotloop.step.survey import Obstacle, Survey
 
 DROPS, WITHIN = 3, 24
@@ -29,6 +29,7 @@ class Variant:
     calls: int = 0
     seen: Survey | None = None
     spread: dict[str, Difference] | None = None
+    standing: Standing | None = None
     captured: CapturedStep | None = None
     agreed: int = 0
     proven: bool = False
@@ -37,9 +38,14 @@ class Variant:
         default_factory=lambda: collections.deque(maxlen=DROPS)
     )
 
+    def forget(self) -> None:
+        """Begin anew, with a survey."""
+        self.captured, self.seen, self.spread, self.standing = None, None, None, None
+        self.agreed, self.proven = 0, False
+
     def drop(self, step: int, reason: str) -> bool:
         """Forget the recording; True where it has been dropped too often lately."""
-        self.captured, self.seen, self.spread, self.agreed, self.proven = None, None, None, 0, False
+        self.forget()
         self.drops.append((step, reason))
         return len(self.drops) == DROPS and step - self.drops[0][0] <= WITHIN
 

@@ -101,5 +101,13 @@ class Tape:
         with torch.no_grad():
             for operation, args, kwargs, made in self._operations:
                 for old, new in zip(made, tensors_in(operation(*args, **kwargs)), strict=True):
-                    if old.data_ptr() != new.data_ptr():
-                        old.copy_(new)
+                    for ours, theirs in zip(_dense_parts(old), _dense_parts(new), strict=True):
+                        if ours.data_ptr() != theirs.data_ptr():
+                            ours.copy_(theirs)
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Give the memory of a tensor: of a sparse one its indices and values, whose number no replay can change."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()  # noqa: SLF001 - the public ones refuse what is not coalesced
+    return (tensor,)

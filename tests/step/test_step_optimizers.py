@@ -1,0 +1,240 @@
+"""Every optimizer: recorded with the step where its kernels allow, outside of the recording by itself where not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from step_programs import GRAPH, PROVING, Classifier, Writer, batches, plain_step, sentences
+from torch.nn import functional as F
+
+RATE = 2**-6
+
+KINDS = {
+    "AdamW": (torch.optim.AdamW, {"weight_decay": 0.125}),
+    "AdamW amsgrad": (torch.optim.AdamW, {"amsgrad": True}),
+    "AdamW maximize": (torch.optim.AdamW, {"maximize": True}),
+    "Adam": (torch.optim.Adam, {}),
+    "Adam with L2": (torch.optim.Adam, {"weight_decay": 0.125}),
+    "SGD": (torch.optim.SGD, {}),
+    "SGD momentum": (torch.optim.SGD, {"momentum": 0.875}),
+    "SGD nesterov": (torch.optim.SGD, {"momentum": 0.875, "nesterov": True, "weight_decay": 0.125}),
+}
+
+
+@pytest.mark.parametrize("flags", [{"fused": True}, {"foreach": True}, {"foreach": False}, {}], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_with_a_fused_kernel_is_recorded_whatever_the_user_asked_for(both, kind, flags):
+    make, settings = KINDS[kind]
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = make(model.parameters(), lr=RATE, **settings, **flags)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    run = both.equal(program, exact=flags == {"fused": True})
+    assert run.calls() == PROVING
+    assert run.outside == ()
+
+
+OUTSIDE_ON_CPU = ["RMSprop", "NAdam", "RAdam", "Adamax", "Adadelta", "Rprop", "ASGD"]
+
+
+@pytest.mark.parametrize("kind", [*OUTSIDE_ON_CPU, "Adagrad"])
+def test_an_optimizer_that_cannot_be_recorded_runs_outside_and_the_rest_is_captured(both, kind):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=2**-8)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    run = both.equal(program)
+    recorded = both.device.type == "cuda" and kind in OUTSIDE_ON_CPU
+    assert run.outside == (() if recorded else ("optimizer",))
+    assert run.calls() == PROVING
+
+
+class Lion(torch.optim.Optimizer):
+    """As a third party would write one: counts in Python, and decides by the count."""
+
+    def __init__(self, params, lr=RATE, decay=0.5):
+        super().__init__(params, {"lr": lr, "decay": decay})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                entry = self.state[parameter]
+                if not entry:
+                    entry["count"], entry["mean"] = 0, torch.zeros_like(parameter)
+                entry["count"] += 1
+                entry["mean"].lerp_(parameter.grad, 1 - group["decay"])
+                rate = group["lr"] * (0.5 if entry["count"] % 2 else 1.0)
+                parameter.sub_(entry["mean"].sign(), alpha=rate)
+
+
+def test_a_third_partys_optimizer_that_counts_in_python_runs_outside(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = Lion(model.parameters())
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer, [optimizer.state[one]["count"] for one in model.parameters()]
+
+    run = both.equal(program, exact=True)
+    assert run.outside == ("optimizer",)
+
+
+class Renamed(torch.optim.AdamW):
+    """A subclass may have another step: nothing is known of it."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step(closure)
+        self.param_groups[0]["lr"] *= 0.5
+
+
+def test_a_subclass_of_a_known_optimizer_is_not_taken_for_it(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = Renamed(model.parameters(), lr=0.5, fused=True)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device, 12):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    run = both.alike(program, exact=True)
+    assert run.replays() == 0
+    assert "optimizer's settings" in run.declined[0].reason
+
+
+def test_several_optimizers_step_in_one_recording(both):
+    def program(run):
+        model = Writer().to(run.device)
+        inner = [*model.attention.parameters(), *model.out.parameters(), *model.norm.parameters()]
+        optimizers = [
+            torch.optim.AdamW([model.embedding.weight], lr=2**-5, fused=True),
+            torch.optim.SGD([*inner, model.places], lr=2**-4, momentum=0.5, fused=True),
+        ]
+
+        @run.loop(model, optimizers).step
+        def train_step(ids):
+            loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss
+
+        for ids in sentences(run.device):
+            run.note(train_step(ids))
+        return model, *optimizers
+
+    assert both.equal(program, exact=True).outside == ()
+
+
+def test_of_two_optimizers_only_the_one_that_must_runs_outside(both):
+    """The forward pass between the two steps is captured on both sides of the cut."""
+
+    def program(run):
+        model, critic = Classifier().to(run.device), Classifier().to(run.device)
+        first, second = Lion(model.parameters()), torch.optim.Adam(critic.parameters(), lr=RATE, fused=True)
+
+        @run.loop([model, critic], [first, second]).step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            first.step()
+            first.zero_grad()
+            again = F.cross_entropy(critic(x), model(x).softmax(1).detach())
+            again.backward()
+            second.step()
+            second.zero_grad()
+            return loss, again
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, critic, first, second
+
+    assert both.equal(program, exact=True).outside == ("optimizer[0]",)
+
+
+def test_groups_of_one_optimizer_keep_their_own_settings(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        vectors = [one for one in model.parameters() if one.ndim < 2]
+        matrices = [one for one in model.parameters() if one.ndim > 1]
+        groups = [{"params": matrices, "weight_decay": 0.25}, {"params": vectors, "lr": 2**-4, "betas": (0.5, 0.75)}]
+        optimizer = torch.optim.AdamW(groups, lr=2**-5, weight_decay=0.0, fused=True)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    both.equal(program, exact=True)
+
+
+def test_an_optimizer_that_steps_every_other_call_is_told_by_an_argument(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        often = torch.optim.SGD(model.inner.parameters(), lr=2**-4, fused=True)
+        seldom = torch.optim.AdamW([*model.norm.parameters(), *model.head.parameters()], lr=2**-5, fused=True)
+
+        @run.loop(model, [often, seldom]).step
+        def train_step(x, y, *, both):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            often.step()
+            often.zero_grad()
+            if both:
+                seldom.step()
+                seldom.zero_grad()
+            return loss
+
+        for number, (x, y) in enumerate(batches(run.device, 40)):
+            run.note(train_step(x, y, both=number % 2 == 1))
+        return model, often, seldom
+
+    both.equal(program, exact=True, replays=24)
+
+
+def test_float64_parameters_are_recorded(both):
+    def program(run):
+        model = Classifier().to(run.device, torch.float64)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x.double(), y))
+        return model, optimizer
+
+    assert both.equal(program).status().tier == GRAPH
+
+
+def test_sparse_gradients_run_outside(both):
+    def program(run):
+        embedding = torch.nn.EmbeddingBag(11, 4, sparse=True).to(run.device)
+        head = torch.nn.Linear(4, 4).to(run.device)
+        sparse = torch.optim.SparseAdam(embedding.parameters(), lr=2**-5)
+        dense = torch.optim.AdamW(head.parameters(), lr=2**-5, fused=True)
+
+        @run.loop([embedding, head], [sparse, dense]).step
+        def train_step(ids, y):
+            loss = F.cross_entropy(head(embedding(ids)), y)
+            loss.backward()
+            for optimizer in (sparse, dense):
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss
+
+        for ids in sentences(run.device):
+            run.note(train_step(ids, ids[:, 0] % 4))
+        return embedding, head, sparse, dense
+
+    assert both.equal(program).outside == ("optimizer[0]",)

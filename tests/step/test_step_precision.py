@@ -1,0 +1,190 @@
+"""Autocast and gradient scaling."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from step_programs import PROVING, STEPS, Classifier, Writer, batches, sentences
+from torch import nn
+from torch.nn import functional as F
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+
+@pytest.mark.parametrize("where", ["inside", "around the call", "decorating"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(both, where, dtype):
+    """Its cache of cast weights would freeze them in a recording."""
+
+    def program(run):
+        model = Writer().to(run.device)
+        optimizer = adamw(model)
+        cast = torch.autocast(run.device.type, dtype)
+
+        def forward(ids):
+            logits = model(ids[:, :-1])
+            return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+        if where == "decorating":
+            forward = cast(forward)
+
+        def train_step(ids):
+            if where == "inside":
+                with torch.autocast(ids.device.type, dtype):
+                    loss = forward(ids)
+            else:
+                loss = forward(ids)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        train_step = run.loop(model, optimizer).step(train_step)
+        for ids in sentences(run.device):
+            if where == "around the call":
+                with torch.autocast(run.device.type, dtype):
+                    run.note(train_step(ids))
+            else:
+                run.note(train_step(ids))
+        return model, optimizer
+
+    assert both.equal(program, exact=True).calls() == PROVING
+
+
+def test_a_weight_used_twice_under_autocast_is_cast_anew_in_each_replay(both):
+    def program(run):
+        model = Writer().to(run.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
+
+        @run.loop(model, optimizer).step
+        def train_step(ids):
+            with torch.autocast(ids.device.type, torch.bfloat16):
+                once, twice = model(ids), model(ids.flip(1))
+                loss = F.cross_entropy(once.flatten(0, 1), ids.flatten()) + twice.float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for ids in sentences(run.device):
+            run.note(train_step(ids))
+        return model, optimizer
+
+    both.equal(program, exact=True)
+
+
+def test_parameters_in_bfloat16(both):
+    def program(run):
+        model = Writer().to(run.device, torch.bfloat16)
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(ids):
+            logits = model(ids[:, :-1])
+            loss = F.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for ids in sentences(run.device):
+            run.note(train_step(ids))
+        return model, optimizer
+
+    both.equal(program, exact=True)
+
+
+def scaled(step_of, *, fused=True, overflow=(), listed=True, steps=24, **settings):
+    """A program with a GradScaler; at the given steps a batch holds an infinity, so that the step is skipped."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=fused)
+        scaler = torch.amp.GradScaler(run.device.type, init_scale=2.0**8, growth_interval=5, **settings)
+        state = {"state": scaler} if listed else {}
+        train_step = run.loop(model, optimizer, **state).step(step_of(model, optimizer, scaler))
+        scales, weights = [], []
+        for number, (x, y) in enumerate(batches(run.device, steps)):
+            if number in overflow:
+                x[0, 0] = float("inf")
+            run.note(train_step(x, y))
+            scales.append(scaler.get_scale())
+            weights.append(model.head.weight.detach().clone())
+        return {"model": model, "optimizer": optimizer, "scaler": scaler, "scales": scales, "weights": weights}
+
+    return program
+
+
+def with_unscaling(model, optimizer, scaler):
+    def train_step(x, y):
+        with torch.autocast(x.device.type, torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.25)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return loss
+
+    return train_step
+
+
+def without_unscaling(model, optimizer, scaler):
+    def train_step(x, y):
+        with torch.autocast(x.device.type, torch.float16):
+            loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        return loss
+
+    return train_step
+
+
+@pytest.mark.parametrize("overflow", [(), (10,), (13, 14), (2, 4)], ids=str)
+@pytest.mark.parametrize("step_of", [without_unscaling, with_unscaling])
+def test_a_scaler_with_a_fused_optimizer(both, step_of, overflow):
+    """The optimizer's own kernel skips a step whose gradients overflow, in survey, proof and replay."""
+    run = both.equal(scaled(step_of, overflow=overflow), exact=True)
+    assert run.calls() == PROVING
+    assert run.outside == ()
+
+
+def test_a_scaler_that_was_not_named_is_found(both):
+    both.equal(scaled(without_unscaling, listed=False, overflow=(11,)), exact=True)
+
+
+def test_the_scale_grows_in_replays(both):
+    run = both.equal(scaled(without_unscaling, steps=32), exact=True)
+    assert run.loops[0].holdings.state[0].get_scale() == 2.0**14
+
+
+def test_a_scaler_that_is_switched_off(both):
+    both.equal(scaled(with_unscaling, enabled=False), exact=True)
+
+
+def test_an_unfused_optimizer_reads_the_scalers_verdict_on_the_host(both):
+    both.declines(
+        scaled(without_unscaling, fused=None, overflow=(10,), steps=16),
+        reason="read on the host",
+        source="scaler.step(optimizer)",
+    )
+
+
+def test_reading_the_scale_inside_the_step_declines(both):
+    def reading(model, optimizer, scaler):
+        step = without_unscaling(model, optimizer, scaler)
+
+        def train_step(x, y):
+            loss = step(x, y)
+            return loss, scaler.get_scale()
+
+        return train_step
+
+    run = both.alike(scaled(reading, steps=STEPS), exact=True)
+    assert run.declined
+    assert run.replays() == 0
