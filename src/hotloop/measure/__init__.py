@@ -4,7 +4,6 @@ from hotloop.measure.buckets import Buckets, bucket_edges
 from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, VaryingDim, signature
 from hotloop.measure.differences import CHUNK, Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
-from hotloop.measure.masks import MaskVerdict, mask_statistics, masks_agree
 from hotloop.measure.numerics import Comparison, Failure, Score, compare
 from hotloop.measure.steps import over_steps
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
@@ -22,7 +21,6 @@ __all__ = [
     "Limits",
     "Look",
     "Mark",
-    "MaskVerdict",
     "Mismatch",
     "Score",
     "Seen",
@@ -36,8 +34,6 @@ __all__ = [
     "differences",
     "flatten",
     "interval",
-    "mask_statistics",
-    "masks_agree",
     "over_steps",
     "ratio_interval",
     "signature",
