@@ -73,6 +73,26 @@ def test_every_section_is_there(document, tmp_path):
         assert said in shown
 
 
+def test_decisions_and_verdicts_are_escaped(tmp_path):
+    decision = {
+        "step": 8,
+        "action": "<i>stay</i>",
+        "reason": "<script>alert(1)</script>",
+        "saving_seconds_a_step": 0.0003,
+    }
+    verdict = {
+        "verdict": "declined",
+        "kind": "tier_declined",
+        "tier": "<b>full</b>",
+        "reason": "wrong",
+        "hint": "<u>try</u>",
+    }
+    text = write_html(fresh(decisions=[decision], verdicts=[verdict]), tmp_path / "a.html").read_text(encoding="utf-8")
+    shown = " ".join(Parsed(text).shown)
+    for said in ("<i>stay</i>", "<script>alert(1)</script>", "300 µs", "<b>full</b>: wrong", "<u>try</u>"):
+        assert said in shown
+
+
 def test_the_page_is_well_formed_and_asks_nothing_of_others(any_page):
     parsed = Parsed(any_page)
     assert not parsed.open

@@ -39,6 +39,19 @@ def test_the_summary_says_what_ran_and_why(document):
     assert text.index("12 s  ") < text.index("≈ 5.97 s") < text.index("≈ 3.97 s")
 
 
+def test_a_decision_has_its_reason_and_its_first_figures():
+    decision = {
+        "step": 8,
+        "action": "stay",
+        "tier": "eager",
+        "reason": "[b]eager[/] stays",
+        "steps_left": 28,
+        "chance": 0.5,
+    }
+    said = " ".join(shown(fresh(decisions=[decision])).split())
+    assert said.endswith("Decisions stay [b]eager[/] stays step 8, tier eager, steps left 28, …")
+
+
 def test_an_empty_run_is_three_lines(empty):
     lines = shown(empty).splitlines()
     assert len(lines) == 2 + 1

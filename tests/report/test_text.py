@@ -38,6 +38,7 @@ def test_figures(value, shown):
         ("peak_memory_bytes", 2**20, "1 MiB"),
         ("steady_step_ms", 12.34, "12.3 ms"),
         ("cold_seconds", 90, "1 min 30 s"),
+        ("seconds_saved", 2.7, "2.7 s"),
         ("samples_per_second", 911.32, "911/s"),
         ("break_even_step", 410, "410"),
         ("cold_seconds", "nan", "nan"),
@@ -51,6 +52,7 @@ def test_measurements_are_shown_in_the_unit_of_their_name(key, value, shown):
 
 def test_labels_and_places():
     assert text.words("peak_memory_bytes") == "Peak memory"
+    assert (text.words("seconds_saved"), text.words("seconds")) == ("Saved", "Seconds")
     assert text.place({"file": "a.py", "line": 3}) == "a.py:3"
     assert text.place({"file": "a.py", "line": None}) == "a.py"
     assert text.place({"file": None, "line": 3}) == ""

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from report_documents import FILE, fresh
 
 from hotloop import record
+from hotloop.events import Captured, CaptureDropped, StepUndone, TierChanged, TierDeclined, TierProven
 from hotloop.report import build
 from hotloop.report.occurrences import MARKS, ROWS
 
@@ -207,6 +208,75 @@ def test_settings_decisions_and_verdicts(document):
         (("Step", "3"), ("Saved", "12.5 ms")),
     )
     assert (verdict.title, verdict.where) == ("equal", f"{FILE}:9")
+
+
+DECLINED = TierDeclined(
+    step=9,
+    function="train_step",
+    tier="eager+graph",
+    reason="the step reads <b>count</b>",
+    hint="return it",
+    file=FILE,
+    line=4,
+)
+PROVEN = TierProven(
+    step=13, function="train_step", tier="full", steps=3, worst="loss, at 2% of its limit", seconds=0.5, copied_bytes=8, on_host=False,
+)  # fmt: skip
+DECIDED = {
+    "step": 8, "action": "stay", "tier": "eager", "reason": "eager stays (7.07 ms a step): too short", "steps_left": 28,
+    "eager_seconds": 0.00707, "saving_seconds_a_step": 0.0003, "background_seconds": None,
+}  # fmt: skip
+
+
+def test_what_a_hot_loop_decided_and_proved_is_said_with_its_numbers():
+    events = [{**one.to_dict(), "verdict": verdict} for one, verdict in ((DECLINED, "declined"), (PROVEN, "proven"))]
+    view = build(fresh(decisions=[DECIDED], verdicts=events, events=events))
+    (decision,) = view.decisions
+    assert (decision.title, decision.text) == ("stay", DECIDED["reason"])
+    assert decision.rows == (
+        ("Step", "8"), ("Tier", "eager"), ("Steps left", "28"), ("Eager", "7.07 ms"), ("Saving a step", "300 µs")
+    )  # fmt: skip
+    declined, proven = view.verdicts
+    assert (declined.title, declined.text) == ("declined", "eager+graph: the step reads <b>count</b>")
+    assert (declined.where, dict(declined.rows)["Hint"]) == (f"{FILE}:4", "return it")
+    assert proven.text == "full agrees with its reference on 3 steps; nearest to its limit: loss, at 2% of its limit"
+    assert {"Kind", "Component"}.isdisjoint(dict(proven.rows))
+    assert {(row.label, row.tone) for row in view.events} == {("Tier declined", "warn"), ("Tier proven", "good")}
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        (Captured(step=1, function="f", seconds=0.1, operations=7), "f(), 7 operations"),
+        (
+            Captured(step=1, function="f", seconds=0.1, operations=7, outside=("sgd",)),
+            "f(), 7 operations; outside of it: sgd",
+        ),
+        (TierChanged(step=1, from_tier="eager", to_tier="full", reason="pays"), "eager → full: pays"),
+        (StepUndone(step=1, function="f", tier="full", reason="no memory"), "full: no memory"),
+        (CaptureDropped(step=1, function="f", reason="a shape"), "a shape"),
+    ],
+)
+def test_events_of_a_hot_loop_are_said(event, said):
+    (row,) = build(fresh(events=[event.to_dict()])).events
+    assert row.reason == said
+    assert row.label != row.kind
+
+
+@pytest.mark.parametrize(
+    ("running", "state", "causes", "sentence", "tone"),
+    [
+        ("eager", "eager", [], "m ran eager, as auto decided.", "note"),
+        ("eager+graph", "captured", [], "m ran eager+graph, as auto decided.", "good"),
+        ("full", "compiled", [], "m ran full, as auto decided.", "good"),
+        ("full", "partial", [{"reason": "r"}], "m was asked for auto and ran partly compiled, the rest on full: r.", "warn"),
+        ("eager", "eager", [{"reason": "disabled"}], "m was asked for auto and ran eager: disabled.", "bad"),
+    ],
+)  # fmt: skip
+def test_whatever_auto_decides_is_as_asked(running, state, causes, sentence, tone):
+    view = build(fresh(components={"m": {"requested": "auto", "running": running, "state": state, "causes": causes}}))
+    assert view.headline.verdict == sentence
+    assert view.components[0].tone == tone
 
 
 def test_an_empty_run_says_so(empty):

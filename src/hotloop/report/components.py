@@ -23,6 +23,8 @@ _COUNTS = {
     "cache_misses": "cache miss",
 }
 _ALWAYS = {"compiles", "frames_compiled", "frames_eager"}
+_AUTO = "auto"
+_DECIDED = ("eager", "captured", "compiled")
 CAUSES = 20
 """Causes of a component that are shown."""
 
@@ -71,13 +73,15 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
     all_causes = [_cause(each) for each in listed] if isinstance(listed, list) else []
     same = requested.lower() == running.lower()
     as_asked = same and state == ("eager" if requested.lower() == "none" else "compiled")
+    if requested.lower() == _AUTO:  # whatever it decides is as asked, unless something of it failed
+        as_asked = state in _DECIDED and not all_causes
     return Component(
         name=name,
         requested=requested,
         inference=_inference(entry, requested),
         running=running,
         state=state,
-        tone=_tone(state, as_asked=as_asked, eager=requested.lower() == "none"),
+        tone=_tone(state, as_asked=as_asked, eager=requested.lower() == "none" or state == "eager"),
         sentence=_sentence(requested, running, state, as_asked=as_asked),
         facts=tuple(_facts(entry)),
         causes=tuple(all_causes[:CAUSES]),
@@ -106,6 +110,8 @@ def _tone(state: str, *, as_asked: bool, eager: bool) -> Tone:
 
 
 def _sentence(requested: str, running: str, state: str, *, as_asked: bool) -> str:
+    if as_asked and requested.lower() == _AUTO:
+        return f"ran {running}, as auto decided"
     if as_asked:
         return "ran eager, as asked" if state == "eager" else f"ran compiled with {running}, as asked"
     asked = f"was asked for {requested}"

@@ -21,6 +21,7 @@ _METRICS = ("f1", "auc", "auroc", "accuracy")
 """Metrics in the order in which the first that was recorded becomes the headline's."""
 _MEASURED = (
     ("speed_up", "Speed-up", "over eager steps"),
+    ("seconds_saved", "Saved", "before the cost of preparing"),
     ("samples_per_second", "Throughput", "samples, steady"),
     ("peak_memory_bytes", "Peak memory", "of the whole run"),
 )

@@ -29,6 +29,12 @@ KINDS: dict[str, tuple[str, Tone]] = {
     "unavailable": ("Unavailable", "bad"),
     "no_effect": ("No effect", "bad"),
     "run_failed": ("Run failed", "bad"),
+    "captured": ("Captured", "note"),
+    "capture_dropped": ("Capture dropped", "warn"),
+    "tier_proven": ("Tier proven", "good"),
+    "tier_declined": ("Tier declined", "warn"),
+    "tier_changed": ("Tier changed", "note"),
+    "step_undone": ("Step undone", "bad"),
 }
 """Label and tone of each kind of event, in the order in which a legend names them; of other kinds the name is shown."""
 _SEVERITY: dict[Tone, int] = {"bad": 0, "warn": 1, "note": 2, "good": 3}
@@ -146,10 +152,34 @@ def _unavailable(event: Mapping[str, Any]) -> str:
     return f"{text(event.get('preset'))} needs {text(event.get('missing'))}; {text(event.get('running'))} runs instead"
 
 
+def _captured(event: Mapping[str, Any]) -> str:
+    outside = event.get("outside")
+    rest = f"; outside of it: {', '.join(map(text, outside))}" if isinstance(outside, list | tuple) and outside else ""
+    return f"{text(event.get('function') or '?')}(), {text(event.get('operations'))} operations{rest}"
+
+
+def _proven(event: Mapping[str, Any]) -> str:
+    said = f"{text(event.get('tier'))} agrees with its reference on {text(event.get('steps'))} steps"
+    return f"{said}; nearest to its limit: {text(event['worst'])}" if event.get("worst") else said
+
+
+def _of_tier(event: Mapping[str, Any]) -> str:
+    return f"{text(event.get('tier'))}: {text(event.get('reason'))}"
+
+
+def _changed(event: Mapping[str, Any]) -> str:
+    return f"{text(event.get('from_tier'))} → {text(event.get('to_tier'))}: {text(event.get('reason'))}"
+
+
 _REASONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "compiled": _compiled,
     "fallback": _fallback,
     "unavailable": _unavailable,
+    "captured": _captured,
+    "tier_proven": _proven,
+    "tier_declined": _of_tier,
+    "step_undone": _of_tier,
+    "tier_changed": _changed,
 }
 
 

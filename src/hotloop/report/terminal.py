@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 EVENTS = 12
 """Rows of events that a terminal gets; the page has the others."""
+FIGURES = 3
+"""Figures of a decision that a terminal gets beside its reason; the page has the others."""
 _STYLES: dict[Tone, str] = {"good": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}
 _BARS = "▁▂▃▄▅▆▇█"
 _SPARK = 48
@@ -136,7 +138,8 @@ def _entries(entries: Sequence[Entry]) -> RenderableType | None:
         return None
     lines = []
     for entry in entries:
-        rest = ", ".join(f"{key.lower()} {value}" for key, value in entry.rows)
+        rest = ", ".join(f"{key.lower()} {value}" for key, value in entry.rows[:FIGURES])
+        rest += ", …" if len(entry.rows) > FIGURES else ""
         lines.append(
             Text.assemble((entry.title, "bold"), "  ", entry.text, (f"  {entry.where} {rest}".rstrip(), "dim"))
         )

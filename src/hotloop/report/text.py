@@ -98,24 +98,29 @@ def moment(value: Any) -> str:
 
 
 def words(key: str) -> str:
-    """Give a key of the record as a label: ``peak_memory_bytes`` is "Peak memory"."""
-    for suffix in ("_bytes", "_seconds", "_ms"):
+    """Give a key of the record as a label: ``peak_memory_bytes`` is "Peak memory", ``seconds_saved`` is "Saved"."""
+    for suffix in ("_bytes", "_ms"):
         key = key.removesuffix(suffix)
-    shown = text(key).replace("_", " ").replace(".", ": ").strip()
+    shown = (
+        text("_".join(part for part in key.split("_") if part != "seconds") or key)
+        .replace("_", " ")
+        .replace(".", ": ")
+        .strip()
+    )
     return shown[:1].upper() + shown[1:]
 
 
 def quantity(key: str, value: Any) -> str:
-    """Give a measurement in the unit that its name ends in; what is no number as text."""
+    """Give a measurement in the unit that its name ends in, or in seconds if they are in it; no number as text."""
     known = number(value)
     if known is None:
         return text(value)
     if key.endswith("speed_up"):
         return f"{figure(known, 3)}\N{MULTIPLICATION SIGN}"
-    for suffix, shown in (("_bytes", size), ("_per_second", _rate), ("_seconds", seconds), ("_ms", _milliseconds)):
+    for suffix, shown in (("_bytes", size), ("_per_second", _rate), ("_ms", _milliseconds)):
         if key.endswith(suffix):
             return shown(known)
-    return figure(known)
+    return seconds(known) if "seconds" in key.split("_") else figure(known)
 
 
 def place(entry: Mapping[str, Any]) -> str:

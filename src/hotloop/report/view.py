@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop import record
 from hotloop.report import charts, components, headline, occurrences
 from hotloop.report.series import Line, read_steps, steady
-from hotloop.report.text import count, flat, line, moment, nth, place, quantity, words
+from hotloop.report.text import count, flat, line, moment, nth, place, quantity, text, words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 VALUE_LENGTH = 1000
 """Characters of a setting that are shown."""
+_TITLES = ("title", "choice", "decision", "verdict", "action", "name", "kind")
+"""Keys that can name a decision or a verdict, the first that is set."""
 ENTRIES = 200
 """Decisions, verdicts and settings beyond this many (times ten for settings) are counted only."""
 
@@ -122,14 +124,18 @@ def _entries(entries: Sequence[Mapping[str, Any]]) -> list[Entry]:
 
 def _entry(entry: Mapping[str, Any]) -> Entry:
     """Read a decision or a verdict of any shape: the first of a few usual keys names it, another says why."""
-    title = next((key for key in ("title", "choice", "decision", "verdict", "name", "kind") if entry.get(key)), None)
+    title = next((key for key in _TITLES if entry.get(key)), None)
     said = next((key for key in ("reason", "text", "message", "summary") if entry.get(key)), None)
-    apart = {title, said, "file", "line", "time"}
-    rows = [(words(key), line(quantity(key, value))) for key, value in flat(entry) if key.split(".")[0] not in apart]
+    # A verdict that is an event as well has the event's words.
+    event = "verdict" in entry and text(entry.get("kind")) in occurrences.KINDS
+    own = line(entry[said], VALUE_LENGTH) if said else ""
+    apart = {title, said, "file", "line", "time"} | ({"kind", "tier", "worst", "component"} if event else set())
+    values = ((key, value) for key, value in flat(entry) if key.split(".")[0] not in apart and value is not None)
+    rows = [(words(key), line(quantity(key, value))) for key, value in values]
     at = moment(entry.get("time"))
     return Entry(
         title=line(entry[title], 120) if title else "",
-        text=line(entry[said], VALUE_LENGTH) if said else "",
+        text=occurrences.reason(entry) if event else own,
         where=place(entry),
         rows=tuple([*rows, ("Time", at)] if at else rows),
     )

@@ -11,6 +11,8 @@ const GLYPHS = {
   compiled: ["triangle", "--s0"], recompiled: ["diamond", "--s1"], graph_break: ["square", "--s3"],
   fallback: ["down", "--bad"], recompile_limit: ["cross", "--bad"], frame_eager: ["circle", "--s7"],
   unavailable: ["cross", "--s4"], no_effect: ["circle", "--s4"], run_failed: ["cross", "--s1"], not_finite: ["cross", "--bad"],
+  captured: ["triangle", "--s2"], capture_dropped: ["diamond", "--s2"], tier_changed: ["square", "--s0"],
+  tier_proven: ["circle", "--s0"], tier_declined: ["down", "--s1"], step_undone: ["cross", "--s3"],
 };
 const glyphOf = (kind) => GLYPHS[kind] || ["circle", "--s6"];
 const SHAPES = {
