@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from hotloop.measure import Limits, compare, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.holdings import RandomState, Snapshot
+from hotloop.step.undo import reason_of
 
 if TYPE_CHECKING:
     from hotloop.measure import Comparison, Difference
@@ -31,12 +32,17 @@ _HOPELESS = 8.0
 _PLAIN = ("finite", "missing", "shape", "dtype", "layout")
 """Failures that no rounding makes."""
 
+_Made = TypeVar("_Made")
 Run = Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]
 """Runs a step; gives its result and the gradients that its optimizers found."""
 
 
 class CandidateFailedError(Exception):
-    """The candidate raised; everything it did was undone. ``__cause__`` is what it raised."""
+    """The candidate raised, ``__cause__`` being what; everything it did was undone, unless ``undone`` says no."""
+
+    def __init__(self, *, undone: bool = True) -> None:
+        super().__init__("the candidate of a proof failed")
+        self.undone = undone
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Outcome:
         nbytes: how much memory the copies took.
         on_host: the copies did not fit on the GPU.
         random_moved: random streams that the two left at different positions.
+        failed: why the two could not be compared; the step itself is done.
     """
 
     result: Any
@@ -56,16 +63,17 @@ class Outcome:
     nbytes: int
     on_host: bool
     random_moved: tuple[str, ...] = ()
+    failed: str = ""
 
     @property
     def agrees(self) -> bool:
         """Tell whether values and random positions agree."""
-        return all(one.agrees for one in self.comparisons.values()) and not self.random_moved
+        return all(one.agrees for one in self.comparisons.values()) and not self.random_moved and not self.failed
 
     @property
     def hopeless(self) -> bool:
         """Tell whether no further step can make it agree: it is past its limits by far, or not comparable at all."""
-        if self.random_moved:
+        if self.random_moved or self.failed:
             return True
         return any(
             not one.agrees and (one.nearness > _HOPELESS or any(each.measure in _PLAIN for each in one.failures))
@@ -75,6 +83,8 @@ class Outcome:
     @property
     def why(self) -> str:
         """Say in one line what does not agree."""
+        if self.failed:
+            return f"the comparison failed: {self.failed}"
         if self.random_moved:
             return f"another position of {', '.join(self.random_moved)} after the step"
         return "; ".join(str(one) for one in self.comparisons.values() if not one.agrees)
@@ -115,22 +125,61 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         Exception: the reference raised, which is then the user's own error.
     """
     devices = [program.device]
-    before = Snapshot(program.holdings, devices)
-    try:
-        result, at_step = candidate()
-    except Exception as error:
-        before.restore()
-        raise CandidateFailedError(str(error)) from error
-    found = _values(program.holdings, result, at_step)
-    after = RandomState(devices)
-    before.exchange()
-    theirs = _as_left(found, before)
+    before, theirs, after = _candidate(program, candidate)
     start = _parameters(before.live, on_host=before.on_host) if limits.compute_dtype is not None else {}
     result, at_step = reference()
     moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
-    ours = _values(program.holdings, result, at_step)
-    comparisons = _compare(ours, theirs, start, limits, spread)
-    return Outcome(result, comparisons, before.nbytes, before.on_host, moved)
+    comparisons, failed = {}, ""
+    try:
+        ours = _values(program.holdings, result, at_step)
+        comparisons = _compare(ours, theirs, start, limits, spread)
+    except Exception as error:  # noqa: BLE001 - the step is done and right; that the tier is not known to be, is told
+        failed = reason_of(error)
+    return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
+
+
+def undone_if_it_fails(program: Program, run: Callable[[], _Made]) -> tuple[_Made, Snapshot]:
+    """Run something that eager would not; where it raises, the step has not begun. Gives what was there before, too.
+
+    Also an interrupt undoes it, and passes: a capture on a GPU has executed nothing, but has left its gradients.
+
+    Raises:
+        CandidateFailedError: it raised.
+    """
+    try:
+        before = Snapshot(program.holdings, [program.device])
+    except Exception as error:
+        raise CandidateFailedError from error  # memory for the copy ran out, say: nothing has happened
+    try:
+        made = run()
+        if program.device.type == "cuda":
+            torch.cuda.synchronize(program.device)  # a kernel's failure belongs to the code that launched it
+    except BaseException as error:
+        try:
+            before.restore()
+        except Exception:  # noqa: BLE001 - a lost GPU is no place to put anything back to
+            undone = False
+        else:
+            undone = True
+        if isinstance(error, Exception):
+            raise CandidateFailedError(undone=undone) from error
+        raise
+    return made, before
+
+
+def _candidate(program: Program, run: Run) -> tuple[Snapshot, dict[str, torch.Tensor | None], RandomState]:
+    """Run a candidate and undo it; gives the values that it left, and where its random streams were."""
+
+    def values() -> tuple[dict[str, torch.Tensor | None], RandomState]:
+        found = _values(program.holdings, *run())
+        return found, RandomState([program.device])
+
+    (found, after), before = undone_if_it_fails(program, values)
+    try:
+        before.exchange()
+    except Exception as error:
+        raise CandidateFailedError(undone=False) from error  # half of the state is the candidate's
+    return before, _as_left(found, before), after
 
 
 def _parameters(live: Mapping[str, torch.Tensor], *, on_host: bool) -> dict[str, torch.Tensor]:
@@ -185,17 +234,23 @@ def over_steps(outcomes: Sequence[Outcome]) -> Outcome:
         for kind in kinds
     }
     moved = tuple(dict.fromkeys(name for one in outcomes for name in one.random_moved))
-    return dataclasses.replace(last, comparisons=joined, random_moved=moved)
+    failed = next((one.failed for one in outcomes if one.failed), "")
+    return dataclasses.replace(last, comparisons=joined, random_moved=moved, failed=failed)
 
 
-def spread_of(program: Program, once: Run, again: Run) -> tuple[Any, dict[str, Difference]]:
-    """Run one step twice the same way and tell how far the two are apart; the second's outcome stays."""
-    before = Snapshot(program.holdings, [program.device])
-    first = _values(program.holdings, *once())
-    before.exchange()
-    first = _as_left(first, before)
+def spread_of(program: Program, once: Run, again: Run) -> tuple[Any, dict[str, Difference] | str]:
+    """Run one step twice and tell how far the two are apart, or why that is not known; the second's outcome stays.
+
+    Raises:
+        CandidateFailedError: the first raised. The step has not been run then: the state is as before.
+        Exception: the second raised, which is then the user's own error.
+    """
+    _, first, _ = _candidate(program, once)
     result, at_step = again()
-    found, _ = differences(_values(program.holdings, result, at_step), first)
+    try:
+        found, _ = differences(_values(program.holdings, result, at_step), first)
+    except Exception as error:  # noqa: BLE001 - the step is done, whatever is wrong with the comparison
+        return result, reason_of(error)
     return result, found
 
 

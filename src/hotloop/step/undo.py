@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.fake import version_of
 from hotloop._torch.foreach import copy_all
+from hotloop.fallback.causes import describe
 from hotloop.step.holdings import Bindings, Holdings, RandomState
 
 if TYPE_CHECKING:
@@ -26,24 +28,25 @@ class StepStart:
     """
 
     def __init__(self, holdings: Holdings, devices: Sequence[torch.device]) -> None:
+        self.complete = False
+        """Whether all of it was saved: where memory ran out in between, the step has not begun."""
         self._devices = devices
         self._parameters = list(holdings.parameters().values())
         others = Holdings({}, {}, holdings.state)
         others.found = holdings.found
         self._others = others
-        self._places = [
-            (held, name)
-            for root in holdings.modules.values()
-            for module in root.modules()
-            for held in (vars(module)["_buffers"],)
-            for name, buffer in held.items()
-            if buffer is not None
+        self._holders: list[dict[str, torch.Tensor | None]] = [
+            vars(module)["_buffers"] for root in holdings.modules.values() for module in root.modules()
         ]
         self._with_buffers = True
+        self._tables: list[tuple[dict[str, torch.Tensor | None], dict[str, torch.Tensor | None]]] = []
+        self._all: list[torch.Tensor] = []
+        self._memory: list[int] = []
         self._copies: list[torch.Tensor] = []
         self._live: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] = []
         self._values: list[torch.Tensor | None] = []
+        self._versions: list[int] = []
         self._random: RandomState | None = None
         self._bindings: Bindings | None = None
 
@@ -54,26 +57,44 @@ class StepStart:
             gradients: copy those that exist; not needed where the step drops them unread.
             buffers: copy buffers and other state; not needed where the step runs as a whole or not at all.
         """
+        self.complete = False
         self._with_buffers = buffers
-        live = [held[name] for held, name in self._places] if buffers else []
-        live += list(self._others.other_tensors().values()) if buffers else []
-        if len(self._copies) != len(live) or any(not _alike(a, b) for a, b in zip(self._copies, live, strict=True)):
-            self._copies = [torch.empty_like(one, requires_grad=False) for one in live]
-        self._live = live
-        copy_all(self._copies, live)
+        if buffers:
+            self._tables = [(held, dict(held)) for held in self._holders if held]
+            found = [one for _, table in self._tables for one in table.values() if one is not None]
+            found += self._others.other_tensors().values()
+            self._make_room(found)
+            copy_all(self._copies, self._live)
         self._gradients = [parameter.grad for parameter in self._parameters]
         self._values = [one.clone() if gradients and one is not None else None for one in self._gradients]
+        self._versions = [version_of(parameter) for parameter in self._parameters]
         self._random = RandomState(self._devices)
         self._bindings = Bindings(self._others)
+        self.complete = True
+
+    def _make_room(self, found: list[torch.Tensor]) -> None:
+        """Keep the memory of the last step's copies, unless there are other tensors now."""
+        memory = [one.data_ptr() for one in found]
+        if memory == self._memory:
+            return
+        self._all, self._memory = found, memory  # held, so that no other tensor gets the same address meanwhile
+        self._live = [one for one in found if not _overlaps(one)]
+        self._copies = [torch.empty_like(one, requires_grad=False) for one in self._live]
+
+    def wrote(self) -> bool:
+        """Tell whether the step has changed a parameter since, through an optimizer or by hand."""
+        return [version_of(parameter) for parameter in self._parameters] != self._versions
 
     def restore(self) -> None:
         """Go back to the start of the step."""
         assert self._random is not None
         assert self._bindings is not None
         if self._with_buffers:
-            for (held, name), buffer in zip(self._places, self._live, strict=False):
-                held[name] = buffer
-        copy_all(self._live, self._copies)
+            tables = {id(held): table for held, table in self._tables}
+            for held in self._holders:
+                held.clear()
+                held.update(tables.get(id(held), {}))
+            copy_all(self._live, self._copies)
         kept = [(one, value) for one, value in zip(self._gradients, self._values, strict=True) if value is not None]
         with torch.no_grad():
             for one, value in kept:
@@ -85,8 +106,9 @@ class StepStart:
         self._random.restore()
 
 
-def _alike(copy: torch.Tensor, live: torch.Tensor) -> bool:
-    return copy.shape == live.shape and copy.dtype == live.dtype and copy.device == live.device
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Tell whether places of a tensor share memory, as an expanded one's do: torch lets nobody write into it."""
+    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 class WriteWatch:
@@ -103,3 +125,23 @@ class WriteWatch:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
+
+
+def reason_of(error: BaseException) -> str:
+    """Give class and first telling line of an exception, of one that cannot be printed the class."""
+    try:
+        return describe(error)
+    except Exception:  # noqa: BLE001 - its own __str__ may raise anything
+        return type(error).__name__
+
+
+def let_go(error: BaseException) -> None:
+    """Drop what an exception's traces keep in memory: all that the failed step had computed."""
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            waiting += one.__cause__, one.__context__
