@@ -89,10 +89,14 @@ class CapturedStep:
         self.gradients_at_step: dict[str, torch.Tensor] = {}
         """The gradients as an optimizer found them: kept, so that a proof can read them after a replay."""
         self._watch: Watch | None = None
+        self.in_users_code = False
+        """An optimizer outside the recording is stepping: what a replay raises then is its own."""
+        self._done = 0
 
     def replay(self, leaves: list[Any]) -> Any:
         """Run the step on a new batch; gives its result, in tensors of its own."""
         assert self._inputs is not None
+        self._done, self.in_users_code = 0, False
         self._inputs.fill(leaves)
         for one in self.recorded.values():
             one.refresh()
@@ -100,10 +104,13 @@ class CapturedStep:
             if expected is not None and parameter.grad is not expected and parameter.grad is not None:
                 expected.copy_(parameter.grad)
         for part in self._parts:
+            self.in_users_code = isinstance(part, _OutsideCall)
             if isinstance(part, _OutsideCall):
                 part.run(self._parameters)
             else:
                 part.replay()
+            self._done += 1
+        self.in_users_code = False
         bind(self._parameters, self._end)
         return self.result()
 
@@ -111,6 +118,11 @@ class CapturedStep:
     def atomic(self) -> bool:
         """Tell whether a replay is one launch, which fails before anything has run or not at all."""
         return len(self._parts) == 1
+
+    @property
+    def wrote(self) -> bool:
+        """Tell whether the last replay may have run a recorded optimizer, which no hook tells."""
+        return self._done > 0 and bool(self.recorded)
 
     def result(self) -> Any:
         """Copy out what the step returned: the recording's own tensors are overwritten by the next replay."""
