@@ -14,16 +14,15 @@ from hotloop import events as ev
 from hotloop._torch.dispatch import place_of
 from hotloop._torch.dynamo import is_compile_error
 from hotloop.errors import CompiledRunError, StepLostError
-from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, flatten, unflatten
 from hotloop.step import proof, python_state
 from hotloop.step.captured import Change, Program, Standing, capture, own_autocast_cache, prepare
 from hotloop.step.holdings import RandomState
 from hotloop.step.optimizers import frozen
-from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
-from hotloop.step.survey import Obstacle, survey
+from hotloop.step.proof import CandidateFailedError, plain_run, prove_step, undone_if_it_fails
+from hotloop.step.survey import Obstacle, Survey, survey
 from hotloop.step.tiers import Tier
-from hotloop.step.undo import StepStart
+from hotloop.step.undo import StepStart, let_go, reason_of
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ class Runner:
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
     ) -> Any:
         captured = variant.captured
-        if captured is not None and (change := captured.changed()) is not None:
+        if captured is not None and (change := _changed(captured)) is not None:
             self._drop(variant, change)
         if captured is None and variant.standing is not None and not variant.standing.holds():
             variant.forget()
@@ -159,8 +158,18 @@ class Runner:
         engine = self.loop.engine
         # On the way of a capture: code that looks for one (masks in transformers) must not be judged by its other path.
         ambience = engine.ambience(self.program.device) if engine is not None else contextlib.nullcontext()
-        with self.loop.eager(), ambience:
-            result, seen = survey(self.program.holdings, self.program.device, inputs, run)
+        failed: Obstacle | None = None
+        try:
+            with self.loop.eager(), ambience:
+                looked = functools.partial(survey, self.program.holdings, self.program.device, inputs, run)
+                (result, seen), _ = undone_if_it_fails(self.program, looked)
+        except CandidateFailedError as error:
+            failed = self._candidate_failed(error, Tier(self.loop.given))
+        if failed is not None:
+            with self.loop.eager():
+                result = run()  # what it raises as well is the user's own
+            variant.seen = Survey(obstacles=[failed])
+            return result
         after = self._reachable()
         assert self._python is not None
         obstacles += [
@@ -203,7 +212,10 @@ class Runner:
         return [(frozen(one), [float(group["lr"]) for group in one.param_groups]) for one in optimizers]
 
     def _reachable(self) -> dict[str, Any]:
-        return python_state.reachable(self.step, self.program.holdings.modules, self.program.ignore)
+        try:
+            return python_state.reachable(self.step, self.program.holdings.modules, self.program.ignore)
+        except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
+            return {f"Python state that cannot be looked at ({reason_of(error)})": self.loop.steps}
 
     def _moved_outside(self) -> list[Obstacle]:
         """Note what the step reads in Python and somebody changed since the last look; twice is too often."""
@@ -233,21 +245,20 @@ class Runner:
         reference = functools.partial(
             self.loop.beside, tier.without_graph(), functools.partial(plain_run, holdings, run)
         )
-        if variant.spread is None:  # on the way of the capture, so that libraries and lazy code are set up there
-            self.kind = "proof"
-            return self._warm_up(variant, run)
-        if variant.captured is None:
-            prepare(self.program, variant.seen, self.loop.outside_of(variant.seen.stepped))
-        candidate = functools.partial(self._candidate, variant, variant.captured, args, kwargs)
-        self.kind = "capture" if variant.captured is None else "proof"
+        obstacle: Obstacle | None = None
         try:
+            if variant.spread is None:  # on the way of the capture, so that libraries and lazy code are set up there
+                self.kind = "proof"
+                return self._warm_up(variant, run)
+            if variant.captured is None:
+                prepare(self.program, variant.seen, self.loop.outside_of(variant.seen.stepped))
+            candidate = functools.partial(self._candidate, variant, variant.captured, args, kwargs)
+            self.kind = "capture" if variant.captured is None else "proof"
             outcome = prove_step(self.program, candidate, reference, Limits.rounding(), spread=variant.spread)
-        except CandidateFailedError as failed:
-            error = failed.__cause__
-            assert isinstance(error, Exception)
-            self._check_alive(error, tier)
-            self._decline(variant, _obstacle_of(error))
-            return self._guarded(run, tier.without_graph())
+        except CandidateFailedError as error:
+            obstacle = self._candidate_failed(error, tier)
+        if obstacle is not None:
+            return self._instead(variant, run, tier, obstacle)
         if variant.captured is not None:
             variant.captured.keep_gradients()
         self.loop.proof_costs(time.perf_counter() - began, outcome)
@@ -266,6 +277,14 @@ class Runner:
                 self._accept(variant, outcome)
         return outcome.result
 
+    def _instead(self, variant: Variant, run: Callable[[], Any], tier: Tier, obstacle: Obstacle) -> Any:
+        """Run a step without the graph that failed; what it raises as well is the user's own, and declines nothing."""
+        variant.captured, variant.agreed = None, 0
+        result = self._guarded(run, tier.without_graph())
+        if self.kind != "undone":  # else the compiled code is at fault, and another graph will be made without it
+            self._decline(variant, obstacle)
+        return result
+
     def _warm_up(self, variant: Variant, run: Callable[[], Any]) -> Any:
         """Run the step as it is, undo it, and run it on the path of a capture; how far apart the two are is noise."""
         engine = self.loop.engine
@@ -276,7 +295,11 @@ class Runner:
             with engine.ambience(self.program.device), own_autocast_cache(compiled=self.program.compiled()):
                 return plain_run(holdings, run)
 
-        result, variant.spread = proof.spread_of(self.program, ambient, functools.partial(plain_run, holdings, run))
+        result, spread = proof.spread_of(self.program, ambient, functools.partial(plain_run, holdings, run))
+        if isinstance(spread, str):
+            self._decline(variant, Obstacle(f"two eager steps could not be compared: {spread}", _REPORT_IT))
+            return result
+        variant.spread = spread
         variant.standing = Standing(holdings)
         self.loop.proof_costs((time.perf_counter() - began) / 2)
         self._python = self._reachable()
@@ -314,11 +337,13 @@ class Runner:
         captured = variant.captured
         assert captured is not None
         assert variant.seen is not None
-        self._save(gradients=bool(variant.seen.read_gradients), tensors=not captured.atomic)
         try:
+            self._save(gradients=bool(variant.seen.read_gradients), tensors=not captured.atomic)
             return captured.replay(leaves)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
-            return self._recover(error, run, tier, ours=True)
+            failed = error
+        # Out of the except clause, so that what eager raises does not carry our exception along.
+        return self._recover(failed, run, tier, ours=not captured.in_users_code, wrote=captured.wrote)
 
     # -- compiled code ---------------------------------------------------------------------------------------------
 
@@ -338,17 +363,13 @@ class Runner:
 
         limits = Limits.compiled(self.loop.compute_dtype())
         candidate = functools.partial(plain_run, holdings, run)
+        obstacle: Obstacle | None = None
         try:
             outcome = prove_step(self.program, candidate, eager, limits)
-        except CandidateFailedError as failed:
-            error = failed.__cause__
-            assert isinstance(error, Exception)
-            self._check_alive(error, tier)
-            with self.loop.eager():
-                result = run()  # what eager raises as well is the user's own, and passes
-            self._undone(error, tier)
-            self.loop.failed(tier.without_graph(), _obstacle_of(error), self)
-            return result
+        except CandidateFailedError as error:
+            obstacle = self._candidate_failed(error, tier)
+        if obstacle is not None:
+            return self._rung_down(run, tier.without_graph(), obstacle)
         self.loop.proof_costs(time.perf_counter() - began, outcome)
         outcomes = self._base_outcomes[tier.base]
         outcomes.append(outcome)
@@ -365,13 +386,13 @@ class Runner:
         self.ran = tier.name
         if not tier.compiles:
             return run()
-        self._save(gradients=True)
-        if tier.marks_steps:
-            run = functools.partial(self._marked, run)
+        compiled = functools.partial(self._marked, run) if tier.marks_steps else run
         try:
-            return run()
+            self._save(gradients=True)
+            return compiled()
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
-            return self._recover(error, run, tier, ours=False)
+            failed = error
+        return self._recover(failed, run, tier, ours=_is_compiled_codes(failed))
 
     def _marked(self, run: Callable[[], Any]) -> Any:
         """Run a step whose compiled code replays graphs of its own: what it leaves is overwritten by the next one."""
@@ -385,10 +406,10 @@ class Runner:
     def _save(self, *, gradients: bool, tensors: bool = True) -> None:
         if self._start is None:
             self._start = StepStart(self.program.holdings, [self.program.device])
-        self._start.save(gradients=gradients and tensors, buffers=tensors)
         self.loop.writes.begun = False
+        self._start.save(gradients=gradients and tensors, buffers=tensors)
 
-    def _recover(self, error: Exception, run: Callable[[], Any], tier: Tier, *, ours: bool) -> Any:
+    def _recover(self, error: Exception, run: Callable[[], Any], tier: Tier, *, ours: bool, wrote: bool = False) -> Any:
         """The step failed in a tier: undo it and run it eagerly, or say that it cannot be undone.
 
         Args:
@@ -396,20 +417,40 @@ class Runner:
             run: runs the step.
             tier: the tier it failed in.
             ours: the exception cannot be the user's own: none of their code was running.
+            wrote: a recorded optimizer has stepped.
         """
         self._check_alive(error, tier)
-        self._check_unwritten(error, tier, ours=ours or isinstance(error, CompiledRunError) or is_compile_error(error))
-        assert self._start is not None
-        self._start.restore()
+        start = self._start
+        if start is not None and start.complete:  # else it failed before the step began
+            self._check_unwritten(error, tier, ours=ours, wrote=wrote or start.wrote())
+            try:
+                start.restore()
+            except Exception:  # noqa: BLE001 - no matter why: half of the step is still there
+                raise self._lost(error, tier, "and could not be undone") from error
+        obstacle = _obstacle_of(error)
+        let_go(error)
+        return self._rung_down(run, tier, obstacle)
+
+    def _rung_down(self, run: Callable[[], Any], tier: Tier, obstacle: Obstacle) -> Any:
+        """Run eagerly a step that was undone; from the next one on, the tier below is in force."""
         self.kind = "undone"
         with self.loop.eager():
-            try:
-                result = run()
-            except Exception as own:
-                raise own from None
-        self._undone(error, tier)
-        self.loop.failed(tier, _obstacle_of(error), self)
+            result = run()  # what it raises as well is the user's own, and passes
+        undone = ev.StepUndone(step=self.loop.steps, function=self.name, tier=tier.name, reason=obstacle.reason)
+        self.loop.emit(undone)
+        self.loop.failed(tier, obstacle, self)
         return result
+
+    def _candidate_failed(self, failed: CandidateFailedError, tier: Tier) -> Obstacle:
+        """Say why a candidate failed, and let go of what its exception keeps in memory."""
+        error = failed.__cause__
+        assert isinstance(error, Exception)
+        self._check_alive(error, tier)
+        if not failed.undone:
+            raise self._lost(error, tier, "and could not be undone") from error
+        obstacle = _obstacle_of(error)
+        let_go(failed)
+        return obstacle
 
     def _check_alive(self, error: Exception, tier: Tier) -> None:
         """Raise what tells that the GPU itself is lost, where it is."""
@@ -419,23 +460,24 @@ class Runner:
             torch.cuda.synchronize(self.loop.device)
         except RuntimeError as poisoned:
             raise StepLostError(
-                f"the CUDA context is lost in tier {tier.name}, step {self.loop.steps + 1}: {describe(poisoned)}. "
+                f"the CUDA context is lost in tier {tier.name}, step {self.loop.steps + 1}: {reason_of(poisoned)}. "
                 f'Start the program again from its last checkpoint, with Loop(..., run="{self.loop.given}")'
             ) from error
 
-    def _check_unwritten(self, error: Exception, tier: Tier, *, ours: bool) -> None:
-        """After an optimizer has begun to write, a step cannot be undone. The user's own exception passes."""
-        if not self.loop.writes.begun:
+    def _check_unwritten(self, error: Exception, tier: Tier, *, ours: bool, wrote: bool) -> None:
+        """After a parameter has been written, a step cannot be undone. The user's own exception passes."""
+        if not self.loop.writes.begun and not wrote:
             return
         if not ours:
             raise error
-        raise StepLostError(
-            f"{describe(error)} in tier {tier.name}, step {self.loop.steps + 1}, after the optimizer had begun to "
-            f'write: the step cannot be undone. Go on from the last checkpoint, with Loop(..., run="{self.loop.given}")'
-        ) from error
+        what = "the optimizer had begun to write" if self.loop.writes.begun else "a parameter had been written"
+        raise self._lost(error, tier, f"after {what}") from error
 
-    def _undone(self, error: Exception, tier: Tier) -> None:
-        self.loop.emit(ev.StepUndone(step=self.loop.steps, function=self.name, tier=tier.name, reason=describe(error)))
+    def _lost(self, error: Exception, tier: Tier, when: str) -> StepLostError:
+        return StepLostError(
+            f"{reason_of(error)} in tier {tier.name}, step {self.loop.steps + 1}, {when}: the step cannot be repeated. "
+            f'Go on from the last checkpoint, with Loop(..., run="{self.loop.given}")'
+        )
 
 
 _RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
@@ -445,4 +487,28 @@ _REPORT_IT = "train on without this tier, and report it: this is a bug of the co
 def _obstacle_of(error: Exception) -> Obstacle:
     """Explain why a capture or a compiled step failed, with the innermost line of the user's."""
     file, line = place_of(error) or (None, None)
-    return Obstacle(describe(error), "see the reason; move what it names out of the step", file, line)
+    return Obstacle(reason_of(error), "see the reason; move what it names out of the step", file, line)
+
+
+def _changed(captured: CapturedStep) -> Change | None:
+    """Name what is not as it was captured; where that cannot be found out, that."""
+    try:
+        return captured.changed()
+    except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
+        return Change(f"what the step reads, which cannot be looked at ({reason_of(error)}),")
+
+
+def _is_compiled_codes(error: Exception) -> bool:
+    """Tell whether compiled code failed, rather than the user's; of memory that ran out, in whose hands it did."""
+    if isinstance(error, CompiledRunError) or is_compile_error(error):
+        return True
+    trace = error.__traceback__ if isinstance(error, torch.OutOfMemoryError) else None
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")) in _COMPILED_CODE:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+_COMPILED_CODE = ("hotloop.fallback.backend", "hotloop._torch.autograd")
+"""Modules whose frames are around compiled code that runs: its forward and its backward."""
