@@ -157,6 +157,7 @@ class Account:
             "proof_copied_bytes": self._copied,
         }
         self.record.update("measurements", **{key: value for key, value in measured.items() if value is not None})
+        self.record.update("measurements", shapes=self._loop.shapes())
         self.record.update("settings", run=status.asked, total_steps=self._loop.total_steps)
 
     def report(self, path: str | os.PathLike[str]) -> None:

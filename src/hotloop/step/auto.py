@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import math
 import re
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hotloop.decide import EAGER_STEPS, Facts, Option, Speeds, Standing, Trial, decide, remaining
 from hotloop.step.background import Background
@@ -55,6 +58,8 @@ class Auto:
         self._declined: set[str] = set()
         self._paired: str | None = None
         self._ask_at, self._ask_after = EAGER_STEPS, 0.0
+        self._first: int | None = None
+        """Steps done before the first of this process: a resumed run times and decides anew."""
         self._turns = 0
         self._trial_seconds = self._prepare_seconds = self._saved = 0.0
         self._waiting: list[float] = []
@@ -64,6 +69,9 @@ class Auto:
 
     def at_step_boundary(self, step: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Decide what the coming step runs in; mostly that is no question."""
+        if self._first is None:
+            self._first = self.loop.steps
+            self._ask_at = self._first + EAGER_STEPS
         if self.trial is not None:
             self.loop.turn(parse(self.trial.candidate if self._turns % 4 in (1, 2) else self.trial.in_force))
             self._turns += 1
@@ -79,7 +87,7 @@ class Auto:
 
     def noting_calls(self) -> contextlib.AbstractContextManager[Any]:
         """Note how the models are called, in one eager step of the run: what a child will compile."""
-        recorder = self.background.record() if self.loop.steps == _WARM_UP else None
+        recorder = self.background.record() if self._steps_here() == _WARM_UP else None
         return recorder if recorder is not None else _NOTHING
 
     def _look_at_child(self) -> None:
@@ -175,7 +183,7 @@ class Auto:
             if trial is self.trial:
                 self._add(trial, timing.seconds if clean and tier in (trial.in_force, trial.candidate) else math.nan)
             return
-        if clean and tier == self.in_force.name and self._trying is None and self.loop.steps > _WARM_UP:
+        if clean and tier == self.in_force.name and self._trying is None and self._steps_here() > _WARM_UP:
             self._recent.append(timing.seconds)
             self._saved += self._speeds.saved(tier, timing.seconds)
             if tier == self.loop.given and timing.seconds > 0:
@@ -198,6 +206,9 @@ class Auto:
         self._recent.clear()
         self.loop.turn(self.in_force)
 
+    def _steps_here(self) -> int:
+        return self.loop.steps - (self._first or 0)
+
     def _left(self) -> int:
         return remaining(self.loop.steps, self.loop.total_steps).steps
 
@@ -219,6 +230,7 @@ class Auto:
             prepare_seconds=self._prepare_seconds,
             saved_seconds=self._saved,
             preparing=self.background.tier,
+            free_memory_bytes=self._free_bytes(),
         )
 
     def _options(self) -> list[Option]:
@@ -231,7 +243,29 @@ class Auto:
             measured=self._speeds.measured(),
         )
         names = [name for name in self._names() if name != self.in_force.name and name not in self._declined]
-        return [option for name in names for option in self._offers(name, facts)]
+        needed = self._graph_bytes()
+        return [
+            dataclasses.replace(option, memory_bytes=needed)
+            if name.endswith("+graph") and name not in self._proven
+            else option
+            for name in names
+            for option in self._offers(name, facts)
+        ]
+
+    def _free_bytes(self) -> int | None:
+        """Give the GPU memory that nobody holds, what torch has cached included."""
+        device = self.loop.device
+        if device.type != "cuda":
+            return None
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
+
+    def _graph_bytes(self) -> int | None:
+        """Give what a recording of the eager step would hold: what a step needs beside model and optimizer."""
+        device = self.loop.device
+        if device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
 
     def _names(self) -> list[str]:
         """Name the tiers that this program could run in."""

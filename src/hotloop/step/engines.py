@@ -100,6 +100,7 @@ class _CudaRecording:
         self._current = torch.cuda.current_stream(side.device)
         gc.collect()  # a tensor freed by the collector while recording would be freed inside the graph
         torch.cuda.synchronize(side.device)
+        torch.cuda.empty_cache()  # a recording has memory of its own, and cannot use what was cached outside
         side.wait_stream(self._current)
         self._stack.enter_context(torch.cuda.stream(side))
         self._stack.enter_context(capture_safe_random())

@@ -166,6 +166,7 @@ class Loop:
         def run(*args: Any, **kwargs: Any) -> Any:
             if self.plain:
                 self.steps += 1
+                args, kwargs = prepare(args, kwargs)  # padding is the program's own, whatever runs it
                 return function(*args, **kwargs)
             return self._run(runner, *prepare(args, kwargs))
 
@@ -266,6 +267,10 @@ class Loop:
                 self.auto.timed(tier, kind, timing, trial)
 
     # -- what runners ask and tell ---------------------------------------------------------------------------------
+
+    def shapes(self) -> dict[str, Any]:
+        """Give the shapes that each step has seen, as far as they were looked at."""
+        return {runner.name: runner.shapes.census.to_dict() for runner in self._runners}
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Give the parameters of models and optimizers; looked up once, and again after a recording was dropped."""

@@ -20,6 +20,7 @@ from hotloop.step.captured import Change, Program, Standing, capture, own_autoca
 from hotloop.step.holdings import RandomState
 from hotloop.step.optimizers import frozen
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step, undone_if_it_fails
+from hotloop.step.shapes import Shapes
 from hotloop.step.survey import Obstacle, Survey, survey
 from hotloop.step.tiers import Tier
 from hotloop.step.undo import StepStart, let_go, reason_of
@@ -28,6 +29,7 @@ from hotloop.step.variant import Keys, Variant
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
+    from hotloop.measure import Inputs
     from hotloop.step.captured import CapturedStep
     from hotloop.step.loop import Loop
 
@@ -51,6 +53,7 @@ class Runner:
         self._python: dict[str, Any] | None = None
         self._moving: dict[str, int] = {}
         self._base_outcomes: dict[str, list[proof.Outcome]] = collections.defaultdict(list)
+        self.shapes = Shapes(step)
         self.kind, self.ran = "run", loop.given
         """What the last call was (``run``, ``survey``, ``proof``, ``capture`` or ``undone``), and its tier."""
 
@@ -61,13 +64,22 @@ class Runner:
         self.kind, self.ran = "run", tier.name
         run = functools.partial(self.step, *args, **kwargs)
         unproven = tier.compiles and not self.proven(tier.base)
-        if not tier.graph and not unproven:
+        if not tier.compiles and not tier.graph:
             return self._guarded(run, tier)
-        variant = self._variant(args, kwargs)
+        inputs = self.shapes.note(args, kwargs)
+        if not tier.graph and not unproven:
+            return self._compiled(run, tier, inputs)
+        variant = self._variant(inputs)
         variant.calls += 1
+        if not inputs.exact and variant.declined is None:
+            self._decline(
+                variant, Obstacle("an argument cannot be compared from call to call (an array, a set)", _TENSORS)
+            )
         if unproven:
             if variant.seen is None and not self._base_outcomes[tier.base]:
                 return self._survey(variant, run, args, kwargs)
+            if not self.shapes.may_compile(tier.base, inputs):
+                return self._eagerly(run)
             return self._prove_base(run, tier)
         return self._with_graph(variant, run, args, kwargs, tier)
 
@@ -80,12 +92,12 @@ class Runner:
         if captured is None and variant.standing is not None and not variant.standing.holds():
             variant.forget()
         if variant.declined is not None or not self._worth(variant):
-            return self._guarded(run, tier.without_graph())
+            return self._uncaptured(variant, run, tier)
         if variant.seen is None:
             return self._survey(variant, run, args, kwargs)
         if variant.seen.obstacles:
             self._decline(variant, variant.seen.obstacles[0])
-            return self._guarded(run, tier.without_graph())
+            return self._uncaptured(variant, run, tier)
         if variant.proven and variant.captured is not None:
             return self._replay(variant, run, flatten((args, kwargs))[0], tier)
         return self._prove_graph(variant, run, tier, args, kwargs)
@@ -103,14 +115,14 @@ class Runner:
         """Let go of everything that was captured."""
         self._variants.clear()
 
-    def _variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Variant:
-        key, variants = self._keys.of(args, kwargs), self.variants
+    def _variant(self, inputs: Inputs) -> Variant:
+        key, variants = self._keys.of(inputs), self.variants
         found = variants.get(key)
         if found is None:
             if len(variants) >= _KEYS:
                 idle = next((key for key, one in variants.items() if one.captured is None), None)
                 variants.pop(idle if idle is not None else next(iter(variants)))
-            found = variants[key] = Variant(key)
+            found = variants[key] = Variant(key, inputs)
             for others in self._variants.values():  # what a survey saw is so whatever the code is compiled with
                 if key in others and others[key].seen is not None and others[key].declined is None:
                     found.seen = others[key].seen
@@ -166,8 +178,7 @@ class Runner:
         except CandidateFailedError as error:
             failed = self._candidate_failed(error, Tier(self.loop.given))
         if failed is not None:
-            with self.loop.eager():
-                result = run()  # what it raises as well is the user's own
+            result = self._eagerly(run)  # what it raises as well is the user's own
             variant.seen = Survey(obstacles=[failed])
             return result
         after = self._reachable()
@@ -238,7 +249,7 @@ class Runner:
         assert variant.seen is not None
         if obstacles := self._moved_outside():
             self._decline(variant, obstacles[0])
-            return self._guarded(run, tier.without_graph())
+            return self._uncaptured(variant, run, tier)
         engine = self.loop.engine
         assert engine is not None
         holdings, began = self.program.holdings, time.perf_counter()
@@ -280,7 +291,7 @@ class Runner:
     def _instead(self, variant: Variant, run: Callable[[], Any], tier: Tier, obstacle: Obstacle) -> Any:
         """Run a step without the graph that failed; what it raises as well is the user's own, and declines nothing."""
         variant.captured, variant.agreed = None, 0
-        result = self._guarded(run, tier.without_graph())
+        result = self._uncaptured(variant, run, tier)
         if self.kind != "undone":  # else the compiled code is at fault, and another graph will be made without it
             self._decline(variant, obstacle)
         return result
@@ -381,6 +392,23 @@ class Runner:
             self.loop.base_accepted(tier, self, verdict)
         return outcome.result
 
+    def _compiled(self, run: Callable[[], Any], tier: Tier, inputs: Inputs) -> Any:
+        """Run the step as compiled code that has seen its shapes, else eager: one short batch compiles nothing anew."""
+        if advice := self.shapes.advice():
+            self.loop.say_once(advice)
+        return self._guarded(run, tier) if self.shapes.may_compile(tier.base, inputs) else self._eagerly(run)
+
+    def _uncaptured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
+        if advice := self.shapes.advice():
+            self.loop.say_once(advice)
+        below = tier.without_graph()
+        return self._compiled(run, below, variant.inputs) if tier.compiles else self._guarded(run, below)
+
+    def _eagerly(self, run: Callable[[], Any]) -> Any:
+        self.ran = self.loop.given
+        with self.loop.eager():
+            return run()
+
     def _guarded(self, run: Callable[[], Any], tier: Tier) -> Any:
         """Run the step; where compiled code fails before a parameter was written, undo it and run it eagerly."""
         self.ran = tier.name
@@ -480,6 +508,7 @@ class Runner:
         )
 
 
+_TENSORS = "pass tensors, numbers and strings, alone or in lists and mappings"
 _RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
 _REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
 

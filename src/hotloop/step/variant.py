@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-
-from hotloop.measure import signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from hotloop.measure import Difference
+    from hotloop.measure import Difference, Inputs
     from hotloop.step.captured import CapturedStep, Standing
     from hotloop.step.survey import Obstacle, Survey
 
@@ -23,9 +21,10 @@ DROPS, WITHIN = 3, 24
 
 @dataclasses.dataclass
 class Variant:
-    """What is known about calls with one key."""
+    """What is known about calls with one key, ``inputs`` being the arguments' part of it."""
 
     key: Hashable
+    inputs: Inputs
     calls: int = 0
     seen: Survey | None = None
     spread: dict[str, Difference] | None = None
@@ -67,11 +66,11 @@ class Keys:
     ) -> None:
         self._parameters, self._modules = parameters, modules
 
-    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    def of(self, inputs: Inputs) -> Hashable:
         """Give the key of the coming call: arguments, gradients that exist, modes of modules, torch's own modes."""
         gradients = tuple([parameter.grad is None for parameter in self._parameters()])
         modes = tuple([module.training for module in self._modules()])
-        return signature(args, kwargs), gradients, modes, ambient_modes()
+        return inputs, gradients, modes, ambient_modes()
 
 
 def ambient_modes() -> Hashable:

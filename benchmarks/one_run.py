@@ -1,0 +1,184 @@
+"""One run with ``run="auto"``, step by step: when it was eager, when something was tried, what was chosen.
+
+usage: python benchmarks/one_run.py RESULT.json [--steps N] [--seconds S] [--device cpu]
+       python benchmarks/one_run.py RESULT.json --picture docs/hot-loop.svg
+
+Trains a small byte-level language model on the Python standard library's own source. ``--steps`` is the length that the
+run is told; ``--seconds`` ends it earlier, since a decision shows in its first minutes. A second process then runs the
+same steps eager, for the total. RESULT.json holds each step's time and tier, the decisions, and both totals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import pathlib
+import platform
+import subprocess
+import sys
+import time
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 380, 64, 46, 84
+COLOURS = {"eager": "#7a8793", "graph": "#1b7f5c", "compiled": "#2563a8", "doing": "#d98324"}
+
+
+def data(count):
+    """Give batches of bytes, (8, 128) int64, of the standard library's source."""
+    import torch
+
+    text = b"".join(path.read_bytes() for path in sorted(pathlib.Path(json.__file__).parent.parent.glob("*.py")))
+    source = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(count):
+        starts = torch.randint(0, len(source) - 129, (8,), generator=generator)
+        yield torch.stack([source[start : start + 129] for start in starts.tolist()]).long()
+
+
+def train(run, steps, seconds, device, exactly=None):
+    """Train; give the record's parts and the total."""
+    import torch
+    from one_run_model import LanguageModel
+    from torch.nn import functional
+
+    import hotloop
+
+    torch.manual_seed(0)
+    model = LanguageModel().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-10, fused=True)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=steps)
+
+    @loop.step
+    def step(tokens):
+        tokens = tokens.to(device)
+        logits = model(tokens[:, :-1])
+        loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    began, done, loss = time.perf_counter(), 0, None
+    for batch in data(steps if exactly is None else exactly):
+        loss = step(batch)
+        done += 1
+        if exactly is None and time.perf_counter() - began > seconds:
+            break
+    final = loss.item()
+    total = time.perf_counter() - began
+    document = {} if run == "eager" else loop.record.document
+    status = loop.status().to_dict()
+    loop.close()
+    return {
+        "steps": done,
+        "total_seconds": total,
+        "loss": final,
+        "status": status,
+        "each": document.get("steps", []),
+        "decisions": document.get("decisions", []),
+        "verdicts": document.get("verdicts", []),
+    }
+
+
+def measure(path, arguments):
+    """Run auto, then the same steps eager, each in a process of its own."""
+    found = {}
+    for run in ("auto", "eager"):
+        command = [sys.executable, __file__, str(path), "--child", run, "--steps", str(arguments.steps)]
+        command += ["--seconds", str(arguments.seconds), "--device", arguments.device]
+        command += ["--exactly", str(found["auto"]["steps"])] if found else []
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        found[run] = json.loads(output.splitlines()[-1])
+    import torch
+
+    result = {
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "hardware": hardware(arguments.device),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "settings": {"told_steps": arguments.steps, "seconds": arguments.seconds, "threads": torch.get_num_threads()},
+        **found,
+    }
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    auto, eager = found["auto"], found["eager"]
+    print(f"{auto['steps']} steps: auto {auto['total_seconds']:.1f} s, eager {eager['total_seconds']:.1f} s")
+
+
+def hardware(device):
+    """Name what the run was on."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    for line in pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return f"{line.partition(':')[2].strip()}, CPU"
+    return platform.machine()
+
+
+def picture(result, path):
+    """Draw step time over the run's time, swaps marked, as a plain SVG."""
+    each = result["auto"]["each"]
+    times, at = [], 0.0
+    for entry in each:
+        at += entry["seconds"]
+        times.append(at)
+    usual = sorted(entry["seconds"] for entry in each)[int(0.99 * len(each))]
+    top = 1.25 * usual
+    x = lambda second: LEFT + (WIDTH - LEFT - 20) * second / times[-1]  # noqa: E731 - two scales, one line each
+    y = lambda seconds: HEIGHT - BOTTOM - (HEIGHT - BOTTOM - TOP) * min(seconds, top) / top  # noqa: E731
+    parts = [
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+            'font-family="sans-serif" font-size="13">'
+        ),
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+    ]
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        level, moment = y(share * top), x(share * times[-1])
+        parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{level:.1f}" y2="{level:.1f}" stroke="#e4e7ea"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{level + 4:.1f}" text-anchor="end">{1e3 * share * top:.0f} ms</text>')
+        parts.append(
+            f'<text x="{moment:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{share * times[-1]:.0f} s</text>'
+        )
+    for entry, second in zip(each, times, strict=True):
+        colour = COLOURS["doing" if entry.get("doing") else kind(entry["running"])]
+        over = entry["seconds"] > top
+        mark = "4" if over or entry.get("doing") else "1.6"
+        parts.append(f'<circle cx="{x(second):.1f}" cy="{y(entry["seconds"]):.1f}" r="{mark}" fill="{colour}"/>')
+        if over:
+            parts.append(f'<text x="{x(second) + 6:.1f}" y="{TOP + 4}" fill="{colour}">{entry["seconds"]:.1f} s</text>')
+    legend = (("eager", "eager"), ("compiled", "compiled"), ("graph", "captured"), ("doing", "survey, proof, capture"))
+    for index, (name, label) in enumerate(legend):
+        parts.append(f'<circle cx="{LEFT + 6 + 170 * index}" cy="22" r="5" fill="{COLOURS[name]}"/>')
+        parts.append(f'<text x="{LEFT + 18 + 170 * index}" y="26">{label}</text>')
+    parts.append(f'<text x="{LEFT}" y="52" font-weight="bold">one step</text>')
+    parts.append(f'<text x="{WIDTH - 20}" y="{HEIGHT - 8}" text-anchor="end">time since the first step</text></svg>')
+    path.write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+def kind(tier):
+    """Give the colour's name for a tier."""
+    return "graph" if tier.endswith("+graph") else "eager" if tier in ("eager", "as-given") else "compiled"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("result", type=pathlib.Path)
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--picture", type=pathlib.Path)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--exactly", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        found = train(arguments.child, arguments.steps, arguments.seconds, arguments.device, arguments.exactly)
+        print(json.dumps(found))
+    elif arguments.picture:
+        picture(json.loads(arguments.result.read_text(encoding="utf-8")), arguments.picture)
+    else:
+        measure(arguments.result, arguments)
+
+
+if __name__ == "__main__":
+    main()
