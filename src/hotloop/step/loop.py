@@ -25,6 +25,7 @@ from hotloop.step.holdings import Holdings
 from hotloop.step.optimizers import recordable, return_step_counts, with_host_step_counts
 from hotloop.step.proof import STEPS as PROOF_STEPS
 from hotloop.step.runner import Runner
+from hotloop.step.telling import line_of
 from hotloop.step.tiers import Tier, parse
 from hotloop.step.undo import WriteWatch
 
@@ -340,6 +341,10 @@ class Loop:
             self.look_again()
         self.account.event(event)
         collector.emit(event)
+        level, line = line_of(event, asked=self.auto is None)
+        if line and line not in self._said:
+            self._said.add(line)
+            _log.log(level, "%s", line)
 
     def decided(self, reason: str, numbers: Mapping[str, Any]) -> None:
         """Write a decision down, and say it."""

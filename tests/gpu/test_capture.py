@@ -1,0 +1,180 @@
+"""Whole-step capture on a GPU: what the stand-in cannot show. The cases themselves are in tests/step, for both."""
+
+import pytest
+import torch
+from torch import nn
+
+import hotloop
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+
+class Net(nn.Module):
+    def __init__(self, p=0.25):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(p), nn.Linear(64, 4))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def train(run, steps, body=None, host=False, capturable=None, **optimizer_settings):
+    """Train, and give losses, model and loop; ``body`` replaces the step's forward."""
+    torch.manual_seed(0)
+    model = Net().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-8, **{"fused": True, **optimizer_settings})
+    loop = hotloop.Loop(model, optimizer, run=run)
+
+    @loop.step
+    def step(x):
+        x = x.cuda(non_blocking=True)
+        loss = (body or (lambda model, x: model(x).square().mean()))(model, x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    torch.manual_seed(1)
+    generator = torch.Generator().manual_seed(2)
+    losses = []
+    for _ in range(steps):
+        x = torch.randn(32, 16, generator=generator)
+        losses.append(step(x if host else x.cuda()))
+    return [loss.item() for loss in losses], model, loop
+
+
+def assert_as_eager(ours, theirs, rtol=1e-5):
+    assert ours[0] == pytest.approx(theirs[0], rel=rtol)
+    for a, b in zip(ours[1].state_dict().values(), theirs[1].state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=1e-6)
+
+
+@pytest.mark.parametrize("host", [False, True])
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_captured_step_trains_as_eager_does_dropout_included(host, fused):
+    ours, theirs = train("eager+graph", 40, host=host, fused=fused), train("eager", 40, host=host, fused=fused)
+    assert ours[2].status().tier == "eager+graph"
+    assert_as_eager(ours, theirs, 1e-5 if fused else 1e-4)
+
+
+def test_the_random_stream_ends_where_eagers_does():
+    train("eager+graph", 30)
+    captured = torch.cuda.get_rng_state()
+    train("eager", 30)
+    assert torch.equal(captured, torch.cuda.get_rng_state())
+
+
+def test_a_capture_that_fails_half_way_leaves_torch_right():
+    def synchronises(model, x):
+        loss = model(x).square().mean()
+        torch.cuda.synchronize()  # no operation, so no survey sees it
+        return loss
+
+    ours, theirs = train("eager+graph", 30, synchronises), train("eager", 30, synchronises)
+    status = ours[2].status()
+    assert status.tier == "eager"
+    assert next(tier for tier in status.tiers if tier.name == "eager+graph").state == "declined"
+    assert_as_eager(ours, theirs, 1e-6)
+    # A second program in the same process is captured as if nothing had happened.
+    again = train("eager+graph", 30)
+    assert again[2].status().tier == "eager+graph"
+
+
+def test_a_failed_capture_gives_its_memory_back():
+    def synchronises(model, x):
+        loss = model(x).square().mean()
+        torch.cuda.synchronize()
+        return loss
+
+    train("eager+graph", 8, synchronises)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for _ in range(3):
+        train("eager+graph", 8, synchronises)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + 2**21
+
+
+def test_an_optimizer_outside_the_graph():
+    torch.manual_seed(0)
+    pairs = []
+    for run in ("eager+graph", "eager"):
+        torch.manual_seed(0)
+        model = Net(p=0.0).cuda()
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=2**-6)
+        loop = hotloop.Loop(model, optimizer, run=run)
+
+        @loop.step
+        def step(x, model=model, optimizer=optimizer):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        generator = torch.Generator("cuda").manual_seed(3)
+        pairs.append(
+            ([step(torch.randn(32, 16, device="cuda", generator=generator)).item() for _ in range(24)], model, loop)
+        )
+    assert pairs[0][2].status().tier == "eager+graph"
+    assert_as_eager(*pairs)
+
+
+@pytest.mark.parametrize("run", ["full", "full+graph", "regional+graph"])
+def test_compiled_tiers_are_proven_and_train(run):
+    ours, theirs = train(run, 40), train("eager", 40)
+    assert ours[2].status().tier == run
+    assert_as_eager(ours, theirs, 1e-2)
+
+
+@pytest.mark.parametrize("run", ["reduce-overhead", "triton"])
+def test_presets_with_graphs_of_their_own_may_be_held(run):
+    torch.manual_seed(0)
+    model = Net(p=0.0).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+    loop = hotloop.Loop(model, optimizer, run=run)
+
+    @loop.step
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    held = [step(torch.randn(32, 16, device="cuda")) for _ in range(12)]
+    assert len({loss.item() for loss in held}) == 12
+
+
+def test_auto_captures_a_launch_bound_step():
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(60))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.tanh(layer(x)) + x
+            return x
+
+    model = Deep().cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    loop = hotloop.Loop(model, optimizer, total_steps=20_000)
+
+    @loop.step
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for _ in range(400):
+        step(torch.randn(16, 32, device="cuda"))
+    assert loop.status().tier.endswith("+graph")
+    loop.close()
