@@ -6,8 +6,9 @@ import dataclasses
 import io
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
+from rich.text import Text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class LoopStatus:
         """Give the status as plain JSON data."""
         return dataclasses.asdict(self)
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> Group:
         title = f"hotloop: {self.tier} at step {self.step:,}" + (
             f" (asked for: {self.asked})" if self.asked != self.tier else ""
         )
@@ -70,9 +71,7 @@ class LoopStatus:
         notes += [f"undone: {self.undone} steps"] if self.undone else []
         notes += [f"recorded anew: {reason}" for reason in self.dropped[-3:]]
         notes += [f"decided: {line}" for line in self.decisions[-5:]]
-        table.caption = "\n".join(notes)
-        table.caption_justify = "left"
-        return table
+        return Group(table, Text("\n".join(notes)))
 
     def __str__(self) -> str:
         console = Console(file=io.StringIO(), width=140, force_terminal=False)
