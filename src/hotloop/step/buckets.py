@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class Pad:
             raise ConfigError(f"Pad dim {self.dim!r}: expected a whole number")
         if isinstance(self.value, bool) or not isinstance(self.value, int | float):
             raise ConfigError(f"Pad value {self.value!r}: expected a number")
-        sizes = tuple(self.to)
+        sizes = tuple(self.to) if isinstance(self.to, Iterable) else ()
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
             raise ConfigError(f"Pad to {self.to!r}: expected sizes of 1 or more, e.g. to=(64, 128, 256)")
         object.__setattr__(self, "to", tuple(sorted(set(sizes))))
@@ -105,7 +105,7 @@ class Buckets:
             return self._pad(name, value)
         if isinstance(value, Mapping) and any(key in self.declared for key in value):
             changed = {key: self._pad(key, item) for key, item in value.items() if key in self.declared}
-            used |= changed.keys()
+            used.update(changed)  # the caller's set: |= with a dict's keys would make another
             return _with(value, changed)
         if isinstance(value, dict) and name == "kwargs":
             return {key: self._padded(key, item, used) for key, item in value.items()}

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _SCALER_ATTRIBUTES = ("grad_scale", "found_inf")
 """What a GradScaler hands to a fused optimizer, as attributes, for the time of one call."""
 
+_AS_FOUND: Any = object()
+"""In place of a gradient that the step found and left alone: another model's, which a replay must not put back."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of one call."""
@@ -54,7 +56,7 @@ class _OutsideCall:
     """An optimizer step between two segments, with the gradients that it finds and what it is called with."""
 
     optimizer: torch.optim.Optimizer
-    gradients: list[torch.Tensor | None]
+    gradients: list[Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     attributes: dict[str, Any]
@@ -78,13 +80,14 @@ class CapturedStep:
         named = program.holdings.parameters()
         self._parameters = list(named.values())
         self._start = [parameter.grad if name in seen.read_gradients else None for name, parameter in named.items()]
+        self._unread = [None if name in seen.read_gradients else parameter.grad for name, parameter in named.items()]
         self._facts = _facts(self._parameters)
         self._storages = _storages(program.holdings)
         self._states = [(one.optimizer, _entries(one.optimizer)) for one in recorded.values()]
         self._groups = _group_sizes(program.holdings)
         self._parts: list[Segment | _OutsideCall] = []
         self._inputs: Inputs | None = None
-        self._end: list[torch.Tensor | None] = []
+        self._end: list[Any] = []
         self._results: tuple[Any, list[Any]] = (None, [])
         self.gradients_at_step: dict[str, torch.Tensor] = {}
         """The gradients as an optimizer found them: kept, so that a proof can read them after a replay."""
@@ -138,7 +141,7 @@ class CapturedStep:
         with torch.no_grad():
             for parameter, ours in zip(self._parameters, self._end, strict=True):
                 theirs = parameter.grad
-                if ours is not None and theirs is not None and ours is not theirs:
+                if ours is not None and ours is not _AS_FOUND and theirs is not None and ours is not theirs:
                     ours.copy_(theirs)
                     parameter.grad = ours
 
@@ -164,11 +167,17 @@ class CapturedStep:
         name = self._watch.changed() if self._watch is not None else ""
         return Change(name) if name else None
 
+    def _gradients(self) -> list[Any]:
+        """While recording: give the gradients as the step has made them so far."""
+        now = [parameter.grad for parameter in self._parameters]
+        pairs = zip(now, self._unread, strict=True)
+        return [_AS_FOUND if own is found and found is not None else own for own, found in pairs]
+
     def _finish(self, inputs: Inputs, result: Any) -> None:
         self._inputs = inputs
         leaves, structure = flatten(result)
         self._results = (structure, leaves)
-        self._end = [parameter.grad for parameter in self._parameters]
+        self._end, self._unread = self._gradients(), []
         modules = self.program.holdings.modules
         self._watch = Watch(self.program.step, modules, self.program.ignore)
 
@@ -200,7 +209,7 @@ class CapturedStep:
         def hook(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             look(optimizer, args, kwargs)
             self._parts.append(recording.cut())
-            gradients = [parameter.grad for parameter in self._parameters]
+            gradients = self._gradients()
             found = {name: getattr(optimizer, name) for name in _SCALER_ATTRIBUTES if hasattr(optimizer, name)}
             self._parts.append(_OutsideCall(optimizer, gradients, args[1:], dict(kwargs), found))
 
@@ -314,10 +323,10 @@ def gradients_of(optimizer: torch.optim.Optimizer, names: dict[int, str]) -> dic
     }
 
 
-def bind(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor | None]) -> None:
-    """Make these the parameters' gradients."""
+def bind(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[Any]) -> None:
+    """Make these the parameters' gradients: a tensor, None, or ``_AS_FOUND``."""
     for parameter, gradient in zip(parameters, gradients, strict=True):
-        if parameter.grad is not gradient:
+        if gradient is not _AS_FOUND and parameter.grad is not gradient:
             parameter.grad = gradient
 
 

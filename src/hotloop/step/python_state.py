@@ -8,9 +8,12 @@ the attributes and hooks of modules.
 from __future__ import annotations
 
 import collections
+import collections.abc
 import dis
 import functools
 import itertools
+import random
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -233,10 +236,19 @@ class _Walk:
             self.found[name] = ("length", len(value))
         elif (position := _position(value)) is not None:
             self.found[name] = position
+        elif isinstance(value, types.GeneratorType):
+            self._generator(value, name, depth + 1)
         elif _is_users_object(value):
             self.methods(type(value), depth + 1)
             for key, item in vars(value).items():
                 self.value(item, f"{name}.{key}", depth + 1)
+
+    def _generator(self, value: types.GeneratorType[Any, Any, Any], name: str, depth: int) -> None:
+        """A generator is where its code and its variables are: a loop stops at the same place each time."""
+        frame = value.gi_frame
+        self.found[name] = ("generator", frame.f_lasti if frame is not None else -1)
+        for key, item in dict(frame.f_locals).items() if frame is not None else ():
+            self.value(item, f"{name}: {key}", depth)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -302,13 +314,41 @@ def _ends(items: Iterable[Any], length: int) -> Iterator[Any]:
 
 
 def _position(value: Any) -> Any:
-    """Tell where an iterator or generator is, so that its use in a step shows."""
-    if isinstance(value, types.GeneratorType):
-        return ("generator", value.gi_frame.f_lasti if value.gi_frame is not None else -1)
+    """Tell where an iterator or a random generator is, so that its use in a step shows; None for other objects."""
+    if isinstance(value, random.Random):
+        return "random", hash(value.getstate())
+    if _is_numpys(value):
+        return "random", str(value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state())
     if isinstance(value, itertools.count):
-        return ("count", repr(value))
+        return "count", repr(value)
     length = getattr(value, "__length_hint__", None)
-    return ("left", length()) if callable(length) and not isinstance(value, type) else None
+    if callable(length) and not isinstance(value, type):
+        return "left", length()
+    return _position_of_others(value)
+
+
+def _position_of_others(value: Any) -> Any:
+    if not isinstance(value, collections.abc.Iterator) or isinstance(value, types.GeneratorType):
+        return None
+    if type(value).__module__ in ("builtins", "itertools"):  # cycle, zip, map: nobody can tell
+        return _Unknown()
+    if _is_users_object(value) or not hasattr(value, "__dict__"):  # the first is looked at like any object
+        return None
+    return tuple(one for one in vars(value).values() if type(one) is int)  # a data loader's counts what it has given
+
+
+def _is_numpys(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState)
+
+
+class _Unknown:
+    """Equal to nothing, itself included."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return False
 
 
 def _is_users(function: Any) -> bool:

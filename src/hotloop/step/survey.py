@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import linecache
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,6 +36,10 @@ _MATRIX_PRODUCTS = tuple(
         "_scaled_dot_product_cudnn_attention",
     )
 )
+_MOVE_IT_OUT = "move it out of the step: return the tensor, and read it outside the step, every so many steps"
+_READ_ON_HOST = "a value is read on the host"
+_SILENT_READS = {"__repr__": "print", "tolist": "tolist", "numpy": "numpy", "__array__": "numpy"}
+"""Methods of a tensor that read it, and what their user knows them as."""
 _COPIES = ("aten._to_copy", "aten.copy_")
 
 
@@ -122,7 +128,7 @@ class _Look:
         if self._stepping_now:  # a captured optimizer is told to stay on the device, another runs outside
             return
         if why := host_read(operation, args):
-            self._obstacle(why, "move it out of the step: return the tensor and read it there, every so many steps")
+            self._obstacle(why, _MOVE_IT_OUT)
         elif self._device.type != "cpu" and name_of(operation) in _COPIES and self._leaves(operation, args, kwargs):
             self._obstacle("a tensor is copied to the host", "return the tensor, and copy it outside the step")
         if is_random(operation):
@@ -179,11 +185,41 @@ class _Look:
 
         torch.random.fork_rng = forked
         try:
-            yield
+            with self._hearing():
+                yield
         finally:
             torch.random.fork_rng = original
             for handle in handles:
                 handle.remove()
+
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """Note what reads tensors past the dispatcher: printing turns it off, the others look at a CPU's memory."""
+        thread = threading.get_ident()
+        own = {name: vars(torch.Tensor).get(name) for name in _SILENT_READS}
+
+        def listener(name: str) -> Callable[..., Any]:
+            real = getattr(torch.Tensor, name)
+
+            @functools.wraps(real)
+            def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+                elsewhere = tensor.device.type != self._device.type and _memory(tensor) not in self._inputs
+                if threading.get_ident() == thread and not self._stepping_now and not elsewhere:
+                    self._obstacle(f"{_READ_ON_HOST} ({_SILENT_READS[name]})", _MOVE_IT_OUT)
+                return real(tensor, *args, **kwargs)
+
+            return read
+
+        for name in own:
+            setattr(torch.Tensor, name, listener(name))
+        try:
+            yield
+        finally:
+            for name, real in own.items():
+                if real is not None:
+                    setattr(torch.Tensor, name, real)
+                else:
+                    delattr(torch.Tensor, name)
 
     def _stepping(self, name: str) -> Callable[..., None]:
         def hook(_optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

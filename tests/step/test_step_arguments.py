@@ -1,0 +1,286 @@
+"""What a step is called with: anything that is no tensor selects a recording; nothing is lost or mixed up."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from step_programs import PROVING, Classifier, Pictures, batches, images
+from torch.nn import functional as F
+
+
+def adamw(model):
+    return torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+
+def finish(loss, optimizer):
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    y: torch.Tensor
+    name: str = "plain"
+    extra: dict | None = None
+
+
+def calling(call, make_step, steps=20):
+    """A program that calls its step as ``call(train_step, number, x, y)``."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+        train_step = run.loop(model, optimizer).step(make_step(model, optimizer))
+        for number, (x, y) in enumerate(batches(run.device, steps)):
+            run.note(call(train_step, number, x, y))
+        return model, optimizer
+
+    return program
+
+
+def with_options(model, optimizer):
+    def train_step(x, y, weight=None, *, scale=1.0, kind="sum", smooth=False):
+        losses = F.cross_entropy(model(x), y, reduction="none", label_smoothing=0.125 if smooth else 0.0)
+        losses = losses if weight is None else losses * weight
+        return finish(scale * (losses.sum() if kind == "sum" else losses.mean()), optimizer)
+
+    return train_step
+
+
+def weights(x):
+    return torch.linspace(0.5, 1.5, len(x), device=x.device)
+
+
+WAYS = {
+    "positional": lambda step, n, x, y: step(x, y),
+    "by name": lambda step, n, x, y: step(y=y, x=x),
+    "None": lambda step, n, x, y: step(x, y, None, kind="mean"),
+    "a tensor by name": lambda step, n, x, y: step(x, y, weight=weights(x) * n),
+    "a float": lambda step, n, x, y: step(x, y, scale=0.5),
+    "a bool": lambda step, n, x, y: step(x, y, smooth=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_arguments_given_in_any_way(both, way):
+    assert both.equal(calling(WAYS[way], with_options), exact=True).calls() == PROVING
+
+
+def test_strings_and_booleans_select_recordings(both):
+    def call(step, number, x, y):
+        return step(x, y, kind=("sum", "mean")[number % 2], smooth=number % 4 < 2)
+
+    assert both.equal(calling(call, with_options, 64), exact=True, replays=40).calls() == 4 * PROVING
+
+
+def test_an_argument_that_sometimes_is_none(both):
+    def call(step, number, x, y):
+        return step(x, y, weights(x) if number % 2 else None)
+
+    assert both.equal(calling(call, with_options, 40), exact=True, replays=28).calls() == 2 * PROVING
+
+
+def test_a_float_that_changes_every_step_runs_without_a_graph(both):
+    def call(step, number, x, y):
+        return step(x, y, scale=1 + number / 32)
+
+    run = both.alike(calling(call, with_options), exact=True)
+    assert run.replays() == 0
+    assert run.status().tier == "eager"
+
+
+def test_more_values_than_there_is_room_for(both):
+    def call(step, number, x, y):
+        return step(x, y, scale=1 + number % 10 / 16)
+
+    run = both.alike(calling(call, with_options, 100), exact=True)
+    assert run.replays() == 8 * 4
+
+
+def nested(model, optimizer):
+    def train_step(batch):
+        if isinstance(batch, Batch):
+            x, y = batch.x, batch.y
+            x = x if batch.extra is None else x * batch.extra["scale"][0]
+        else:
+            x, (y, more) = batch["x"], batch["rest"]
+            x = x + more["shift"]
+        return finish(F.cross_entropy(model(x), y), optimizer)
+
+    return train_step
+
+
+NESTS = {
+    "a dict": lambda step, n, x, y: step({"x": x, "rest": (y, {"shift": x.mean() * n, "name": "b"})}),
+    "a dataclass": lambda step, n, x, y: step(Batch(x, y)),
+    "a dataclass of more": lambda step, n, x, y: step(Batch(x, y, extra={"scale": [x.std(), "unit"]})),
+}
+
+
+@pytest.mark.parametrize("nest", NESTS)
+def test_nested_batches(both, nest):
+    assert both.equal(calling(NESTS[nest], nested), exact=True).calls() == PROVING
+
+
+def test_one_tensor_in_two_places(both):
+    def make(model, optimizer):
+        def train_step(x, y, again):
+            return finish(F.cross_entropy(model(x) + model(again), y), optimizer)
+
+        return train_step
+
+    both.equal(calling(lambda step, n, x, y: step(x, y, x if n % 2 else x + 1), make), exact=True)
+
+
+def test_expanded_and_strided_batches(both):
+    def call(step, number, x, y):
+        return step(x[:1].expand(len(y), -1), y.repeat_interleave(2)[::2])
+
+    both.equal(calling(call, with_options), exact=True)
+
+
+def test_batches_on_the_host_are_brought_over(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            device = model.head.weight.device
+            return finish(F.cross_entropy(model(x.to(device)), y.to(device, non_blocking=True)), optimizer)
+
+        for x, y in batches("cpu"):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    assert both.equal(program, exact=True).calls() == PROVING
+
+
+def test_a_batch_that_the_user_overwrites_for_the_next_step(both):
+    """One buffer that a loader fills again and again."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            return finish(F.cross_entropy(model(x), y), optimizer)
+
+        buffer, target = torch.zeros(6, 8, device=run.device), torch.zeros(6, dtype=torch.long, device=run.device)
+        for x, y in batches(run.device):
+            buffer.copy_(x)
+            target.copy_(y)
+            run.note(train_step(buffer, target))
+        return model, optimizer
+
+    both.equal(program, exact=True)
+
+
+def test_a_numpy_argument_is_not_frozen(both):
+    """Its values cannot be compared from call to call, so no two calls are known to be alike."""
+
+    def make(model, optimizer):
+        def train_step(x, y, scale):
+            return finish(F.cross_entropy(model(x), y) * torch.from_numpy(scale).to(x), optimizer)
+
+        return train_step
+
+    def call(step, number, x, y):
+        return step(x, y, np.asarray(1 + number / 32))
+
+    run = both.alike(calling(call, make), exact=True)
+    assert run.replays() == 0
+
+
+def test_autocast_around_the_call_selects_a_recording(both):
+    def call(step, number, x, y):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=number % 2 == 1):
+            return step(x, y)
+
+    run = both.equal(calling(call, with_options, 40), exact=True, replays=24)
+    assert run.calls() == 2 * PROVING
+
+
+def test_a_step_called_under_no_grad_by_mistake_raises_what_eager_raises(both):
+    def call(step, number, x, y):
+        if number in (3, 8, 9, 10, 15):
+            with pytest.raises(RuntimeError, match="does not require grad"), torch.no_grad():
+                step(x, y)
+        return step(x, y)
+
+    run = both.equal(calling(call, with_options, 24), exact=True)
+    assert run.dropped == []
+
+
+def test_an_error_of_the_users_own_reaches_them_unchanged(both):
+    class OwnError(Exception):
+        pass
+
+    def make(model, optimizer):
+        def train_step(x, y, *, fail=False):
+            if fail:
+                raise OwnError("as it was")
+            return finish(F.cross_entropy(model(x), y), optimizer)
+
+        return train_step
+
+    def call(step, number, x, y):
+        if number in (1, 2, 3, 4, 5, 9):
+            with pytest.raises(OwnError, match=r"^as it was$"):
+                step(x, y, fail=True)
+        return step(x, y)
+
+    both.equal(calling(call, make, 24), exact=True)
+
+
+def test_a_wrong_shape_raises_what_eager_raises_and_the_recording_stays(both):
+    def call(step, number, x, y):
+        if number >= 10:
+            with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
+                step(x[:, :5], y)
+        return step(x, y)
+
+    run = both.equal(calling(call, with_options, 24), exact=True)
+    assert run.dropped == []
+
+
+def test_a_method_as_a_step(both):
+    class Trainer:
+        def __init__(self, device):
+            self.model = Pictures().to(device)
+            self.optimizer = adamw(self.model)
+            self.scale = 0.5
+
+        def train_step(self, x, y):
+            return finish(self.scale * F.cross_entropy(self.model(x), y), self.optimizer)
+
+    def program(run):
+        trainer = Trainer(run.device)
+        train_step = run.loop(trainer.model, trainer.optimizer).step(trainer.train_step)
+        for number, (x, y) in enumerate(images(run.device, 34)):
+            trainer.scale = 0.5 if number < 14 else 2.0
+            run.note(train_step(x, y))
+        return trainer.model, trainer.optimizer
+
+    run = both.equal(program, exact=True)
+    assert len(run.dropped) == 1
+    assert "scale" in run.dropped[0]
+
+
+def test_a_callable_object_as_a_step(both):
+    class Step:
+        def __init__(self, model, optimizer):
+            self.model, self.optimizer = model, optimizer
+            self.__name__ = "train_step"
+
+        def __call__(self, x, y):
+            return finish(F.cross_entropy(self.model(x), y), self.optimizer)
+
+    both.equal(calling(lambda step, n, x, y: step(x, y), Step), exact=True)

@@ -1,0 +1,281 @@
+"""What a step gives back and leaves: results that may be held, gradients, and a program that goes on around it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import torch
+from step_programs import GRAPH, PROVING, STEPS, Classifier, Pictures, batches, images, plain_step
+from torch.nn import functional as F
+
+
+def adamw(*modules):
+    return torch.optim.AdamW([one for module in modules for one in module.parameters()], lr=2**-6, fused=True)
+
+
+def test_tensors_returned_by_earlier_steps_keep_their_values(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            logits = model(x)
+            loss = F.cross_entropy(logits, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return {"loss": loss.detach(), "logits": logits.detach(), "input": x, "weight": model.head.weight.detach()}
+
+        held, at_once = [], []
+        for x, y in batches(run.device):
+            result = train_step(x, y)
+            held.append(result)
+            at_once.append({name: one.clone() for name, one in result.items()})
+        for now, then in zip(held, at_once, strict=True):
+            for name in ("loss", "logits", "input"):
+                assert torch.equal(now[name], then[name])
+        return {"model": model, "at once": at_once}
+
+    both.equal(program, exact=True)
+
+
+def test_results_do_not_keep_the_graph_of_the_step_alive(both):
+    """A replay's loss has no history; the last real step's has, as eager's."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            last = run.note(train_step(x, y))
+        if run.owned:
+            assert last.grad_fn is None
+        return model
+
+    both.equal(program, exact=True)
+
+
+def test_gradients_read_after_a_step_are_eagers(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        norms, held = [], []
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+            norms.append(torch.stack([one.grad.norm() for one in model.parameters()]))
+            held.append([one.grad.clone() for one in model.parameters()])
+        return {"model": model, "optimizer": optimizer, "norms": norms, "held": held}
+
+    both.equal(program, exact=True)
+
+
+def test_gradients_read_between_two_decorated_steps(both):
+    """backward in one step, the optimizer in another, clipping by hand between them."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+        loop = run.loop(model, optimizer)
+
+        @loop.step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        @loop.step
+        def update():
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for x, y in batches(run.device, 24):
+            run.note(train_step(x, y))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.125)
+            update()
+        return model, optimizer
+
+    run = both.equal(program, exact=True, replays=24)
+    assert run.calls("train_step") == run.calls("update") == PROVING
+
+
+def test_a_validation_pass_between_steps(both):
+    """In eval mode under no_grad, on another batch size, and back: no recording is lost, none is disturbed."""
+
+    def program(run):
+        model = Pictures().to(run.device)
+        optimizer = adamw(model)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        scores = []
+        for number, (x, y) in enumerate(images(run.device, 24)):
+            run.note(train_step(x, y))
+            if number % 3 == 2:
+                model.eval()
+                with torch.no_grad():
+                    scores.append(F.cross_entropy(model(x.repeat(3, 1, 1, 1)), y.repeat(3)))
+                model.train()
+        return {"model": model, "optimizer": optimizer, "scores": scores}
+
+    run = both.equal(program, exact=True)
+    assert run.calls() == PROVING
+    assert run.dropped == []
+
+
+def test_an_evaluation_step_may_be_decorated_too(both):
+    def program(run):
+        model = Pictures().to(run.device)
+        optimizer = adamw(model)
+        loop = run.loop(model, optimizer)
+        train_step = loop.step(plain_step(model, optimizer))
+
+        @loop.step
+        @torch.no_grad()
+        def evaluate(x, y):
+            return F.cross_entropy(model(x), y)
+
+        for x, y in images(run.device, 24):
+            run.note(train_step(x, y))
+            model.eval()
+            run.note(evaluate(x, y))
+            model.train()
+        return model, optimizer
+
+    run = both.equal(program, exact=True, replays=24)
+    assert run.replays("evaluate") >= 12
+
+
+def test_two_loops_in_one_process(both):
+    def program(run):
+        models = [Classifier().to(run.device), Classifier(dropout=0.25).to(run.device)]
+        optimizers = [adamw(model) for model in models]
+        steps = [
+            run.loop(model, optimizer).step(plain_step(model, optimizer))
+            for model, optimizer in zip(models, optimizers, strict=True)
+        ]
+        for x, y in batches(run.device):
+            for step in steps:
+                run.note(step(x, y))
+        return *models, *optimizers
+
+    run = both.equal(program, exact=True, replays=24)
+    assert [one.tier for one in run.statuses] == [GRAPH, GRAPH]
+
+
+def test_two_decorated_steps_share_a_loop_as_in_a_gan(both):
+    def program(run):
+        generator, critic = torch.nn.Linear(3, 8).to(run.device), Classifier().to(run.device)
+        optimizers = [adamw(generator), adamw(critic)]
+        loop, device = run.loop([generator, critic], optimizers), run.device
+
+        def score(x):
+            return critic(x)[:, 0]
+
+        @loop.step
+        def critic_step(x):
+            with torch.no_grad():
+                made = generator(torch.randn(len(x), 3, device=x.device))
+            loss = F.softplus(score(made)).mean() + F.softplus(-score(x)).mean()
+            optimizers[1].zero_grad()
+            loss.backward()
+            optimizers[1].step()
+            return loss
+
+        @loop.step
+        def generator_step(size):
+            loss = F.softplus(-score(generator(torch.randn(size, 3, device=device)))).mean()
+            optimizers[0].zero_grad()
+            loss.backward()
+            optimizers[0].step()
+            return loss
+
+        for x, _ in batches(run.device, 24):
+            run.note(critic_step(x))
+            run.note(generator_step(len(x)))
+        return generator, critic, *optimizers
+
+    run = both.equal(program, exact=True, replays=24)
+    assert run.replays("critic_step") >= 12
+    assert run.replays("generator_step") >= 12
+
+
+def test_batches_made_by_another_thread(both):
+    """Its operations, which go on while steps are recorded, are no part of them."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        ready, stop = queue.Queue(maxsize=2), threading.Event()
+
+        def produce():
+            for x, y in batches("cpu", STEPS):
+                ready.put(((x * 2).to(run.device), y.to(run.device)))
+            while not stop.is_set():
+                torch.ones(3).sum().item()
+
+        thread = threading.Thread(target=produce, daemon=True)
+        thread.start()
+        try:
+            for _ in range(STEPS):
+                run.note(train_step(*ready.get()))
+        finally:
+            stop.set()
+            thread.join()
+        return model, optimizer
+
+    assert both.equal(program, exact=True).calls() == PROVING
+
+
+def test_steps_called_from_another_thread(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+
+        def train():
+            for x, y in batches(run.device):
+                run.note(train_step(x, y))
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+        return model, optimizer
+
+    assert both.equal(program, exact=True).calls() == PROVING
+
+
+def test_code_that_asks_for_a_capture_hears_one_answer_in_warm_up_and_capture(both, monkeypatch):
+    """transformers' masks take another path while a step is captured; both paths must have been looked at."""
+    heard = []
+    if both.device.type == "cpu":  # where torch itself has no answer
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+    class Asking(Classifier):
+        def forward(self, x):
+            capturing = torch.cuda.is_current_stream_capturing()
+            note(capturing)
+            return super().forward(x if capturing else x + 0.0)
+
+    note = heard.append
+
+    def program(run):
+        model = Asking().to(run.device)
+        optimizer = adamw(model)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    both.equal(program, exact=True)
+    # Eager's 20; then eager, survey, warm-up and its reference, capture and its reference, two more references.
+    assert heard == [False] * STEPS + [False, True, True, False, True, False, False, False]
