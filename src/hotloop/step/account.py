@@ -5,6 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import statistics
+import sys
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
@@ -64,6 +66,8 @@ class Account:
         self._steps = 0
         self._copied = 0
         self._failure: BaseException | None = None
+        if self._owned:  # a program that never closes its loop has a settled record as well
+            weakref.finalize(self, _end, self.record)
 
     def step(self, tier: str, kind: str, timing: Timing) -> None:
         """Take note of a step in a tier; ``kind`` tells a plain run from one that looked, proved or captured."""
@@ -185,3 +189,9 @@ class Account:
         self.settle()
         if self._owned:
             self.record.__exit__(type(self._failure) if self._failure else None, self._failure, None)
+
+
+def _end(record: RunRecord) -> None:
+    """Settle a record at the end of its loop or of the program, which may have ended with an exception."""
+    error: BaseException | None = getattr(sys, "last_value", None)
+    record.__exit__(type(error) if error is not None else None, error, None)

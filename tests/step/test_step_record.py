@@ -1,0 +1,124 @@
+"""The loop's record: written as the run goes, settled however the program ends, and readable as a report."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import hotloop
+from hotloop import record
+
+PROGRAM = """
+import sys
+import torch
+from torch import nn
+import hotloop
+
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+loop = hotloop.Loop(model, optimizer, run=sys.argv[2], record=sys.argv[1])
+
+@loop.step
+def step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+for number in range(40):
+    step(torch.randn(2, 4))
+print("trained", flush=True)
+if sys.argv[3] == "raise":
+    raise ValueError("mine")
+if sys.argv[3] == "wait":
+    sys.stdin.read()
+"""
+
+
+def program(folder, run, ending, **kwargs):
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder), run, ending],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("ending", "status"), [("end", "finished"), ("raise", "failed")])
+def test_a_program_that_never_closes_its_loop_has_a_settled_record(tmp_path, ending, status):
+    running = program(tmp_path / "run", "auto", ending)
+    _, errors = running.communicate(timeout=120)
+    assert (running.returncode == 0) == (ending == "end"), errors
+    document = record.load(tmp_path / "run")
+    assert document["status"] == status
+    assert len(document["steps"]) == 40
+    assert document["decisions"]
+    if ending == "raise":
+        assert document["error"] == "ValueError: mine"
+
+
+def test_a_killed_program_leaves_a_record_that_says_so(tmp_path):
+    with program(tmp_path / "run", "auto", "wait") as running:
+        assert running.stdout.readline() == "trained\n"
+        running.send_signal(signal.SIGKILL)
+    for _ in range(100):  # until nobody has the process any more
+        if record.was_killed(record.load(tmp_path / "run")):
+            break
+        time.sleep(0.1)
+    document = record.load(tmp_path / "run")
+    assert record.was_killed(document)
+    assert document["steps"]
+
+
+def trained(run="eager+graph", **settings):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    loop = hotloop.Loop(model, optimizer, run=run, **settings)
+
+    @loop.step
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for _ in range(20):
+        step(torch.randn(2, 4))
+    return loop
+
+
+def test_the_record_and_the_report_tell_what_was_proven(tmp_path):
+    with hotloop.testing.captured_step_emulation(), trained() as loop:
+        document = loop.record.document
+        loop.report(tmp_path / "run.html")
+    assert [entry["tier"] for entry in document["verdicts"]] == ["eager+graph"]
+    assert {entry.get("doing") for entry in document["steps"]} >= {"survey", "capture", "proof", None}
+    page = (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert "eager+graph" in page
+    json.dumps(loop.status().to_dict())
+    assert "eager+graph at step 20" in str(loop.status())
+
+
+def test_a_record_of_somebody_elses_gets_no_steps(tmp_path):
+    owner = record.RunRecord(tmp_path / "run")
+    with hotloop.testing.captured_step_emulation(), trained(record=owner):
+        pass
+    assert owner.document["steps"] == []
+    assert owner.document["verdicts"]
+    assert owner.document["status"] == "running"
+    owner.finish()
+
+
+def test_state_of_the_loop_goes_through_a_checkpoint():
+    with hotloop.testing.captured_step_emulation(), trained() as loop:
+        state = loop.state_dict()
+    fresh = trained(run="eager")
+    fresh.load_state_dict(json.loads(json.dumps(state)))
+    assert fresh.status().step == 20
+    with pytest.raises(hotloop.errors.ConfigError, match="load_state_dict"):
+        fresh.load_state_dict({})
