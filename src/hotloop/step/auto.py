@@ -72,18 +72,18 @@ class Auto:
         if self._first is None:
             self._first = self.loop.steps
             self._ask_at = self._first + EAGER_STEPS
-        if self.trial is not None:
-            self.loop.turn(parse(self.trial.candidate if self._turns % 4 in (1, 2) else self.trial.in_force))
-            self._turns += 1
-        elif self._trying is not None:
+        if self._trying is not None and self.trial is None:
             if self.loop.steps - self._began[0] > _GIVE_UP_STEPS:
                 self._decline(self._trying.name, "no kind of call came back often enough to be captured and proven")
                 self._give_up("not proven")
-        else:
+        elif self.trial is None:
             self._look_at_child()
             if self.loop.steps >= self._ask_at or time.monotonic() >= self._ask_after > 0:
                 self.earlier.called(step, (args, kwargs))
                 self._ask()
+        if self.trial is not None:  # one that was begun just now has its first turn in this very step
+            self.loop.turn(parse(self.trial.candidate if self._turns % 4 in (1, 2) else self.trial.in_force))
+            self._turns += 1
 
     def noting_calls(self) -> contextlib.AbstractContextManager[Any]:
         """Note how the models are called, in one eager step of the run: what a child will compile."""
