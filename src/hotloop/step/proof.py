@@ -20,7 +20,7 @@ from hotloop.measure import Limits, compare, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.holdings import RandomState, Snapshot
-from hotloop.step.undo import reason_of
+from hotloop.step.undo import BufferTables, overlaps, reason_of
 
 if TYPE_CHECKING:
     from hotloop.measure import Comparison, Difference
@@ -138,6 +138,24 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
 
 
+class _Before(Snapshot):
+    """What a step found, with the tensors that its buffers were."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program.holdings, [program.device])
+        self._buffers = BufferTables(program.holdings)
+        for name in [name for name, one in self.live.items() if overlaps(one)]:
+            del self.live[name], self.saved[name]  # an expanded buffer: torch lets nobody write into it, so not us
+
+    def restore(self) -> None:
+        super().restore()
+        self._buffers.restore()
+
+    def exchange(self) -> None:
+        super().exchange()
+        self._buffers.restore()
+
+
 def undone_if_it_fails(program: Program, run: Callable[[], _Made]) -> tuple[_Made, Snapshot]:
     """Run something that eager would not; where it raises, the step has not begun. Gives what was there before, too.
 
@@ -147,7 +165,7 @@ def undone_if_it_fails(program: Program, run: Callable[[], _Made]) -> tuple[_Mad
         CandidateFailedError: it raised.
     """
     try:
-        before = Snapshot(program.holdings, [program.device])
+        before = _Before(program)
     except Exception as error:
         raise CandidateFailedError from error  # memory for the copy ran out, say: nothing has happened
     try:

@@ -19,6 +19,38 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+class BufferTables:
+    """Which tensor each buffer of the modules is: a step may put another one in its place, or a first one.
+
+    Args:
+        holdings: whose modules.
+    """
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holders: list[dict[str, torch.Tensor | None]] = [
+            vars(module)["_buffers"] for root in holdings.modules.values() for module in root.modules()
+        ]
+        self._tables: list[tuple[dict[str, torch.Tensor | None], dict[str, torch.Tensor | None]]] = []
+        self.save()
+
+    def save(self) -> None:
+        """Note how it is now."""
+        self._tables = [(held, dict(held)) for held in self._holders if held]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The buffers that there were."""
+        return [one for _, table in self._tables for one in table.values() if one is not None]
+
+    def restore(self) -> None:
+        """Have the same tensors under the same names; what they hold is not touched."""
+        tables = {id(held): table for held, table in self._tables}
+        for held in self._holders:
+            if held or id(held) in tables:
+                held.clear()
+                held.update(tables.get(id(held), {}))
+
+
 class StepStart:
     """What a step found at its start.
 
@@ -35,11 +67,8 @@ class StepStart:
         others = Holdings({}, {}, holdings.state)
         others.found = holdings.found
         self._others = others
-        self._holders: list[dict[str, torch.Tensor | None]] = [
-            vars(module)["_buffers"] for root in holdings.modules.values() for module in root.modules()
-        ]
+        self._buffers = BufferTables(holdings)
         self._with_buffers = True
-        self._tables: list[tuple[dict[str, torch.Tensor | None], dict[str, torch.Tensor | None]]] = []
         self._all: list[torch.Tensor] = []
         self._memory: list[int] = []
         self._copies: list[torch.Tensor] = []
@@ -60,10 +89,8 @@ class StepStart:
         self.complete = False
         self._with_buffers = buffers
         if buffers:
-            self._tables = [(held, dict(held)) for held in self._holders if held]
-            found = [one for _, table in self._tables for one in table.values() if one is not None]
-            found += self._others.other_tensors().values()
-            self._make_room(found)
+            self._buffers.save()
+            self._make_room([*self._buffers.tensors, *self._others.other_tensors().values()])
             copy_all(self._copies, self._live)
         self._gradients = [parameter.grad for parameter in self._parameters]
         self._values = [one.clone() if gradients and one is not None else None for one in self._gradients]
@@ -78,7 +105,7 @@ class StepStart:
         if memory == self._memory:
             return
         self._all, self._memory = found, memory  # held, so that no other tensor gets the same address meanwhile
-        self._live = [one for one in found if not _overlaps(one)]
+        self._live = [one for one in found if not overlaps(one)]
         self._copies = [torch.empty_like(one, requires_grad=False) for one in self._live]
 
     def wrote(self) -> bool:
@@ -90,10 +117,7 @@ class StepStart:
         assert self._random is not None
         assert self._bindings is not None
         if self._with_buffers:
-            tables = {id(held): table for held, table in self._tables}
-            for held in self._holders:
-                held.clear()
-                held.update(tables.get(id(held), {}))
+            self._buffers.restore()
             copy_all(self._live, self._copies)
         kept = [(one, value) for one, value in zip(self._gradients, self._values, strict=True) if value is not None]
         with torch.no_grad():
@@ -106,7 +130,7 @@ class StepStart:
         self._random.restore()
 
 
-def _overlaps(tensor: torch.Tensor) -> bool:
+def overlaps(tensor: torch.Tensor) -> bool:
     """Tell whether places of a tensor share memory, as an expanded one's do: torch lets nobody write into it."""
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
