@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -82,8 +83,9 @@ class CapturedStep:
         self._start = [parameter.grad if name in seen.read_gradients else None for name, parameter in named.items()]
         self._unread = [None if name in seen.read_gradients else parameter.grad for name, parameter in named.items()]
         self._facts = _facts(self._parameters)
-        self._storages = _storages(program.holdings)
-        self._states = [(one.optimizer, _entries(one.optimizer)) for one in recorded.values()]
+        self._buffers = list(program.holdings.buffers().values())
+        self._storages = _storages(self._buffers, program.holdings)
+        self._states = [_State(one.optimizer) for one in recorded.values()]
         self._groups = _group_sizes(program.holdings)
         self._parts: list[Segment | _OutsideCall] = []
         self._inputs: Inputs | None = None
@@ -158,11 +160,9 @@ class CapturedStep:
         for name, one in self.recorded.items():
             if setting := one.changed():
                 return Change(setting, name)
-        for optimizer, entries in self._states:
-            state = optimizer.state
-            if any((state.get(one) or {}).get(key) is not held for one, key, held in entries):
-                return Change("the optimizer's state was replaced")
-        if self._storages != _storages(self.program.holdings):
+        if any(one.changed() for one in self._states):
+            return Change("the optimizer's state was replaced")
+        if self._storages != _storages(self._buffers, self.program.holdings):
             return Change("a buffer or other state was replaced")
         name = self._watch.changed() if self._watch is not None else ""
         return Change(name) if name else None
@@ -334,19 +334,26 @@ def _facts(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, bool, An
     return [(parameter.data_ptr(), parameter.requires_grad, gradient_hooks(parameter)) for parameter in parameters]
 
 
-def _storages(holdings: Holdings) -> list[int]:
-    buffers = [tensor for module in holdings.modules.values() for tensor in module.buffers()]
+def _storages(buffers: Sequence[torch.Tensor], holdings: Holdings) -> list[int]:
+    """Give the memory of buffers and other state; that no buffer was replaced is for the watch to see."""
     return [tensor.data_ptr() for tensor in (*buffers, *holdings.other_tensors().values())]
 
 
-def _entries(optimizer: torch.optim.Optimizer) -> list[tuple[torch.Tensor, str, torch.Tensor]]:
-    """Give the tensors of an optimizer's state, and where they stand: the dictionaries around them are replaced."""
-    return [
-        (parameter, key, value)
-        for parameter, entry in optimizer.state.items()
-        for key, value in entry.items()
-        if isinstance(value, torch.Tensor)
-    ]
+class _State:
+    """The tensors of an optimizer's state, which a recording updates in place, and where they stand."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._state = optimizer, optimizer.state
+        self._entries = [(entry, list(entry.values())) for entry in optimizer.state.values()]
+
+    def changed(self) -> bool:
+        """Tell whether a tensor, or a dictionary around it, is another one. No tensor is hashed, which is slow."""
+        if self._optimizer.state is not self._state or len(self._state) != len(self._entries):
+            return True
+        return any(
+            entry is not held or len(entry) != len(values) or not all(map(operator.is_, entry.values(), values))
+            for entry, (held, values) in zip(self._state.values(), self._entries, strict=True)
+        )
 
 
 def _group_sizes(holdings: Holdings) -> list[int]:

@@ -158,7 +158,7 @@ class Bindings:
             (
                 optimizer,
                 [(group, {**group, "params": list(group["params"])}) for group in optimizer.param_groups],
-                {key: dict(entry) if isinstance(entry, Mapping) else entry for key, entry in optimizer.state.items()},
+                [(key, entry, _copied(entry)) for key, entry in optimizer.state.items()],
             )
             for optimizer in holdings.optimizers.values()
         ]
@@ -178,10 +178,12 @@ class Bindings:
                 group.clear()
                 group.update({**values, "params": list(values["params"])})
             optimizer.param_groups[:] = [group for group, _ in groups]
-            for key in [key for key in optimizer.state if key not in state]:
-                del optimizer.state[key]
-            for key, entry in state.items():
-                optimizer.state[key] = dict(entry) if isinstance(entry, Mapping) else entry
+            optimizer.state.clear()
+            for key, entry, values in state:
+                optimizer.state[key] = entry
+                if isinstance(entry, MutableMapping):  # the same dictionary, which recordings know
+                    entry.clear()
+                    entry.update(_copied(values))
         for one, values in self._others:
             vars(one).clear()
             vars(one).update({name: _copied(value) for name, value in values.items()})

@@ -401,7 +401,8 @@ class Loop:
         if self.auto is not None:
             self.auto.declined(tier, str(obstacle))
         else:
-            self.aim(tier.uncompiled(self.given) if tier.compiles else tier.without_graph(), str(obstacle))
+            below = Tier(self.given, graph=self.goal.graph) if tier.compiles else tier.without_graph()
+            self.aim(below, str(obstacle))
 
     def _tell_declined(self, tier: Tier, obstacle: Obstacle, runner: Runner) -> None:
         event = ev.TierDeclined(

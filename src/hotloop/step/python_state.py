@@ -74,19 +74,22 @@ class Watch:
         self._ignore = [*ignore, *(child for _, child in children.values())]
         self._classes = list(dict.fromkeys(type(child) for _, child in children.values()))
         self._values = self._reachable()
-        self._modules = [(path, vars(child), _insides(vars(child))) for path, child in children.values()]
+        self._holders = [
+            (path, holder, list(holder.values()))
+            for path, child in children.values()
+            for holder in (vars(child), *(vars(child)[name] for name in _INSIDES))
+        ]
         self._hooks = [vars(child)[name] for _, child in children.values() for name in _HOOKS]
         self._numbers = self._numbers_of_hooks()
 
     def changed(self) -> str:
         """Name something that differs from what was captured; empty where nothing does."""
-        for path, attributes, before in self._modules:
-            try:
-                same = bool(_insides(attributes) == before)
-            except (RuntimeError, ValueError, TypeError):  # an array or tensor in place of another: not one truth value
-                same = False
-            if not same:
-                return _changed_attribute(path, attributes, before)
+        try:
+            for path, holder, before in self._holders:  # lists compare by identity first, so this is quick
+                if list(holder.values()) != before:
+                    return _changed_attribute(path, holder, before)
+        except (RuntimeError, ValueError, TypeError):  # an array or tensor in place of another: not one truth value
+            return _changed_attribute(path, holder, before)
         if self._numbers_of_hooks() != self._numbers:
             return "a hook of a module"
         values = self._reachable()
@@ -103,24 +106,19 @@ class Watch:
         return walk.found
 
 
-def _insides(attributes: dict[str, Any]) -> list[list[Any]]:
-    return [list(attributes.values()), *(list(attributes[name].values()) for name in _INSIDES)]
-
-
 def gradient_hooks(parameter: torch.Tensor) -> tuple[Any, ...]:
     """Give the numbers of the hooks that run as a parameter's gradient is made: a recording holds what they did."""
     hooks, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001
     return (tuple(hooks) if hooks else None, tuple(after) if after else None)
 
 
-def _changed_attribute(path: str, attributes: dict[str, Any], before: list[list[Any]]) -> str:
-    if len(before[0]) != len(attributes):
+def _changed_attribute(path: str, holder: dict[str, Any], before: list[Any]) -> str:
+    """Name the attribute of a module (or its parameter, buffer or child) that is another object now."""
+    if len(before) != len(holder):
         return f"an attribute of {path}"
-    for holder, values in zip((attributes, *(attributes[name] for name in _INSIDES)), before, strict=True):
-        for (key, now), then in zip(holder.items(), values, strict=False):
-            if now is not then and key not in _INSIDES:
-                return f"{path}.{key}"
-    return path
+    return next(
+        (f"{path}.{key}" for (key, now), then in zip(holder.items(), before, strict=True) if now is not then), path
+    )
 
 
 class _Tensor:

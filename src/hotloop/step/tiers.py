@@ -52,10 +52,6 @@ class Tier:
         """Give the same code, run call by call."""
         return Tier(self.base)
 
-    def uncompiled(self, given: str) -> Tier:
-        """Give the same way to run, of the model as the user gave it (``eager`` or ``as-given``)."""
-        return Tier(given, self.graph)
-
 
 def _own_graphs(preset: presets.Preset) -> str:
     """Say where a preset asks for CUDA graphs inside ``torch.compile``; empty where it does not."""
