@@ -180,6 +180,7 @@ class Runner:
         if failed is not None:
             result = self._eagerly(run)  # what it raises as well is the user's own
             variant.seen = Survey(obstacles=[failed])
+            self.loop.decided(f"{self.name} could not be looked at, so it is not captured: {failed}", {})
             return result
         after = self._reachable()
         assert self._python is not None
@@ -503,7 +504,7 @@ class Runner:
 
     def _lost(self, error: Exception, tier: Tier, when: str) -> StepLostError:
         return StepLostError(
-            f"{reason_of(error)} in tier {tier.name}, step {self.loop.steps + 1}, {when}: the step cannot be repeated. "
+            f"{_cause_of(error)} in tier {tier.name}, step {self.loop.steps + 1}, {when}: the step cannot be repeated. "
             f'Go on from the last checkpoint, with Loop(..., run="{self.loop.given}")'
         )
 
@@ -516,7 +517,7 @@ _REPORT_IT = "train on without this tier, and report it: this is a bug of the co
 def _obstacle_of(error: Exception) -> Obstacle:
     """Explain why a capture or a compiled step failed, with the innermost line of the user's."""
     file, line = place_of(error) or (None, None)
-    return Obstacle(reason_of(error), "see the reason; move what it names out of the step", file, line)
+    return Obstacle(_cause_of(error), "see the reason; move what it names out of the step", file, line)
 
 
 def _changed(captured: CapturedStep) -> Change | None:
@@ -541,3 +542,9 @@ def _is_compiled_codes(error: Exception) -> bool:
 
 _COMPILED_CODE = ("hotloop.fallback.backend", "hotloop._torch.autograd")
 """Modules whose frames are around compiled code that runs: its forward and its backward."""
+
+
+def _cause_of(error: Exception) -> str:
+    """Give the cause of a failure; of compiled code the original one, as ours advises for a step that nobody owns."""
+    cause = error.__cause__ if isinstance(error, CompiledRunError) else None
+    return reason_of(cause or error)
