@@ -4,8 +4,8 @@ usage: python benchmarks/one_run.py RESULT.json [--steps N] [--seconds S] [--dev
        python benchmarks/one_run.py RESULT.json --picture docs/hot-loop.svg
 
 Trains a small byte-level language model on the Python standard library's own source. ``--steps`` is the length that the
-run is told; ``--seconds`` ends it earlier, since a decision shows in its first minutes. A second process then runs the
-same steps eager, for the total. RESULT.json holds each step's time and tier, the decisions, and both totals.
+run is told; ``--seconds`` ends it earlier, since a decision shows in its first minutes. RESULT.json holds each step's time
+and tier, and the decisions: among them the trial, in which steps of both tiers were timed by turns.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ import datetime as dt
 import json
 import pathlib
 import platform
-import subprocess
-import sys
 import time
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 960, 380, 64, 46, 84
@@ -35,8 +33,8 @@ def data(count):
         yield torch.stack([source[start : start + 129] for start in starts.tolist()]).long()
 
 
-def train(run, steps, seconds, device, exactly=None):
-    """Train; give the record's parts and the total."""
+def train(steps, seconds, device):
+    """Train with ``run="auto"``, told that the run has so many steps; end it after so many seconds."""
     import torch
     from one_run_model import LanguageModel
     from torch.nn import functional
@@ -46,49 +44,34 @@ def train(run, steps, seconds, device, exactly=None):
     torch.manual_seed(0)
     model = LanguageModel().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-10, fused=True)
-    loop = hotloop.Loop(model, optimizer, run=run, total_steps=steps)
+    with hotloop.Loop(model, optimizer, total_steps=steps) as loop:
 
-    @loop.step
-    def step(tokens):
-        tokens = tokens.to(device)
-        logits = model(tokens[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
+        @loop.step
+        def step(tokens):
+            tokens = tokens.to(device)
+            logits = model(tokens[:, :-1])
+            loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
 
-    began, done, loss = time.perf_counter(), 0, None
-    for batch in data(steps if exactly is None else exactly):
-        loss = step(batch)
-        done += 1
-        if exactly is None and time.perf_counter() - began > seconds:
-            break
-    final = loss.item()
-    total = time.perf_counter() - began
-    document = {} if run == "eager" else loop.record.document
-    status = loop.status().to_dict()
-    loop.close()
-    return {
-        "steps": done,
-        "total_seconds": total,
-        "loss": final,
-        "status": status,
-        "each": document.get("steps", []),
-        "decisions": document.get("decisions", []),
-        "verdicts": document.get("verdicts", []),
-    }
+        began, losses = time.perf_counter(), []
+        for batch in data(steps):
+            losses.append(step(batch))
+            if time.perf_counter() - began > seconds:
+                break
+        final = losses[-1].item()
+        total = time.perf_counter() - began
+        document = loop.record.document
+        status = loop.status().to_dict()
+    kept = {key: document[key] for key in ("decisions", "verdicts")}
+    each = [{key: entry[key] for key in ("seconds", "running", "doing") if key in entry} for entry in document["steps"]]
+    return {"steps": len(losses), "total_seconds": total, "loss": final, "status": status, **kept, "each": each}
 
 
 def measure(path, arguments):
-    """Run auto, then the same steps eager, each in a process of its own."""
-    found = {}
-    for run in ("auto", "eager"):
-        command = [sys.executable, __file__, str(path), "--child", run, "--steps", str(arguments.steps)]
-        command += ["--seconds", str(arguments.seconds), "--device", arguments.device]
-        command += ["--exactly", str(found["auto"]["steps"])] if found else []
-        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        found[run] = json.loads(output.splitlines()[-1])
+    """Run, and write the result."""
     import torch
 
     result = {
@@ -96,11 +79,14 @@ def measure(path, arguments):
         "hardware": hardware(arguments.device),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
         "settings": {"told_steps": arguments.steps, "seconds": arguments.seconds, "threads": torch.get_num_threads()},
-        **found,
+        **train(arguments.steps, arguments.seconds, arguments.device),
     }
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    auto, eager = found["auto"], found["eager"]
-    print(f"{auto['steps']} steps: auto {auto['total_seconds']:.1f} s, eager {eager['total_seconds']:.1f} s")
+    each = result.pop("each")
+    text = json.dumps(result, indent=1)[:-2]
+    lines = ",\n  ".join(json.dumps({**entry, "seconds": round(entry["seconds"], 6)}) for entry in each)
+    path.write_text(f'{text},\n "each": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+    for decision in result["decisions"]:
+        print(f"step {decision['step']}: {decision['reason']}")
 
 
 def hardware(device):
@@ -117,7 +103,7 @@ def hardware(device):
 
 def picture(result, path):
     """Draw step time over the run's time, swaps marked, as a plain SVG."""
-    each = result["auto"]["each"]
+    each = result["each"]
     times, at = [], 0.0
     for entry in each:
         at += entry["seconds"]
@@ -168,13 +154,8 @@ def main():
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--picture", type=pathlib.Path)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    parser.add_argument("--exactly", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.child:
-        found = train(arguments.child, arguments.steps, arguments.seconds, arguments.device, arguments.exactly)
-        print(json.dumps(found))
-    elif arguments.picture:
+    if arguments.picture:
         picture(json.loads(arguments.result.read_text(encoding="utf-8")), arguments.picture)
     else:
         measure(arguments.result, arguments)
