@@ -4,8 +4,8 @@ usage: python benchmarks/one_run.py RESULT.json [--steps N] [--seconds S] [--dev
        python benchmarks/one_run.py RESULT.json --picture docs/hot-loop.svg
 
 Trains a small byte-level language model on the Python standard library's own source. ``--steps`` is the length that the
-run is told; ``--seconds`` ends it earlier, since a decision shows in its first minutes. RESULT.json holds each step's time
-and tier, and the decisions: among them the trial, in which steps of both tiers were timed by turns.
+run is told; ``--seconds`` ends it earlier, since a decision shows in its first minutes. RESULT.json holds the time
+and tier of each step, and the decisions: among them the trial, in which steps of both tiers were timed by turns.
 """
 
 from __future__ import annotations
