@@ -217,6 +217,7 @@ def test_float64_parameters_are_recorded(both):
     assert both.equal(program).status().tier == GRAPH
 
 
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks are implicitly disabled:UserWarning")
 def test_sparse_gradients_run_outside(both):
     def program(run):
         embedding = torch.nn.EmbeddingBag(11, 4, sparse=True).to(run.device)

@@ -82,12 +82,20 @@ def equally(model):
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("make", [moving, moving_with_buffers, equally])
 def test_torchs_averaged_model_updated_in_the_step_is_eagers(both, make, listed):
-    """Its update asks on the host whether it is the first, so it need not be captured: it has to be right."""
+    """Its update asks on the host whether it is the first: the capture is declined with that line."""
     program = averaging(make, listed=listed, model=Pictures, data=images)
     run = both.alike(program, exact=True)
-    assert run.replays() >= 12 or "read on the host" in run.declined[0].reason
-    if not run.replays():
-        assert run.declined[0].line
+    assert "read on the host" in run.declined[0].reason
+    assert "update(live)" in run.declined[0].source
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="AveragedModel.update_parameters asks `n_averaged == 0` on the host in every step, which no recording allows",
+)
+@pytest.mark.parametrize("make", [moving, moving_with_buffers, equally])
+def test_torchs_averaged_model_updated_in_the_step_is_captured(both, make):
+    both.equal(averaging(make, listed=True, model=Pictures, data=images), exact=True)
 
 
 @pytest.mark.parametrize("listed", [True, False])
