@@ -1,0 +1,181 @@
+"""The goals of the suite, each with its figures and whether it is met, missed or open.
+
+Met: the whole interval meets it. Missed: the whole interval misses it. Open: the interval holds the goal, or something
+has not been measured. Step times carry their 95% interval; totals come from too few runs for one, so theirs is the
+range of the runs.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+from . import totals
+from .plan import FIRST_FIVE, LONG, TIERS
+
+STEADY = {"tiny": 9.0, "xlmr": 3.3, "inception": 2.7, "gpt": 1.5, "unet": 1.45}
+LENGTHS = {"eager": 3.0, "eager+buckets": 2.0}
+NEVER_SLOWER = (1.02, 1.0)
+NEAR_BEST = {1_000: (1.10, 0.5), 10_000: (1.03, 0.0), 100_000: (1.03, 0.0)}
+MEAN = {1_000: 1.6, 10_000: 2.3}
+PREPARED_SECONDS = 3.0
+GPU = "H200"
+_RESAMPLES = 2_000
+
+
+def all_goals(document):
+    """Judge every goal from the rows of a document."""
+    rows = document["rows"]
+    found = [*steady(rows), *lengths(rows), *never_slower(rows), *near_best(rows), *means(rows), *soon(rows)]
+    gpu = (document.get("machine") or {}).get("gpu")
+    if GPU not in (gpu or ""):
+        for one in found:
+            one |= {"status": "open", "why": f"the goals are set for one {GPU}, this is {gpu or 'a CPU'}"}
+    return found
+
+
+def judged(goal, target, measured, *, at_least=True, **more):
+    """Make a goal's entry: (figure, low, high), or None where there is none, against ``target``."""
+    entry = {"goal": goal, "target": f"{'>=' if at_least else '<='} {target}", **more}
+    if measured is None:
+        return entry | {"status": "open", "why": more.get("why") or "not measured"}
+    figure, low, high = measured
+    low, high = -math.inf if low is None else low, math.inf if high is None else high
+    if not at_least:
+        status = "met" if high <= target else "missed" if low > target else "open"
+    else:
+        status = "met" if low >= target else "missed" if high < target else "open"
+    bounds = {"low": None if math.isinf(low) else low, "high": None if math.isinf(high) else high}
+    return entry | {"figure": figure, **bounds, "status": status}
+
+
+def steady(rows):
+    """The step of hotloop's fastest tier against eager's beside it."""
+    for workload, target in STEADY.items():
+        ways = {way: row["steady"] for way, row in totals.fixed(rows, workload).items() if way in TIERS}
+        ratios = {way: one for way, one in ways.items() if "ratio" in one}
+        goal = f"{workload}: steady step against eager"
+        if not ratios:
+            yield judged(goal, target, None)
+            continue
+        way = max(ratios, key=lambda name: ratios[name]["ratio"])
+        best, row = ratios[way], totals.fixed(rows, workload)[way]
+        measured = best["ratio"], best["ratio_low"], best["ratio_high"]
+        yield judged(goal, target, measured, way=way, ms=best["ms"], of_busy=row.get("of_busy"))
+
+
+def lengths(rows):
+    """Varying lengths over 1,000 steps with buckets declared: real runs over the same batches."""
+    fixed = totals.fixed(rows, "xlmr-lengths")
+    done = {way: row["real"]["1000"] for way, row in fixed.items() if "1000" in (row.get("real") or {})}
+    ours = {way: seconds for way, seconds in done.items() if way in TIERS}
+    for way, target in LENGTHS.items():
+        words = "as written" if way == "eager" else "with the same buckets"
+        goal = f"xlmr, lengths 64 to 256, 1,000 steps: total against eager {words}"
+        if way not in done or not ours:
+            yield judged(goal, target, None)
+            continue
+        best = min(ours, key=ours.get)
+        yield judged(goal, target, (done[way] / ours[best], *resampled(fixed[way], fixed[best])), way=best)
+
+
+def resampled(slow, fast):
+    """Give a 95% interval of the ratio of two totals: the same blocks of batches, drawn anew in pairs (a bootstrap).
+
+    The first steps count in whole, since they happen once. Efron and Tibshirani, 1993, "An Introduction to the
+    Bootstrap", section 13.3 (percentiles).
+    """
+    pairs = list(zip(slow["block_seconds"], fast["block_seconds"], strict=True))
+    begins = slow["first_seconds"][-1], fast["first_seconds"][-1]
+    draws, ratios = random.Random(0), []
+    for _ in range(_RESAMPLES):
+        chosen = draws.choices(pairs, k=len(pairs))
+        a, b = (begin + sum(pair[side][1] for pair in chosen) for side, begin in enumerate(begins))
+        ratios.append(a / b)
+    ratios.sort()
+    return ratios[int(0.025 * _RESAMPLES)], ratios[int(0.975 * _RESAMPLES) - 1]
+
+
+def over_runs(goal, target, figures, **more):
+    """Judge by the range of the runs; the figure is the middle one."""
+    figures = sorted(figures)
+    measured = (figures[len(figures) // 2], figures[0], figures[-1]) if figures else None
+    return judged(goal, target, measured, at_least=False, runs=len(figures), **more)
+
+
+def beside(run):
+    """Give the eager step in ms that was measured in a run of `auto`; None where sizes vary."""
+    return None if run["row"].get("varying") else run["row"]["steady"]["eager_ms"]
+
+
+def never_slower(rows):
+    """`auto` against 1.02 times eager and a second: the share of that allowance which it took."""
+    for workload in _workloads(rows):
+        for steps in totals.STEPS:
+            shares, computed = [], False
+            for run in totals.auto_runs(rows, workload, steps):
+                eager = totals.eager_total(rows, workload, steps, beside(run)) if "steady" in run["row"] else None
+                if eager is not None:
+                    shares.append(run["seconds"] / (NEVER_SLOWER[0] * eager + NEVER_SLOWER[1]))
+                    computed |= run["computed"]
+            goal = f"{workload}: auto at {steps:,} steps, as a share of 1.02 x eager + 1 s"
+            yield over_runs(goal, 1.0, shares, computed=computed)
+
+
+def near_best(rows):
+    """`auto` against the best of all fixed ways in hindsight."""
+    for workload in _workloads(rows):
+        for steps, (factor, seconds) in NEAR_BEST.items():
+            shares, ways, computed = [], set(), False
+            for run in totals.auto_runs(rows, workload, steps):
+                best = (
+                    totals.best_fixed(rows, workload, steps, eager_ms=beside(run)) if "steady" in run["row"] else None
+                )
+                if best is not None:
+                    shares.append(run["seconds"] / (factor * best["seconds"] + seconds))
+                    ways.add(best["way"])
+                    computed |= run["computed"]
+            words = f"{factor:.2f} x the best fixed way" + (f" + {seconds} s" if seconds else "")
+            goal = f"{workload}: auto at {steps:,} steps, as a share of {words}"
+            yield over_runs(goal, 1.0, shares, best=sorted(ways), computed=computed)
+
+
+def means(rows):
+    """The geometric mean of eager over `auto` over the first five workloads."""
+    for steps, target in MEAN.items():
+        goal = f"geometric mean over {', '.join(FIRST_FIVE)}: eager over auto at {steps:,} steps"
+        gains = []
+        for workload in FIRST_FIVE:
+            runs = [run for run in totals.auto_runs(rows, workload, steps) if "steady" in run["row"]]
+            eager = [totals.eager_total(rows, workload, steps, beside(run)) for run in runs]
+            known = sorted(e / run["seconds"] for e, run in zip(eager, runs, strict=True) if e is not None)
+            gains.append(known)
+        if not all(gains):
+            lacking = [name for name, known in zip(FIRST_FIVE, gains, strict=True) if not known]
+            yield judged(goal, target, None, why=f"no run of {', '.join(lacking)}")
+            continue
+        low, middle, high = (
+            math.prod(known[place(len(known))] for known in gains) ** (1 / len(gains))
+            for place in (lambda _: 0, lambda number: number // 2, lambda number: number - 1)
+        )
+        yield judged(goal, target, (middle, low, high), computed=steps >= LONG)
+
+
+def soon(rows):
+    """``eager+graph`` in force so many seconds after the first step."""
+    for workload in FIRST_FIVE:
+        known = [
+            row["after_first_seconds"]
+            for row in rows
+            if (row["workload"], row["way"]) == (workload, "eager+graph")
+            and row["kind"] in ("ways", "cold")
+            and not row.get("emulated")
+            and not row.get("declined")
+            and row.get("after_first_seconds") is not None
+        ]
+        goal = f"{workload}: eager+graph in force, seconds after the first step"
+        yield over_runs(goal, PREPARED_SECONDS, known)
+
+
+def _workloads(rows):
+    return dict.fromkeys(row["workload"] for row in rows if row["kind"] == "auto")

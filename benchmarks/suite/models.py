@@ -1,0 +1,99 @@
+"""The suite's own models, as people write them; the others come from torchvision, transformers, diffusers and peft.
+
+They stand in a module of their own because a background compile rebuilds a model from its importable class.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - torch's own custom
+
+
+class Scorer(nn.Module):
+    """A stack of small encoder layers with a scalar head: many small kernels, so launches take most of its step."""
+
+    def __init__(self, width, layers):
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True) for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x):
+        """Give the loss of x [B, T, W]: scores are drawn to 0."""
+        for layer in self.layers:
+            x = layer(x)
+        return torch.tanh(self.head(x)).float().square().mean()
+
+
+class Block(nn.Module):
+    """Causal attention and an MLP, normalised before."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        """Give x [B, T, W] after the block."""
+        q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
+
+
+class Gpt(nn.Module):
+    """A language model of GPT-2's shape that gives its loss, as nanoGPT does."""
+
+    def __init__(self, words, width, layers, heads, length):
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, x, y):
+        """Give the loss of tokens x and the next tokens y, both [B, T]."""
+        hidden = self.tokens(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks:
+            hidden = block(hidden)
+        return F.cross_entropy(self.head(self.norm(hidden)).float().flatten(0, 1), y.flatten())
+
+
+class Vit(nn.Module):
+    """A vision transformer: patches, a class token, encoder layers that normalise first, a linear head."""
+
+    def __init__(self, *, pixels, patch, width, layers, heads, classes):  # noqa: PLR0913 - a model's sizes
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, stride=patch)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(0.02 * torch.randn(1, (pixels // patch) ** 2 + 1, width))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(layers)
+        )
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, x):
+        """Give the scores [B, C] of images x [B, 3, H, W]."""
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.places
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x[:, 0]))
+
+
+class Mlp(nn.Module):
+    """Linear layers with normalisation, for points."""
+
+    def __init__(self, width, layers, classes):
+        super().__init__()
+        parts = [part for _ in range(layers) for part in (nn.Linear(width, width), nn.LayerNorm(width), nn.GELU())]
+        self.net = nn.Sequential(*parts, nn.Linear(width, classes))
+
+    def forward(self, x):
+        """Give the scores [B, C] of points x [B, W]."""
+        return self.net(x)

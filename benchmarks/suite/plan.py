@@ -1,0 +1,247 @@
+"""What the suite runs, row by row, with an estimate of each row's seconds: the plan, its parts, and the choice of some.
+
+No torch here, so that the plan is printed at once on any machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import importlib.util
+
+TIERS = ("eager+graph", "regional", "regional+graph", "full", "full+graph", "autotune+graph")
+FIRST_FIVE = ("tiny", "xlmr", "inception", "gpt", "unet")
+WORKLOADS = (*FIRST_FIVE, "xlmr-lengths", "vit", "lora", "mlp")
+PARTS = {
+    "ways": "every fixed way: cold seconds, steady step time beside eager, memory, busy time",
+    "auto": "`auto`, really run to 1,000 steps twice and to 200 five times",
+    "auto-long": "`auto` told 10,000 steps, run until it has settled: what totals at 10,000 and more are computed from",
+    "cold": "cold seconds a second time, where they decide a goal",
+    "more": "fixed ways and `auto` on the workloads that no goal of step times names",
+    "autotune": "autotuned ways",
+    "presets": "unet under presets, and unet + text encoder + VAE against unet alone",
+}
+SHORT, MEDIUM, LONG = 200, 1_000, 10_000
+"""Steps that `auto` is told: the first two are really run."""
+PACKAGES = {
+    "xlmr": ("transformers",),
+    "xlmr-lengths": ("transformers",),
+    "inception": ("torchvision",),
+    "unet": ("diffusers",),
+    "diffusion": ("diffusers", "transformers"),
+    "lora": ("transformers", "peft"),
+}
+"""What a workload needs beside torch; where it is missing, its rows are skipped and say so."""
+NO_BLOCKS = ("inception", "mlp")
+VARYING = ("xlmr-lengths",)
+AUTOTUNED = ("tiny", "gpt")
+CHECKED = {"tiny": ("eager", "default", "full+graph"), "xlmr": ("eager", "default", "full+graph")}
+"""Where a real run of 1,000 steps checks the totals that are computed."""
+LEFT_OUT = {
+    "regional, regional+graph": f"not on {', '.join(NO_BLOCKS)}, whose models have no repeated blocks",
+    "autotune+graph, max-autotune-no-cudagraphs": f"only on {', '.join(AUTOTUNED)}: elsewhere autotuning takes many "
+    "minutes; a row whose way is named in full after --only runs all the same",
+}
+
+# Seconds of eager's first three steps; ms of an eager step; seconds to compile the whole, by blocks, to capture. They
+# serve the estimates only, no result. Those of the first five come from an H200 (2026-11-20), the others are guesses.
+_GUESSES = {
+    "tiny": (2.1, 16.8, 20.5, 8, 1),
+    "xlmr": (1.9, 36, 29, 7.5, 2.5),
+    "inception": (1.1, 41.5, 116, 0, 1),
+    "gpt": (1.4, 49.5, 19, 11.5, 1.5),
+    "unet": (8.4, 111, 134, 85, 3),
+    "xlmr-lengths": (3, 40, 60, 25, 8),
+    "vit": (1.5, 30, 25, 8, 2),
+    "lora": (1.5, 30, 30, 10, 2),
+    "mlp": (1, 2, 8, 0, 0.5),
+    "diffusion": (10, 160, 200, 0, 0),
+}
+_START, _STEADY, _AUTOTUNE, _FIRST = 8.0, 6.0, 140.0, 24
+_UNSEEN_MS = 145
+"""An eager step of a length that was not seen before, with what libraries set up for it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One process of the suite.
+
+    Args:
+        kind: ``ways`` (cold, steady time, memory, busy time), ``cold`` (cold once more) or ``auto`` (a real run).
+        part: one of `PARTS`.
+        workload: a name of `workloads.MAKERS`.
+        ways: the first pays for what is cold; those after it share its caches.
+        number: of the repeat.
+        steps: of a real run; 0 where there is none.
+        told: what `auto` is told as its total steps.
+        emulated: captured steps are stood in for.
+        seconds: an estimate.
+    """
+
+    kind: str
+    part: str
+    workload: str
+    ways: tuple[str, ...]
+    number: int = 1
+    steps: int = 0
+    told: int | None = None
+    emulated: bool = False
+    seconds: float = 0.0
+
+    @property
+    def key(self):
+        """What tells rows apart in the result file."""
+        if self.kind == "auto":
+            return f"{self.workload}:auto told {self.told}, run {self.number}"
+        return f"{self.workload}:{','.join(self.ways)}" + (f", cold {self.number}" if self.kind == "cold" else "")
+
+
+def gpu(document=None):
+    """Give all rows for a GPU; which ways have their cold seconds repeated depends on what a result file holds."""
+    rows = [row for workload in WORKLOADS for row in _of_workload(workload)]
+    rows += _cold_rows(document or {"rows": []})
+    rows += [_ways("unet", f"preset:{name}", part="presets") for name in ("default", "aot_eager", "inductor", "triton")]
+    rows += [_ways("diffusion", way, part="presets") for way in ("eager", "components:unet", "components:all")]
+    return rows
+
+
+def cpu():
+    """Give the subset for a CPU: small sizes, few steps, captured steps stood in for."""
+    rows = []
+    for workload in (*WORKLOADS, "diffusion"):
+        rows.append(_small(workload, "eager"))
+        if workload in VARYING:
+            rows.append(_small(workload, "eager+buckets"))
+        if workload != "diffusion":
+            rows.append(_small(workload, "eager+graph"))
+    rows += [_small("tiny", "full"), _small("tiny", "regional"), _small("tiny", "default"), _small("mlp", "default")]
+    rows += [_small("mlp", "reduce-overhead"), _small("unet", "preset:aot_eager")]
+    rows += [
+        Row(kind="auto", part="auto", workload=name, ways=("auto",), number=number, steps=told, told=told, seconds=20)
+        for name in ("tiny", "mlp")
+        for told, number in ((SHORT, 1), (SHORT, 2), (MEDIUM, 1))
+    ]
+    return rows
+
+
+def _small(workload, way):
+    steps = 100 if workload in VARYING else SHORT if way in CHECKED.get(workload, ()) else 0
+    seconds = 8 if way.startswith("eager") else 30
+    graph = way.endswith("+graph")
+    return Row(kind="ways", part="ways", workload=workload, ways=(way,), steps=steps, emulated=graph, seconds=seconds)
+
+
+def _of_workload(workload):
+    varies = workload in VARYING
+    rows = [_ways(workload, "eager")] + ([_ways(workload, "eager+buckets")] if varies else [])
+    rows += [_ways(workload, "eager+graph"), _ways(workload, "full+graph", "full")]
+    rows += [] if workload in NO_BLOCKS else [_ways(workload, "regional+graph", "regional")]
+    rows += [_ways(workload, mode) for mode in ("default", "reduce-overhead")]
+    rows += [_auto(workload, MEDIUM, number) for number in (1, 2)]
+    rows += [_auto(workload, SHORT, number) for number in range(1, 6)]
+    if workload in FIRST_FIVE:
+        rows.append(_auto(workload, LONG, 1))
+    if workload in AUTOTUNED:
+        rows += [_ways(workload, way, part="autotune") for way in ("autotune+graph", "max-autotune-no-cudagraphs")]
+    if workload not in (*FIRST_FIVE, *VARYING):
+        rows = [dataclasses.replace(row, part="more") for row in rows]
+    return rows
+
+
+def _cold_rows(document):
+    """Repeat ``eager+graph`` (it has a goal), and the best fixed ways at 1,000 and 10,000 steps as far as known."""
+    from .totals import best_fixed
+
+    rows = []
+    for workload in FIRST_FIVE:
+        best = [best_fixed(document["rows"], workload, steps) for steps in (MEDIUM, LONG)]
+        ways = dict.fromkeys(["eager+graph", *(one["way"] for one in best if one)])
+        rows += [_cold(workload, way) for way in ways if way != "eager"]
+    return rows
+
+
+def _ways(workload, *ways, part="ways"):
+    steps = MEDIUM if workload in VARYING or ways[0] in CHECKED.get(workload, ()) else 0
+    seconds = round(_seconds(workload, ways, steps))
+    return Row(kind="ways", part=part, workload=workload, ways=ways, steps=steps, seconds=seconds)
+
+
+def _cold(workload, way):
+    seconds = round(_seconds(workload, (way,), 0) - _STEADY)
+    return Row(kind="cold", part="cold", workload=workload, ways=(way,), number=2, seconds=seconds)
+
+
+def _auto(workload, told, number):
+    eager_cold, ms, *_, capture = _GUESSES[workload]
+    steps = min(told, MEDIUM)
+    seconds = _START + 2 * eager_cold + capture + 0.7 * steps * ms / 1e3 + (3 if told == SHORT else _STEADY)
+    if told == LONG:
+        seconds += min(_GUESSES[workload][2], 120)
+    part = "auto" if told < LONG else "auto-long"
+    return Row(
+        kind="auto",
+        part=part,
+        workload=workload,
+        ways=("auto",),
+        number=number,
+        steps=steps,
+        told=told,
+        seconds=round(seconds),
+    )
+
+
+def _seconds(workload, ways, steps):
+    """Estimate a row that measures ways."""
+    eager_cold, ms, whole, blocks, capture = _GUESSES[workload]
+    first = ways[0]
+    cold = capture if first.endswith("+graph") else 0.0
+    if first.startswith("regional"):
+        cold += blocks
+    elif "autotune" in first or first in ("preset:inductor", "preset:triton"):
+        cold += max(_AUTOTUNE, 3 * whole)
+    elif not first.startswith("eager"):
+        cold += whole
+    own = _FIRST * ms / 1e3
+    twin = 0.0 if first == "eager" else eager_cold + own
+    more = (len(ways) - 1) * (_STEADY + own + 0.15 * whole)
+    real = steps * (_UNSEEN_MS if workload in VARYING and first in ("eager", "default") else 0.7 * ms) / 1e3
+    return _START + eager_cold + own + cold + twin + _STEADY + more + real
+
+
+def choose(rows, only):
+    """Give the rows that patterns name, as ``tiny``, ``xlmr:auto``, ``gpt:full*,default`` or ``*:eager``.
+
+    Raises:
+        ValueError: a pattern fits no row.
+    """
+    if not only:
+        return rows
+    found = []
+    for pattern in only:
+        workload, _, ways = pattern.partition(":")
+        wanted = ways.split(",") if ways else ["*"]
+        fitting = [
+            row
+            for row in rows
+            if fnmatch.fnmatchcase(row.workload, workload)
+            and any(fnmatch.fnmatchcase(way, want) for way in row.ways for want in wanted)
+        ]
+        fitting = fitting or _unplanned(workload, wanted)
+        if not fitting:
+            known = sorted({row.workload for row in rows})
+            raise ValueError(f"--only {pattern!r}: no row fits; expected WORKLOAD[:WAY,...] with one of {known}")
+        found += [row for row in fitting if row not in found]
+    return found
+
+
+def _unplanned(workload, ways):
+    """Rows that the plan leaves out, named in full."""
+    if workload not in _GUESSES or not set(ways) <= {"autotune+graph", "max-autotune-no-cudagraphs"}:
+        return []
+    return [_ways(workload, way, part="autotune") for way in ways]
+
+
+def missing(workload):
+    """Say which package a workload lacks here; empty where it has all."""
+    lacking = [name for name in PACKAGES.get(workload, ()) if importlib.util.find_spec(name) is None]
+    return f"{', '.join(lacking)} is not installed" if lacking else ""

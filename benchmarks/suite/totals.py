@@ -1,0 +1,154 @@
+"""Total seconds of a run of so many steps: measured where such a run was made, else computed from its parts.
+
+Pure arithmetic over the rows of a result file. A row's ``first_seconds`` are the moments, from the begin of the first
+step, at which each of the first steps was done; ``prepared_steps`` of them were spent on getting ready.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+STEPS = (50, 200, 1_000, 10_000, 100_000)
+
+
+def fixed(rows, workload):
+    """Give the whole rows of a workload's fixed ways by name: none that failed, declined, or was stood in for."""
+    found = {}
+    for row in rows:
+        if (row["kind"], row["workload"]) != ("ways", workload) or row.get("emulated"):
+            continue
+        if usable(row):
+            found[row["way"]] = row
+    return found
+
+
+def usable(row):
+    """Tell whether a row ran as asked, to its end."""
+    return not row.get("error") and not row.get("skipped") and not row.get("declined") and "steady" in row
+
+
+def prepared(rows, row):
+    """Give (steps, seconds) until a way is in force; of several cold runs the median seconds."""
+    others = [
+        other
+        for other in rows
+        if other["kind"] == "cold" and (other["workload"], other["way"]) == (row["workload"], row["way"])
+    ]
+    known = [one for one in (row, *others) if one.get("prepared_seconds") is not None]
+    if not known:
+        return None
+    return row["prepared_steps"], statistics.median(one["prepared_seconds"] for one in known)
+
+
+def total(rows, row, steps, *, eager_ms=None, real=True):
+    """Give the total seconds of a fixed way over so many steps; None where they cannot be known.
+
+    Args:
+        rows: of the result file, for repeats of the cold run.
+        row: of the way.
+        steps: of the run.
+        eager_ms: the eager step beside which the total is wanted: the way is then as much faster or slower as it was
+            beside its own. None takes the way's own step time.
+        real: give a real run's seconds where there is one.
+
+    Returns:
+        ``{"seconds": float, "computed": bool}`` or None.
+    """
+    run = row.get("real") or {}
+    if real and str(steps) in run:
+        return {"seconds": run[str(steps)], "computed": False}
+    steady = row["steady"]
+    if row.get("varying"):
+        if not run or steps < max(map(int, run)):
+            return None
+        done = max(map(int, run))
+        return {"seconds": run[str(done)] + (steps - done) * row["tail_ms"] / 1e3, "computed": True}
+    start = prepared(rows, row)
+    if start is None or steps < start[0]:
+        return None
+    ms = steady["ms"]
+    if eager_ms is not None:
+        ms = eager_ms / steady["ratio"] if "ratio" in steady else eager_ms
+    return {"seconds": start[1] + (steps - start[0]) * ms / 1e3, "computed": True}
+
+
+def best_fixed(rows, workload, steps, *, eager_ms=None):
+    """Give the best of all fixed ways at so many steps: its total, and ``way``; None where none is known."""
+    found = []
+    for way, row in fixed(rows, workload).items():
+        seconds = total(rows, row, steps, eager_ms=eager_ms, real=row.get("varying", False))
+        if seconds is not None:
+            found.append({**seconds, "way": way})
+    return min(found, key=lambda one: one["seconds"]) if found else None
+
+
+def auto_runs(rows, workload, steps):
+    """Give the runs of `auto` that tell of so many steps, each as ``{"seconds", "computed", "row"}``.
+
+    50 steps are read off the runs told 200; 10,000 and more are computed from the run that was told 10,000 and had
+    settled.
+    """
+    found = []
+    for row in rows:
+        if (row["kind"], row["workload"]) != ("auto", workload) or row.get("error") or row.get("emulated"):
+            continue
+        real = row.get("real") or {}
+        if steps <= 1_000 and row["told"] == max(steps, 200) and str(steps) in real:
+            found.append({"seconds": real[str(steps)], "computed": False, "row": row})
+        elif steps >= 10_000 and row["told"] == 10_000 and row.get("settled") and "steady" in row:
+            done = max(map(int, real))
+            seconds = real[str(done)] + (steps - done) * row["steady"]["ms"] / 1e3
+            found.append({"seconds": seconds, "computed": True, "row": row})
+    return found
+
+
+def eager_total(rows, workload, steps, eager_ms=None):
+    """Give eager's total seconds over so many steps, at the step time that was measured beside another way."""
+    row = fixed(rows, workload).get("eager")
+    if row is None:
+        return None
+    varying = row.get("varying", False)
+    found = total(rows, row, steps, eager_ms=None if varying else eager_ms, real=varying or eager_ms is None)
+    return None if found is None else found["seconds"]
+
+
+def checks(rows):
+    """Hold each real run against the total that is computed from its parts."""
+    found = []
+    for row in rows:
+        if row["kind"] != "ways" or row.get("varying") or not usable(row):
+            continue
+        for steps, seconds in (row.get("real") or {}).items():
+            computed = total(rows, row, int(steps), real=False)
+            if computed is not None and int(steps) >= 200:
+                found.append(
+                    {
+                        "workload": row["workload"],
+                        "way": row["way"],
+                        "steps": int(steps),
+                        "real_seconds": seconds,
+                        "computed_seconds": computed["seconds"],
+                        "real_over_computed": seconds / computed["seconds"],
+                    }
+                )
+    return found
+
+
+def table(rows, workloads):
+    """Give all totals as rows of plain data: workload, way, and per number of steps the seconds or None."""
+    found = []
+    for workload in workloads:
+        for way, row in fixed(rows, workload).items():
+            found.append({"workload": workload, "way": way, "totals": {str(n): total(rows, row, n) for n in STEPS}})
+        runs = {n: auto_runs(rows, workload, n) for n in STEPS}
+        if any(runs.values()):
+            totals = {str(n): _median(those) for n, those in runs.items()}
+            found.append({"workload": workload, "way": "auto", "totals": totals})
+    return found
+
+
+def _median(runs):
+    if not runs:
+        return None
+    seconds = [run["seconds"] for run in runs]
+    return {"seconds": statistics.median(seconds), "computed": runs[0]["computed"], "runs": len(runs)}

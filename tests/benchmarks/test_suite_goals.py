@@ -1,0 +1,74 @@
+"""Goals: met, missed or open, by the whole interval, and only on the GPU that they are set for."""
+
+import pytest
+from suite_rows import auto, document, ways, whole
+
+from benchmarks.suite import goals
+
+
+def of(found, words):
+    return next(one for one in found if words in one["goal"])
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "status"), [(9.1, 9.9, "met"), (8.0, 8.9, "missed"), (8.9, 9.1, "open"), (None, None, "open")]
+)
+def test_the_whole_interval_decides(low, high, status):
+    assert goals.judged("x", 9.0, (9.0, low, high))["status"] == status
+
+
+def test_at_most_is_judged_the_other_way_round():
+    assert goals.judged("x", 1.0, (0.9, 0.8, 1.0), at_least=False)["status"] == "met"
+    assert goals.judged("x", 1.0, (1.2, 1.1, 1.3), at_least=False)["status"] == "missed"
+
+
+def test_a_whole_document_has_every_goal_judged():
+    found = goals.all_goals(whole())
+    assert of(found, "tiny: steady")["status"] == "missed"
+    assert of(found, "xlmr: steady")["status"] == "met"
+    assert of(found, "xlmr: steady")["way"] == "full+graph"
+    assert of(found, "tiny: auto at 1,000 steps, as a share of 1.02")["status"] == "met"
+    near = of(found, "tiny: auto at 1,000 steps, as a share of 1.10")
+    assert near["best"] == ["eager+graph"]
+    assert near["figure"] == pytest.approx(8.2 / (1.1 * (3.2 + 0.994 * 5.0) + 0.5))
+    assert of(found, "geometric mean over tiny, xlmr, inception, gpt, unet: eager over auto at 1,000")["low"] == (
+        pytest.approx((2.0 + 9.97) / 8.2)
+    )
+    assert of(found, "at 10,000 steps, as a share of 1.03")["computed"]
+    assert of(found, "gpt: eager+graph in force")["runs"] == 2
+
+
+def test_what_is_not_measured_is_open():
+    found = goals.all_goals(document([]))
+    assert {one["status"] for one in found} == {"open"}
+    assert "tiny" in of(found, "geometric mean")["why"]
+
+
+def test_another_gpu_judges_nothing():
+    other = goals.all_goals({**whole(), "machine": {"gpu": "NVIDIA T4"}})
+    assert {one["status"] for one in other} == {"open"}
+    assert "NVIDIA T4" in other[0]["why"]
+
+
+def test_stood_in_steps_meet_no_goal():
+    rows = [ways("tiny", "eager"), ways("tiny", "eager+graph", ms=1.0, ratio=99.0, emulated=True)]
+    assert of(goals.all_goals(document(rows)), "tiny: steady")["why"] == "not measured"
+
+
+def test_slower_than_eager_is_missed():
+    rows = [ways("tiny", "eager"), *(auto("tiny", 1_000, {1_000: 13.0 + n}, number=n) for n in (1, 2))]
+    assert of(goals.all_goals(document(rows)), "tiny: auto at 1,000 steps, as a share of 1.02")["status"] == "missed"
+
+
+def test_lengths_are_held_against_both_eagers_by_real_runs():
+    blocks = [[50, 5.0]] * 20
+    fast = [[50, 1.0]] * 20
+    rows = [
+        ways("xlmr-lengths", "eager", varying=True, real={"1000": 100.0}, block_seconds=blocks, cold=1.0),
+        ways("xlmr-lengths", "eager+buckets", varying=True, real={"1000": 36.0}, block_seconds=fast, cold=16.0),
+        ways("xlmr-lengths", "full+graph", varying=True, real={"1000": 20.0}, block_seconds=fast, cold=0.2, ratio=2.0),
+    ]
+    written, buckets = (one for one in goals.all_goals(document(rows)) if "lengths" in one["goal"])
+    assert (written["status"], written["figure"]) == ("met", 5.0)
+    assert written["low"] == pytest.approx(101.0 / 20.2)
+    assert (buckets["status"], buckets["figure"]) == ("missed", 1.8)

@@ -1,0 +1,79 @@
+"""The plan: everything that is asked for, in parts of a few minutes, and the choice of some of it."""
+
+import subprocess
+import sys
+
+import pytest
+from suite_rows import whole
+
+from benchmarks.suite import plan
+
+ROWS = plan.gpu()
+
+
+def test_every_way_is_planned_on_every_workload():
+    for name in plan.WORKLOADS:
+        ways = {way for row in ROWS if row.workload == name for way in row.ways}
+        missing = {*plan.TIERS, "eager", "default", "reduce-overhead", "auto"} - ways
+        allowed = {"autotune+graph"} if name not in plan.AUTOTUNED else set()
+        allowed |= {"regional", "regional+graph"} if name in plan.NO_BLOCKS else set()
+        assert missing == allowed
+
+
+def test_auto_is_really_run_to_1000_twice_and_to_200_five_times():
+    for name in plan.WORKLOADS:
+        told = [(row.told, row.steps) for row in ROWS if row.workload == name and row.kind == "auto"]
+        assert told.count((1_000, 1_000)) == 2
+        assert told.count((200, 200)) == 5
+
+
+def test_each_row_is_a_few_minutes_at_most_and_has_a_key_of_its_own():
+    assert max(row.seconds for row in ROWS) < 500
+    assert len({row.key for row in ROWS}) == len(ROWS)
+    assert {row.part for row in ROWS} == set(plan.PARTS)
+
+
+def test_cold_seconds_are_repeated_for_the_ways_that_decide():
+    ways = {row.ways for row in plan.gpu(whole()) if row.kind == "cold" and row.workload == "gpt"}
+    assert ways == {("eager+graph",), ("full+graph",)}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "ways"),
+    [
+        ("tiny:eager", {"eager"}),
+        ("tiny:full", {"full+graph,full"}),
+        ("tiny:reduce*,default", {"reduce-overhead", "default"}),
+        ("xlmr:max-autotune-no-cudagraphs", {"max-autotune-no-cudagraphs"}),
+    ],
+)
+def test_rows_are_chosen_by_workload_and_way(pattern, ways):
+    assert {",".join(row.ways) for row in plan.choose(ROWS, [pattern])} == ways
+
+
+def test_a_pattern_over_all_workloads():
+    assert {row.workload for row in plan.choose(ROWS, ["*:auto"])} == set(plan.WORKLOADS)
+
+
+def test_a_pattern_that_fits_nothing_names_what_there_is():
+    with pytest.raises(ValueError, match="tiny"):
+        plan.choose(ROWS, ["tinny"])
+
+
+def test_captured_steps_on_a_cpu_are_marked_as_stood_in_for():
+    rows = plan.cpu()
+    assert all(row.emulated == row.ways[0].endswith("+graph") for row in rows)
+    assert {row.workload for row in rows} >= set(plan.WORKLOADS)
+
+
+def test_the_plan_is_printed_without_torch():
+    code = "import sys; from benchmarks.suite.__main__ import main; main(['--plan']); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], cwd=plan_root(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "minutes" in done.stdout
+
+
+def plan_root():
+    from benchmarks.suite.__main__ import ROOT
+
+    return ROOT
