@@ -70,7 +70,7 @@ def parse(arguments):
     parser.add_argument(
         "--limit", type=float, default=float("inf"), help="seconds for this call: what would not fit waits"
     )
-    parser.add_argument("--row-limit", type=float, default=420.0, help="seconds for one row (%(default)s)")
+    parser.add_argument("--row-limit", type=float, default=570.0, help="seconds for one row (%(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="the result file; else one in benchmarks/results, of today")
     parser.add_argument("--cpu", action="store_true", help="the subset for a CPU, at small sizes")
     parser.add_argument("--again", action="store_true", help="run chosen rows again that the file holds already")

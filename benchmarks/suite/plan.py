@@ -17,7 +17,7 @@ PARTS = {
     "auto": "`auto`, really run to 1,000 steps twice and to 200 five times",
     "auto-long": "`auto` told 10,000 steps, run until it has settled: what totals at 10,000 and more are computed from",
     "cold": "cold seconds a second time, where they decide a goal",
-    "more": "fixed ways and `auto` on the workloads that no goal of step times names",
+    "more": "workloads and ways that no goal of step times names",
     "autotune": "autotuned ways",
     "presets": "unet under presets, and unet + text encoder + VAE against unet alone",
 }
@@ -136,7 +136,7 @@ def _of_workload(workload):
     rows = [_ways(workload, "eager")] + ([_ways(workload, "eager+buckets")] if varies else [])
     rows += [_ways(workload, "eager+graph"), _ways(workload, "full+graph", "full")]
     rows += [] if workload in NO_BLOCKS else [_ways(workload, "regional+graph", "regional")]
-    rows += [_ways(workload, mode) for mode in ("default", "reduce-overhead")]
+    rows += [_ways(workload, mode, part="more" if varies else "ways") for mode in ("default", "reduce-overhead")]
     rows += [_auto(workload, MEDIUM, number) for number in (1, 2)]
     rows += [_auto(workload, SHORT, number) for number in range(1, 6)]
     if workload in FIRST_FIVE:

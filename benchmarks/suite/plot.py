@@ -118,7 +118,7 @@ def panel(rows, workload):
         colour = _COLOURS.get(way, "#111" if way == "auto" else "#888")
         yield from line(way, [(x(steps), y(share), computed) for steps, share, computed in points], colour)
         labels.append((y(points[-1][1]), way, colour))
-    for at, name, colour in apart(labels):
+    for at, name, colour in apart(labels, height):
         yield f'<text x="{width + 6}" y="{at + 4:.1f}" fill="{colour}">{html.escape(name)}</text>'
 
 
@@ -147,10 +147,15 @@ def ticks(low, high):
     return [share for share in every if low <= share <= high]
 
 
-def apart(labels):
-    """Move labels (height, name, colour) down until none covers another."""
+def apart(labels, lowest):
+    """Move labels (height, name, colour) down until none covers another, and up again where that is past the panel."""
     placed, last = [], -math.inf
     for at, name, colour in sorted(labels):
         last = max(at, last + _LABEL_HEIGHT)
         placed.append((last, name, colour))
+    room = lowest
+    for index in reversed(range(len(placed))):
+        at, name, colour = placed[index]
+        placed[index] = (min(at, room), name, colour)
+        room = placed[index][0] - _LABEL_HEIGHT
     return placed

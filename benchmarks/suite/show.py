@@ -21,7 +21,7 @@ def console():
 
 def table(title, *columns):
     """Begin a table; columns are words, those of figures end in ``>``."""
-    found = Table(title=title, title_justify="left", show_edge=False)
+    found = Table(title=title, title_justify="left", show_edge=False, min_width=len(title))
     for column in columns:
         found.add_column(column.removesuffix(">"), justify="right" if column.endswith(">") else "left", overflow="fold")
     return found

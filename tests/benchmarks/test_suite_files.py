@@ -93,8 +93,8 @@ def test_a_picture_of_nothing_is_one_as_well(tmp_path):
 
 
 def test_labels_do_not_cover_each_other():
-    heights = [at for at, _, _ in plot.apart([(5.0, "b", ""), (4.0, "a", ""), (90.0, "c", "")])]
-    assert heights == [4.0, 16.0, 90.0]
+    heights = [at for at, _, _ in plot.apart([(5.0, "b", ""), (4.0, "a", ""), (99.0, "c", "")], 95.0)]
+    assert heights == [4.0, 16.0, 95.0]
 
 
 def test_work_that_overlaps_counts_once():
