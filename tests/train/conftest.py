@@ -9,6 +9,12 @@ from hotloop import recipes
 from hotloop.train import start
 
 
+@pytest.fixture(autouse=True)
+def _no_memory(monkeypatch):
+    """What an earlier run found out about the tiny encoder is no part of a test."""
+    monkeypatch.setenv("HOTLOOP_CACHE_DIR", "")
+
+
 @pytest.fixture
 def prepare(tmp_path):
     """Settings and folder of a tiny run; ``a__b=value`` changes a setting."""

@@ -32,13 +32,6 @@ def test_off_is_said(train, capsys):
     assert lines(capsys) == ["[torch.compile] Disabled (eager execution mode)"]
 
 
-def test_auto_means_off_and_says_so(train, capsys):
-    train(training__max_steps=1, training__optimization__use_torch_compile="auto")
-    out = capsys.readouterr().out
-    assert "use_torch_compile=auto means false in this version" in out
-    assert "[torch.compile] Disabled (eager execution mode)" in out
-
-
 def test_compiled_is_said_after_the_first_compiled_step_and_again_with_the_measured_speed_up(tmp_path, train, capsys):
     train(**ON, compile__preset="aot_eager", training__max_steps=16)
     said = lines(capsys)

@@ -68,6 +68,11 @@ def test_what_cannot_be_used_is_named_with_what_was_expected(override, message):
     assert message in str(caught.value)
 
 
+def test_full_graphs_are_asked_for_with_compiling_alone():
+    with pytest.raises(ConfigError, match=r"no effect while training\.optimization\.use_torch_compile=auto"):
+        configure.load(["compile.fullgraph=true", "training.optimization.use_torch_compile=auto"])
+
+
 def test_all_wrong_values_are_named_at_once():
     with pytest.raises(ConfigError, match=r"batch_size=0(.|\n)*weight_decay=-1"):
         configure.load(["training.batch_size=0", "training.weight_decay=-1"])

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, StepLostError
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C or SIGTERM, as shells have it."""
@@ -39,13 +39,16 @@ def train(
     run with run.resume=FOLDER.
     """
     from hotloop import recipes  # noqa: PLC0415 - torch and the optional packages are loaded for this command alone
-    from hotloop.train import configure, start  # noqa: PLC0415
+    from hotloop.train import configure, restart, start  # noqa: PLC0415
 
     if show:
         typer.echo(configure.to_yaml(configure.load(overrides or [], config)), nl=False)
         return
     begun = start.prepare(overrides or [], config)
-    outcome = recipes.load(begun.settings.recipe.name).train(begun)
+    try:
+        outcome = recipes.load(begun.settings.recipe.name).train(begun)
+    except StepLostError as error:
+        restart.one_rung_down(error, begun, overrides or [])
     if outcome.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
 

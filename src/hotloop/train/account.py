@@ -34,7 +34,8 @@ class Account:
         self._began: float | None = None
         self._steps = 0
         self._cold: float | None = None
-        self._steady: list[float] = []
+        self._steady: dict[str, list[float]] = {}
+        """By what ran: with `auto`, several ways take turns, and the one that ran most is the run's."""
 
     @property
     def idle(self) -> bool:
@@ -43,7 +44,7 @@ class Account:
 
     def starts(self) -> None:
         """Note that steps run as asked from here on; what came before (eager steps to compare with) is left out."""
-        self._began, self._steps, self._cold, self._steady = time.perf_counter(), 0, None, []
+        self._began, self._steps, self._cold, self._steady = time.perf_counter(), 0, None, {}
 
     def step(self, entry: Mapping[str, Any], events: Sequence[Event]) -> None:
         """Record a step that was just finished; ``events`` were observed in it."""
@@ -54,7 +55,7 @@ class Account:
         if self._steps == COLD_STEPS:
             self._cold = time.perf_counter() - self._began
         if self._steps > WARM_UP_STEPS and not compiles_in(events):
-            self._steady.append(entry["seconds"])
+            self._steady.setdefault(entry["running"], []).append(entry["seconds"])
 
     def observed(self, step: int, events: Sequence[Event]) -> None:
         """Record what was observed in a step, or in the validation after it."""
@@ -65,16 +66,19 @@ class Account:
         """Record a validation."""
         self.record.append("metrics", {"step": step, "epoch": epoch, "split": "validation", **metrics})
 
-    def settle(self, components: Mapping[str, Mapping[str, Any]], memory: int | None, speed_up: float | None) -> None:
-        """Bring components and measurements in the record up to date."""
+    def settle(
+        self, components: Mapping[str, Mapping[str, Any]], memory: int | None, more: Mapping[str, float | None]
+    ) -> None:
+        """Bring components and measurements in the record up to date; ``more`` are measurements of others."""
         self.record.update("components", **components)
-        steady = statistics.median(self._steady) if self._steady else None
+        longest = max(self._steady.values(), key=len, default=[])
+        steady = statistics.median(longest) if longest else None
         figures = {
             "cold_seconds": self._cold,
             "steady_step_ms": 1000 * steady if steady else None,
             "samples_per_second": self._batch / steady if steady else None,
             "compile_seconds": sum(one.get("compile_seconds", 0.0) for one in components.values()),
-            "speed_up": speed_up,
             "peak_memory_bytes": memory,
+            **more,
         }
         self.record.update("measurements", **{name: value for name, value in figures.items() if value is not None})

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hotloop import record, report
 from hotloop.train import baselines, checkpoint
+from hotloop.train.compiling import PREFIX
 from hotloop.train.display import Display, figures
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def tell(outcome: Outcome, display: Display) -> None:
             display.say(line)
     for name, status in outcome.components.items():
         display.say(f"Ran: {name} {_ran(status)}")
+    for line in outcome.notes:
+        display.say(f"{PREFIX} {line}")
     display.say(f"Trained for {outcome.seconds:.0f} s. Checkpoints: {outcome.folder / checkpoint.FOLDER}")
 
 
@@ -53,4 +56,4 @@ def _noise(outcome: Outcome) -> str:
 
 def _ran(status: dict[str, object]) -> str:
     running, state = status["running"], status["state"]
-    return "eager" if running == "none" else f"{running} ({state})"
+    return "eager" if state == "eager" else f"{running} ({state})"

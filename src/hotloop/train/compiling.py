@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,10 +20,6 @@ STEADY_STEPS = 10
 """Compiled steps without a compile in them that are timed before a speed-up is stated."""
 PREFIX = "[torch.compile]"
 DISABLED = f"{PREFIX} Disabled (eager execution mode)"
-AUTO_IS_OFF = (
-    "use_torch_compile=auto means false in this version: the hot loop, which measures whether compiling pays, is not "
-    "part of it yet. Set it to true to compile."
-)
 
 Plan = Mapping[str, tuple[Preset, Preset]]
 """The presets of each component that is to be compiled, for training and for inference."""
@@ -111,11 +108,9 @@ class Compiling:
             first = f"after {eager} eager steps, timed to measure the speed-up" if eager else "at the first step"
             self._say(f"{PREFIX} Compiling {self._names()} {first}; the first steps then take longer, which is normal")
             return
-        if self.settings.training.optimization.use_torch_compile == "auto":
-            self._say(AUTO_IS_OFF)
         self._say(DISABLED)
 
-    def resumed(self, step: int) -> None:
+    def resumed(self, step: int, state: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - a hot loop's has one
         """Go on after so many steps: what an uninterrupted run has compiled by now is compiled at once."""
         self._done_before = step
 
@@ -146,6 +141,14 @@ class Compiling:
         if self.applied and events:
             self._report(first=False)
 
+    def unrecorded(self, events: Sequence[Event]) -> list[Event]:
+        """Give the events that nobody else writes into the record: all of them."""
+        return list(events)
+
+    def validating(self) -> contextlib.AbstractContextManager[None]:
+        """Surround a validation, which runs in ``compile.inference``."""
+        return contextlib.nullcontext()
+
     def status(self) -> dict[str, dict[str, Any]]:
         """Give each component's status as plain data; those that are not compiled say that nobody asked."""
         found = hotloop.status(self.parts).components if self.applied else {}
@@ -161,6 +164,21 @@ class Compiling:
         if len(self._steady) < STEADY_STEPS or len(self._eager) < 2:  # noqa: PLR2004 - the first eager step warms up
             return None
         return _seconds_a_token(self._eager[1:]) / _seconds_a_token(self._steady)
+
+    def figures(self) -> dict[str, float | None]:
+        """Give the measurements that belong into the record."""
+        return {"speed_up": self.speed_up}
+
+    def summary(self) -> list[str]:
+        """Give what is to be said at the end beside each component's status."""
+        return []
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Give what a checkpoint keeps: nothing, since all of it follows from the number of steps."""
+        return None
+
+    def close(self) -> None:
+        """Let go of what outlives a run: nothing."""
 
     def _main(self) -> Any:
         """Give the status of the component that stands for the run: the first that is compiled for training."""
@@ -195,9 +213,10 @@ class Compiling:
             f"{steady:.0f} ms against {eager:.0f} ms a step{slower})"
         )
 
-    def _say_once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
+    def _say_once(self, line: str, key: str | None = None) -> None:
+        """Say a line the first time; lines of one key count as one."""
+        if (key or line) not in self._said:
+            self._said.add(key or line)
             self._say(line)
 
     def _names(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,11 +13,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def not_finite(loss: float, norm: float, learning_rate: float) -> TrainingFailedError:
-    """Build the failure of a loss or gradient that is NaN or infinite; no parameter was written with it."""
-    what = f"the loss is {loss}" if loss != loss or abs(loss) == float("inf") else f"the gradient's norm is {norm}"  # noqa: PLR0124
+def not_finite(loss: float, norm: float, learning_rate: float, *, applied: bool) -> TrainingFailedError:
+    """Build the failure of a loss or gradient that is NaN or infinite.
+
+    Args:
+        loss: of the step.
+        norm: of its gradients.
+        learning_rate: of the step.
+        applied: the optimizer has written the parameters with it.
+    """
+    what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+    done = (
+        "the step was applied, so the parameters are lost, and no checkpoint holds them"
+        if applied
+        else ("the step was not applied")
+    )
     return TrainingFailedError(
-        f"{what} at learning rate {learning_rate:.3g}; the step was not applied. Try a lower training.learning_rate, a "
+        f"{what} at learning rate {learning_rate:.3g}; {done}. Try a lower training.learning_rate, a "
         "longer training.warmup_fraction, training.max_grad_norm=1.0, or training.optimization.use_bf16=false"
     )
 

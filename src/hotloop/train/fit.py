@@ -16,12 +16,14 @@ from hotloop.errors import MissingExtraError
 from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
 from hotloop.train.account import Account
+from hotloop.train.automatic import Automatic
 from hotloop.train.batches import Batch, Dataset, epoch_order
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan
 from hotloop.train.evaluate import evaluate
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.optional import require
+from hotloop.train.update import Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +58,10 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``finished`` or ``interrupted``; the best validation, what ran, and the measurements."""
+    """How a run ended: ``finished`` or ``interrupted``; the best validation, what ran, and the measurements.
+
+    ``notes`` are what ``use_torch_compile=auto`` decided, and why, as lines.
+    """
 
     status: str
     folder: Path
@@ -66,6 +71,7 @@ class Outcome:
     components: dict[str, dict[str, Any]]
     measurements: dict[str, Any]
     seconds: float
+    notes: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +99,12 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         record = stack.enter_context(RunRecord(start.folder))
         record.update("settings", **configure.to_dict(start.settings))
         record.update("measurements", validation_pairs=len(task.validation), **task.context)
-        events = stack.enter_context(hotloop.watch()) if chosen else []
+        auto = start.settings.training.optimization.use_torch_compile == "auto"
+        events = stack.enter_context(hotloop.watch()) if chosen or auto else []
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(display)
         fitting = _Fitting(task, start, chosen, display, _Live(record, events, interrupt))
+        stack.callback(fitting.compiling.close)
         if start.resume:
             fitting.restore(start.resume)
         outcome = fitting.run()
@@ -147,14 +155,23 @@ class _Fitting:
             precision="bf16-mixed" if self.training.optimization.use_bf16 else "32-true",
             loggers=_loggers(self.settings, self.folder, live.record),
         )
-        self.parameters = [one for one in task.model.parameters() if one.requires_grad]
         groups = parameter_groups(task.model, self.training.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=self.training.learning_rate)
         self.scheduler = self.make_scheduler(0)
         # The wrapper is for precision and device; checkpoints and compile deal with the task's own model.
-        self.model, self.wrapped_optimizer = self.fabric.setup(task.model, self.optimizer)
+        self.model, wrapped_optimizer = self.fabric.setup(task.model, self.optimizer)
+        trained = [one for one in task.model.parameters() if one.requires_grad]
+        self.one = Update(
+            self.fabric,
+            self.model,
+            task.parts,
+            optimizer=wrapped_optimizer,
+            parameters=trained,
+            max_norm=self.training.max_grad_norm,
+        )
         self.seen = len(live.events)
-        self.compiling = Compiling(chosen, self.settings, task.parts, display.say)
+        self.automatic = self.make_automatic() if self.training.optimization.use_torch_compile == "auto" else None
+        self.compiling = self.automatic or Compiling(chosen, self.settings, task.parts, display.say)
         self.account = Account(live.record, self.training.batch_size * accumulate)
 
     def run(self) -> Outcome:
@@ -182,6 +199,13 @@ class _Fitting:
             for logger in self.fabric.loggers:
                 logger.finalize("")  # they write in bunches, and the last one is still in memory
         return self.outcome("finished")
+
+    def make_automatic(self) -> Automatic:
+        """Give the step to a hot loop; it counts the run's steps, those of earlier starts included."""
+        loop = hotloop.Loop(
+            self.task.model, self.optimizer, run="auto", total_steps=self.total, record=self.live.record
+        )
+        return Automatic(self.settings, self.task.parts, self.display.say, loop, self.one.optimizer_step)
 
     def over(self) -> bool:
         """Say whether there is nothing left to do: all steps done and validated, or early stopping."""
@@ -219,7 +243,7 @@ class _Fitting:
             "gradient_norm": norm, "running": self.compiling.running,
         }  # fmt: skip
         self.account.step(entry, events)
-        self.account.observed(self.position.step, events)
+        self.account.observed(self.position.step, self.compiling.unrecorded(events))
         self.display.step(entry)
         self.fabric.log_dict({"loss": loss, "learning_rate": rate}, step=self.position.step)
 
@@ -237,31 +261,35 @@ class _Fitting:
 
     def update(self, batches: Sequence[Batch]) -> tuple[float, float]:
         """Apply the batches' summed gradients; give the mean loss, and the gradients' norm before clipping."""
-        total = torch.zeros((), device=self.device)
-        for batch in (one.to(self.device) for one in batches):
-            loss = self.task.parts["loss"](self.model(**batch.inputs), batch.labels) / len(batches)
-            self.fabric.backward(loss)
-            total += loss.detach()
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm or math.inf)
-        # One wait for the device a step: a loss that is NaN must be seen before it is written into the parameters.
-        seen_loss, seen_norm = torch.stack([total, norm]).tolist()
-        if not math.isfinite(seen_loss) or not math.isfinite(seen_norm):
-            self.optimizer.zero_grad()
-            raise failures.not_finite(seen_loss, seen_norm, float(self.scheduler.get_last_lr()[0]))
-        self.wrapped_optimizer.step()
-        self.optimizer.zero_grad()
+        moved = [batch.to(self.device) for batch in batches]
+        rate = float(self.scheduler.get_last_lr()[0])
+        # One wait for the device a step, here, since nothing in a step may wait for it.
+        if self.automatic:
+            # A captured step is one piece, so its loss is looked at behind it. The parameters may hold the NaN then:
+            # the run ends here, before anything of them is saved, and its last checkpoint is sound.
+            loss, norm = self.automatic.step(moved).tolist()
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                raise failures.not_finite(loss, norm, rate, applied=True)
+        else:
+            # A loss that is NaN must be seen before it is written into the parameters.
+            loss, norm = self.one.gradients(moved).tolist()
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                self.one.drop()
+                raise failures.not_finite(loss, norm, rate, applied=False)
+            self.one.apply()
         self.scheduler.step()
-        return seen_loss, seen_norm
+        return loss, norm
 
     def validate(self) -> None:
         """Judge the model, keep it where it is the best so far, and go on to the next epoch where this one is done."""
         at = self.position
         self.doing = f"validation at step {at.step}"
         loss, batch_size = self.task.parts["loss"], self.training.eval_batch_size
-        metrics = evaluate(self.model, loss, self.task.validation, batch_size, self.device)
+        with self.compiling.validating():
+            metrics = evaluate(self.model, loss, self.task.validation, batch_size, self.device)
         events = self.new_events()
         self.compiling.after_validation(events)
-        self.account.observed(at.step, events)
+        self.account.observed(at.step, self.compiling.unrecorded(events))
         best = metrics["f1"] > at.best_f1
         at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
         if best:
@@ -291,6 +319,7 @@ class _Fitting:
             "random": checkpoint.random_state(),
             "settings": configure.to_dict(self.settings),
             "data": self.task.fingerprint,
+            "loop": self.compiling.state_dict(),
         }
         try:
             checkpoint.save(self.folder / checkpoint.FOLDER / name, document)
@@ -306,7 +335,7 @@ class _Fitting:
             group["weight_decay"], group["initial_lr"] = weight_decay, self.training.learning_rate
         self.position = Position(**document["position"])
         self.scheduler = self.make_scheduler(self.position.step)
-        self.compiling.resumed(self.position.step)
+        self.compiling.resumed(self.position.step, document.get("loop"))
         checkpoint.restore_random_state(document["random"])
 
     def make_scheduler(self, step: int) -> torch.optim.lr_scheduler.LambdaLR:
@@ -317,7 +346,7 @@ class _Fitting:
     def settle(self) -> None:
         """Bring the record's components and measurements up to date."""
         memory = environment.peak_memory(self.device)
-        self.account.settle(self.compiling.status(), memory, self.compiling.speed_up)
+        self.account.settle(self.compiling.status(), memory, self.compiling.figures())
 
     def outcome(self, status: str) -> Outcome:
         """Sum the run up."""
@@ -325,7 +354,8 @@ class _Fitting:
         seconds = time.monotonic() - self.began
         measured = dict(self.live.record.document["measurements"])
         components = self.compiling.status()
-        return Outcome(status, self.folder, at.step, at.best_step, at.best, components, measured, seconds)
+        notes = tuple(self.compiling.summary())
+        return Outcome(status, self.folder, at.step, at.best_step, at.best, components, measured, seconds, notes)
 
 
 def _loggers(settings: Settings, folder: Path, record: RunRecord) -> list[Any]:

@@ -153,8 +153,9 @@ class Settings:
             raise ConfigError(f"data.delimiter={self.data.delimiter!r}: expected one character, such as ',' or ';'")
         if not self.model.name.strip():
             raise ConfigError("model.name is empty: expected a folder, a hub name or minilm-l6")
-        if self.compile.fullgraph and self.training.optimization.use_torch_compile is False:
+        asked = str(self.training.optimization.use_torch_compile).lower()
+        if self.compile.fullgraph and asked != "true":
             raise ConfigError(
-                "compile.fullgraph=true has no effect while training.optimization.use_torch_compile=false: "
+                f"compile.fullgraph=true has no effect while training.optimization.use_torch_compile={asked}: "
                 "set the latter to true, or leave compile.fullgraph out"
             )

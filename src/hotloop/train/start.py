@@ -64,12 +64,16 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
 
 
 def _resume(given: Path, overrides: Sequence[str]) -> Start:
-    """Take up a run by its folder, or by one of its checkpoints."""
+    """Take up a run by its folder, or by one of its checkpoints; one that has none yet begins with its first step."""
+    changed = [one for one in overrides if not _is_about_folder(one)]
+    if _died_early(given):
+        settings = configure.load(changed, given / SETTINGS)
+        return Start(dataclasses.replace(settings, run=dataclasses.replace(settings.run, folder=str(given))), given)
     path = given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
     folder = path.parent.parent
     document = checkpoint.load(path)
     before = configure.from_dict(document["settings"])
-    now = configure.from_dict(document["settings"], [one for one in overrides if not _is_about_folder(one)])
+    now = configure.from_dict(document["settings"], changed)
     for name in _FIXED:
         old, new = (_at(one, name) for one in (before, now))
         if old != new:
@@ -78,6 +82,11 @@ def _resume(given: Path, overrides: Sequence[str]) -> Start:
             )
     run = dataclasses.replace(now.run, folder=str(folder), resume=str(given))
     return Start(dataclasses.replace(now, run=run), folder, document)
+
+
+def _died_early(folder: Path) -> bool:
+    """Say whether a run began there and left no checkpoint."""
+    return (folder / SETTINGS).is_file() and not any((folder / checkpoint.FOLDER).glob("*.pt"))
 
 
 def _is_about_folder(override: str) -> bool:

@@ -1,0 +1,181 @@
+"""``use_torch_compile=auto``: a hot loop runs the steps, and this tells what it decided, what that saved, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Any
+
+from hotloop.decide import EAGER_STEPS
+from hotloop.errors import StepLostError
+from hotloop.events import Captured, CaptureDropped, Event, StepUndone, TierChanged, TierDeclined, TierProven
+from hotloop.step.tiers import Tier, parse
+from hotloop.train.compiling import DISABLED, PREFIX, Compiling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from hotloop.step import Loop, LoopStatus
+    from hotloop.train.batches import Batch
+    from hotloop.train.settings import Settings
+
+_WRITTEN_BY_THE_LOOP = (Captured, CaptureDropped, StepUndone, TierChanged, TierDeclined, TierProven)
+_FIGURES = re.compile(r"[\d.,]+")
+
+
+class Automatic(Compiling):
+    """Runs steps through a hot loop, and says each decision once.
+
+    Args:
+        settings: the run's.
+        parts: the recipe's components by name.
+        say: prints a line.
+        loop: owns the step; it writes its decisions, verdicts and events into the run's record itself.
+        update: the step that it owns.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        parts: dict[str, Any],
+        say: Callable[[str], None],
+        loop: Loop,
+        update: Callable[[Sequence[Batch]], Tensor],
+    ) -> None:
+        super().__init__({}, settings, parts, say)
+        self._loop, self._step = loop, loop.step(update)
+        self.running = "eager"
+        self._told = 0
+        self._lost = False
+
+    def announce(self) -> None:
+        """Say at the start what will run."""
+        if self._disabled:
+            self._say(DISABLED)
+            return
+        self._say(
+            f"{PREFIX} auto: steps start eager and are timed; from step {self._loop.steps + EAGER_STEPS + 1} on, what "
+            "is expected to pay within this run is prepared, proven against eager, and timed beside it"
+        )
+
+    def resumed(self, step: int, state: Mapping[str, Any] | None = None) -> None:
+        """Go on after so many steps, with what the loop had learnt; the steps of another policy taught it nothing."""
+        self._loop.load_state_dict(state or {"steps": step})
+
+    def step(self, batches: Sequence[Batch]) -> Tensor:
+        """Do an optimizer step the fastest way that is right; gives what the update gives."""
+        try:
+            return self._step(batches)
+        except StepLostError:
+            self._lost = True
+            raise
+
+    def after_step(self, seconds: float, tokens: int, events: Sequence[Event]) -> None:  # noqa: ARG002 - the loop's clock has them
+        """Take note of what the loop ran and decided, and say it."""
+        self._loop.settle()
+        self.running = self._loop.account.running or "eager"
+        for decision in self._loop.account.decisions[self._told :]:
+            # The same decision with other figures is no news.
+            self._say_once(f"{PREFIX} auto at step {self._loop.steps}: {decision}", key=_FIGURES.sub("", decision))
+        self._told = len(self._loop.account.decisions)
+        for event in events:
+            if line := _line(event):
+                self._say_once(line)
+
+    def unrecorded(self, events: Sequence[Event]) -> list[Event]:
+        """Give the events that the loop did not write into the record itself."""
+        return [event for event in events if not isinstance(event, _WRITTEN_BY_THE_LOOP)]
+
+    def validating(self) -> contextlib.AbstractContextManager[None]:
+        """Keep compiled code out of validation: another mode is another compile, too seldom used to earn it back."""
+        return self._loop.eager()
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """Give each component's status as plain data. Of the step, the model alone is ever compiled."""
+        tier = self._in_force
+        found = self._loop.compiled.status().components if tier.compiles else {}
+        disabled = {"reason": DISABLED.removeprefix(f"{PREFIX} "), "stage": "disabled"}
+        causes = [disabled] if self._disabled else []
+        whole = {"requested": "auto", "running": tier.name, "state": _state(tier), "causes": causes}
+        for one in found.values():
+            own = one.to_dict()
+            whole = {**own, **whole, "state": own["state"], "causes": own["causes"]}
+        rest = Tier("eager", tier.graph)
+        others = {"requested": "auto", "running": rest.name, "state": _state(rest), "causes": causes}
+        return {name: whole if name == "model" else others for name in self.parts}
+
+    @property
+    def speed_up(self) -> float | None:
+        """How many times as fast as eager a step is now, by medians; None while steps are eager."""
+        seen, tier = self._seen(), self._in_force.name
+        now = next((one.step_seconds for one in seen.tiers if one.name == tier), None)
+        return seen.eager_seconds / now if tier != "eager" and seen.eager_seconds and now else None
+
+    def figures(self) -> dict[str, float | None]:
+        """Give the measurements that belong into the record."""
+        seen = self._seen()
+        eager = seen.eager_seconds
+        return {
+            **super().figures(),
+            "eager_step_ms": 1000 * eager if eager else None,
+            "seconds_saved": seen.seconds_saved,
+            "prepare_seconds": seen.prepare_seconds,
+        }
+
+    def summary(self) -> list[str]:
+        """Say at the end what auto decided, why, and what that saved."""
+        if self._disabled:
+            return []
+        seen = self._seen()
+        ran = ", ".join(_steps(one.steps, one.name, one.step_seconds) for one in seen.tiers if one.steps)
+        saved = f"{seen.seconds_saved:.1f} s saved, {seen.prepare_seconds:.1f} s spent on preparing and proving"
+        decided = seen.decisions[-1] if seen.decisions else f"nothing: it times {EAGER_STEPS} eager steps first"
+        declined = [f"auto declined {one.name}: {one.why}" for one in seen.tiers if one.state == "declined"]
+        return [f"auto ran {ran or 'no step'}; {saved}", *declined, f"auto decided: {decided}"]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give what a checkpoint keeps of the loop."""
+        return self._loop.state_dict()
+
+    def close(self) -> None:
+        """Let go of what the loop holds. After a lost step the GPU may be lost too, and nothing answers any more."""
+        with contextlib.suppress(RuntimeError) if self._lost else contextlib.nullcontext():
+            self._loop.close()
+
+    @property
+    def _in_force(self) -> Tier:
+        """The tier that was decided; the last step may have been another's, in a trial."""
+        return self._loop.auto.in_force if self._loop.auto is not None else self._loop.goal
+
+    @property
+    def _disabled(self) -> bool:
+        return self._loop.auto is None
+
+    def _seen(self) -> LoopStatus:
+        """Give the loop's status without asking the device, which may be lost: `after_step` has done that."""
+        return self._loop.account.status()
+
+
+def _state(tier: Tier) -> str:
+    return "captured" if tier.graph else "eager"
+
+
+def _steps(many: int, tier: str, seconds: float | None) -> str:
+    took = f" ({1000 * seconds:.2f} ms each)" if seconds is not None else ""
+    return f"{many:,} {'step' if many == 1 else 'steps'} {tier}{took}"
+
+
+def _line(event: Event) -> str:
+    """Say an event of the loop's in the words that people look for; empty where it needs none."""
+    if isinstance(event, TierProven):
+        how = "Model compiled with graph optimization" if parse(event.tier).compiles else "Step captured as one graph"
+        return f"{PREFIX} {how} ({event.tier}: agrees with eager on {event.steps} steps)"
+    if isinstance(event, TierDeclined):
+        at = f" ({event.location})" if event.location else ""
+        what = "Compilation failed" if parse(event.tier).compiles else "Not captured"
+        return f"{PREFIX} {what}: {event.tier}: {event.reason.rstrip('.')}{at}. {event.hint}"
+    if isinstance(event, StepUndone):
+        return f"{PREFIX} Step {event.step + 1} failed in {event.tier} and was done eagerly: {event.reason}"
+    return ""
