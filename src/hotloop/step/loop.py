@@ -210,9 +210,9 @@ class Loop:
         if self._closed:
             return
         self._closed = True
-        self.settle()
         if self.auto is not None:
-            self.auto.close()
+            self.auto.close()  # first: a child must go even where the device is lost, and asking it for times fails
+        self.settle()
         self._forget_recordings()
         self.compiled.take_off()
         self.plain = True
