@@ -286,16 +286,26 @@ def test_events_are_said_in_the_words_that_people_look_for(event, line):
     assert automatic._line(event) == line
 
 
-def test_a_lost_step_is_not_hidden_by_a_loop_that_cannot_be_closed(train, monkeypatch):
-    def lose(self, *_):
-        raise StepLostError("planted")
-
-    def close(self):
-        raise RuntimeError("CUDA error: device-side assert triggered")
-
+def test_a_lost_step_is_not_hidden_by_a_device_that_is_lost_with_it(train, monkeypatch):
+    from hotloop.step.auto import Auto
     from hotloop.step.runner import Runner
 
+    lost, stopped = [], []
+
+    def lose(self, *_):
+        lost.append(self)
+        raise StepLostError("planted")
+
+    plain = hotloop.Loop.settle
+
+    def settle(self):
+        if lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        plain(self)
+
     monkeypatch.setattr(Runner, "run", lose)
-    monkeypatch.setattr(hotloop.Loop, "close", close)
+    monkeypatch.setattr(hotloop.Loop, "settle", settle)
+    monkeypatch.setattr(Auto, "close", stopped.append)
     with pytest.raises(StepLostError, match="planted"):
         train(**AUTO)
+    assert stopped  # no child compiles on beside the run that goes on

@@ -99,7 +99,7 @@ def test_the_command_line_starts_again_with_its_own_arguments(tmp_path, monkeypa
     with pytest.raises(UnboundLocalError):  # a real execv does not come back
         commands.train(settings)
     assert started == [restart.command(start.prepare(settings), settings)]
-    assert "[torch.compile] planted in two lines Restarting from its first step" in capsys.readouterr().out
+    assert "[torch.compile] planted in two lines. Restarting from its first step" in capsys.readouterr().out
 
 
 def test_a_run_that_died_before_its_first_checkpoint_can_be_resumed(tmp_path, train, monkeypatch):

@@ -42,8 +42,8 @@ def one_rung_down(error: StepLostError, start: Start, overrides: Sequence[str]) 
         raise error
     last = start.folder / checkpoint.FOLDER / checkpoint.LAST
     where = f"from {last}" if last.is_file() else "from its first step, since no checkpoint was written yet"
-    cause = " ".join(str(error).split())
-    print(f"{PREFIX} {cause} Restarting {where}, with {_COMPILE}=false", flush=True)  # noqa: T201 - the command line's own
+    cause = " ".join(str(error).split()).rstrip(".")
+    print(f"{PREFIX} {cause}. Restarting {where}, with {_COMPILE}=false", flush=True)  # noqa: T201 - the command line's own
     sys.stderr.flush()
     arguments = command(start, overrides)
     os.execv(arguments[0], arguments)  # noqa: S606 - this very program
