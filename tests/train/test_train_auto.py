@@ -305,7 +305,7 @@ def test_a_lost_step_is_not_hidden_by_a_device_that_is_lost_with_it(train, monke
 
     monkeypatch.setattr(Runner, "run", lose)
     monkeypatch.setattr(hotloop.Loop, "settle", settle)
-    monkeypatch.setattr(Auto, "close", stopped.append)
+    monkeypatch.setattr(Auto, "close", lambda *_: stopped.append(True))
     with pytest.raises(StepLostError, match="planted"):
         train(**AUTO)
     assert stopped  # no child compiles on beside the run that goes on
