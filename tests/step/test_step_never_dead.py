@@ -67,7 +67,7 @@ def test_the_campaign_draws_every_stage_in_every_tier_and_kind():
     assert len(shapes) == 8
     assert sum(len(case.failures) == 2 for case in cases) > 40
     steps = {one[1] for case in cases for one in case.failures}
-    assert set(range(16)) <= steps
+    assert set(range(15)) <= steps
 
 
 # -- what each stage costs -----------------------------------------------------------------------------------------------
@@ -296,6 +296,47 @@ def test_gradients_that_are_read_go_back_and_keep_their_place():
         ours = program(model, "aot_eager", plan)
     same_bits(contents(reference), contents(model))
     assert kept_places(ours) == kept_places(theirs)
+
+
+def test_what_a_scaler_noted_is_taken_back():
+    """It refuses to unscale twice in one step, and an undone step did so already."""
+
+    def program(run, plan):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2)
+        loop = hotloop.Loop(model, optimizer, state=scaler, run=run) if run else None
+
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            with torch.no_grad():
+                model(x)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            return loss
+
+        step, losses, draws = loop.step(train_step) if loop else train_step, [], torch.Generator().manual_seed(0)
+        for number in range(9):
+            plan.begin(number)
+            x, y = torch.randn(6, 6, generator=draws), torch.randint(3, (6,), generator=draws)
+            losses.append(step(x, y))
+        undone = loop.status().undone if loop else 0
+        if loop:
+            loop.close()
+        left = [contents(losses), contents(model), scaler.state_dict(), torch.get_rng_state()]
+        return left, undone
+
+    reference, _ = program(None, Plan())
+    plan = Plan(Failure("forward kernel", 6, place=3))
+    with planted(plan):
+        left, undone = program("aot_eager", plan)
+    assert undone == 1
+    same_bits(reference, left)
 
 
 def test_a_failed_step_holds_no_memory_while_it_is_run_again():
