@@ -11,6 +11,7 @@ import torch
 
 from hotloop.measure import flatten, unflatten
 from hotloop.step.inputs import Inputs
+from hotloop.step.known import answered
 from hotloop.step.optimizers import Recorded, move_step_counts
 from hotloop.step.python_state import Watch, gradient_hooks
 
@@ -289,7 +290,8 @@ def capture(program: Program, engine: Engine, seen: Survey, outside: set[str], c
     inputs = Inputs(leaves, program.device)
     inputs.fill(leaves)
     static_args, static_kwargs = unflatten(structure, inputs.leaves)
-    result = captured.record(engine.begin(program.device), lambda: program.step(*static_args, **static_kwargs))
+    with answered(program.holdings.modules):
+        result = captured.record(engine.begin(program.device), lambda: program.step(*static_args, **static_kwargs))
     captured._finish(inputs, result)  # noqa: SLF001 - the two halves of one construction
     return captured, captured.result()
 

@@ -29,6 +29,10 @@ _ENTRIES = 5_000
 _ITEMS = 200
 """Items of a container that are looked at one by one; of a longer one, its length and its ends."""
 _SCALARS = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
+_NOT_IN_STEPS = ("__init__", "__new__", "__post_init__", "__del__", "__repr__", "__str__", "__reduce__", "__getstate__")
+"""Methods that Python calls by itself, but not of an object that a step uses."""
+_LOOKS_AT_ALL = frozenset({"vars", "__dict__"})
+"""Code that names one of these may read any attribute."""
 _INSIDES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _LIBRARIES = ("torch", "numpy", "builtins", "hotloop", "logging", "threading", "lightning", "tqdm", "rich")
@@ -78,6 +82,13 @@ class Watch:
             (path, holder, list(holder.values()))
             for path, child in children.values()
             for holder in (vars(child), *(vars(child)[name] for name in _INSIDES))
+            if holder is not vars(child) or not _is_users_module(child)
+        ]
+        self._users = [
+            (path, vars(child), keys, [vars(child)[key] for key in keys])
+            for path, child in children.values()
+            if _is_users_module(child)
+            for keys in ([key for key in vars(child) if self._counts(key)],)
         ]
         self._hooks = [vars(child)[name] for _, child in children.values() for name in _HOOKS]
         self._numbers = self._numbers_of_hooks()
@@ -88,6 +99,9 @@ class Watch:
             for path, holder, before in self._holders:  # lists compare by identity first, so this is quick
                 if list(holder.values()) != before:
                     return _changed_attribute(path, holder, before)
+            for path, holder, keys, before in self._users:
+                if [holder.get(key) for key in keys] != before:
+                    return _changed_attribute(path, {key: holder.get(key) for key in keys}, before)
         except (RuntimeError, ValueError, TypeError):  # an array or tensor in place of another: not one truth value
             return _changed_attribute(path, holder, before)
         if self._numbers_of_hooks() != self._numbers:
@@ -98,8 +112,12 @@ class Watch:
     def _numbers_of_hooks(self) -> list[int]:
         return list(itertools.chain.from_iterable(self._hooks))  # torch gives each hook a number of its own
 
+    def _counts(self, key: str) -> bool:
+        """Tell whether an attribute of a user's module is the step's business: torch's own, or named in its code."""
+        return key == "training" or key.startswith("_") or self._walk.mentions(key)
+
     def _reachable(self) -> dict[str, Any]:
-        walk = _Walk(self._ignore)
+        self._walk = walk = _Walk(self._ignore)
         walk.function(self._step, "", 0)
         for one in self._classes:
             walk.methods(one, 1)
@@ -121,6 +139,17 @@ def _changed_attribute(path: str, holder: dict[str, Any], before: list[Any]) -> 
     )
 
 
+@functools.lru_cache(maxsize=1024)
+def _is_users_class(cls: type) -> bool:
+    return _is_own(_file(getattr(cls, "forward", None)))
+
+
+def _is_users_module(module: torch.nn.Module) -> bool:
+    """Tell whether the code of a module is followed: only then is it known which of its attributes it reads."""
+    cls: type = type(module)
+    return _is_users_class(cls)
+
+
 class _Tensor:
     """Stands for one tensor, and is equal to nothing else.
 
@@ -139,9 +168,37 @@ class _Tensor:
 
 
 class _Walk:
+    """Looks through what code can reach. Attributes and methods count once their name stands in code that is reached.
+
+    So a counter that the program keeps on its trainer, and that no code of the step mentions, is not the step's.
+    """
+
     def __init__(self, ignore: Iterable[Any]) -> None:
         self.found: dict[str, Any] = {}
         self._seen: set[int] = {id(one) for one in ignore}
+        self._names: set[str] = {"forward"}  # which torch calls
+        self._waiting: dict[str, list[Callable[[], None]]] = collections.defaultdict(list)
+
+    def mentions(self, attribute: str) -> bool:
+        """Tell whether code that was reached may read an attribute of this name."""
+        if attribute in self._names or not _LOOKS_AT_ALL.isdisjoint(self._names):
+            return True
+        return attribute.startswith("__") and attribute not in _NOT_IN_STEPS
+
+    def _attribute(self, name: str, follow: Callable[[], None]) -> None:
+        """Follow an attribute or method, now or when its name comes up."""
+        if self.mentions(name):
+            follow()
+        else:
+            self._waiting[name].append(follow)
+
+    def _mention(self, names: Iterable[str]) -> None:
+        fresh = set(names) - self._names
+        self._names |= fresh
+        every = not _LOOKS_AT_ALL.isdisjoint(self._names)
+        for name in list(self._waiting) if every else sorted(fresh & self._waiting.keys()):
+            for follow in self._waiting.pop(name, ()):
+                follow()
 
     def function(self, function: Any, name: str, depth: int) -> None:
         """Follow a function into what it closes over, the globals it names, its defaults and its object."""
@@ -158,6 +215,7 @@ class _Walk:
 
     def _reads(self, function: types.FunctionType, inside: str, depth: int) -> None:
         code, outside = function.__code__, function.__globals__
+        self._mention(_attributes(code))
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self.value(_content(cell), f"closure variable {variable}{inside}", depth)
         for variable in _names(code):
@@ -181,7 +239,8 @@ class _Walk:
     def methods(self, cls: type, depth: int) -> None:
         """Follow the methods of a user's class: each may be called, and read globals and closures."""
         for method in _methods(cls):
-            self.function(method, method.__qualname__, depth)
+            follow = functools.partial(self.function, method, method.__qualname__, depth)
+            self._attribute(_wrapped(method)[-1].__name__, follow)
 
     def module(self, module: torch.nn.Module, name: str) -> None:
         """Note the plain attributes of a module and its children, and what their hooks reach."""
@@ -197,7 +256,11 @@ class _Walk:
                 elif key in ("_parameters", "_buffers"):  # another tensor under the name is not the one captured
                     self.found |= {f"{path}.{n}": _Tensor(one) if one is not None else one for n, one in value.items()}
                 elif key != "training" and not key.startswith("_"):
-                    self.value(value, f"{path}.{key}", 2)
+                    follow = functools.partial(self.value, value, f"{path}.{key}", 2)
+                    if _is_users_module(child):
+                        self._attribute(key, follow)
+                    else:  # code of libraries is not followed, and may read anything of its own
+                        follow()
 
     def value(self, value: Any, name: str, depth: int) -> None:
         """Note one value, and follow what it holds."""
@@ -239,7 +302,7 @@ class _Walk:
         elif _is_users_object(value):
             self.methods(type(value), depth + 1)
             for key, item in vars(value).items():
-                self.value(item, f"{name}.{key}", depth + 1)
+                self._attribute(key, functools.partial(self.value, item, f"{name}.{key}", depth + 1))
 
     def _generator(self, value: types.GeneratorType[Any, Any, Any], name: str, depth: int) -> None:
         """A generator is where its code and its variables are: a loop stops at the same place each time."""
@@ -266,9 +329,10 @@ def _names(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _attributes(code: types.CodeType) -> tuple[str, ...]:
-    """Give the names of attributes that code reads, that of functions defined inside it too."""
+    """Give the names of attributes that code reads, also by ``getattr``, that of functions defined inside it too."""
+    texts = {constant for constant in code.co_consts if isinstance(constant, str) and constant.isidentifier()}
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return tuple(sorted(set(code.co_names).union(*(_attributes(one) for one in inner))))
+    return tuple(sorted(texts.union(code.co_names, *(_attributes(one) for one in inner))))
 
 
 @functools.lru_cache(maxsize=512)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.dispatch import host_read, is_random, name_of, observing, tensors_in, user_place, written_by
+from hotloop.step.known import answered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,7 +92,7 @@ def survey(
         run: the step.
     """
     look = _Look(holdings, device, inputs)
-    with observing(look.operation), look.following():
+    with answered(holdings.modules), observing(look.operation), look.following():
         result = run()
     return result, look.seen
 
