@@ -200,18 +200,24 @@ def _copied(value: Any) -> Any:
 
 
 class RandomState:
-    """The positions of the random streams that a step may draw from: Python's, numpy's, torch's on CPU and GPU."""
+    """The positions of the random streams that a step may draw from: Python's, numpy's, torch's on CPU and GPU.
 
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy")
+    Args:
+        devices: where numbers may be drawn.
+        python: also those of Python and numpy, which a replay never draws from; they take the longest to read.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], *, python: bool = True) -> None:
+        self._python = random.getstate() if python else None
+        numpy = sys.modules.get("numpy") if python else None
         self._numpy = numpy.random.get_state() if numpy is not None else None
         self._cpu = torch.get_rng_state()
         self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices if device.type == "cuda"]
 
     def restore(self) -> None:
         """Go back to these positions."""
-        random.setstate(self._python)
+        if self._python is not None:
+            random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
         torch.set_rng_state(self._cpu)

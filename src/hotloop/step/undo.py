@@ -95,7 +95,7 @@ class StepStart:
         self._gradients = [parameter.grad for parameter in self._parameters]
         self._values = [one.clone() if gradients and one is not None else None for one in self._gradients]
         self._versions = [version_of(parameter) for parameter in self._parameters]
-        self._random = RandomState(self._devices)
+        self._random = RandomState(self._devices, python=buffers)
         self._bindings = Bindings(self._others)
         self.complete = True
 
