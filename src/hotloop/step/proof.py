@@ -170,10 +170,10 @@ def undone_if_it_fails(program: Program, run: Callable[[], _Made]) -> tuple[_Mad
         raise CandidateFailedError from error  # memory for the copy ran out, say: nothing has happened
     try:
         made = run()
-        if program.device.type == "cuda":
-            torch.cuda.synchronize(program.device)  # a kernel's failure belongs to the code that launched it
+        _wait_for(program.device)  # a kernel's failure belongs to the code that launched it
     except BaseException as error:
         try:
+            _wait_for(program.device)  # what was launched on another stream must not write after what is put back
             before.restore()
         except Exception:  # noqa: BLE001 - a lost GPU is no place to put anything back to
             undone = False
@@ -183,6 +183,11 @@ def undone_if_it_fails(program: Program, run: Callable[[], _Made]) -> tuple[_Mad
             raise CandidateFailedError(undone=undone) from error
         raise
     return made, before
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _candidate(program: Program, run: Run) -> tuple[Snapshot, dict[str, torch.Tensor | None], RandomState]:
