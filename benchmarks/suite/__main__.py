@@ -38,7 +38,9 @@ SETTINGS = {
     "own; torch.compile's ways to the end of the third step, hotloop's until the tier is proven and in force",
     "steady": "12 blocks of each way in turns with an eager twin in the same process; medians, with the 95% interval "
     "from order statistics (for a ratio: of the pairs)",
-    "totals": "computed = cold seconds + steps left x steady step; what was really run is not marked computed",
+    "totals": "computed = cold seconds + steps left x steady step; what was really run is not marked so. `auto` at "
+    "10,000 steps and more is computed from a run that was told 10,000 and had settled: what it may change later is left "
+    "out",
 }
 
 
@@ -73,6 +75,7 @@ def parse(arguments):
     parser.add_argument("--row-limit", type=float, default=570.0, help="seconds for one row (%(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="the result file; else one in benchmarks/results, of today")
     parser.add_argument("--cpu", action="store_true", help="the subset for a CPU, at small sizes")
+    parser.add_argument("--note", help="what else a reader of the file should know, as who shares the machine")
     parser.add_argument("--again", action="store_true", help="run chosen rows again that the file holds already")
     parser.add_argument("--table", type=pathlib.Path, metavar="FILE", help="print the tables of a result file")
     parser.add_argument("--plot", type=pathlib.Path, metavar="FILE", help="draw totals over steps as FILE.svg")
@@ -97,8 +100,10 @@ def run(options):
         show.plan(todo, len(rows) - len(todo))
         return 0
     document = files.begin(out, device, SETTINGS)
+    if options.note:
+        document["settings"]["note"] = options.note
     failed = run_rows(todo, document, out, options)
-    files.summarise(document)
+    files.save(document, out)
     show.tables(document)
     print(f"{out}: {len(document['rows'])} results; {len(todo)} rows were asked for, {failed} failed")
     return 0

@@ -98,10 +98,6 @@ def begin(path, device, settings):
     if other:
         had = {name: document["machine"].get(name) for name in other}
         raise SystemExit(f"{path}: its rows were measured with {had}; choose another file with --out")
-    if here["commit"] != document["machine"]["commit"]:
-        document["machine"]["later_commits"] = sorted(
-            {*document["machine"].get("later_commits", ()), here["commit"]} - {None}
-        )
     return document
 
 
@@ -113,6 +109,9 @@ def done(document):
 def add(document, key, results):
     """Put a row's results into the document, in place of earlier ones of the same row."""
     document["rows"] = [row for row in document["rows"] if row["row"] != key] + results
+    machine_ = document.get("machine", {})
+    if (now := commit()) != machine_.get("commit"):
+        machine_["later_commits"] = sorted({*machine_.get("later_commits", ()), now} - {None})
 
 
 def save(document, path):

@@ -26,7 +26,7 @@ _COLOURS = {
     "autotune+graph": "#5b6770",
     "eager+buckets": "#4fa3a5",
 }
-_POINTS = [round(10 ** (e / 8)) for e in range(14, 41)]
+_POINTS = sorted({*totals.STEPS, *(round(10 ** (e / 8)) for e in range(14, 41))})
 _LABEL_HEIGHT = 12
 _LEGEND = "lower is better; filled dots: real runs; the rest is computed from cold seconds and steady step"
 
@@ -39,7 +39,7 @@ def write(document, path):
 def svg(document):
     """Give the picture as text."""
     rows = document["rows"]
-    names = [name for name in dict.fromkeys(row["workload"] for row in rows) if "eager" in totals.fixed(rows, name)]
+    names = [name for name in dict.fromkeys(row["workload"] for row in rows) if series(rows, name)]
     width, height = (_PANEL[0] + _MARGIN[0] + _MARGIN[2], _PANEL[1] + _MARGIN[1] + _MARGIN[3])
     lines = math.ceil(len(names) / _COLUMNS)
     whole = (width * min(_COLUMNS, max(1, len(names))), 46 + height * max(1, lines))

@@ -104,7 +104,8 @@ def ways(document):
         *("cold s>", "steps>", "peak MB>", "reserved MB>", "loss off by>", "note"),
     )
     previous = None
-    for row in document["rows"]:
+    names = list(dict.fromkeys(row["workload"] for row in document["rows"]))
+    for row in sorted(document["rows"], key=lambda row: names.index(row["workload"])):
         if row["kind"] != "ways":
             continue
         if previous not in (None, row["workload"]):

@@ -129,7 +129,8 @@ def test_a_row_in_the_file_is_not_run_again(tmp_path, monkeypatch, capsys):
     assert len(begun) == 2
     program.main([*arguments, "--again"])
     assert len(begun) == 4
-    program.main([*arguments, "--again", "--limit", "0"])
+    program.main([*arguments, "--again", "--limit", "0", "--note", "a shared machine"])
+    assert files.load(path)["settings"]["note"] == "a shared machine"
     assert len(begun) == 4
     assert "not begun" in capsys.readouterr().out
 
