@@ -7,7 +7,8 @@ usage: python -m benchmarks.suite [--only WORKLOAD[:WAY,...] ...] [--part PART .
        python -m benchmarks.suite --plot FILE.json  writes FILE.svg beside it
 
 Rows that the result file holds already are kept and not run again, so that the suite can be run in parts: name the same
-file with --out, and a --limit. Names may have wildcards: --only '*:eager*'.
+file with --out, and a --limit. Names may have wildcards, and a way may be written as the plan does: --only '*:eager*',
+--only 'gpt:auto told 1000*'.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ SETTINGS = {
     "steady": "12 blocks of each way in turns with an eager twin in the same process; medians, with the 95% interval "
     "from order statistics (for a ratio: of the pairs)",
     "totals": "computed = cold seconds + steps left x steady step; what was really run is not marked so. `auto` at "
-    "10,000 steps and more is computed from a run that was told 10,000 and had settled: what it may change later is left "
-    "out",
+    "10,000 steps and more is computed from a run that was told 10,000 and had settled: later changes are left out",
 }
 
 

@@ -89,11 +89,16 @@ class Row:
     seconds: float = 0.0
 
     @property
+    def name(self):
+        """What tells the rows of a workload apart."""
+        if self.kind == "auto":
+            return f"auto told {self.told}, run {self.number}"
+        return ",".join(self.ways) + (f", cold {self.number}" if self.kind == "cold" else "")
+
+    @property
     def key(self):
         """What tells rows apart in the result file."""
-        if self.kind == "auto":
-            return f"{self.workload}:auto told {self.told}, run {self.number}"
-        return f"{self.workload}:{','.join(self.ways)}" + (f", cold {self.number}" if self.kind == "cold" else "")
+        return f"{self.workload}:{self.name}"
 
 
 def gpu(document=None):
@@ -224,7 +229,7 @@ def choose(rows, only):
             row
             for row in rows
             if fnmatch.fnmatchcase(row.workload, workload)
-            and any(fnmatch.fnmatchcase(way, want) for way in row.ways for want in wanted)
+            and any(fnmatch.fnmatchcase(name, want) for name in (*row.ways, row.name) for want in wanted)
         ]
         fitting = fitting or _unplanned(workload, wanted)
         if not fitting:

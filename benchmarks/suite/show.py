@@ -39,7 +39,7 @@ def plan(rows, held):
             names = []
             group_rows = list(group)
             for row in group_rows:
-                what = row.key.partition(":")[2] + (f", really {row.steps}" if row.steps and row.kind == "ways" else "")
+                what = row.name + (f", really {row.steps}" if row.steps and row.kind == "ways" else "")
                 names.append(f"{what} ({row.seconds})")
             found.add_row(workload, "; ".join(names), f"{sum(row.seconds for row in group_rows) / 60:.1f}")
         found.add_section()

@@ -51,6 +51,11 @@ def test_rows_are_chosen_by_workload_and_way(pattern, ways):
     assert {",".join(row.ways) for row in plan.choose(ROWS, [pattern])} == ways
 
 
+def test_runs_of_auto_are_chosen_by_what_they_are_told():
+    assert [row.number for row in plan.choose(ROWS, ["gpt:auto told 1000*"])] == [1, 2]
+    assert {row.told for row in plan.choose(ROWS, ["gpt:auto told 200*"])} == {200}
+
+
 def test_a_pattern_over_all_workloads():
     assert {row.workload for row in plan.choose(ROWS, ["*:auto"])} == set(plan.WORKLOADS)
 
