@@ -8,7 +8,7 @@ usage: python -m benchmarks.suite [--only WORKLOAD[:WAY,...] ...] [--part PART .
 
 Rows that the result file holds already are kept and not run again, so that the suite can be run in parts: name the same
 file with --out, and a --limit. Names may have wildcards, and a way may be written as the plan does: --only '*:eager*',
---only 'gpt:auto told 1000*'.
+--only 'gpt:auto told 1000 *'.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Row:
     def name(self):
         """What tells the rows of a workload apart."""
         if self.kind == "auto":
-            return f"auto told {self.told}, run {self.number}"
+            return f"auto told {self.told} (run {self.number})"
         return ",".join(self.ways) + (f", cold {self.number}" if self.kind == "cold" else "")
 
     @property

@@ -42,7 +42,7 @@ def auto(workload, told, real, *, number=1, ms=2.0, eager_ms=10.0, **more):
     """A real run of `auto`: ``real`` gives seconds by steps."""
     steady = {"ms": ms, "eager_ms": eager_ms, "ratio": eager_ms / ms, "ratio_low": 1.0, "ratio_high": 9.0}
     return {
-        "row": f"{workload}:auto told {told}, run {number}",
+        "row": f"{workload}:auto told {told} (run {number})",
         "kind": "auto",
         "workload": workload,
         "way": "auto",

@@ -52,8 +52,8 @@ def test_rows_are_chosen_by_workload_and_way(pattern, ways):
 
 
 def test_runs_of_auto_are_chosen_by_what_they_are_told():
-    assert [row.number for row in plan.choose(ROWS, ["gpt:auto told 1000*"])] == [1, 2]
-    assert {row.told for row in plan.choose(ROWS, ["gpt:auto told 200*"])} == {200}
+    assert [row.number for row in plan.choose(ROWS, ["gpt:auto told 1000 *"])] == [1, 2]
+    assert {row.told for row in plan.choose(ROWS, ["gpt:auto told 200 *"])} == {200}
 
 
 def test_a_pattern_over_all_workloads():
