@@ -74,7 +74,8 @@ class StepStart:
         self._copies: list[torch.Tensor] = []
         self._live: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] = []
-        self._values: list[torch.Tensor | None] = []
+        self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._room: dict[int, torch.Tensor] = {}
         self._versions: list[int] = []
         self._random: RandomState | None = None
         self._bindings: Bindings | None = None
@@ -93,7 +94,7 @@ class StepStart:
             self._make_room([*self._buffers.tensors, *self._others.other_tensors().values()])
             copy_all(self._copies, self._live)
         self._gradients = [parameter.grad for parameter in self._parameters]
-        self._values = [one.clone() if gradients and one is not None else None for one in self._gradients]
+        self._values = self._copied() if gradients else []
         self._versions = [version_of(parameter) for parameter in self._parameters]
         self._random = RandomState(self._devices, python=buffers)
         self._bindings = Bindings(self._others)
@@ -108,6 +109,22 @@ class StepStart:
         self._live = [one for one in found if not overlaps(one)]
         self._copies = [torch.empty_like(one, requires_grad=False) for one in self._live]
 
+    def _copied(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Copy the gradients that exist, in few launches; gives each with its copy, whose memory is kept."""
+        pairs, sparse = [], []
+        for index, one in enumerate(self._gradients):
+            if one is None:
+                continue
+            if one.layout != torch.strided:
+                sparse.append((one, one.clone()))
+                continue
+            room = self._room.get(index)
+            if room is None or room.shape != one.shape or room.dtype != one.dtype or room.device != one.device:
+                room = self._room[index] = torch.empty_like(one, requires_grad=False)
+            pairs.append((one, room))
+        copy_all([room for _, room in pairs], [one for one, _ in pairs])
+        return pairs + sparse
+
     def wrote(self) -> bool:
         """Tell whether the step has changed a parameter since, through an optimizer or by hand."""
         return [version_of(parameter) for parameter in self._parameters] != self._versions
@@ -119,10 +136,8 @@ class StepStart:
         if self._with_buffers:
             self._buffers.restore()
             copy_all(self._live, self._copies)
-        kept = [(one, value) for one, value in zip(self._gradients, self._values, strict=True) if value is not None]
         with torch.no_grad():
-            for one, value in kept:
-                assert one is not None
+            for one, value in self._values:
                 one.copy_(value)
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
