@@ -35,14 +35,26 @@ class TierAccount:
     """What is known of one tier in this run."""
 
     steps: int = 0
+    timed: int = 0
     samples: collections.deque[float] = dataclasses.field(default_factory=lambda: collections.deque(maxlen=SAMPLES))
     proven: bool = False
     declined: str = ""
 
+    _known: float | None = None
+    _known_at: int = 0
+
     @property
     def seconds(self) -> float | None:
-        """A typical step's time."""
-        return typical(list(self.samples)) if self.samples else None
+        """A typical step's time; looked at again when an eighth more steps have been timed, since it is asked often."""
+        if self.samples and (self._known is None or self.timed >= self._known_at):
+            self._known = typical(list(self.samples))
+            self._known_at = self.timed + 1 + min(self.timed, SAMPLES) // 8
+        return self._known
+
+    def time(self, seconds: float) -> None:
+        """Add a step's time."""
+        self.samples.append(seconds)
+        self.timed += 1
 
 
 class Account:
@@ -77,7 +89,7 @@ class Account:
         changed, self.running = tier != self.running, tier
         eager = self.tiers[self._loop.given].seconds
         if kind == "run":
-            account.samples.append(timing.seconds)
+            account.time(timing.seconds)
             if tier != self._loop.given and eager is not None:
                 self.saved += eager - timing.seconds
         elif eager is not None:
@@ -90,7 +102,7 @@ class Account:
 
     def beside(self, tier: str, timing: Timing) -> None:
         """Take note of what a step took in another tier, beside the one that was proven."""
-        self.tiers[tier].samples.append(timing.seconds)
+        self.tiers[tier].time(timing.seconds)
 
     def event(self, event: ev.Event) -> None:
         """Take note of an event."""
