@@ -126,6 +126,12 @@ def picture(result, path):
         parts.append(
             f'<text x="{moment:.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{share * times[-1]:.0f} s</text>'
         )
+    for row, (second, label) in enumerate(turns(result, times)):
+        parts.append(
+            f'<line x1="{x(second):.1f}" x2="{x(second):.1f}" y1="{TOP - 6}" y2="{HEIGHT - BOTTOM}" '
+            'stroke="#9aa4ad" stroke-dasharray="3 3"/>'
+        )
+        parts.append(f'<text x="{x(second) + 4:.1f}" y="{TOP + 14 + 16 * (row % 3)}" fill="#4a545d">{label}</text>')
     for entry, second in zip(each, times, strict=True):
         colour = COLOURS["doing" if entry.get("doing") else kind(entry["running"])]
         over = entry["seconds"] > top
@@ -140,6 +146,15 @@ def picture(result, path):
     parts.append(f'<text x="{LEFT}" y="52" font-weight="bold">one step</text>')
     parts.append(f'<text x="{WIDTH - 20}" y="{HEIGHT - 8}" text-anchor="end">time since the first step</text></svg>')
     path.write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+def turns(result, times):
+    """Give the moments of the decisions that changed something, with what to write beside them."""
+    labels = {"prepare": "a child compiles {tier}", "try": "{tier} is tried", "switch": "{tier} in force"}
+    for decision in result["decisions"]:
+        if decision.get("action") in labels:
+            moment = times[min(decision["step"], len(times) - 1)]
+            yield moment, labels[decision["action"]].format(tier=decision["tier"])
 
 
 def kind(tier):

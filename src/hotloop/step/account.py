@@ -90,7 +90,7 @@ class Account:
         eager = self.tiers[self._loop.given].seconds
         if kind == "run":
             account.time(timing.seconds)
-            if tier != self._loop.given and eager is not None:
+            if tier != self._loop.given and eager is not None and self._loop.auto is None:
                 self.saved += eager - timing.seconds
         elif eager is not None:
             self.prepare_seconds += max(0.0, timing.seconds - eager)
@@ -139,14 +139,21 @@ class Account:
             tier=loop.goal.name if loop.plain else running,
             step=loop.steps,
             step_seconds=self._lately(running),
-            eager_seconds=self.tiers[loop.given].seconds if loop.given in self.tiers else None,
-            seconds_saved=self.saved,
+            eager_seconds=self._eager(),
+            seconds_saved=self._saved(),
             prepare_seconds=self.prepare_seconds,
             tiers=tuple(self._tier(name, one, running) for name, one in self.tiers.items()),
             decisions=tuple(self.decisions),
             undone=self.undone,
             dropped=tuple(self.dropped),
         )
+
+    def _eager(self) -> float | None:
+        known = self._loop.auto.eager_seconds if self._loop.auto is not None else None
+        return self.tiers[self._loop.given].seconds if known is None and self._loop.given in self.tiers else known
+
+    def _saved(self) -> float:
+        return self.saved if self._loop.auto is None else self.saved + self._loop.auto.saved_seconds
 
     def _lately(self, tier: str) -> float | None:
         samples = list(self.tiers[tier].samples)[-50:] if tier in self.tiers else []
@@ -167,7 +174,7 @@ class Account:
         measured = {
             "steady_step_ms": status.step_seconds and 1e3 * status.step_seconds,
             "eager_step_ms": status.eager_seconds and 1e3 * status.eager_seconds,
-            "seconds_saved": self.saved,
+            "seconds_saved": status.seconds_saved,
             "prepare_seconds": self.prepare_seconds,
             "proof_seconds": self.proof_seconds,
             "proof_copied_bytes": self._copied,
@@ -183,7 +190,7 @@ class Account:
 
     def state_dict(self) -> dict[str, Any]:
         """Give what a checkpoint keeps."""
-        return {"saved": self.saved, "prepare_seconds": self.prepare_seconds, "undone": self.undone}
+        return {"saved": self._saved(), "prepare_seconds": self.prepare_seconds, "undone": self.undone}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""

@@ -61,7 +61,9 @@ class Auto:
         self._first: int | None = None
         """Steps done before the first of this process: a resumed run times and decides anew."""
         self._turns = 0
-        self._trial_seconds = self._prepare_seconds = self._saved = 0.0
+        self._trial_seconds = self._prepare_seconds = 0.0
+        self.saved_seconds = 0.0
+        """What the steps so far saved, by the ratios that trials found: a slow spell of the machine is no saving."""
         self._waiting: list[float] = []
         self._said = ""
 
@@ -147,6 +149,11 @@ class Auto:
         usual = self._speeds.seconds(self.in_force.name) or 0.0
         return max(0.0, time.perf_counter() - self._began[1] - usual * (self.loop.steps - self._began[0]))
 
+    @property
+    def eager_seconds(self) -> float | None:
+        """A step of the model as it was given, at the speed that the machine has now."""
+        return self._speeds.seconds(self.loop.given)
+
     # -- what the loop tells ---------------------------------------------------------------------------------------
 
     def proven(self, tier: Tier) -> None:
@@ -185,7 +192,7 @@ class Auto:
             return
         if clean and tier == self.in_force.name and self._trying is None and self._steps_here() > _WARM_UP:
             self._recent.append(timing.seconds)
-            self._saved += self._speeds.saved(tier, timing.seconds)
+            self.saved_seconds += self._speeds.saved(tier, timing.seconds)
             if tier == self.loop.given and timing.seconds > 0:
                 self._waiting.append(timing.host_seconds / timing.seconds)
 
@@ -228,7 +235,7 @@ class Auto:
             eager_low_seconds=self._speeds.base_low_seconds,
             trial_seconds=self._trial_seconds,
             prepare_seconds=self._prepare_seconds,
-            saved_seconds=self._saved,
+            saved_seconds=self.saved_seconds,
             preparing=self.background.tier,
             free_memory_bytes=self._free_bytes(),
         )
