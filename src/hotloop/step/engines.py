@@ -86,10 +86,14 @@ class CudaEngine:
     def ambience(self, device: torch.device) -> Iterator[None]:
         """Run on the side stream; libraries set up what they need there."""
         side, current = self._side(device), torch.cuda.current_stream(device)
+        # What is allocated here is used on the current stream later; the side stream waits for that one before it goes
+        # on, so no memory is given away too early.
         side.wait_stream(current)
-        with torch.cuda.stream(side), told_capturing():
-            yield
-        current.wait_stream(side)
+        try:
+            with torch.cuda.stream(side), told_capturing():
+                yield
+        finally:
+            current.wait_stream(side)
 
 
 class _CudaRecording:
@@ -104,7 +108,11 @@ class _CudaRecording:
         side.wait_stream(self._current)
         self._stack.enter_context(torch.cuda.stream(side))
         self._stack.enter_context(capture_safe_random())
-        self.resume()
+        try:
+            self.resume()
+        except BaseException:
+            self.abandon()
+            raise
 
     def resume(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -112,11 +120,12 @@ class _CudaRecording:
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def cut(self) -> Segment:
-        graph, self._graph = self._graph, None
+        graph = self._graph
         assert graph is not None
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=_EMPTY)
             graph.capture_end()
+        self._graph = None  # from here on there is nothing to recover from
         graph.replay()
         return graph
 
