@@ -382,11 +382,6 @@ def test_a_recording_that_is_given_up_is_put_right_and_goes_back_to_its_stream(m
     assert torch.cuda.get_rng_state is real
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="_CudaRecording.cut forgets its graph before capture_end: where that raises, since the capture was "
-    "invalidated and no operation told, the allocator and the random generator are not put right",
-)
 def test_a_recording_whose_end_fails_is_put_right(monkeypatch):
     graphs, begin = recording(monkeypatch, fails=("graph 1 ends",))
     found = begin()
@@ -397,11 +392,6 @@ def test_a_recording_whose_end_fails_is_put_right(monkeypatch):
     assert ("graph 2 begins", {"capture_error_mode": "thread_local"}) in graphs.calls
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="_CudaRecording opens its contexts before capture_begin and nobody closes them where that raises: the side "
-    "stream stays the current one, and torch.cuda.get_rng_state stays replaced",
-)
 def test_a_recording_that_cannot_begin_leaves_no_context_open(monkeypatch):
     real = torch.cuda.get_rng_state, torch.cuda.set_rng_state
     graphs, begin = recording(monkeypatch, fails=("graph 1 begins",))
@@ -414,11 +404,6 @@ def test_a_recording_that_cannot_begin_leaves_no_context_open(monkeypatch):
         torch.cuda.get_rng_state, torch.cuda.set_rng_state = real
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="CudaEngine.ambience waits for its side stream only where nothing was raised: an eager step that follows "
-    "could overtake the kernels of the one that failed, if the caller did not wait for the device",
-)
 def test_the_side_stream_is_waited_for_where_the_step_raises(monkeypatch):
     graphs, _ = recording(monkeypatch)
     engine = engines.CudaEngine()
