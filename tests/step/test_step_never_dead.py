@@ -136,10 +136,6 @@ def test_out_of_memory_at_each_stage(stage):
 
 
 @pytest.mark.parametrize("stage", ["lower", "forward kernel"])
-@pytest.mark.xfail(
-    strict=True,
-    reason="hotloop.fallback.causes prints the exception without care: what is told is that it has no text, not its class",
-)
 def test_an_exception_without_text_is_told_by_its_class_where_the_compiler_raises_it(stage):
     plan = Plan(Failure(stage, 1, "unprintable"))
     with planted(plan):

@@ -60,7 +60,7 @@ def failure_of(error: BaseException, graph: fx.GraphModule | None) -> Failure:
     names = [type(link).__name__ for link in chain]
     stage: Stage = "compile" if any(name in _COMPILE_STAGE for name in names) else "lower"
     known = next((name for name in names if name in _HINTS), None)
-    place = last_user_frame(str(error)) or (user_line(graph) if graph is not None else None)
+    place = last_user_frame(text_of(error)) or (user_line(graph) if graph is not None else None)
     file, line = place or (None, None)
     return Failure(
         stage=stage,
@@ -80,8 +80,16 @@ def run_hint() -> str:
 
 def describe(error: BaseException) -> str:
     """Give class and first telling line of torch's own message."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """Give an exception's message; none where it cannot be printed, as its own ``__str__`` may raise anything."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - see above
+        return ""
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from hotloop import measure
+from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, compare, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.holdings import RandomState, Snapshot
-from hotloop.step.undo import BufferTables, overlaps, reason_of
+from hotloop.step.undo import BufferTables, overlaps
 
 if TYPE_CHECKING:
     from hotloop.measure import Comparison, Difference
@@ -134,7 +135,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         ours = _values(program.holdings, result, at_step)
         comparisons = _compare(ours, theirs, start, limits, spread)
     except Exception as error:  # noqa: BLE001 - the step is done and right; that the tier is not known to be, is told
-        failed = reason_of(error)
+        failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
 
 
@@ -273,7 +274,7 @@ def spread_of(program: Program, once: Run, again: Run) -> tuple[Any, dict[str, D
     try:
         found, _ = differences(_values(program.holdings, result, at_step), first)
     except Exception as error:  # noqa: BLE001 - the step is done, whatever is wrong with the comparison
-        return result, reason_of(error)
+        return result, describe(error)
     return result, found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,19 +10,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop import events as ev
-from hotloop._torch.dispatch import place_of
-from hotloop._torch.dynamo import is_compile_error
-from hotloop.errors import CompiledRunError, StepLostError
+from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, flatten, unflatten
-from hotloop.step import proof, python_state
+from hotloop.step import proof
 from hotloop.step.captured import Change, Program, Standing, capture, own_autocast_cache, prepare
-from hotloop.step.holdings import RandomState
-from hotloop.step.optimizers import frozen
-from hotloop.step.proof import CandidateFailedError, plain_run, prove_step, undone_if_it_fails
+from hotloop.step.looking import Looking
+from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
+from hotloop.step.rescue import Rescue, is_compiled_codes
 from hotloop.step.shapes import Shapes
-from hotloop.step.survey import Obstacle, Survey, survey
+from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
-from hotloop.step.undo import StepStart, let_go, reason_of
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
@@ -49,9 +45,7 @@ class Runner:
         self._variants: dict[str, dict[Hashable, Variant]] = collections.defaultdict(dict)
         """By base, since a recording holds the code that it was made of; then by key."""
         self._keys = Keys(loop.parameters, loop.modules)
-        self._start: StepStart | None = None
-        self._python: dict[str, Any] | None = None
-        self._moving: dict[str, int] = {}
+        self.rescue, self._looking = Rescue(loop, self), Looking(loop, self, self.program)
         self._base_outcomes: dict[str, list[proof.Outcome]] = collections.defaultdict(list)
         self.shapes = Shapes(step)
         self.kind, self.ran = "run", loop.given
@@ -77,9 +71,9 @@ class Runner:
             )
         if unproven:
             if variant.seen is None and not self._base_outcomes[tier.base]:
-                return self._survey(variant, run, args, kwargs)
+                return self._looking.survey(variant, run, args, kwargs)
             if not self.shapes.may_compile(tier.base, inputs):
-                return self._eagerly(run)
+                return self.eagerly(run)
             return self._prove_base(run, tier)
         return self._with_graph(variant, run, args, kwargs, tier)
 
@@ -94,7 +88,7 @@ class Runner:
         if variant.declined is not None or not self._worth(variant):
             return self._uncaptured(variant, run, tier)
         if variant.seen is None:
-            return self._survey(variant, run, args, kwargs)
+            return self._looking.survey(variant, run, args, kwargs)
         if variant.seen.obstacles:
             self._decline(variant, variant.seen.obstacles[0])
             return self._uncaptured(variant, run, tier)
@@ -144,7 +138,8 @@ class Runner:
     def _drop(self, variant: Variant, change: Change) -> None:
         step, what = self.loop.steps, change.what
         too_often = variant.drop(step, what)
-        self._python = self._start = None
+        self._looking.look_again()
+        self.rescue.look_again()
         self.loop.emit(ev.CaptureDropped(step=step, function=self.name, reason=what))
         if too_often and change.optimizer is not None and change.optimizer not in self.loop.outside:
             self.loop.run_outside(change.optimizer, f"{what} changes again and again")
@@ -157,90 +152,6 @@ class Runner:
         variant.decline(obstacle)
         self.loop.declined(Tier(self.loop.goal.base, graph=True), obstacle, self)
 
-    # -- survey ----------------------------------------------------------------------------------------------------
-
-    def _survey(self, variant: Variant, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-        """Run the step eagerly and look at it: a real step."""
-        self.kind = "survey"
-        self.loop.look_again()
-        obstacles = self._moved_outside()
-        inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-        random = RandomState([self.program.device])
-        settings = self._settings()
-        engine = self.loop.engine
-        # On the way of a capture: code that looks for one (masks in transformers) must not be judged by its other path.
-        ambience = engine.ambience(self.program.device) if engine is not None else contextlib.nullcontext()
-        failed: Obstacle | None = None
-        try:
-            with self.loop.eager(), ambience:
-                looked = functools.partial(survey, self.program.holdings, self.program.device, inputs, run)
-                (result, seen), _ = undone_if_it_fails(self.program, looked)
-        except CandidateFailedError as error:
-            failed = self._candidate_failed(error, Tier(self.loop.given))
-        if failed is not None:
-            result = self._eagerly(run)  # what it raises as well is the user's own
-            variant.seen = Survey(obstacles=[failed])
-            self.loop.decided(f"{self.name} could not be looked at, so it is not captured: {failed}", {})
-            return result
-        after = self._reachable()
-        assert self._python is not None
-        obstacles += [
-            Obstacle(f"the step changes Python state: {name}", _RETURN_IT)
-            for name in python_state.differences(self._python, after)[:3]
-        ]
-        self._python = after
-        moved = RandomState([self.program.device]).moved_since(random)
-        hosts = ("Python's random", "numpy.random") + (
-            ("torch's CPU generator",) if self.loop.device.type != "cpu" else ()
-        )
-        obstacles += [
-            Obstacle(
-                f"the step draws from {name}", "draw on the device (torch.rand(..., device=...)), or outside the step"
-            )
-            for name in moved
-            if name in hosts
-        ]
-        if settings != self._settings():
-            obstacles.append(
-                Obstacle("the step changes its optimizer's settings", "call scheduler.step() outside the step")
-            )
-        if any(one.requires_grad for one in inputs):
-            obstacles.append(Obstacle("an argument requires gradients", "set requires_grad inside the step, on a copy"))
-        leaves = flatten(result)[0]
-        if any(isinstance(one, float | complex) for one in leaves):
-            obstacles.append(
-                Obstacle("the step returns a Python number, which a replay would repeat", "return a tensor instead")
-            )
-        if seen.written_found:
-            self.program.holdings.found += seen.written_found
-            self._start = None
-        variant.seen = seen
-        seen.obstacles += obstacles
-        self.loop.surveyed(seen)
-        return result
-
-    def _settings(self) -> list[Any]:
-        optimizers = self.program.holdings.optimizers.values()
-        return [(frozen(one), [float(group["lr"]) for group in one.param_groups]) for one in optimizers]
-
-    def _reachable(self) -> dict[str, Any]:
-        try:
-            return python_state.reachable(self.step, self.program.holdings.modules, self.program.ignore)
-        except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
-            return {f"Python state that cannot be looked at ({reason_of(error)})": self.loop.steps}
-
-    def _moved_outside(self) -> list[Obstacle]:
-        """Note what the step reads in Python and somebody changed since the last look; twice is too often."""
-        before, self._python = self._python, self._reachable()
-        obstacles = []
-        for name in python_state.differences(before, self._python) if before is not None else ():
-            self._moving[name] = self._moving.get(name, 0) + 1
-            if self._moving[name] > 1:
-                obstacles.append(
-                    Obstacle(f"the step reads {name}, which changes from step to step", "pass it as a tensor argument")
-                )
-        return obstacles
-
     # -- graphs ----------------------------------------------------------------------------------------------------
 
     def _prove_graph(
@@ -248,7 +159,7 @@ class Runner:
     ) -> Any:
         """Run the step without a graph and captured, and compare."""
         assert variant.seen is not None
-        if obstacles := self._moved_outside():
+        if obstacles := self._looking.moved_outside():
             self._decline(variant, obstacles[0])
             return self._uncaptured(variant, run, tier)
         engine = self.loop.engine
@@ -268,17 +179,14 @@ class Runner:
             self.kind = "capture" if variant.captured is None else "proof"
             outcome = prove_step(self.program, candidate, reference, Limits.rounding(), spread=variant.spread)
         except CandidateFailedError as error:
-            obstacle = self._candidate_failed(error, tier)
+            obstacle = self.rescue.candidate_failed(error, tier)
         if obstacle is not None:
             return self._instead(variant, run, tier, obstacle)
         if variant.captured is not None:
             variant.captured.keep_gradients()
         self.loop.proof_costs(time.perf_counter() - began, outcome)
-        after = self._reachable()
-        assert self._python is not None
-        changed, self._python = python_state.differences(self._python, after), after
-        if changed:
-            self._decline(variant, Obstacle(f"the step changes Python state: {changed[0]}", _RETURN_IT))
+        if changed := self._looking.changed_inside():
+            self._decline(variant, changed[0])
         elif not outcome.agrees:
             self._decline(
                 variant, Obstacle(f"a captured step does not agree with the step itself: {outcome.why}", _REPORT_IT)
@@ -314,7 +222,7 @@ class Runner:
         variant.spread = spread
         variant.standing = Standing(holdings)
         self.loop.proof_costs((time.perf_counter() - began) / 2)
-        self._python = self._reachable()
+        self._looking.note()
         return result
 
     def _candidate(self, variant: Variant, captured: CapturedStep | None, args: Any, kwargs: Any) -> Any:
@@ -350,12 +258,12 @@ class Runner:
         assert captured is not None
         assert variant.seen is not None
         try:
-            self._save(gradients=bool(variant.seen.read_gradients), tensors=not captured.atomic)
+            self.rescue.save(gradients=bool(variant.seen.read_gradients), tensors=not captured.atomic)
             return captured.replay(leaves)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
             failed = error
         # Out of the except clause, so that what eager raises does not carry our exception along.
-        return self._recover(failed, run, tier, ours=not captured.in_users_code, wrote=captured.wrote)
+        return self.rescue.recover(failed, run, tier, ours=not captured.in_users_code, wrote=captured.wrote)
 
     # -- compiled code ---------------------------------------------------------------------------------------------
 
@@ -379,9 +287,9 @@ class Runner:
         try:
             outcome = prove_step(self.program, candidate, eager, limits)
         except CandidateFailedError as error:
-            obstacle = self._candidate_failed(error, tier)
+            obstacle = self.rescue.candidate_failed(error, tier)
         if obstacle is not None:
-            return self._rung_down(run, tier.without_graph(), obstacle)
+            return self.rescue.rung_down(run, tier.without_graph(), obstacle)
         self.loop.proof_costs(time.perf_counter() - began, outcome)
         outcomes = self._base_outcomes[tier.base]
         outcomes.append(outcome)
@@ -397,7 +305,7 @@ class Runner:
         """Run the step as compiled code that has seen its shapes, else eager: one short batch compiles nothing anew."""
         if advice := self.shapes.advice():
             self.loop.say_once(advice)
-        return self._guarded(run, tier) if self.shapes.may_compile(tier.base, inputs) else self._eagerly(run)
+        return self._guarded(run, tier) if self.shapes.may_compile(tier.base, inputs) else self.eagerly(run)
 
     def _uncaptured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
         if advice := self.shapes.advice():
@@ -405,7 +313,8 @@ class Runner:
         below = tier.without_graph()
         return self._compiled(run, below, variant.inputs) if tier.compiles else self._guarded(run, below)
 
-    def _eagerly(self, run: Callable[[], Any]) -> Any:
+    def eagerly(self, run: Callable[[], Any]) -> Any:
+        """Run the step with the models as they were given."""
         self.ran = self.loop.given
         with self.loop.eager():
             return run()
@@ -417,11 +326,11 @@ class Runner:
             return run()
         compiled = functools.partial(self._marked, run) if tier.marks_steps else run
         try:
-            self._save(gradients=True)
+            self.rescue.save(gradients=True)
             return compiled()
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
             failed = error
-        return self._recover(failed, run, tier, ours=_is_compiled_codes(failed))
+        return self.rescue.recover(failed, run, tier, ours=is_compiled_codes(failed))
 
     def _marked(self, run: Callable[[], Any]) -> Any:
         """Run a step whose compiled code replays graphs of its own: what it leaves is overwritten by the next one."""
@@ -432,92 +341,9 @@ class Runner:
                 parameter.grad = parameter.grad.clone()
         return unflatten(structure, [one.clone() if isinstance(one, torch.Tensor) else one for one in leaves])
 
-    def _save(self, *, gradients: bool, tensors: bool = True) -> None:
-        if self._start is None:
-            self._start = StepStart(self.program.holdings, [self.program.device])
-        self.loop.writes.begun = False
-        self._start.save(gradients=gradients and tensors, buffers=tensors)
-
-    def _recover(self, error: Exception, run: Callable[[], Any], tier: Tier, *, ours: bool, wrote: bool = False) -> Any:
-        """The step failed in a tier: undo it and run it eagerly, or say that it cannot be undone.
-
-        Args:
-            error: what it raised.
-            run: runs the step.
-            tier: the tier it failed in.
-            ours: the exception cannot be the user's own: none of their code was running.
-            wrote: a recorded optimizer has stepped.
-        """
-        self._check_alive(error, tier)
-        start = self._start
-        if start is not None and start.complete:  # else it failed before the step began
-            self._check_unwritten(error, tier, ours=ours, wrote=wrote or start.wrote())
-            try:
-                start.restore()
-            except Exception:  # noqa: BLE001 - no matter why: half of the step is still there
-                raise self._lost(error, tier, "and could not be undone") from error
-        obstacle = _obstacle_of(error)
-        let_go(error)
-        return self._rung_down(run, tier, obstacle)
-
-    def _rung_down(self, run: Callable[[], Any], tier: Tier, obstacle: Obstacle) -> Any:
-        """Run eagerly a step that was undone; from the next one on, the tier below is in force."""
-        self.kind = "undone"
-        with self.loop.eager():
-            result = run()  # what it raises as well is the user's own, and passes
-        undone = ev.StepUndone(step=self.loop.steps, function=self.name, tier=tier.name, reason=obstacle.reason)
-        self.loop.emit(undone)
-        self.loop.failed(tier, obstacle, self)
-        return result
-
-    def _candidate_failed(self, failed: CandidateFailedError, tier: Tier) -> Obstacle:
-        """Say why a candidate failed, and let go of what its exception keeps in memory."""
-        error = failed.__cause__
-        assert isinstance(error, Exception)
-        self._check_alive(error, tier)
-        if not failed.undone:
-            raise self._lost(error, tier, "and could not be undone") from error
-        obstacle = _obstacle_of(error)
-        let_go(failed)
-        return obstacle
-
-    def _check_alive(self, error: Exception, tier: Tier) -> None:
-        """Raise what tells that the GPU itself is lost, where it is."""
-        if self.loop.device.type != "cuda":
-            return
-        try:
-            torch.cuda.synchronize(self.loop.device)
-        except RuntimeError as poisoned:
-            raise StepLostError(
-                f"the CUDA context is lost in tier {tier.name}, step {self.loop.steps + 1}: {reason_of(poisoned)}. "
-                f'Start the program again from its last checkpoint, with Loop(..., run="{self.loop.given}")'
-            ) from error
-
-    def _check_unwritten(self, error: Exception, tier: Tier, *, ours: bool, wrote: bool) -> None:
-        """After a parameter has been written, a step cannot be undone. The user's own exception passes."""
-        if not self.loop.writes.begun and not wrote:
-            return
-        if not ours:
-            raise error
-        what = "the optimizer had begun to write" if self.loop.writes.begun else "a parameter had been written"
-        raise self._lost(error, tier, f"after {what}") from error
-
-    def _lost(self, error: Exception, tier: Tier, when: str) -> StepLostError:
-        return StepLostError(
-            f"{_cause_of(error)} in tier {tier.name}, step {self.loop.steps + 1}, {when}: the step cannot be repeated. "
-            f'Go on from the last checkpoint, with Loop(..., run="{self.loop.given}")'
-        )
-
 
 _TENSORS = "pass tensors, numbers and strings, alone or in lists and mappings"
-_RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
 _REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
-
-
-def _obstacle_of(error: Exception) -> Obstacle:
-    """Explain why a capture or a compiled step failed, with the innermost line of the user's."""
-    file, line = place_of(error) or (None, None)
-    return Obstacle(_cause_of(error), "see the reason; move what it names out of the step", file, line)
 
 
 def _changed(captured: CapturedStep) -> Change | None:
@@ -525,26 +351,4 @@ def _changed(captured: CapturedStep) -> Change | None:
     try:
         return captured.changed()
     except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
-        return Change(f"what the step reads, which cannot be looked at ({reason_of(error)}),")
-
-
-def _is_compiled_codes(error: Exception) -> bool:
-    """Tell whether compiled code failed, rather than the user's; of memory that ran out, in whose hands it did."""
-    if isinstance(error, CompiledRunError) or is_compile_error(error):
-        return True
-    trace = error.__traceback__ if isinstance(error, torch.OutOfMemoryError) else None
-    while trace is not None:
-        if str(trace.tb_frame.f_globals.get("__name__")) in _COMPILED_CODE:
-            return True
-        trace = trace.tb_next
-    return False
-
-
-_COMPILED_CODE = ("hotloop.fallback.backend", "hotloop._torch.autograd")
-"""Modules whose frames are around compiled code that runs: its forward and its backward."""
-
-
-def _cause_of(error: Exception) -> str:
-    """Give the cause of a failure; of compiled code the original one, as ours advises for a step that nobody owns."""
-    cause = error.__cause__ if isinstance(error, CompiledRunError) else None
-    return reason_of(cause or error)
+        return Change(f"what the step reads, which cannot be looked at ({describe(error)}),")

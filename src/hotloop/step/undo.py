@@ -12,7 +12,6 @@ import torch
 
 from hotloop._torch.fake import version_of
 from hotloop._torch.foreach import copy_all
-from hotloop.fallback.causes import describe
 from hotloop.step.holdings import Bindings, Holdings, RandomState
 
 if TYPE_CHECKING:
@@ -164,14 +163,6 @@ class WriteWatch:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
-
-
-def reason_of(error: BaseException) -> str:
-    """Give class and first telling line of an exception, of one that cannot be printed the class."""
-    try:
-        return describe(error)
-    except Exception:  # noqa: BLE001 - its own __str__ may raise anything
-        return type(error).__name__
 
 
 def let_go(error: BaseException) -> None:

@@ -1,0 +1,128 @@
+"""Looks at a step before it is captured: the survey of one real step, and the Python state that it reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.fallback.causes import describe
+from hotloop.measure import flatten
+from hotloop.step import python_state
+from hotloop.step.holdings import RandomState
+from hotloop.step.optimizers import frozen
+from hotloop.step.proof import CandidateFailedError, undone_if_it_fails
+from hotloop.step.survey import Obstacle, Survey, survey
+from hotloop.step.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hotloop.step.captured import Program
+    from hotloop.step.loop import Loop
+    from hotloop.step.runner import Runner
+    from hotloop.step.variant import Variant
+
+_RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
+
+
+class Looking:
+    """What one runner has seen of its step."""
+
+    def __init__(self, loop: Loop, runner: Runner, program: Program) -> None:
+        self._loop, self._runner, self._program = loop, runner, program
+        self._python: dict[str, Any] | None = None
+        self._moving: dict[str, int] = {}
+
+    def look_again(self) -> None:
+        """Something changed between two steps: what is reached from now on is compared with itself."""
+        self._python = None
+
+    def survey(self, variant: Variant, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """Run the step eagerly and look at it: a real step."""
+        self._runner.kind = "survey"
+        self._loop.look_again()
+        obstacles = self.moved_outside()
+        inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+        random = RandomState([self._program.device])
+        settings = self._settings()
+        engine = self._loop.engine
+        # On the way of a capture: code that looks for one (masks in transformers) must not be judged by its other path.
+        ambience = engine.ambience(self._program.device) if engine is not None else contextlib.nullcontext()
+        failed: Obstacle | None = None
+        try:
+            with self._loop.eager(), ambience:
+                looked = functools.partial(survey, self._program.holdings, self._program.device, inputs, run)
+                (result, seen), _ = undone_if_it_fails(self._program, looked)
+        except CandidateFailedError as error:
+            failed = self._runner.rescue.candidate_failed(error, Tier(self._loop.given))
+        if failed is not None:
+            result = self._runner.eagerly(run)  # what it raises as well is the user's own
+            variant.seen = Survey(obstacles=[failed])
+            self._loop.decided(f"{self._runner.name} could not be looked at, so it is not captured: {failed}", {})
+            return result
+        obstacles += self.changed_inside()
+        moved = RandomState([self._program.device]).moved_since(random)
+        hosts = ("Python's random", "numpy.random") + (
+            ("torch's CPU generator",) if self._loop.device.type != "cpu" else ()
+        )
+        obstacles += [
+            Obstacle(
+                f"the step draws from {name}", "draw on the device (torch.rand(..., device=...)), or outside the step"
+            )
+            for name in moved
+            if name in hosts
+        ]
+        if settings != self._settings():
+            obstacles.append(
+                Obstacle("the step changes its optimizer's settings", "call scheduler.step() outside the step")
+            )
+        if any(one.requires_grad for one in inputs):
+            obstacles.append(Obstacle("an argument requires gradients", "set requires_grad inside the step, on a copy"))
+        leaves = flatten(result)[0]
+        if any(isinstance(one, float | complex) for one in leaves):
+            obstacles.append(
+                Obstacle("the step returns a Python number, which a replay would repeat", "return a tensor instead")
+            )
+        if seen.written_found:
+            self._program.holdings.found += seen.written_found
+            self._runner.rescue.look_again()
+        variant.seen = seen
+        seen.obstacles += obstacles
+        self._loop.surveyed(seen)
+        return result
+
+    def _settings(self) -> list[Any]:
+        optimizers = self._program.holdings.optimizers.values()
+        return [(frozen(one), [float(group["lr"]) for group in one.param_groups]) for one in optimizers]
+
+    def _reachable(self) -> dict[str, Any]:
+        try:
+            return python_state.reachable(self._program.step, self._program.holdings.modules, self._program.ignore)
+        except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
+            return {f"Python state that cannot be looked at ({describe(error)})": self._loop.steps}
+
+    def moved_outside(self) -> list[Obstacle]:
+        """Note what the step reads in Python and somebody changed since the last look; twice is too often."""
+        before, self._python = self._python, self._reachable()
+        obstacles = []
+        for name in python_state.differences(before, self._python) if before is not None else ():
+            self._moving[name] = self._moving.get(name, 0) + 1
+            if self._moving[name] > 1:
+                obstacles.append(
+                    Obstacle(f"the step reads {name}, which changes from step to step", "pass it as a tensor argument")
+                )
+        return obstacles
+
+    def note(self) -> None:
+        """Take the Python state as it is now for what the next step finds."""
+        self._python = self._reachable()
+
+    def changed_inside(self) -> list[Obstacle]:
+        """Give what Python state the step that has just run changed, since `moved_outside` was asked before it."""
+        before, self._python = self._python, self._reachable()
+        assert before is not None
+        names = python_state.differences(before, self._python)[:3]
+        return [Obstacle(f"the step changes Python state: {name}", _RETURN_IT) for name in names]
