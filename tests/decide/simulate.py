@@ -196,7 +196,8 @@ class Run:
             self.proven.add(tier)
         trial = Trial(self.tier, tier)
         while self.step < self.setup.total and trial.verdict().outcome == "undecided":
-            trial.add(self.one(trial.next_tier))
+            turn = trial.turn()
+            trial.add(turn, self.one(turn.tier))
             self.check()
         self.speeds.record(trial, self.left)
         self.recent.clear()

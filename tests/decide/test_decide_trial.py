@@ -17,15 +17,17 @@ def run(here, there, noise=lambda: 1.0, *, tiers=("eager", "full"), **more) -> T
     for _ in range(10_000):
         if trial.verdict().outcome != "undecided":
             break
-        trial.add((there if trial.next_tier == tiers[1] else here) * noise())
+        turn = trial.turn()
+        trial.add(turn, (there if turn.tier == tiers[1] else here) * noise())
     return trial
 
 
 def test_the_order_turns_so_that_a_trend_cancels():
     trial, order = Trial("a", "b"), []
     for _ in range(8):
-        order.append(trial.next_tier)
-        trial.add(1.0)
+        turn = trial.turn()
+        order.append(turn.tier)
+        trial.add(turn, 1.0)
     assert order == ["a", "b", "b", "a", "a", "b", "b", "a"]
 
 
@@ -75,7 +77,7 @@ def test_a_trial_ends_even_where_no_time_is_one():
 def test_a_pair_with_a_time_that_is_none_does_not_count():
     trial = Trial("a", "b")
     for seconds in (1.0, -1.0, 2.0, 1.0):
-        trial.add(seconds)
+        trial.add(trial.turn(), seconds)
     assert trial.verdict().pairs == 1
     assert trial.seconds("a") == 1.0
     assert trial.seconds("b") == 2.0
@@ -170,7 +172,7 @@ def test_a_trial_that_was_broken_off_says_nothing():
     speeds = Speeds()
     trial = Trial("eager", "full")
     for _ in range(4):
-        trial.add(1.0)
+        trial.add(trial.turn(), 1.0)
     speeds.record(trial, 100)
     assert speeds.ratio("full") is None
     assert speeds.rejected_at("full") is None

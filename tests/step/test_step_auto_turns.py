@@ -17,7 +17,7 @@ def test_a_trial_of_a_tier_that_stands_ready_begins_with_the_step_at_hand(monkey
 
     def run(self, args, kwargs, tier):
         if self.loop.auto.trial is not None:
-            turns.append((tier.name, self.loop.auto.trial.next_tier))
+            turns.append((tier.name, self.loop.auto.turn.tier))
         return plain(self, args, kwargs, tier)
 
     def decide(standing, options):

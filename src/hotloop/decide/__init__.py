@@ -12,7 +12,7 @@ from hotloop.decide.horizon import Horizon, horizon, remaining
 from hotloop.decide.options import Action, Decision, Option, Source, Standing
 from hotloop.decide.priors import Facts, expect
 from hotloop.decide.speeds import Speeds
-from hotloop.decide.trial import Outcome, Trial, Verdict, median_interval
+from hotloop.decide.trial import Outcome, Trial, Turn, Verdict, median_interval
 
 __all__ = [
     "EAGER_STEPS",
@@ -26,6 +26,7 @@ __all__ = [
     "Speeds",
     "Standing",
     "Trial",
+    "Turn",
     "Verdict",
     "decide",
     "expect",

@@ -28,6 +28,9 @@ CLEAR_PAIRS, CLEAR_RATIO = 3, 0.75
 """Pairs after which a ratio is clear where each of them is below this (or above its inverse). With steps that vary by
 30 % a tier that is no faster gives three such pairs once in 400 trials."""
 
+_LATE = 512
+"""Turns after which a time that has no partner is forgotten."""
+
 Outcome = Literal["undecided", "faster", "no faster"]
 
 
@@ -65,10 +68,19 @@ def median_interval(values: list[float], coverage: float = COVERAGE) -> tuple[fl
     return (ordered[rank - 1], ordered[-rank]) if rank else (0.0, math.inf)
 
 
+@dataclasses.dataclass(frozen=True)
+class Turn:
+    """One step of a trial: its number, from 0, and the tier that it runs in. Turns 2n and 2n+1 make a pair."""
+
+    number: int
+    tier: str
+
+
 class Trial:
     """Consumes the seconds of steps in two tiers by turns.
 
-    Run the next step in `next_tier`, hand its seconds to `add`, and stop when `verdict` is no longer ``undecided``.
+    Run the next step in the tier of a `turn`, hand its seconds to `add` when they are known, and stop when `verdict` is
+    no longer ``undecided``. Times may come late; a turn whose time never comes (its step failed) costs its pair only.
 
     Args:
         in_force: the tier in force.
@@ -81,23 +93,25 @@ class Trial:
         self.candidate = candidate
         self._most_pairs = max(CLEAR_PAIRS, most_pairs)
         self._pairs: list[tuple[float, float]] = []
-        self._half: float | None = None
-        self._steps = 0
+        self._halves: dict[int, float] = {}
+        self._turns = 0
 
-    @property
-    def next_tier(self) -> str:
-        """The tier that the next step runs in: A B, B A, A B, ..."""
-        return self.candidate if self._steps % 4 in (1, 2) else self.in_force
+    def turn(self) -> Turn:
+        """Give the turn of the next step: A B, B A, A B, ..."""
+        turn = Turn(self._turns, self.candidate if self._turns % 4 in (1, 2) else self.in_force)
+        self._turns += 1
+        self._halves.pop(turn.number - _LATE, None)
+        return turn
 
-    def add(self, seconds: float) -> None:
-        """Take the seconds of a step in `next_tier`; where one is no positive number, its pair does not count."""
-        turn = self._steps % 4
-        self._steps += 1
-        valid = number(seconds) or None
-        if turn in (0, 2):
-            self._half = valid
-        elif valid is not None and self._half is not None:
-            self._pairs.append((self._half, valid) if turn == 1 else (valid, self._half))
+    def add(self, turn: Turn, seconds: float) -> None:
+        """Take the seconds of a turn's step; where one is no positive number, its pair does not count."""
+        if not (valid := number(seconds)):
+            return
+        other = self._halves.pop(turn.number ^ 1, None)
+        if other is None:
+            self._halves[turn.number] = valid
+        else:
+            self._pairs.append((other, valid) if turn.tier == self.candidate else (valid, other))
 
     def seconds(self, tier: str) -> float | None:
         """Give the median seconds of a step in ``tier``, or None before the first pair."""
@@ -113,7 +127,7 @@ class Trial:
         """Give what is known so far."""
         ratios = [there / here for here, there in self._pairs]
         if not ratios:
-            return Verdict("no faster" if self._steps >= 2 * self._most_pairs else "undecided", 1.0, 0.0, math.inf, 0)
+            return Verdict("no faster" if self._turns >= 2 * self._most_pairs else "undecided", 1.0, 0.0, math.inf, 0)
         ratio = statistics.median(ratios)
         low, high = median_interval(ratios)
         enough = math.isfinite(high)
@@ -126,5 +140,5 @@ class Trial:
             outcome = "no faster"
         else:
             # Void pairs count towards the end as well: a clock that never works must not keep a trial going.
-            outcome = "no faster" if self._steps >= 2 * self._most_pairs else "undecided"
+            outcome = "no faster" if self._turns >= 2 * self._most_pairs else "undecided"
         return Verdict(outcome, ratio, low, high, len(ratios))

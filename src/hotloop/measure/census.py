@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -91,7 +92,18 @@ def _leaf(leaf: Any) -> Any:
         hash(leaf)
     except TypeError:
         return Unhashed(f"{cls.__module__}.{cls.__qualname__}")
-    return cls, leaf
+    return cls, _held(leaf)
+
+
+def _held(leaf: Any) -> Any:
+    """Tell a value from others without keeping alive what compares by identity: a batch may be an object of a class."""
+    if not getattr(leaf, "__dict__", None) or isinstance(leaf, type):
+        return leaf
+    cls: Any = type(leaf)
+    try:
+        return weakref.ref(leaf) if cls.__eq__ is object.__eq__ else leaf
+    except TypeError:
+        return leaf
 
 
 def _text(leaf: Any) -> str:
@@ -101,6 +113,8 @@ def _text(leaf: Any) -> str:
     if isinstance(leaf, Unhashed):
         return leaf.type_name
     cls, value = leaf
+    if isinstance(value, weakref.ref):
+        value = value()
     return repr(float.fromhex(value) if cls is float else value)
 
 

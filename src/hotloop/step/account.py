@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import os
 import statistics
 import sys
 import weakref
@@ -16,7 +17,6 @@ from hotloop.report import write_html
 from hotloop.step.status import LoopStatus, TierStatus
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from hotloop.measure import Timing
@@ -79,7 +79,7 @@ class Account:
         self._copied = 0
         self._failure: BaseException | None = None
         if self._owned:  # a program that never closes its loop has a settled record as well
-            weakref.finalize(self, _end, self.record)
+            weakref.finalize(self, _end, self.record, os.getpid())
 
     def step(self, tier: str, kind: str, timing: Timing) -> None:
         """Take note of a step in a tier; ``kind`` tells a plain run from one that looked, proved or captured."""
@@ -99,6 +99,11 @@ class Account:
         if changed or kind != "run" or self._steps < _EVERY_STEP or self._steps % _THINNED == 0:
             entry = {"step": self._steps, "seconds": timing.seconds, "running": tier}
             self.record.append("steps", entry if kind == "run" else {**entry, "doing": kind})
+
+    def untimed(self, tier: str) -> None:
+        """Count a step that was not timed."""
+        self._steps += 1
+        self.tiers[tier].steps += 1
 
     def beside(self, tier: str, timing: Timing) -> None:
         """Take note of what a step took in another tier, beside the one that was proven."""
@@ -210,7 +215,9 @@ class Account:
             self.record.__exit__(type(self._failure) if self._failure else None, self._failure, None)
 
 
-def _end(record: RunRecord) -> None:
+def _end(record: RunRecord, owner: int) -> None:
     """Settle a record at the end of its loop or of the program, which may have ended with an exception."""
+    if os.getpid() != owner:  # a fork, a data loader's worker say, ends while the run goes on
+        return
     error: BaseException | None = getattr(sys, "last_value", None)
     record.__exit__(type(error) if error is not None else None, error, None)

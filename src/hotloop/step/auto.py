@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.decide import EAGER_STEPS, Facts, Option, Speeds, Standing, Trial, decide, remaining
+from hotloop.decide import EAGER_STEPS, Facts, Option, Speeds, Standing, Trial, Turn, decide, remaining
 from hotloop.step.background import Background
 from hotloop.step.earlier import Earlier
 from hotloop.step.tiers import NAMED, Tier, parse
@@ -46,7 +46,8 @@ class Auto:
         self.loop = loop
         self.in_force = Tier(loop.given)
         self.trial: Trial | None = None
-        """The trial that the coming step is part of."""
+        """The trial that the coming step is part of, and `turn` its turn there."""
+        self.turn: Turn | None = None
         self.background, self.earlier = Background(loop), Earlier(loop)
         self._speeds = Speeds(loop.given)
         self._recent: collections.deque[float] = collections.deque(maxlen=_RECENT)
@@ -60,11 +61,10 @@ class Auto:
         self._ask_at, self._ask_after = EAGER_STEPS, 0.0
         self._first: int | None = None
         """Steps done before the first of this process: a resumed run times and decides anew."""
-        self._turns = 0
         self._trial_seconds = self._prepare_seconds = 0.0
         self.saved_seconds = 0.0
         """What the steps so far saved, by the ratios that trials found: a slow spell of the machine is no saving."""
-        self._waiting: list[float] = []
+        self._waiting: collections.deque[float] = collections.deque(maxlen=_RECENT)
         self._said = ""
 
     # -- at a step boundary ----------------------------------------------------------------------------------------
@@ -84,8 +84,18 @@ class Auto:
                 self.earlier.called(step, (args, kwargs))
                 self._ask()
         if self.trial is not None:  # one that was begun just now has its first turn in this very step
-            self.loop.turn(parse(self.trial.candidate if self._turns % 4 in (1, 2) else self.trial.in_force))
-            self._turns += 1
+            self.turn = self.trial.turn()
+            self.loop.turn(parse(self.turn.tier))
+
+    def now(self) -> tuple[Trial, Turn] | None:
+        """Give the trial that the coming step is part of, and its turn."""
+        return (self.trial, self.turn) if self.trial is not None and self.turn is not None else None
+
+    @property
+    def quiet(self) -> bool:
+        """Tell whether nothing is under way, so that not every step needs to be timed."""
+        busy = self.trial is not None or self._trying is not None or self.background.tier is not None
+        return not busy and self.in_force == Tier(self.loop.given) and self.loop.steps < self._ask_at
 
     def noting_calls(self) -> contextlib.AbstractContextManager[Any]:
         """Note how the models are called, in one eager step of the run: what a child will compile."""
@@ -121,9 +131,17 @@ class Auto:
             self._try(parse(decision.tier), decision.reason)
 
     def _go(self, tier: Tier, reason: str) -> None:
-        self.in_force = tier
+        left, self.in_force = self.in_force, tier
         self._recent.clear()
         self.loop.aim(tier, reason)
+        if left != tier:
+            self._release(left)
+
+    def _release(self, tier: Tier) -> None:
+        """Give back the memory of recordings that are not replayed any more; they would be proven anew."""
+        if tier.graph:
+            self._proven.discard(tier.name)
+            self.loop.release(tier)
 
     def _try(self, tier: Tier, reason: str) -> None:
         self._trying, self._began, self._prepared = tier, (self.loop.steps, time.perf_counter()), 0.0
@@ -134,7 +152,7 @@ class Auto:
 
     def _start_trial(self, tier: Tier) -> None:
         self._recent.clear()
-        self.trial, self._turns = Trial(self.in_force.name, tier.name), 0
+        self.trial = Trial(self.in_force.name, tier.name)
 
     def _give_up(self, reason: str) -> None:
         """Go back to the tier in force; what the preparation cost is a trial's cost."""
@@ -183,12 +201,12 @@ class Auto:
         self._proven.discard(name)
         self.earlier.declined(name, reason)
 
-    def timed(self, tier: str, kind: str, timing: Timing, trial: Trial | None) -> None:
-        """A step's time became known; ``trial`` is the one that it was part of."""
+    def timed(self, tier: str, kind: str, timing: Timing, trial: tuple[Trial, Turn] | None) -> None:
+        """A step's time became known; ``trial`` is the one that it was part of, and its turn there."""
         clean = kind == "run"
         if trial is not None:
-            if trial is self.trial:
-                self._add(trial, timing.seconds if clean and tier in (trial.in_force, trial.candidate) else math.nan)
+            if trial[0] is self.trial and clean and tier == trial[1].tier:
+                self._add(*trial, timing.seconds)
             return
         if clean and tier == self.in_force.name and self._trying is None and self._steps_here() > _WARM_UP:
             self._recent.append(timing.seconds)
@@ -196,8 +214,8 @@ class Auto:
             if tier == self.loop.given and timing.seconds > 0:
                 self._waiting.append(timing.host_seconds / timing.seconds)
 
-    def _add(self, trial: Trial, seconds: float) -> None:
-        trial.add(seconds)
+    def _add(self, trial: Trial, turn: Turn, seconds: float) -> None:
+        trial.add(turn, seconds)
         verdict = trial.verdict()
         if verdict.outcome == "undecided":
             return
@@ -208,10 +226,12 @@ class Auto:
         self._prepare_seconds += self._prepared if faster else 0.0
         self._paired = candidate if faster else None
         self.loop.decided(f"{candidate} against {trial.in_force}: {verdict}", {"action": "trial", "tier": candidate})
-        self.earlier.timed(candidate, self._speeds, self._prepared)
+        self.earlier.timed(candidate, self._speeds, self._prepared, warm=self.loop.compiled.was_warm())
         self._ask_at = self.loop.steps
         self._recent.clear()
         self.loop.turn(self.in_force)
+        if not faster:
+            self._release(parse(candidate))
 
     def _steps_here(self) -> int:
         return self.loop.steps - (self._first or 0)

@@ -78,6 +78,11 @@ class Compiled:
         tuned = Preset(name=preset.name, backend="inductor", options={**_AUTOTUNE, **options}, ladder=preset.ladder)
         return {**settings, "preset": tuned}
 
+    def was_warm(self) -> bool:
+        """Tell whether all that is compiled now came out of a cache."""
+        parts = self.status().components.values()
+        return sum(one.cache_hits for one in parts) > 0 and sum(one.cache_misses for one in parts) == 0
+
     def take_off(self) -> None:
         """Leave the models as they were given, and forget what was compiled."""
         self._kept.clear()

@@ -60,16 +60,23 @@ class Earlier:
             tier=name,
             step_seconds=eager * costs.step_seconds / costs.eager_seconds,
             prepare_seconds=prepare,
+            prepare_worst_seconds=costs.cold_seconds,  # the cache may have been cleared since
             proof_seconds=4 * eager,
             source="stored",
             rejected_at=rejected_at,
         )
 
-    def timed(self, name: str, speeds: Speeds, prepare_seconds: float) -> None:
-        """Keep what a tier cost and gave."""
+    def timed(self, name: str, speeds: Speeds, prepare_seconds: float, *, warm: bool) -> None:
+        """Keep what a tier cost and gave; ``warm`` says that its code came out of the compile cache."""
         step, eager = speeds.seconds(name), speeds.seconds(self._loop.given)
         if step is not None and eager is not None and prepare_seconds > 0:
-            costs = TierCosts(cold_seconds=prepare_seconds, step_seconds=step, eager_seconds=eager, verdict="proven")
+            costs = TierCosts(
+                cold_seconds=None if warm else prepare_seconds,
+                warm_seconds=prepare_seconds if warm else None,
+                step_seconds=step,
+                eager_seconds=eager,
+                verdict="proven",
+            )
             self._put(name, costs)
 
     def declined(self, name: str, reason: str) -> None:

@@ -7,6 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotloop.fallback.causes import describe
 from hotloop.measure import flatten
@@ -18,7 +19,7 @@ from hotloop.step.survey import Obstacle, Survey, survey
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hotloop.step.captured import Program
     from hotloop.step.loop import Loop
@@ -52,8 +53,9 @@ class Looking:
         # On the way of a capture: code that looks for one (masks in transformers) must not be judged by its other path.
         ambience = engine.ambience(self._program.device) if engine is not None else contextlib.nullcontext()
         failed: Obstacle | None = None
+        strangers: list[str] = []
         try:
-            with self._loop.eager(), ambience:
+            with self._loop.eager(), ambience, self._noting_strangers(strangers):
                 looked = functools.partial(survey, self._program.holdings, self._program.device, inputs, run)
                 (result, seen), _ = undone_if_it_fails(self._program, looked)
         except CandidateFailedError as error:
@@ -79,6 +81,10 @@ class Looking:
             obstacles.append(
                 Obstacle("the step changes its optimizer's settings", "call scheduler.step() outside the step")
             )
+        obstacles += [
+            Obstacle(f"an optimizer that the loop does not know steps: {name}", "Loop(model, [optimizer, another])")
+            for name in strangers
+        ]
         if any(one.requires_grad for one in inputs):
             obstacles.append(Obstacle("an argument requires gradients", "set requires_grad inside the step, on a copy"))
         leaves = flatten(result)[0]
@@ -93,6 +99,21 @@ class Looking:
         seen.obstacles += obstacles
         self._loop.surveyed(seen)
         return result
+
+    @contextlib.contextmanager
+    def _noting_strangers(self, found: list[str]) -> Iterator[None]:
+        """Note optimizers that step in the block and were not given to the loop: their settings would be frozen."""
+        known = {id(one) for one in self._program.holdings.optimizers.values()}
+
+        def note(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if id(optimizer) not in known:
+                found.append(type(optimizer).__name__)
+
+        handle = register_optimizer_step_pre_hook(note)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def _settings(self) -> list[Any]:
         optimizers = self._program.holdings.optimizers.values()

@@ -28,11 +28,12 @@ from hotloop.step.runner import Runner
 from hotloop.step.telling import line_of
 from hotloop.step.tiers import Tier, parse
 from hotloop.step.undo import WriteWatch
+from hotloop.step.variant import matmul_precision
 
 if TYPE_CHECKING:
     import types
 
-    from hotloop.decide import Trial
+    from hotloop.decide import Trial, Turn
     from hotloop.measure.limits import ComputeDtype
     from hotloop.record import RunRecord
     from hotloop.step.proof import Outcome
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from hotloop.step.survey import Obstacle, Survey
 
 _log = logging.getLogger("hotloop")
+_UNTIMED = 7
+"""Steps that run untimed after each timed one, while eager stays and nothing is tried."""
 _NOTHING = contextlib.nullcontext()
 _COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
     torch.float64: "float64",
@@ -118,14 +121,15 @@ class Loop:
         self._parameters: list[torch.nn.Parameter] | None = None
         self._modules: list[torch.nn.Module] | None = None
         self._clock = StepClock(self.device)
-        self._kinds: collections.deque[tuple[str, str, Trial | None]] = collections.deque()
-        self._dropped = self._surveys = 0
+        self._kinds: collections.deque[tuple[str, str, tuple[Trial, Turn] | None]] = collections.deque()
+        self._dropped = self._surveys = self._untimed = 0
         self._matrix_dtypes: set[torch.dtype] = set()
         self._references = StepClock(self.device)
         self._reference_tiers: collections.deque[str] = collections.deque()
         self._closed = False
         self.auto: Auto | None = None
         self.asked = self._requested(run)
+        self._refuse_several_processes()
         self.goal = Tier(self.given) if self.auto is not None else self.asked
         self.writes = WriteWatch(optimizers.values())
         self._hooks = [one.register_state_dict_post_hook(with_host_step_counts) for one in optimizers.values()]
@@ -152,6 +156,18 @@ class Loop:
                 f"without a graph: run={tier.without_graph().name!r}"
             )
         return tier
+
+    def _refuse_several_processes(self) -> None:
+        """Each process would decide by its own times, and a proof would run collectives that its peers do not."""
+        group = torch.distributed
+        if not group.is_available() or not group.is_initialized() or group.get_world_size() < 2:  # noqa: PLR2004
+            return
+        several = f"torch.distributed runs {group.get_world_size()} processes, and tiers are not agreed among them yet"
+        if self.auto is None and self.asked != Tier(self.given):
+            raise ConfigError(f"run={self.asked.name!r}: {several}; expected run='eager'")
+        if self.auto is not None:
+            _log.warning("run='auto': %s: steps run %s", several, self.given)
+            self.auto, self.asked = None, Tier(self.given)
 
     # -- the public face -------------------------------------------------------------------------------------------
 
@@ -209,17 +225,17 @@ class Loop:
         """Give back what the loop holds: recordings, hooks, compiled code. Steps run eager from then on."""
         if self._closed:
             return
-        self._closed = True
-        if self.auto is not None:
-            self.auto.close()  # first: a child must go even where the device is lost, and asking it for times fails
-        self.settle()
-        self._forget_recordings()
-        self.compiled.take_off()
-        self.plain = True
-        self.writes.close()
-        for hook in self._hooks:
-            hook.remove()
-        self.account.close()
+        self._closed = self.plain = True
+        with contextlib.ExitStack() as last:  # each is done though another fails, as they do when the device is lost
+            last.callback(self.account.close)
+            for hook in self._hooks:
+                last.callback(hook.remove)
+            last.callback(self.writes.close)
+            last.callback(self.compiled.take_off)
+            last.callback(self._forget_recordings)
+            last.callback(self.settle)
+            if self.auto is not None:
+                last.callback(self.auto.close)  # first: its child must go in any case
 
     def __enter__(self) -> Self:
         return self
@@ -227,9 +243,14 @@ class Loop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
     ) -> None:
-        if error is not None:
-            self.account.failed(error)
-        self.close()
+        if error is None:
+            self.close()
+            return
+        self.account.failed(error)
+        try:
+            self.close()
+        except Exception:  # noqa: BLE001 - what ends the block must reach the user, whatever else is lost with it
+            _log.warning("the loop could not be closed in order", exc_info=True)
 
     def __repr__(self) -> str:
         return f"Loop(tier={self.goal.name!r}, steps={self.steps})"
@@ -237,9 +258,14 @@ class Loop:
     # -- one step --------------------------------------------------------------------------------------------------
 
     def _run(self, runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._untimed and self.auto is not None:
+            self._untimed -= 1
+            self.steps += 1
+            self.account.untimed(self.given)
+            return runner.step(*args, **kwargs)
         if self.auto is not None:
-            self.auto.at_step_boundary(runner.step, args, kwargs)
-        tier, trial = self.goal, self.auto.trial if self.auto is not None else None
+            self._carefully(self.auto.at_step_boundary, runner.step, args, kwargs)
+        tier, trial = self.goal, self.auto.now() if self.auto is not None else None
         mark = self._clock.start()
         try:
             with self.auto.noting_calls() if self.auto is not None else _NOTHING:
@@ -250,8 +276,26 @@ class Loop:
         self._clock.stop(mark)
         self.steps += 1
         self._kinds.append((runner.ran, runner.kind, trial))
-        self.settle()
+        self._carefully(self.settle)
+        if self.auto is not None and self.auto.quiet:
+            self._untimed = _UNTIMED
         return result
+
+    def _carefully(self, do: Callable[..., None], *args: Any) -> None:
+        """Do what belongs to deciding and accounting; where it fails, steps go on as the model was given."""
+        try:
+            do(*args)
+        except Exception:  # noqa: BLE001 - none of it is worth the user's run
+            _log.warning("deciding how steps run failed, so they run %s from now on", self.given, exc_info=True)
+            if self.auto is not None:
+                self.auto.background.stop()
+            self.auto = None
+            self.goal = Tier(self.given)
+            self.compiled.take_off()
+            self._clock, self._references = StepClock(self.device), StepClock(self.device)
+            self._kinds.clear()
+            self._reference_tiers.clear()
+            self.plain = True
 
     def settle(self) -> None:
         """Take note of the steps whose times have become known."""
@@ -305,7 +349,7 @@ class Loop:
         """Name the narrowest dtype that matrix products were seen in, which sets how much rounding is honest."""
         known = [one for one in self._matrix_dtypes if one in _COMPUTE_DTYPES]
         found = min(known, key=lambda one: (one.itemsize, one == torch.float16), default=torch.float32)
-        fast = self.device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+        fast = self.device.type == "cuda" and not matmul_precision().startswith(("highest", "ieee"))
         return "tf32" if found == torch.float32 and fast else _COMPUTE_DTYPES[found]
 
     def surveyed(self, seen: Survey) -> None:
@@ -437,6 +481,13 @@ class Loop:
     def put_on(self, tier: Tier) -> None:
         """Have the code of a tier in force; what has to be compiled is so in the steps that follow."""
         self.compiled.put_on(tier, draws_random=self.draws_random)
+
+    def release(self, tier: Tier) -> None:
+        """Give back what the recordings of a tier hold: a whole step's memory each."""
+        for runner in self._runners:
+            runner.release(tier.base)
+        if not self.goal.graph:
+            self._return_step_counts()
 
     def _forget_recordings(self) -> None:
         for runner in self._runners:

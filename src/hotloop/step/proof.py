@@ -222,6 +222,8 @@ def _compare(
     found: dict[str, Comparison] = {}
     for kind in dict.fromkeys(_kind(name) for name in (*ours, *theirs)):
         sides = [{name: one for name, one in side.items() if _kind(name) == kind} for side in (ours, theirs)]
+        if compiled and kind == "parameter" and not start:
+            continue
         if compiled and kind == "parameter":
             reference, candidate = (_updates(side, start) for side in sides)
             assert limits.compute_dtype is not None
@@ -262,8 +264,15 @@ def over_steps(outcomes: Sequence[Outcome]) -> Outcome:
     return dataclasses.replace(last, comparisons=joined, random_moved=moved, failed=failed)
 
 
-def spread_of(program: Program, once: Run, again: Run) -> tuple[Any, dict[str, Difference] | str]:
-    """Run one step twice and tell how far the two are apart, or why that is not known; the second's outcome stays.
+def spread_of(program: Program, once: Run, again: Run, most: Limits) -> tuple[Any, dict[str, Difference] | str]:
+    """Run one step twice and tell how far the two are apart, or what is wrong with that; the second's outcome stays.
+
+    Args:
+        program: what the step changes.
+        once: the first run, which is undone.
+        again: the second.
+        most: the limits of an honest compile. A step that is further from itself draws on something that nobody put
+            back (a clock, a generator of its own): no proof could tell whether a recording of it is right.
 
     Raises:
         CandidateFailedError: the first raised. The step has not been run then: the state is as before.
@@ -272,9 +281,13 @@ def spread_of(program: Program, once: Run, again: Run) -> tuple[Any, dict[str, D
     _, first, _ = _candidate(program, once)
     result, at_step = again()
     try:
-        found, _ = differences(_values(program.holdings, result, at_step), first)
+        second = _values(program.holdings, result, at_step)
+        found, _ = differences(second, first)
+        apart = [one for one in _compare(second, first, {}, most, None).values() if not one.agrees]
     except Exception as error:  # noqa: BLE001 - the step is done, whatever is wrong with the comparison
-        return result, describe(error)
+        return result, f"two runs of the same step could not be compared: {describe(error)}"
+    if apart:
+        return result, f"the step does not repeat itself from the same state: {apart[0]}"
     return result, found
 
 

@@ -29,6 +29,7 @@ class Rescue:
     def __init__(self, loop: Loop, runner: Runner) -> None:
         self._loop, self._runner = loop, runner
         self._start: StepStart | None = None
+        self._sizes: list[int] = []
 
     def look_again(self) -> None:
         """What a step may change is not what it was: find it anew."""
@@ -41,7 +42,9 @@ class Rescue:
             gradients: it may read the gradients that exist.
             tensors: it may fail half-way, so that copies are needed.
         """
-        if self._start is None:
+        sizes = [len(group["params"]) for one in self._loop.holdings.optimizers.values() for group in one.param_groups]
+        if self._start is None or sizes != self._sizes:
+            self._sizes = sizes
             self._start = StepStart(self._loop.holdings, [self._loop.device])
         self._loop.writes.begun = False
         self._start.save(gradients=gradients and tensors, buffers=tensors)

@@ -47,6 +47,8 @@ class Runner:
         self._keys = Keys(loop.parameters, loop.modules)
         self.rescue, self._looking = Rescue(loop, self), Looking(loop, self, self.program)
         self._base_outcomes: dict[str, list[proof.Outcome]] = collections.defaultdict(list)
+        self._bases: set[str] = set()
+        """Bases whose code has agreed with eager."""
         self.shapes = Shapes(step)
         self.kind, self.ran = "run", loop.given
         """What the last call was (``run``, ``survey``, ``proof``, ``capture`` or ``undone``), and its tier."""
@@ -98,12 +100,17 @@ class Runner:
 
     def proven(self, base: str) -> bool:
         """Tell whether code compiled as a base asks has agreed with eager often enough."""
-        return len(self._base_outcomes[base]) >= proof.STEPS
+        return base in self._bases
 
     @property
     def variants(self) -> dict[Hashable, Variant]:
         """Give what is known of each kind of call, with the code that is in force."""
         return self._variants[self.loop.goal.base]
+
+    def release(self, base: str) -> None:
+        """Let go of what was captured with a base's code; calls are counted on, and what was declined stays so."""
+        for variant in self._variants[base].values():
+            variant.forget()
 
     def forget_recordings(self) -> None:
         """Let go of everything that was captured."""
@@ -126,7 +133,7 @@ class Runner:
         """A call that comes a second time is worth a recording, as long as there is room for one."""
         if variant.spread is not None or variant.captured is not None:
             return True
-        taken = sum(one.spread is not None for one in self.variants.values())
+        taken = sum(one.spread is not None and one.declined is None for one in self.variants.values())
         if taken >= VARIANTS:
             self.loop.say_once(
                 f"{self.name}: {VARIANTS} kinds of calls are captured, the most there may be; further ones run "
@@ -215,9 +222,10 @@ class Runner:
             with engine.ambience(self.program.device), own_autocast_cache(compiled=self.program.compiled()):
                 return plain_run(holdings, run)
 
-        result, spread = proof.spread_of(self.program, ambient, functools.partial(plain_run, holdings, run))
+        most = Limits.compiled(self.loop.compute_dtype())
+        result, spread = proof.spread_of(self.program, ambient, functools.partial(plain_run, holdings, run), most)
         if isinstance(spread, str):
-            self._decline(variant, Obstacle(f"two eager steps could not be compared: {spread}", _REPORT_IT))
+            self._decline(variant, Obstacle(spread, _REPEAT_IT))
             return result
         variant.spread = spread
         variant.standing = Standing(holdings)
@@ -293,11 +301,14 @@ class Runner:
         self.loop.proof_costs(time.perf_counter() - began, outcome)
         outcomes = self._base_outcomes[tier.base]
         outcomes.append(outcome)
+        del outcomes[: -proof.STEPS]
         verdict = proof.over_steps(outcomes)
         if verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):
+            self._bases.discard(tier.base)
             reason = f"compiled code does not agree with eager: {verdict.why}"
             self.loop.failed(tier.without_graph(), Obstacle(reason, _REPORT_IT), self)
-        elif len(outcomes) == proof.STEPS:
+        elif len(outcomes) == proof.STEPS and tier.base not in self._bases:
+            self._bases.add(tier.base)
             self.loop.base_accepted(tier, self, verdict)
         return outcome.result
 
@@ -305,7 +316,10 @@ class Runner:
         """Run the step as compiled code that has seen its shapes, else eager: one short batch compiles nothing anew."""
         if advice := self.shapes.advice():
             self.loop.say_once(advice)
-        return self._guarded(run, tier) if self.shapes.may_compile(tier.base, inputs) else self.eagerly(run)
+        seen = self.shapes.compiled(tier.base, inputs)
+        if not self.shapes.may_compile(tier.base, inputs):
+            return self.eagerly(run)
+        return self._guarded(run, tier) if seen else self._prove_base(run, tier)  # other shapes are other code
 
     def _uncaptured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
         if advice := self.shapes.advice():
@@ -343,6 +357,7 @@ class Runner:
 
 
 _TENSORS = "pass tensors, numbers and strings, alone or in lists and mappings"
+_REPEAT_IT = "draw from torch's own generators, and read clocks and files outside of the step"
 _REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
 
 

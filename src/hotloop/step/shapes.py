@@ -41,6 +41,10 @@ class Shapes:
         self.census.note(inputs)
         return inputs
 
+    def compiled(self, base: str, inputs: Inputs) -> bool:
+        """Tell whether compiled code has seen these shapes."""
+        return inputs in self._compiled[base]
+
     def may_compile(self, base: str, inputs: Inputs) -> bool:
         """Tell whether compiled code should see these shapes; where it has not yet, it is compiled once more.
 

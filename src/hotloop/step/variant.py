@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -73,6 +73,15 @@ class Keys:
         return inputs, gradients, modes, ambient_modes()
 
 
+def matmul_precision() -> str:
+    """Give the precision of float32 matrix products; torch refuses the older question once the newer one was set."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        backends: Any = torch.backends  # the types that torch ships do not know these settings
+        return f"{backends.cuda.matmul.fp32_precision} {backends.mkldnn.matmul.fp32_precision}"
+
+
 def ambient_modes() -> Hashable:
     """Give the settings of torch that are in force around a step and change what it computes."""
     kinds = ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
@@ -82,7 +91,7 @@ def ambient_modes() -> Hashable:
         torch.is_inference_mode_enabled(),
         autocast,
         torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
+        matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.deterministic,
