@@ -189,6 +189,86 @@ LEDGER: tuple[PrivateName, ...] = (
         "options are checked by torch alone",
         "torch._inductor.list_options, which must import torch",
     ),
+    PrivateName(
+        "Module._parameters",
+        "another parameter, buffer or child under a name is not the one that a recording holds",
+        "a hook or a parameter that is set after a capture is not noticed",
+    ),
+    PrivateName(
+        "Module._buffers",
+        "as above",
+        "as above",
+    ),
+    PrivateName(
+        "Module._modules",
+        "as above",
+        "as above",
+    ),
+    PrivateName(
+        "Module._forward_hooks",
+        "a hook runs Python: one that is added after a capture is in no replay",
+        "as above",
+    ),
+    PrivateName(
+        "Module._forward_pre_hooks",
+        "as above",
+        "as above",
+    ),
+    PrivateName(
+        "Module._backward_hooks",
+        "as above, and those of a tensor's",
+        "as above",
+    ),
+    PrivateName(
+        "Module._backward_pre_hooks",
+        "as above",
+        "as above",
+    ),
+    PrivateName(
+        "Tensor._post_accumulate_grad_hooks",
+        "the hooks that run once a gradient is there, which a recording holds as they were",
+        "as above",
+    ),
+    PrivateName(
+        "Optimizer._optimizer_step_pre_hooks",
+        "the hooks of one optimizer's steps, which a recording holds as they were",
+        "as above",
+    ),
+    PrivateName(
+        "Optimizer._optimizer_step_post_hooks",
+        "as above",
+        "as above",
+    ),
+    PrivateName(
+        "torch.nn.modules.module:_global_forward_hooks",
+        "the hooks of every module, which a recording holds as they were",
+        "as above",
+    ),
+    PrivateName(
+        "torch.nn.modules.module:_global_forward_pre_hooks",
+        "as above",
+        "as above",
+    ),
+    PrivateName(
+        "torch.nn.modules.module:_global_backward_hooks",
+        "as above",
+        "as above",
+    ),
+    PrivateName(
+        "torch.nn.modules.module:_global_backward_pre_hooks",
+        "as above",
+        "as above",
+    ),
+    PrivateName(
+        "torch.optim.optimizer:_global_optimizer_pre_hooks",
+        "the hooks of every optimizer's steps, which a recording holds as they were",
+        "as above",
+    ),
+    PrivateName(
+        "torch.optim.optimizer:_global_optimizer_post_hooks",
+        "as above",
+        "as above",
+    ),
 )
 _PATHS = frozenset(name.path for name in LEDGER)
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.hooks import gradient_hooks
 from hotloop.measure import flatten, unflatten
 from hotloop.step.inputs import Inputs
 from hotloop.step.known import answered
 from hotloop.step.optimizers import Recorded, move_step_counts
-from hotloop.step.python_state import Watch, gradient_hooks
+from hotloop.step.python_state import Watch, objects_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,7 @@ class Program:
     compiled: Callable[[], bool]
     """Tells whether compiled code is in force."""
     ignore: tuple[Any, ...] = ()
-    """Objects whose Python state hotloop looks after: optimizers, GradScalers, the loop itself."""
+    """Objects of hotloop's own that the step may reach: the loop itself."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,8 +180,8 @@ class CapturedStep:
         leaves, structure = flatten(result)
         self._results = (structure, leaves)
         self._end, self._unread = self._gradients(), []
-        modules = self.program.holdings.modules
-        self._watch = Watch(self.program.step, modules, self.program.ignore)
+        program = self.program
+        self._watch = Watch(program.step, program.holdings, program.ignore, objects_in(inputs.leaves))
 
     @contextlib.contextmanager
     def _optimizers(self, recording: Recording) -> Iterator[None]:

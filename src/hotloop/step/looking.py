@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hotloop.step.variant import Variant
 
 _RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
+_KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
 
 
 class Looking:
@@ -35,6 +36,7 @@ class Looking:
     def __init__(self, loop: Loop, runner: Runner, program: Program) -> None:
         self._loop, self._runner, self._program = loop, runner, program
         self._python: dict[str, Any] | None = None
+        self._objects: list[Any] = []
         self._moving: dict[str, int] = {}
 
     def look_again(self) -> None:
@@ -45,7 +47,7 @@ class Looking:
         """Run the step eagerly and look at it: a real step."""
         self._runner.kind = "survey"
         self._loop.look_again()
-        obstacles = self.moved_outside()
+        obstacles = self.moved_outside(args, kwargs)
         inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
         random = RandomState([self._program.device])
         settings = self._settings()
@@ -121,14 +123,26 @@ class Looking:
 
     def _reachable(self) -> dict[str, Any]:
         try:
-            return python_state.reachable(self._program.step, self._program.holdings.modules, self._program.ignore)
+            program = self._program
+            return python_state.reachable(program.step, program.holdings, program.ignore, self._objects)
         except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
             return {f"Python state that cannot be looked at ({describe(error)})": self._loop.steps}
 
-    def moved_outside(self) -> list[Obstacle]:
-        """Note what the step reads in Python and somebody changed since the last look; twice is too often."""
+    def moved_outside(self, *call: Any) -> list[Obstacle]:
+        """Note what the step reads in Python and somebody changed since the last look; twice is too often.
+
+        Args:
+            call: the arguments of the coming call, where objects among them are looked into.
+        """
+        objects = python_state.objects_in(flatten(call)[0])
+        if list(map(id, objects)) != list(map(id, self._objects)):
+            self._python = None  # another kind of call: what it reaches is not compared with this one's
+        self._objects = objects
         before, self._python = self._python, self._reachable()
-        obstacles = []
+        obstacles = [
+            Obstacle(f"there is too much Python state to watch: {name}", _KEEP_LESS)
+            for name in python_state.unwatchable(self._python)[:1]
+        ]
         for name in python_state.differences(before, self._python) if before is not None else ():
             self._moving[name] = self._moving.get(name, 0) + 1
             if self._moving[name] > 1:

@@ -334,8 +334,8 @@ class Loop:
         self._parameters = self._modules = None
 
     def ignored(self, runner: Runner) -> tuple[Any, ...]:
-        """Give the objects whose Python state is looked after here."""
-        return (self, runner, self.account, *self.holdings.optimizers.values(), *self.holdings.state)
+        """Give the objects of ours that a step may reach, whose Python state is none of it."""
+        return self, runner, self.account
 
     def eager(self) -> contextlib.AbstractContextManager[None]:
         """Run the models as they were given while the block runs."""

@@ -166,7 +166,7 @@ class Runner:
     ) -> Any:
         """Run the step without a graph and captured, and compare."""
         assert variant.seen is not None
-        if obstacles := self._looking.moved_outside():
+        if obstacles := self._looking.moved_outside(args, kwargs):
             self._decline(variant, obstacles[0])
             return self._uncaptured(variant, run, tier)
         engine = self.loop.engine

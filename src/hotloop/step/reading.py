@@ -1,0 +1,79 @@
+"""What Python code may read: the globals and attributes that it names, the methods of a class, and whose code it is."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from typing import Any
+
+from hotloop._torch.graphs import is_user_file
+
+_WRAPPERS = 6
+"""Decorators around one function that are looked through."""
+
+
+@functools.lru_cache(maxsize=1024)
+def names(code: types.CodeType) -> tuple[str, ...]:
+    """Give the globals that code reads, that of functions defined inside it too; attributes are no globals."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return tuple(sorted(found.union(*(names(one) for one in inner))))
+
+
+@functools.lru_cache(maxsize=1024)
+def attributes(code: types.CodeType) -> tuple[str, ...]:
+    """Give the names of attributes that code reads, that of functions defined inside it too.
+
+    A text counts as well: ``getattr(self, "weight")``, ``attrgetter("config.weight")``.
+    """
+    texts = {
+        part
+        for constant in code.co_consts
+        if isinstance(constant, str) and all(part.isidentifier() for part in constant.split("."))
+        for part in constant.split(".")
+    }
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return tuple(sorted(texts.union(code.co_names, *(attributes(one) for one in inner))))
+
+
+def function_of(member: Any) -> Any:
+    """Give the function behind an entry of a class: of a property its getter, of a class method the function itself."""
+    if isinstance(member, property):
+        return member.fget
+    if isinstance(member, classmethod | staticmethod):
+        return member.__func__
+    return member.func if isinstance(member, functools.cached_property) else member
+
+
+def wrapped(function: Any) -> list[Any]:
+    """Give a function and those that it wraps, as decorators leave them, the outermost first."""
+    chain = [function]
+    while (inner := getattr(chain[-1], "__wrapped__", None)) is not None and len(chain) < _WRAPPERS:
+        chain.append(inner)
+    return chain
+
+
+def file_of(function: Any) -> str:
+    """Give the file that the innermost function is written in."""
+    code = getattr(wrapped(function)[-1], "__code__", None)
+    return code.co_filename if code is not None else "<built in>"
+
+
+@functools.lru_cache(maxsize=4096)
+def is_own(file: str) -> bool:
+    """Tell whether a file is of the user's project, and not of an installed package."""
+    return is_user_file(file) and "site-packages" not in file and "dist-packages" not in file
+
+
+def is_users(function: Any) -> bool:
+    """Tell whether a function is of the user's, or of a library that is neither torch nor ours."""
+    return is_user_file(file_of(getattr(function, "__func__", function)))
+
+
+def content(cell: types.CellType) -> Any:
+    """Give what a closure holds."""
+    try:
+        return cell.cell_contents
+    except ValueError:  # a variable that is not set yet
+        return None

@@ -1,0 +1,217 @@
+"""What stands for a value of the user's in a look at Python state, so that two looks compare with ``==``."""
+
+from __future__ import annotations
+
+import array
+import collections.abc
+import dataclasses
+import hashlib
+import itertools
+import random
+import sys
+import types
+import weakref
+from typing import Any
+
+import torch
+
+SCALARS = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
+ABSENT: Any = object()
+_BYTES = 64 * 2**10
+"""An array is compared by what it holds up to this size; a larger one cannot be, before each replay."""
+_NO_MEMORY = -1
+
+
+class Same:
+    """Stands for one object, and is equal to nothing else.
+
+    It does not keep the object, where it need not; a bare ``id`` would not either, but may be another object's once
+    this one is gone.
+    """
+
+    __slots__ = ("_facts", "_ref")
+
+    def __init__(self, value: Any, facts: Any = None) -> None:
+        self._facts = facts
+        try:
+            self._ref: Any = weakref.ref(value)
+        except TypeError:  # an object without weak references is kept
+            self._ref = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Same) or self._facts != other._facts:
+            return False
+        own = self._ref()
+        return own is not None and own is other._ref()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Unknown:
+    """Equal to nothing, itself included."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+
+@dataclasses.dataclass(frozen=True)
+class Unwatchable:
+    """State that no look before a replay can follow: a capture has to be declined for it."""
+
+    why: str
+
+
+def plain(value: Any) -> Any:
+    """Give a scalar with its type; NaN equals itself here."""
+    return ("nan",) if value != value else (type(value).__name__, value)  # noqa: PLR0124 - NaN is unequal to itself
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Tell whether two objects are one, or plain scalars that no step could tell apart. Tensors are never compared."""
+    if one is other:
+        return True
+    return type(one) is type(other) and isinstance(one, SCALARS) and plain(one) == plain(other)
+
+
+class Slot:
+    """What a slot holds: equal to the same object, or to a scalar like it."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Slot) and alike(self._value, other._value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def forward_of(cls: type[torch.nn.Module]) -> Slot:
+    """Give the forward of a class, which somebody may replace."""
+    return Slot(cls.forward)
+
+
+def own_step(optimizer: torch.optim.Optimizer) -> Slot:
+    """Give the step that somebody has set on an optimizer, as schedulers do."""
+    return Slot(vars(optimizer).get("step"))
+
+
+def facts_of(tensor: torch.Tensor) -> tuple[bool, int]:
+    """Give what a recording froze of a tensor beside its identity: whether it is trained, where its memory is."""
+    try:
+        memory = tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):  # sparse, or a tensor in name only
+        memory = _NO_MEMORY
+    return tensor.requires_grad, memory
+
+
+def is_array(value: Any) -> bool:
+    """Tell whether a value is an array whose content changes in place."""
+    numpy = sys.modules.get("numpy")
+    return isinstance(value, bytearray | array.array) or (numpy is not None and isinstance(value, numpy.ndarray))
+
+
+def content_of(value: Any) -> Any:
+    """Give what an array holds; of a large one, or one of objects, that it cannot be watched."""
+    view = memoryview(value) if isinstance(value, bytearray | array.array) else value
+    if view.nbytes > _BYTES:
+        return Unwatchable(f"an array of {view.nbytes // 2**10} KiB")
+    if not isinstance(value, bytearray | array.array) and value.dtype.hasobject:
+        return Unwatchable("an array of objects")
+    kind = getattr(value, "dtype", type(value).__name__)
+    return str(kind), tuple(view.shape or ()), hashlib.blake2b(view.tobytes(), digest_size=16).digest()
+
+
+def number_of(value: Any) -> Any:
+    """Give a scalar of numpy's as Python's; None for all else."""
+    numpy = sys.modules.get("numpy")
+    return (value.dtype.str, plain(value.item())) if numpy is not None and isinstance(value, numpy.generic) else None
+
+
+def scaler_facts(scaler: torch.amp.GradScaler) -> dict[str, Any]:
+    """Give the settings of a GradScaler that a recording holds as numbers; its scale is in a tensor."""
+    if not scaler.is_enabled():  # it has no other settings then
+        return {"enabled": False}
+    return {
+        "enabled": True,
+        "growth_factor": scaler.get_growth_factor(),
+        "backoff_factor": scaler.get_backoff_factor(),
+        "growth_interval": scaler.get_growth_interval(),
+    }
+
+
+def state_of(value: Any) -> Any:
+    """Give what tells that an array, a number of numpy's, an iterator or a generator is as it was; None for others."""
+    if is_array(value):
+        return content_of(value)
+    number = number_of(value)
+    return number if number is not None else position(value)
+
+
+def variables_of(value: Any) -> dict[str, Any]:
+    """Give the variables of a generator that has not ended; none of anything else."""
+    frame = value.gi_frame if isinstance(value, types.GeneratorType) else None
+    return {} if frame is None else dict(frame.f_locals)
+
+
+def position(value: Any) -> Any:
+    """Tell where an iterator or a random generator is, so that its use in a step shows; None for other objects."""
+    if isinstance(value, random.Random):
+        return "random", hash(value.getstate())
+    if _is_numpys(value):
+        return "random", str(value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state())
+    if isinstance(value, itertools.count):
+        return "count", repr(value)
+    if isinstance(value, types.GeneratorType):  # a generator is where its code is: a loop stops at the same place
+        return "generator", value.gi_frame.f_lasti if value.gi_frame is not None else -1
+    length = getattr(value, "__length_hint__", None)
+    if callable(length) and not isinstance(value, type):
+        return "left", length()
+    return _position_of_others(value)
+
+
+def _position_of_others(value: Any) -> Any:
+    if not isinstance(value, collections.abc.Iterator):
+        return None
+    if type(value).__module__ in ("builtins", "itertools"):  # cycle, zip, map: nobody can tell
+        return Unknown()
+    if is_users_object(value) or not hasattr(value, "__dict__"):  # the first is looked at like any object
+        return None
+    return tuple(one for one in vars(value).values() if type(one) is int)  # a data loader's counts what it has given
+
+
+def _is_numpys(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState)
+
+
+_LIBRARIES = ("torch", "numpy", "builtins", "hotloop", "logging", "threading", "lightning", "tqdm", "rich")
+
+
+def is_users_object(value: Any) -> bool:
+    """Tell whether a value is looked into by its attributes."""
+    if isinstance(value, type | types.ModuleType | torch.optim.Optimizer):
+        return False
+    return type(value).__module__.partition(".")[0] not in _LIBRARIES and (
+        hasattr(value, "__dict__") or bool(slots_of(type(value)))
+    )
+
+
+def is_users_class(cls: type) -> bool:
+    """Tell whether the attributes of a class are looked at: those of Python's own classes and of torch's are not."""
+    top = cls.__module__.partition(".")[0]
+    return top not in _LIBRARIES and top not in sys.stdlib_module_names
+
+
+def slots_of(cls: type) -> tuple[str, ...]:
+    """Give the attributes that a class keeps in slots."""
+    return tuple(
+        name
+        for base in cls.__mro__
+        if is_users_class(base)
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType)
+    )
