@@ -95,4 +95,32 @@ def ambient_modes() -> Hashable:
         torch.are_deterministic_algorithms_enabled(),
         torch.backends.cudnn.benchmark,
         torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.enabled,
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        *_attention_kernels(),
+        *_precisions(),
+    )
+
+
+def _attention_kernels() -> tuple[bool, ...]:
+    """Tell which kernels of scaled_dot_product_attention are switched on."""
+    of = torch.backends.cuda
+    return of.flash_sdp_enabled(), of.mem_efficient_sdp_enabled(), of.math_sdp_enabled(), of.cudnn_sdp_enabled()
+
+
+def _precisions() -> tuple[object, ...]:
+    """Give how exactly single kernels compute: what the flags around TF32 come to, and reductions in 16 bits."""
+    backends: Any = torch.backends  # the types that torch ships do not know these settings
+    if not torch.cuda.is_available():
+        return backends.mkldnn.matmul.fp32_precision, backends.mkldnn.conv.fp32_precision
+    matmul = backends.cuda.matmul
+    return (
+        matmul.fp32_precision,
+        backends.cudnn.conv.fp32_precision,
+        backends.cudnn.rnn.fp32_precision,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+        matmul.allow_fp16_accumulation,
     )
