@@ -47,6 +47,7 @@ class Looking:
         """Run the step eagerly and look at it: a real step."""
         self._runner.kind = "survey"
         self._loop.look_again()
+        self._find_buffers(args, kwargs)
         obstacles = self.moved_outside(args, kwargs)
         inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
         random = RandomState([self._program.device])
@@ -120,6 +121,15 @@ class Looking:
     def _settings(self) -> list[Any]:
         optimizers = self._program.holdings.optimizers.values()
         return [(frozen(one), [float(group["lr"]) for group in one.param_groups]) for one in optimizers]
+
+    def _find_buffers(self, *call: Any) -> None:
+        """Name the buffers of modules that nobody named, so that a proof undoes what a step does to them."""
+        program, objects = self._program, python_state.objects_in(flatten(call)[0])
+        with contextlib.suppress(Exception):  # an object of the user's that cannot be looked at: told by the next look
+            found = python_state.strange_buffers(program.step, program.holdings, program.ignore, objects)
+            if found:
+                program.holdings.found += found
+                self._runner.rescue.look_again()
 
     def _reachable(self) -> dict[str, Any]:
         try:

@@ -41,6 +41,16 @@ def reachable(
     return _look(step, holdings, ignore, objects).found
 
 
+def strange_buffers(
+    step: Callable[..., Any], holdings: Holdings, ignore: Iterable[Any], objects: Iterable[Any]
+) -> list[torch.Tensor]:
+    """Give the buffers of modules that the step reaches and that the loop was not given: a step may move them.
+
+    A survey sees what most operations write into, but not the running statistics of a BatchNorm.
+    """
+    return list({id(one): one for one in _look(step, holdings, ignore, objects).buffers}.values())
+
+
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Name what differs, the names in the order of the later look."""
     names = [*after, *(name for name in before if name not in after)]

@@ -39,7 +39,9 @@ class Same:
             self._ref = lambda: value
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Same) or self._facts != other._facts:
+        if not isinstance(other, Same):
+            return False
+        if self._facts is not None and other._facts is not None and self._facts != other._facts:
             return False
         own = self._ref()
         return own is not None and own is other._ref()

@@ -106,7 +106,7 @@ def ambient_modes() -> Hashable:
 
 def _attention_kernels() -> tuple[bool, ...]:
     """Tell which kernels of scaled_dot_product_attention are switched on."""
-    of = torch.backends.cuda
+    of: Any = torch.backends.cuda
     return of.flash_sdp_enabled(), of.mem_efficient_sdp_enabled(), of.math_sdp_enabled(), of.cudnn_sdp_enabled()
 
 

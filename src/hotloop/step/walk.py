@@ -55,7 +55,7 @@ class Walk:
         holders: attributes, and which of them count.
         cells: what closures hold.
         functions: functions whose code may be replaced; ``typed``: objects whose class may be.
-        tensors: those that nobody else watches.
+        tensors: those that nobody else watches; ``buffers``: those of modules that the loop was not given.
         computed: what has to be asked anew: positions of iterators, contents of arrays, slots.
     """
 
@@ -70,6 +70,7 @@ class Walk:
         self.functions: list[types.FunctionType] = []
         self.typed: list[Any] = []
         self.tensors: list[torch.Tensor] = []
+        self.buffers: list[torch.Tensor] = []
         self.computed: list[Callable[[], Any]] = []
         self._modules = holdings.modules
         self._given = {id(child) for one in self._modules.values() for child in one.modules()}
@@ -212,6 +213,7 @@ class Walk:
                 self.note(f"{type(child).__qualname__}.forward", Same(type(child).forward))
             parameters, buffers, children = hooks.module_tables(child)
             self.tables += parameters, buffers, children
+            self.buffers += [one for one in buffers.values() if one is not None and id(one) not in self._held]
             for key, tensor in (*parameters.items(), *buffers.items()):
                 self._tensor(tensor, f"{path}.{key}")
             self.hooks(hooks.module_hooks(child), path)
@@ -366,20 +368,15 @@ class Walk:
             self.computed.append(
                 lambda: [standins.Slot(getattr(value, key, ABSENT)) for key in slots if self.mentions(key)]
             )
-        for key in slots:
-            follow = functools.partial(self._slot, value, key, name, depth, every=every)
-            if every:
-                follow()
-            else:
-                self._attribute(key, follow)
-
-    def _slot(self, value: Any, key: str, name: str, depth: int, *, every: bool) -> None:
-        self.value(getattr(value, key, None), f"{name}.{key}", depth + 1, every=every)
+        self._follow_all({key: getattr(value, key, None) for key in slots}, name, depth, every=every)
 
     def _fields(self, holder: dict[str, Any], name: str, depth: int, *, every: bool = False) -> None:
         """Follow attributes: all of an object whose code is a library's, else those that the code names."""
         self.holders.append((holder, _any if every else self.mentions))
-        for key, item in list(holder.items()):
+        self._follow_all(holder, name, depth, every=every)
+
+    def _follow_all(self, fields: Mapping[str, Any], name: str, depth: int, *, every: bool) -> None:
+        for key, item in list(fields.items()):
             follow = functools.partial(self.value, item, f"{name}.{key}", depth + 1, every=every)
             if every:
                 follow()
