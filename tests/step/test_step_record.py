@@ -55,7 +55,7 @@ def test_a_program_that_never_closes_its_loop_has_a_settled_record(tmp_path, end
     assert (running.returncode == 0) == (ending == "end"), errors
     document = record.load(tmp_path / "run")
     assert document["status"] == status
-    assert len(document["steps"]) == 40
+    assert 33 <= document["steps"][-1]["step"] <= 40  # while eager stays, one step in eight is timed
     assert document["decisions"]
     if ending == "raise":
         assert document["error"] == "ValueError: mine"

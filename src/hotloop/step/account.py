@@ -76,6 +76,7 @@ class Account:
         self.decisions: list[str] = []
         self.running = ""
         self._steps = 0
+        self._closed = False
         self._copied = 0
         self._failure: BaseException | None = None
         if self._owned:  # a program that never closes its loop has a settled record as well
@@ -172,13 +173,14 @@ class Account:
 
     def settle(self) -> None:
         """Bring the record's mappings up to date."""
-        if not self._owned:
+        if not self._owned or self._closed:
             return
         status = self.status()
         self.record.update("components", **self._loop.compiled.status().to_dict()["components"])
         measured = {
             "steady_step_ms": status.step_seconds and 1e3 * status.step_seconds,
             "eager_step_ms": status.eager_seconds and 1e3 * status.eager_seconds,
+            "steps_done": self._loop.steps,
             "seconds_saved": status.seconds_saved,
             "prepare_seconds": self.prepare_seconds,
             "proof_seconds": self.proof_seconds,
@@ -211,6 +213,7 @@ class Account:
     def close(self) -> None:
         """Settle the record, where it is the loop's own."""
         self.settle()
+        self._closed = True
         if self._owned:
             self.record.__exit__(type(self._failure) if self._failure else None, self._failure, None)
 

@@ -75,6 +75,28 @@ class _OutsideCall:
                 delattr(self.optimizer, name)
 
 
+class Outermost:
+    """Pre- and post-hooks of an optimizer step that act on its outermost call: a subclass may call ``super().step()``.
+
+    torch runs the hooks of both calls then.
+    """
+
+    def __init__(self, enter: Callable[..., None], leave: Callable[..., None]) -> None:
+        self._enter, self._leave, self._depth = enter, leave, 0
+
+    def enter(self, *args: Any) -> None:
+        """The pre-hook."""
+        self._depth += 1
+        if self._depth == 1:
+            self._enter(*args)
+
+    def leave(self, *args: Any) -> None:
+        """The post-hook."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._leave(*args)
+
+
 class CapturedStep:
     """A step that was recorded. Make one with `capture`, which runs the step as it records it."""
 
@@ -192,7 +214,8 @@ class CapturedStep:
                 if name in self.recorded:
                     stack.enter_context(self.recorded[name].on_device())
                 else:
-                    pre, post = self._cuts(recording, pre), lambda *_: recording.resume()
+                    outermost = Outermost(self._cuts(recording, pre), lambda *_: recording.resume())
+                    pre, post = outermost.enter, outermost.leave
                 stack.callback(optimizer.register_step_pre_hook(pre).remove)
                 if post is not None:
                     stack.callback(optimizer.register_step_post_hook(post).remove)

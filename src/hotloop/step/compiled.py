@@ -34,10 +34,10 @@ class Compiled:
     """
 
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
-        self.models = dict(models)
+        self.models = {name: getattr(model, "_orig_mod", model) for name, model in models.items()}
         self.given = any(get_entry(one) is not None for model in models.values() for one in model.modules())
         """The user compiled a model before the loop got it: that stays as it is."""
-        self.given |= any(_is_wrapped(one) for one in models.values())
+        self.given |= any(self.models[name] is not model for name, model in models.items())
         self.base = "as-given" if self.given else "eager"
         self._kept: dict[str, list[Installed]] = {}
 
@@ -78,6 +78,14 @@ class Compiled:
         tuned = Preset(name=preset.name, backend="inductor", options={**_AUTOTUNE, **options}, ladder=preset.ladder)
         return {**settings, "preset": tuned}
 
+    def idle(self) -> str:
+        """Say why nothing of the models runs compiled; empty where something does."""
+        parts = list(self.status().components.values())
+        if any(one.running != "none" and one.state in ("compiled", "partial") for one in parts):
+            return ""
+        causes = [cause.reason for one in parts for cause in one.causes]
+        return causes[0] if causes else "no part of it reached the compiler"
+
     def was_warm(self) -> bool:
         """Tell whether all that is compiled now came out of a cache."""
         parts = self.status().components.values()
@@ -107,7 +115,3 @@ class Compiled:
     def status(self) -> Status:
         """Say what runs of what was asked for."""
         return status(self.models)
-
-
-def _is_wrapped(model: torch.nn.Module) -> bool:
-    return hasattr(model, "_orig_mod")

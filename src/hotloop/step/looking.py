@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from hotloop._torch.fake import version_of
 from hotloop.fallback.causes import describe
 from hotloop.measure import flatten
 from hotloop.step import python_state
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from hotloop.step.runner import Runner
     from hotloop.step.variant import Variant
 
+_NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
+_BACKWARD = "call loss.backward() inside the step"
 _RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
 _KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
 
@@ -51,7 +54,7 @@ class Looking:
         obstacles = self.moved_outside(args, kwargs)
         inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
         random = RandomState([self._program.device])
-        settings = self._settings()
+        settings, gradients = self._settings(), self._gradients()
         engine = self._loop.engine
         # On the way of a capture: code that looks for one (masks in transformers) must not be judged by its other path.
         ambience = engine.ambience(self._program.device) if engine is not None else contextlib.nullcontext()
@@ -82,15 +85,20 @@ class Looking:
         ]
         if settings != self._settings():
             obstacles.append(
-                Obstacle("the step changes its optimizer's settings", "call scheduler.step() outside the step")
+                Obstacle(
+                    "the step changes its optimizer's settings", "call scheduler.step() outside the step", once=True
+                )
             )
         obstacles += [
-            Obstacle(f"an optimizer that the loop does not know steps: {name}", "Loop(model, [optimizer, another])")
+            Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, once=True)
             for name in strangers
         ]
+        leaves = flatten(result)[0]
+        waits = any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in leaves)
+        if waits and not seen.stepped and gradients == self._gradients():
+            obstacles.append(Obstacle("the step returns a loss and leaves its backward to the caller", _BACKWARD))
         if any(one.requires_grad for one in inputs):
             obstacles.append(Obstacle("an argument requires gradients", "set requires_grad inside the step, on a copy"))
-        leaves = flatten(result)[0]
         if any(isinstance(one, float | complex) for one in leaves):
             obstacles.append(
                 Obstacle("the step returns a Python number, which a replay would repeat", "return a tensor instead")
@@ -100,6 +108,7 @@ class Looking:
             self._runner.rescue.look_again()
         variant.seen = seen
         seen.obstacles += obstacles
+        self._runner.found_once(obstacles)
         self._loop.surveyed(seen)
         return result
 
@@ -117,6 +126,11 @@ class Looking:
             yield
         finally:
             handle.remove()
+
+    def _gradients(self) -> list[tuple[int, int]]:
+        """Tell which gradients there are, and how often each was written."""
+        found = (parameter.grad for parameter in self._program.holdings.parameters().values())
+        return [(id(one), version_of(one)) if one is not None else (0, 0) for one in found]
 
     def _settings(self) -> list[Any]:
         optimizers = self._program.holdings.optimizers.values()
@@ -170,4 +184,4 @@ class Looking:
         before, self._python = self._python, self._reachable()
         assert before is not None
         names = python_state.differences(before, self._python)[:3]
-        return [Obstacle(f"the step changes Python state: {name}", _RETURN_IT) for name in names]
+        return [Obstacle(f"the step changes Python state: {name}", _RETURN_IT, once=True) for name in names]

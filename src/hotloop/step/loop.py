@@ -99,7 +99,9 @@ class Loop:
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
         models = _named("model", model, torch.nn.Module)
-        optimizers = _named("optimizer", optimizer, torch.optim.Optimizer)
+        optimizers = {
+            name: _unwrapped(one) for name, one in _named("optimizer", optimizer, torch.optim.Optimizer).items()
+        }
         if not isinstance(run, str):
             raise ConfigError(f"run {run!r}: expected 'auto', a tier or a preset, by name")
         if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
@@ -511,6 +513,12 @@ def _named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
             f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}"
         )
     return {f"{what}[{index}]": one for index, one in enumerate(found)} if several else {what: found[0]}
+
+
+def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Give the optimizer inside a framework's, which has no hooks of its own (Accelerate's)."""
+    inner = vars(optimizer).get("optimizer")
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
 
 
 def _device(holdings: Holdings) -> torch.device:

@@ -50,6 +50,9 @@ class Runner:
         self._bases: set[str] = set()
         """Bases whose code has agreed with eager."""
         self.shapes = Shapes(step)
+        self._surveyed = False
+        self._once: Obstacle | None = None
+        """Why the step's Python must run exactly once: found by a survey or a proof."""
         self.kind, self.ran = "run", loop.given
         """What the last call was (``run``, ``survey``, ``proof``, ``capture`` or ``undone``), and its tier."""
 
@@ -72,12 +75,20 @@ class Runner:
                 variant, Obstacle("an argument cannot be compared from call to call (an array, a set)", _TENSORS)
             )
         if unproven:
-            if variant.seen is None and not self._base_outcomes[tier.base]:
-                return self._looking.survey(variant, run, args, kwargs)
-            if not self.shapes.may_compile(tier.base, inputs):
-                return self.eagerly(run)
-            return self._prove_base(run, tier)
+            return self._towards_base(variant, run, args, kwargs, tier)
         return self._with_graph(variant, run, args, kwargs, tier)
+
+    def _towards_base(
+        self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
+    ) -> Any:
+        """A step on the way to compiled code that is proven: looked at first, then run both ways."""
+        if not self._surveyed:
+            self._surveyed = True
+            return self._looking.survey(variant, run, args, kwargs)
+        if self._once is not None:
+            self.loop.failed(tier.without_graph(), self._once, self)
+            return self.eagerly(run)
+        return self._prove_base(run, tier) if self.shapes.may_compile(tier.base, variant.inputs) else self.eagerly(run)
 
     def _with_graph(
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
@@ -106,6 +117,10 @@ class Runner:
     def variants(self) -> dict[Hashable, Variant]:
         """Give what is known of each kind of call, with the code that is in force."""
         return self._variants[self.loop.goal.base]
+
+    def found_once(self, obstacles: list[Obstacle]) -> None:
+        """Take note of what a survey found that keeps the step's Python from running twice."""
+        self._once = next((one for one in obstacles if one.once), self._once)
 
     def release(self, base: str) -> None:
         """Let go of what was captured with a base's code; calls are counted on, and what was declined stays so."""
@@ -282,6 +297,7 @@ class Runner:
         of the graph compares that.
         """
         self.kind = "proof"
+        self._looking.moved_outside()
         self.loop.put_on(tier)
         holdings, began = self.program.holdings, time.perf_counter()
 
@@ -299,6 +315,10 @@ class Runner:
         if obstacle is not None:
             return self.rescue.rung_down(run, tier.without_graph(), obstacle)
         self.loop.proof_costs(time.perf_counter() - began, outcome)
+        if changed := self._looking.changed_inside():
+            self._once = changed[0]
+            self.loop.failed(tier.without_graph(), changed[0], self)
+            return outcome.result
         outcomes = self._base_outcomes[tier.base]
         outcomes.append(outcome)
         del outcomes[: -proof.STEPS]
@@ -307,6 +327,10 @@ class Runner:
             self._bases.discard(tier.base)
             reason = f"compiled code does not agree with eager: {verdict.why}"
             self.loop.failed(tier.without_graph(), Obstacle(reason, _REPORT_IT), self)
+        elif len(outcomes) == proof.STEPS and (idle := self.loop.compiled.idle()):
+            self.loop.failed(
+                tier.without_graph(), Obstacle(f"nothing of the model was compiled: {idle}", _COMPILE_IT), self
+            )
         elif len(outcomes) == proof.STEPS and tier.base not in self._bases:
             self._bases.add(tier.base)
             self.loop.base_accepted(tier, self, verdict)
@@ -357,6 +381,7 @@ class Runner:
 
 
 _TENSORS = "pass tensors, numbers and strings, alone or in lists and mappings"
+_COMPILE_IT = "give the loop the module that does the work, not a wrapper around it"
 _REPEAT_IT = "draw from torch's own generators, and read clocks and files outside of the step"
 _REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
 

@@ -10,12 +10,12 @@ import contextlib
 import dataclasses
 import functools
 import linecache
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.dispatch import host_read, is_random, name_of, observing, tensors_in, user_place, written_by
+from hotloop._torch.replaced import replaced
 from hotloop.step.known import answered
 
 if TYPE_CHECKING:
@@ -46,12 +46,16 @@ _COPIES = ("aten._to_copy", "aten.copy_")
 
 @dataclasses.dataclass(frozen=True)
 class Obstacle:
-    """Why a step cannot be captured: the reason, the user's line, and how to change it."""
+    """Why a step cannot be captured: the reason, the user's line, and how to change it.
+
+    ``once``: its Python must run exactly once a step, so that no proof can run it a second time either.
+    """
 
     reason: str
     hint: str
     file: str | None = None
     line: int | None = None
+    once: bool = False
 
     @property
     def source(self) -> str:
@@ -172,55 +176,42 @@ class _Look:
                 optimizer.register_step_post_hook(self._stepped),
             )
         ]
-        original = torch.random.fork_rng
+        try:
+            with self._hearing(), replaced(torch.random, "fork_rng", self._forking):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
 
+    def _forking(self, real: Callable[..., Any]) -> Callable[..., Any]:
         @contextlib.contextmanager
         def forked(*args: Any, **kwargs: Any) -> Iterator[None]:
             restores = kwargs.get("enabled", True)
             self._restored += restores
             try:
-                with original(*args, **kwargs):
+                with real(*args, **kwargs):
                     yield
             finally:
                 self._restored -= restores
 
-        torch.random.fork_rng = forked
-        try:
-            with self._hearing():
-                yield
-        finally:
-            torch.random.fork_rng = original
-            for handle in handles:
-                handle.remove()
+        return forked
 
     @contextlib.contextmanager
     def _hearing(self) -> Iterator[None]:
         """Note what reads tensors past the dispatcher: printing turns it off, the others look at a CPU's memory."""
-        thread = threading.get_ident()
-        own = {name: vars(torch.Tensor).get(name) for name in _SILENT_READS}
-
-        def listener(name: str) -> Callable[..., Any]:
-            real = getattr(torch.Tensor, name)
-
-            @functools.wraps(real)
-            def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-                elsewhere = tensor.device.type != self._device.type and _memory(tensor) not in self._inputs
-                if threading.get_ident() == thread and not self._stepping_now and not elsewhere:
-                    self._obstacle(f"{_READ_ON_HOST} ({_SILENT_READS[name]})", _MOVE_IT_OUT)
-                return real(tensor, *args, **kwargs)
-
-            return read
-
-        for name in own:
-            setattr(torch.Tensor, name, listener(name))
-        try:
+        with contextlib.ExitStack() as stack:
+            for name, by in _SILENT_READS.items():
+                stack.enter_context(replaced(torch.Tensor, name, functools.partial(self._listening, by)))
             yield
-        finally:
-            for name, real in own.items():
-                if real is not None:
-                    setattr(torch.Tensor, name, real)
-                else:
-                    delattr(torch.Tensor, name)
+
+    def _listening(self, by: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            elsewhere = tensor.device.type != self._device.type and _memory(tensor) not in self._inputs
+            if not self._stepping_now and not elsewhere:
+                self._obstacle(f"{_READ_ON_HOST} ({by})", _MOVE_IT_OUT)
+            return real(tensor, *args, **kwargs)
+
+        return read
 
     def _stepping(self, name: str) -> Callable[..., None]:
         def hook(_optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -57,6 +57,7 @@ class TapeRecording:
 
     def resume(self) -> None:
         """Begin a new tape."""
+        self.abandon()
         self._tape = Tape()
         self._open = contextlib.ExitStack()
         self._open.enter_context(engines.told_capturing())
