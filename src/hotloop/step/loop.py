@@ -17,6 +17,7 @@ from hotloop.errors import ConfigError
 from hotloop.measure import StepClock
 from hotloop.observe import collector
 from hotloop.step.account import Account
+from hotloop.step.asked import check, device_of, named, unwrapped
 from hotloop.step.auto import Auto
 from hotloop.step.buckets import Buckets, Pad
 from hotloop.step.compiled import Compiled
@@ -51,7 +52,6 @@ _COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
     torch.float16: "float16",
 }
 _F = TypeVar("_F", bound=Callable[..., Any])
-_One = TypeVar("_One")
 
 
 class Loop:
@@ -98,17 +98,13 @@ class Loop:
         workload: str | None = None,
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
-        models = _named("model", model, torch.nn.Module)
+        models = named("model", model, torch.nn.Module)
         optimizers = {
-            name: _unwrapped(one) for name, one in _named("optimizer", optimizer, torch.optim.Optimizer).items()
+            name: unwrapped(one) for name, one in named("optimizer", optimizer, torch.optim.Optimizer).items()
         }
-        if not isinstance(run, str):
-            raise ConfigError(f"run {run!r}: expected 'auto', a tier or a preset, by name")
-        if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
-            raise ConfigError(f"total_steps {total_steps!r}: expected a whole number of 1 or more, or None")
-        others = tuple(state) if isinstance(state, list | tuple) else (state,)
+        others = check(run, total_steps, state, workload, record)
         self.holdings = Holdings(models, optimizers, others)
-        self.device = _device(self.holdings)
+        self.device = device_of(self.holdings)
         self.total_steps, self.workload = total_steps, workload
         self.compiled = Compiled(models)
         self.given = self.compiled.base
@@ -217,7 +213,8 @@ class Loop:
         Raises:
             ConfigError: it is no state of a loop.
         """
-        if not isinstance(state, Mapping) or "steps" not in state:
+        given = state if isinstance(state, Mapping) else {}
+        if type(given.get("steps")) is not int or not isinstance(given.get("account", {}), Mapping):
             raise ConfigError("load_state_dict: expected what Loop.state_dict() gave")
         self.steps = int(state["steps"])
         self.outside |= set(state.get("outside", ())) & set(self.holdings.optimizers)
@@ -500,34 +497,3 @@ class Loop:
         if self.engine is not None:
             for optimizer in self.holdings.optimizers.values():
                 return_step_counts(optimizer)
-
-
-def _named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
-    """Name one or several objects; several are numbered."""
-    several = isinstance(given, list | tuple)
-    found = list(given) if several else [given]
-    wrong = [one for one in found if not isinstance(one, kind)]
-    if wrong or not found:
-        got = type(wrong[0]).__name__ if wrong else "an empty sequence"
-        raise ConfigError(
-            f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}"
-        )
-    return {f"{what}[{index}]": one for index, one in enumerate(found)} if several else {what: found[0]}
-
-
-def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Give the optimizer inside a framework's, which has no hooks of its own (Accelerate's)."""
-    inner = vars(optimizer).get("optimizer")
-    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
-
-
-def _device(holdings: Holdings) -> torch.device:
-    """Give the device that the step runs on: that of most parameters.
-
-    Raises:
-        ConfigError: nothing has a parameter.
-    """
-    counts = collections.Counter(one.device for one in holdings.parameters().values())
-    if not counts:
-        raise ConfigError("model: it has no parameters, so there is no training step to run")
-    return counts.most_common(1)[0][0]

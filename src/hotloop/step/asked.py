@@ -1,0 +1,70 @@
+"""What a loop was given, checked before anything is done with it."""
+
+from __future__ import annotations
+
+import collections
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from hotloop.errors import ConfigError
+from hotloop.record import RunRecord
+from hotloop.step.tiers import NAMED
+
+if TYPE_CHECKING:
+    from hotloop.step.holdings import Holdings
+
+_One = TypeVar("_One")
+
+
+def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) -> tuple[Any, ...]:
+    """Refuse settings of a loop that cannot be meant; gives the other state as a tuple.
+
+    Raises:
+        ConfigError: one does not fit; the message names it, its value and what was expected.
+    """
+    if not isinstance(run, str):
+        known = ", ".join(("auto", *NAMED))
+        raise ConfigError(f"run {run!r}: expected one of {known}, or a preset, by name")
+    if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
+        raise ConfigError(f"total_steps {total_steps!r}: expected a whole number of 1 or more, or None")
+    if workload is not None and (not isinstance(workload, str) or ":" not in workload):
+        raise ConfigError(f"workload {workload!r}: expected 'file.py:make' or 'module:make', or None")
+    if record is not None and not isinstance(record, str | os.PathLike | RunRecord):
+        raise ConfigError(f"record {record!r}: expected a folder, a RunRecord, or None")
+    others = tuple(state) if isinstance(state, list | tuple) else (state,)
+    if any(isinstance(one, bool | int | float | str | bytes) or one is None for one in others):
+        raise ConfigError(f"state {state!r}: expected objects that a step changes: a GradScaler, an EMA, a module")
+    return others
+
+
+def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
+    """Name one or several objects; several are numbered."""
+    several = isinstance(given, list | tuple)
+    found = list(given) if several else [given]
+    wrong = [one for one in found if not isinstance(one, kind)]
+    if wrong or not found:
+        got = type(wrong[0]).__name__ if wrong else "an empty sequence"
+        raise ConfigError(
+            f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}"
+        )
+    return {f"{what}[{index}]": one for index, one in enumerate(found)} if several else {what: found[0]}
+
+
+def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Give the optimizer inside a framework's, which has no hooks of its own (Accelerate's)."""
+    inner = vars(optimizer).get("optimizer")
+    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+
+
+def device_of(holdings: Holdings) -> torch.device:
+    """Give the device that the step runs on: that of most parameters.
+
+    Raises:
+        ConfigError: nothing has a parameter.
+    """
+    counts = collections.Counter(one.device for one in holdings.parameters().values())
+    if not counts:
+        raise ConfigError("model: it has no parameters, so there is no training step to run")
+    return counts.most_common(1)[0][0]
