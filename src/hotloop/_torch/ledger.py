@@ -89,9 +89,15 @@ LEDGER: tuple[PrivateName, ...] = (
     ),
     PrivateName(
         "torch._C:_get_obj_in_tls",
-        "the copy of torch's settings that a backward runs in",
-        "a compiled backward refuses retain_graph=True, which eager allows",
+        "what torch hands to the threads that run a backward: the copy of its settings, and what `replaced` stashed",
+        "a compiled backward refuses retain_graph=True, which eager allows; and as for _stash_obj_in_tls",
     ),
+    PrivateName(
+        "torch._C:_stash_obj_in_tls",
+        "hands a thread's replacements of torch's functions to the threads that run its backwards",
+        "activation checkpointing asks for the random state in a capture, which fails",
+    ),
+    PrivateName("torch._C:_is_key_in_tls", "whether anything was stashed, which must be asked first", "as above"),
     PrivateName(
         "torch._C._functorch:peek_interpreter_stack",
         "tells a call under a transform of torch.func, which dynamo gives up for good: it runs eager, that call alone",

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import warnings
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from hotloop._torch.capture import recover_from_failed_capture
+from hotloop._torch.replaced import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -108,6 +110,7 @@ class _CudaRecording:
         side.wait_stream(self._current)
         self._stack.enter_context(torch.cuda.stream(side))
         self._stack.enter_context(capture_safe_random())
+        self._stack.enter_context(told_capturing())
         try:
             self.resume()
         except BaseException:
@@ -145,19 +148,34 @@ class _CudaRecording:
         self._current.wait_stream(self._side)
 
 
-@contextlib.contextmanager
-def told_capturing() -> Iterator[None]:
+def told_capturing() -> contextlib.AbstractContextManager[None]:
     """Have code that asks whether a capture is going on hear yes, as it will in the capture itself.
 
     transformers' masks take another path then; code compiled on the first path would be compiled anew in the capture,
-    and kill it.
+    and kill it. So a recording tells it as well: compiled code is guarded on the very function that it asked.
+
+    An optimizer that asks hears the truth: those of torch 2.11 refuse to step in a capture unless they are capturable,
+    which they are made for the time of a recording only, and one that steps outside of it is in none.
     """
-    real = torch.cuda.is_current_stream_capturing
-    torch.cuda.is_current_stream_capturing = lambda: True
-    try:
-        yield
-    finally:
-        torch.cuda.is_current_stream_capturing = real
+    return replaced(
+        torch.cuda,
+        "is_current_stream_capturing",
+        lambda real: lambda: real() if _an_optimizer_asks() else True,
+        constant=True,
+    )
+
+
+def _an_optimizer_asks() -> bool:
+    """Tell whether an optimizer is stepping in this thread: torch wraps each one's ``step`` in a function of one file.
+
+    No hook tells, since none runs after a step that raised.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename == _OPTIMIZERS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager
@@ -167,21 +185,15 @@ def capture_safe_random() -> Iterator[None]:
     The state is neither read nor set then. That is right where nothing random is recomputed, which the survey of the
     step has made sure of.
     """
-    names = ("get_rng_state", "set_rng_state")
-    real = {name: getattr(torch.cuda, name) for name in names}
     nothing = torch.empty(0, dtype=torch.uint8)
-    replacements: dict[str, Callable[..., Any]] = {
-        "get_rng_state": lambda *_args, **_kwargs: nothing,
-        "set_rng_state": lambda *_args, **_kwargs: None,
-    }
-    for name, replacement in replacements.items():
-        setattr(torch.cuda, name, replacement)
-    try:
+    with (
+        replaced(torch.cuda, "get_rng_state", lambda _real: lambda *_args, **_kwargs: nothing),
+        replaced(torch.cuda, "set_rng_state", lambda _real: lambda *_args, **_kwargs: None),
+    ):
         yield
-    finally:
-        for name, function in real.items():
-            setattr(torch.cuda, name, function)
 
+
+_OPTIMIZERS = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
 
 _engines: dict[str, Callable[[], Engine]] = {"cuda": CudaEngine}
 
