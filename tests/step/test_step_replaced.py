@@ -1,0 +1,142 @@
+"""Functions of torch's that are replaced for a time: for the thread that asked, and put back whoever ends first."""
+
+import threading
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from hotloop._torch import replaced as room
+from hotloop._torch.replaced import replaced
+from hotloop.step import engines
+from hotloop.step.holdings import Holdings
+from hotloop.step.survey import survey
+
+
+@pytest.fixture(autouse=True)
+def not_capturing(monkeypatch):
+    """A build for CPUs cannot even be asked."""
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+def test_two_threads_that_overlap_leave_the_real_function():
+    real = torch.cuda.is_current_stream_capturing
+    inside, first_left, heard = threading.Barrier(3, timeout=20), threading.Event(), {}
+
+    def ask(name, waits):
+        with engines.told_capturing():
+            inside.wait()
+            if waits:
+                first_left.wait(20)
+            heard[name] = torch.cuda.is_current_stream_capturing()
+        if not waits:
+            first_left.set()
+
+    threads = [threading.Thread(target=ask, args=("first", False)), threading.Thread(target=ask, args=("second", True))]
+    for one in threads:
+        one.start()
+    inside.wait()
+    heard["nobody's"] = torch.cuda.is_current_stream_capturing()  # this thread did not ask
+    for one in threads:
+        one.join()
+    assert heard == {"first": True, "second": True, "nobody's": False}
+    assert torch.cuda.is_current_stream_capturing is real
+
+
+def test_surveys_in_two_threads_leave_torch_as_it_was():
+    names = ("__repr__", "tolist", "numpy", "__array__")
+    before = {name: vars(torch.Tensor).get(name) for name in names}, torch.random.fork_rng
+    inside, found = threading.Barrier(2, timeout=20), {}
+
+    def look(name, reads):
+        model = nn.Linear(2, 2)
+
+        def step():
+            inside.wait()
+            if reads:
+                model.weight.tolist()
+            inside.wait()
+
+        _, found[name] = survey(Holdings({"model": model}, {}, ()), torch.device("cpu"), [], step)
+
+    threads = [threading.Thread(target=look, args=(name, name == "reads")) for name in ("reads", "quiet")]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert [str(one.reason) for one in found["reads"].obstacles] == ["a value is read on the host (tolist)"]
+    assert found["quiet"].obstacles == []
+    assert ({name: vars(torch.Tensor).get(name) for name in names}, torch.random.fork_rng) == before
+
+
+def test_a_backward_in_another_thread_finds_what_its_caller_asked_for():
+    """On a GPU a backward runs in a thread of torch's, which is handed what the caller's thread has stashed."""
+    home = types.SimpleNamespace(answer=lambda: "real")
+    mine = {}
+
+    def as_torch_hands_it_on(table):
+        torch._C._stash_obj_in_tls(room._KEY, table)
+        mine["backward"] = home.answer()
+
+    with replaced(home, "answer", lambda real: lambda: f"not {real()}"):
+        thread = threading.Thread(target=as_torch_hands_it_on, args=(torch._C._get_obj_in_tls(room._KEY),))
+        thread.start()
+        thread.join()
+        assert home.answer() == "not real"
+    assert mine == {"backward": "not real"}
+    assert home.answer() == "real"
+
+
+def test_a_wrapper_that_somebody_put_over_it_stays_and_works():
+    home = types.SimpleNamespace(answer=lambda: "real")
+    with replaced(home, "answer", lambda _real: lambda: "ours"):
+        ours = home.answer
+        home.answer = lambda: f"theirs around {ours()}"
+    assert home.answer() == "theirs around real"
+    with replaced(home, "answer", lambda real: lambda: f"ours around {real()}"):
+        assert home.answer() == "ours around theirs around real"
+    assert home.answer() == "theirs around real"
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.NAdam])
+def test_an_optimizer_in_the_ambience_steps_as_ever(monkeypatch, kind):
+    """torch 2.11 asks before each step, and refuses one that is not capturable in a capture."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model = nn.Linear(2, 2)
+    optimizer = kind(model.parameters(), lr=0.25)
+    model(torch.ones(1, 2)).sum().backward()
+    before = model.weight.detach().clone()
+    asked = []
+    optimizer.register_step_pre_hook(lambda *_: asked.append(torch.cuda.is_current_stream_capturing()))
+    with engines.told_capturing():
+        assert torch.cuda.is_current_stream_capturing()
+        optimizer.step()
+        assert torch.cuda.is_current_stream_capturing()
+    assert asked == [False]
+    assert not torch.equal(model.weight, before)
+
+
+def test_after_an_optimizer_that_raised_the_answer_is_yes_again():
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
+
+    def fails(*_):
+        raise ValueError("theirs")
+
+    optimizer.register_step_pre_hook(fails)
+    with engines.told_capturing():
+        with pytest.raises(ValueError, match="theirs"):
+            optimizer.step()
+        assert torch.cuda.is_current_stream_capturing()
+
+
+def test_compiled_code_asks_without_a_graph_break():
+    @torch.compile(backend="eager", fullgraph=True)
+    def asks(x):
+        return x + 1 if torch.cuda.is_current_stream_capturing() else x - 1
+
+    for _ in range(2):
+        with engines.told_capturing():
+            assert asks(torch.zeros(1)).item() == 1
+    torch.compiler.reset()
