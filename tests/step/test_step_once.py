@@ -19,6 +19,7 @@ class Program:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2**-6, fused=True)
         self.others = torch.optim.AdamW(self.other.parameters(), lr=2**-6, fused=True)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.5**step)
+        self.later = torch.optim.lr_scheduler.StepLR(self.optimizer, 6, 0.5)
         self.count, self.noted, self.inside = 0, [], inside
 
     def train(self, run):
@@ -52,6 +53,10 @@ def schedule(program, _):
     program.schedule.step()
 
 
+def schedule_later(program, _):
+    program.later.step()
+
+
 def another(program, x):
     program.other(x).square().mean().backward()
     program.others.step()
@@ -65,6 +70,7 @@ def another(program, x):
         (count, "changes Python state: closure variable self.count"),
         (note, "changes Python state: closure variable self.noted"),
         (schedule, "changes its optimizer's settings"),
+        (schedule_later, "changes Python state: closure variable self.later"),
         (another, "an optimizer that the loop does not know steps: AdamW"),
     ],
 )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hotloop.step.variant import Variant
 
 _NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
+_SCHEDULE_OUTSIDE = "call scheduler.step() outside the step"
 _BACKWARD = "call loss.backward() inside the step"
 _RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
 _KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
@@ -71,6 +72,8 @@ class Looking:
             variant.seen = Survey(obstacles=[failed])
             self._loop.decided(f"{self._runner.name} could not be looked at, so it is not captured: {failed}", {})
             return result
+        if settings != self._settings():
+            obstacles.append(Obstacle("the step changes its optimizer's settings", _SCHEDULE_OUTSIDE, once=True))
         obstacles += self.changed_inside()
         moved = RandomState([self._program.device]).moved_since(random)
         hosts = ("Python's random", "numpy.random") + (
@@ -83,12 +86,6 @@ class Looking:
             for name in moved
             if name in hosts
         ]
-        if settings != self._settings():
-            obstacles.append(
-                Obstacle(
-                    "the step changes its optimizer's settings", "call scheduler.step() outside the step", once=True
-                )
-            )
         obstacles += [
             Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, once=True)
             for name in strangers
@@ -183,5 +180,9 @@ class Looking:
         """Give what Python state the step that has just run changed, since `moved_outside` was asked before it."""
         before, self._python = self._python, self._reachable()
         assert before is not None
-        names = python_state.differences(before, self._python)[:3]
-        return [Obstacle(f"the step changes Python state: {name}", _RETURN_IT, once=True) for name in names]
+        found = []
+        for name in python_state.differences(before, self._python)[:3]:
+            schedule = isinstance(now := self._python.get(name), tuple) and now[:1] == ("schedule",)
+            hint = _SCHEDULE_OUTSIDE if schedule else _RETURN_IT
+            found.append(Obstacle(f"the step changes Python state: {name}", hint, once=True))
+        return found

@@ -147,6 +147,8 @@ def scaler_facts(scaler: torch.amp.GradScaler) -> dict[str, Any]:
 
 def state_of(value: Any) -> Any:
     """Give what tells that an array, a number of numpy's, an iterator or a generator is as it was; None for others."""
+    if isinstance(value, torch.optim.lr_scheduler.LRScheduler):  # stepped inside the step, it would stand still
+        return "schedule", value.last_epoch
     if is_array(value):
         return content_of(value)
     number = number_of(value)
