@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hotloop.observe import Cause
 
@@ -83,7 +84,7 @@ class Status:
         ):
             table.add_column(column, justify="right" if column in _NUMBERS else "left", overflow="fold")
         for name, status in self.components.items():
-            table.add_row(*_cells(name, status))
+            table.add_row(*(Text(cell) for cell in _cells(name, status)))
         notes = [f"left out: {', '.join(self.skipped)}"] if self.skipped else []
         table.caption = "\n".join([*notes, *([self.hint] if self.hint else [])]) or None
         return table

@@ -343,7 +343,8 @@ class Runner:
         seen = self.shapes.compiled(tier.base, inputs)
         if not self.shapes.may_compile(tier.base, inputs):
             return self.eagerly(run)
-        return self._guarded(run, tier) if seen else self._prove_base(run, tier)  # other shapes are other code
+        # Other shapes are other code; where every step brings some, torch has made one code of them by now.
+        return self._guarded(run, tier) if seen or self.shapes.many else self._prove_base(run, tier)
 
     def _uncaptured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
         if advice := self.shapes.advice():

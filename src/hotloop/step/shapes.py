@@ -45,6 +45,11 @@ class Shapes:
         """Tell whether compiled code has seen these shapes."""
         return inputs in self._compiled[base]
 
+    @property
+    def many(self) -> bool:
+        """Tell whether most of the latest steps brought shapes or values of their own."""
+        return len(self._latest) == _LATEST and sum(self._latest) > _MANY * _LATEST
+
     def may_compile(self, base: str, inputs: Inputs) -> bool:
         """Tell whether compiled code should see these shapes; where it has not yet, it is compiled once more.
 
@@ -57,8 +62,7 @@ class Shapes:
         if not unseen:
             return True
         seen = self.census.seen(inputs)
-        many = len(self._latest) == _LATEST and sum(self._latest) > _MANY * _LATEST
-        if not known or many or (seen is not None and seen.count >= RECURS):
+        if not known or self.many or (seen is not None and seen.count >= RECURS):
             known.add(inputs)
             return True
         return False

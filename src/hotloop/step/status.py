@@ -64,7 +64,7 @@ class LoopStatus:
         for column in ("tier", "state", "steps", "ms a step", "why"):
             table.add_column(column, justify="right" if column in ("steps", "ms a step") else "left", overflow="fold")
         for one in self.tiers:
-            table.add_row(one.name, one.state, f"{one.steps:,}", _ms(one.step_seconds), one.why)
+            table.add_row(one.name, one.state, f"{one.steps:,}", _ms(one.step_seconds), Text(one.why))
         notes = [
             f"saved {self.seconds_saved:.1f} s so far, {self.prepare_seconds:.1f} s spent on preparing and proving"
         ]
