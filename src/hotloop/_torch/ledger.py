@@ -89,15 +89,14 @@ LEDGER: tuple[PrivateName, ...] = (
     ),
     PrivateName(
         "torch._C:_get_obj_in_tls",
-        "what torch hands to the threads that run a backward: the copy of its settings, and what `replaced` stashed",
-        "a compiled backward refuses retain_graph=True, which eager allows; and as for _stash_obj_in_tls",
+        "the copy of the caller's context, torch's settings among it, that a backward runs in",
+        "a compiled backward refuses retain_graph=True, which eager allows",
     ),
     PrivateName(
-        "torch._C:_stash_obj_in_tls",
-        "hands a thread's replacements of torch's functions to the threads that run its backwards",
-        "activation checkpointing asks for the random state in a capture, which fails",
+        "torch._C:_current_graph_task_id",
+        "tells a thread that runs a backward, where that context is missing (torch 2.11)",
+        "activation checkpointing asks for the random state in a capture there, which fails",
     ),
-    PrivateName("torch._C:_is_key_in_tls", "whether anything was stashed, which must be asked first", "as above"),
     PrivateName(
         "torch._C._functorch:peek_interpreter_stack",
         "tells a call under a transform of torch.func, which dynamo gives up for good: it runs eager, that call alone",

@@ -7,6 +7,7 @@ that asks, and taken off by the last; it gives each thread that asked its own re
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
@@ -18,12 +19,11 @@ from hotloop._torch.ledger import CapabilityMissingError, private
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_KEY = "hotloop.replaced"
 _ABSENT = object()
 _lock = threading.Lock()
-_of_thread = threading.local()
 _slots: dict[tuple[int, str], _Slot] = {}
 """Kept for good: compiled code is guarded on the identity of a dispatcher that it was traced with."""
+_of_thread: contextvars.ContextVar[dict[_Slot, Any] | None] = contextvars.ContextVar("hotloop.replaced", default=None)
 
 
 class _Slot:
@@ -31,15 +31,27 @@ class _Slot:
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name, self.wanted = owner, name, 0
+        self.asked: list[Any] = []
+        """The replacements of all threads, in the order in which they asked."""
         self.real: Callable[..., Any] = getattr(owner, name)
         self._own: Any = _ABSENT
 
         def dispatcher(*args: Any, **kwargs: Any) -> Any:
-            mine = _mine().get(self)
-            return (mine[-1] if mine else self.real)(*args, **kwargs)
+            return self.mine()(*args, **kwargs)
 
         dispatcher.__name__ = name
         self.dispatcher = dispatcher
+
+    def mine(self) -> Any:
+        """Give what the running thread is to call."""
+        table = _of_thread.get()
+        if table is None:
+            try:  # in a thread of torch's: since 2.12 it has the context of the thread that called backward
+                table = private("torch._C:_get_obj_in_tls")("context").get(_of_thread)
+            except (CapabilityMissingError, RuntimeError):
+                in_backward = private("torch._C:_current_graph_task_id")() != -1
+                return self.asked[-1] if in_backward and self.asked else self.real
+        return (table or {}).get(self, self.real)
 
     def put_in(self, *, constant: bool) -> None:
         if constant and "torch._dynamo" in sys.modules:
@@ -68,6 +80,7 @@ def replaced(
     """Have ``make(real)`` called in the place of ``owner.name`` while the block runs.
 
     By this thread, and by the backwards that it starts in the block, which run in threads of torch's own on a GPU.
+    There torch 2.11 does not tell whose backward it is: what was asked for last is called.
 
     Args:
         owner: a module or a class.
@@ -78,34 +91,13 @@ def replaced(
     with _lock:
         slot = _slots.get((id(owner), name)) or _slots.setdefault((id(owner), name), _Slot(owner, name))
         slot.put_in(constant=constant)
-    mine = _own_table().setdefault(slot, [])
-    mine.append(make(slot.real))
+    replacement = make(slot.real)
+    slot.asked.append(replacement)
+    before = _of_thread.set({**(_of_thread.get() or {}), slot: replacement})
     try:
         yield
     finally:
-        mine.pop()
+        _of_thread.reset(before)
+        slot.asked.remove(replacement)
         with _lock:
             slot.take_out()
-
-
-def _own_table() -> dict[_Slot, list[Any]]:
-    """Give this thread's replacements, and have torch hand them to the threads that run its backwards."""
-    table: dict[_Slot, list[Any]] | None = getattr(_of_thread, "table", None)
-    if table is None:
-        table = _of_thread.table = {}
-        with contextlib.suppress(CapabilityMissingError):
-            private("torch._C:_stash_obj_in_tls")(_KEY, table)
-    return table
-
-
-def _mine() -> dict[_Slot, list[Any]]:
-    table: dict[_Slot, list[Any]] | None = getattr(_of_thread, "table", None)
-    if table is not None:
-        return table
-    try:
-        if private("torch._C:_is_key_in_tls")(_KEY):
-            of_caller: dict[_Slot, list[Any]] = private("torch._C:_get_obj_in_tls")(_KEY)
-            return of_caller
-    except CapabilityMissingError:
-        pass
-    return {}
