@@ -69,7 +69,8 @@ class Shapes:
 
     def advice(self) -> str:
         """Say once which argument to put in buckets, where its sizes keep changing; empty otherwise."""
-        if self._advised or self.census.steps < _ADVISE_AFTER or self.census.new_in_last(_ADVISE_AFTER) < _LATEST:
+        due = self.census.steps and self.census.steps % _ADVISE_AFTER == 0
+        if self._advised or not due or self.census.new_in_last(_ADVISE_AFTER) < _LATEST:
             return ""
         varying = max(self.census.varying_dims(), key=lambda dim: dim.distinct, default=None)
         if varying is None:
