@@ -12,6 +12,7 @@ import torch
 
 from hotloop._torch.fake import version_of
 from hotloop._torch.foreach import copy_all
+from hotloop._torch.hooks import module_tables
 from hotloop.step.holdings import Bindings, Holdings, RandomState
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class BufferTables:
 
     def __init__(self, holdings: Holdings) -> None:
         self._holders: list[dict[str, torch.Tensor | None]] = [
-            vars(module)["_buffers"] for root in holdings.modules.values() for module in root.modules()
+            module_tables(module)[1] for root in holdings.modules.values() for module in root.modules()
         ]
         self._tables: list[tuple[dict[str, torch.Tensor | None], dict[str, torch.Tensor | None]]] = []
         self.save()
