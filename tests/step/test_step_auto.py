@@ -31,7 +31,7 @@ class Clock:
 
     def take(self):
         found, self.stopped = self.stopped, 0
-        ran = [entry[0] for entry in list(self.kinds)[:found]]
+        ran = [entry.tier for entry in list(self.kinds)[:found]]
         return [Timing(self.times[tier], 0.9 * self.times[tier]) for tier in ran]
 
 
@@ -39,6 +39,12 @@ class References(Clock):
     def take(self):
         found, self.stopped = self.stopped, 0
         return [Timing(self.times[tier], self.times[tier]) for tier in list(self.kinds)[:found]]
+
+
+def planted(loop, times):
+    """Have a loop's clocks say what the test sets."""
+    loop.times.clock = Clock(loop.times.what, times)
+    loop.reference_times.clock = References(loop.reference_times.what, times)
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +62,7 @@ def train(run, steps, times=TIMES, total=None, prepared=None):
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
     loop = hotloop.Loop(model, optimizer, run=run, total_steps=total)
-    loop._clock, loop._references = Clock(loop._kinds, times), References(loop._reference_tiers, times)
+    planted(loop, times)
     if prepared is not None:
         prepared(loop)
 
@@ -132,7 +138,7 @@ def test_a_declined_capture_leaves_auto_eager_with_the_cause():
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
     with hotloop.testing.captured_step_emulation():
         loop = hotloop.Loop(model, optimizer, run="auto", total_steps=100_000)
-        loop._clock, loop._references = Clock(loop._kinds, TIMES), References(loop._reference_tiers, TIMES)
+        planted(loop, TIMES)
 
         @loop.step
         def step(x):
@@ -259,7 +265,7 @@ def test_no_two_calls_alike_gives_the_try_up(monkeypatch):
     optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
     with hotloop.testing.captured_step_emulation():
         loop = hotloop.Loop(model, optimizer, run="auto", total_steps=100_000)
-        loop._clock, loop._references = Clock(loop._kinds, TIMES), References(loop._reference_tiers, TIMES)
+        planted(loop, TIMES)
 
         @loop.step
         def step(x):

@@ -25,8 +25,7 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
         ConfigError: one does not fit; the message names it, its value and what was expected.
     """
     if not isinstance(run, str):
-        known = ", ".join(("auto", *NAMED))
-        raise ConfigError(f"run {run!r}: expected one of {known}, or a preset, by name")
+        raise ConfigError(f"run {run!r}: expected 'auto', a tier ({', '.join(NAMED)}) or a preset, by name")
     if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
         raise ConfigError(f"total_steps {total_steps!r}: expected a whole number of 1 or more, or None")
     if workload is not None and (not isinstance(workload, str) or ":" not in workload):

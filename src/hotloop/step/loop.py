@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import logging
@@ -14,7 +13,6 @@ import torch
 
 from hotloop import events as ev
 from hotloop.errors import ConfigError
-from hotloop.measure import StepClock
 from hotloop.observe import collector
 from hotloop.step.account import Account
 from hotloop.step.asked import check, device_of, named, unwrapped
@@ -28,13 +26,13 @@ from hotloop.step.proof import STEPS as PROOF_STEPS
 from hotloop.step.runner import Runner
 from hotloop.step.telling import line_of
 from hotloop.step.tiers import Tier, parse
+from hotloop.step.timed import Ran, Timed
 from hotloop.step.undo import WriteWatch
 from hotloop.step.variant import matmul_precision
 
 if TYPE_CHECKING:
     import types
 
-    from hotloop.decide import Trial, Turn
     from hotloop.measure.limits import ComputeDtype
     from hotloop.record import RunRecord
     from hotloop.step.proof import Outcome
@@ -118,12 +116,10 @@ class Loop:
         self._said: set[str] = set()
         self._parameters: list[torch.nn.Parameter] | None = None
         self._modules: list[torch.nn.Module] | None = None
-        self._clock = StepClock(self.device)
-        self._kinds: collections.deque[tuple[str, str, tuple[Trial, Turn] | None]] = collections.deque()
-        self._dropped = self._surveys = self._untimed = 0
+        self.times: Timed[Ran] = Timed(self.device)
+        self.reference_times: Timed[str] = Timed(self.device)
+        self._surveys = self._untimed = 0
         self._matrix_dtypes: set[torch.dtype] = set()
-        self._references = StepClock(self.device)
-        self._reference_tiers: collections.deque[str] = collections.deque()
         self._closed = False
         self.auto: Auto | None = None
         self.asked = self._requested(run)
@@ -265,16 +261,9 @@ class Loop:
         if self.auto is not None:
             self._carefully(self.auto.at_step_boundary, runner.step, args, kwargs)
         tier, trial = self.goal, self.auto.now() if self.auto is not None else None
-        mark = self._clock.start()
-        try:
-            with self.auto.noting_calls() if self.auto is not None else _NOTHING:
-                result = runner.run(args, kwargs, tier)
-        except BaseException:
-            self._clock.cancel(mark)
-            raise
-        self._clock.stop(mark)
+        with self.auto.noting_calls() if self.auto is not None else _NOTHING:
+            result = self.times.run(lambda: runner.run(args, kwargs, tier), lambda: Ran(runner.ran, runner.kind, trial))
         self.steps += 1
-        self._kinds.append((runner.ran, runner.kind, trial))
         self._carefully(self.settle)
         if self.auto is not None and self.auto.quiet:
             self._untimed = _UNTIMED
@@ -291,24 +280,17 @@ class Loop:
             self.auto = None
             self.goal = Tier(self.given)
             self.compiled.take_off()
-            self._clock, self._references = StepClock(self.device), StepClock(self.device)
-            self._kinds.clear()
-            self._reference_tiers.clear()
+            self.times, self.reference_times = Timed(self.device), Timed(self.device)
             self.plain = True
 
     def settle(self) -> None:
         """Take note of the steps whose times have become known."""
-        for timing in self._references.take():
-            self.account.beside(self._reference_tiers.popleft(), timing)
-        timings = self._clock.take()
-        for _ in range(self._clock.dropped - self._dropped):  # the clock drops the oldest
-            self._kinds.popleft()
-        self._dropped = self._clock.dropped
-        for timing in timings:
-            tier, kind, trial = self._kinds.popleft()
-            self.account.step(tier, kind, timing)
+        for tier, timing in self.reference_times.known():
+            self.account.beside(tier, timing)
+        for ran, timing in self.times.known():
+            self.account.step(ran.tier, ran.kind, timing)
             if self.auto is not None:
-                self.auto.timed(tier, kind, timing, trial)
+                self.auto.timed(ran.tier, ran.kind, timing, ran.turn)
 
     # -- what runners ask and tell ---------------------------------------------------------------------------------
 
@@ -396,11 +378,7 @@ class Loop:
 
     def beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
         """Run the reference of a proof, and take its time for what a step in its tier takes."""
-        mark = self._references.start()
-        result = run()
-        self._references.stop(mark)
-        self._reference_tiers.append(tier.name)
-        return result
+        return self.reference_times.run(run, lambda: tier.name)
 
     def proof_costs(self, seconds: float, outcome: Outcome | None = None) -> None:
         """Add to what proofs have cost."""
