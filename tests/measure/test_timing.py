@@ -132,11 +132,21 @@ def test_a_cancelled_step_leaves_no_time():
     assert stream.made == 2
 
 
-def test_the_default_event_is_torchs_with_timing(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch.cuda, "Event", lambda **options: asked.append(options) or FakeEvent(Stream()))
-    StepClock("cuda").start()
-    assert asked == [{"enable_timing": True}]
+def test_the_default_event_is_torchs_with_timing_on_the_stream_of_the_clocks_device(monkeypatch):
+    asked, stream = [], Stream()
+
+    class TorchsEvent(FakeEvent):
+        def record(self, on):
+            asked.append(on)
+            super().record()
+
+    monkeypatch.setattr(torch.cuda, "Event", lambda **options: asked.append(options) or TorchsEvent(stream))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"the stream of {device}")
+    clock = StepClock("cuda:1")
+    clock.stop(clock.start())
+    assert asked == [{"enable_timing": True}, "the stream of cuda:1"] * 2
+    stream.run()
+    assert len(clock.take()) == 1
 
 
 def test_on_the_cpu_both_times_are_the_hosts(monkeypatch):

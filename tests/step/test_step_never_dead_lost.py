@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
+import itertools
 
 import pytest
 import torch
@@ -286,13 +288,12 @@ class Graphs:
     """Stands for `torch.cuda` while a capture is put right: notes what is called, in order."""
 
     def __init__(self, monkeypatch, *, fails=()):
-        self.calls, self.fails, made = [], fails, []
+        self.calls, self.fails, made = [], fails, itertools.count(1)
         graphs = self
 
         class Graph:
             def __init__(self):
-                made.append(self)
-                self.name = f"graph {len(made)}"
+                self.name = f"graph {next(made)}"
 
             def capture_begin(self, **settings):
                 graphs.note(f"{self.name} begins", settings)
@@ -300,13 +301,18 @@ class Graphs:
             def capture_end(self):
                 graphs.note(f"{self.name} ends")
 
+            def reset(self):
+                graphs.note(f"{self.name} is reset")
+
             def replay(self):
                 graphs.note(f"{self.name} replays")
 
         self.graph = Graph
         monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: noted(self.calls, stream.name))
-        monkeypatch.setattr(capture, "private", lambda path: lambda *args: self.note(path, args))
+        real = capture.private
+        mine = lambda path: (lambda *args: self.note(path, args)) if "_cuda_" in path else real(path)  # noqa: E731
+        monkeypatch.setattr(capture, "private", mine)
 
     def note(self, what, *more):
         self.calls.append((what, *more) if more else what)
@@ -323,10 +329,13 @@ class Stream:
 
 
 ENDS = "torch._C:_cuda_endAllocateToPool"
+RELEASES = "torch._C:_cuda_releasePool"
 PUT_RIGHT = [
     "enter side",
     "graph 1 ends",
     (ENDS, (1, "pool")),
+    (RELEASES, (1, "pool")),
+    "graph 1 is reset",
     ("graph 2 begins", {"capture_error_mode": "thread_local"}),
     "graph 2 ends",
     "leave side",
@@ -338,7 +347,19 @@ def test_a_failed_capture_is_put_right_in_order(monkeypatch, fails):
     """End it, tell the allocator, then capture nothing, which resets the generator; all on the stream of the capture."""
     graphs = Graphs(monkeypatch, fails=fails)
     capture.recover_from_failed_capture(torch.cuda.CUDAGraph(), Stream("side"), "pool")
-    assert graphs.calls == PUT_RIGHT
+    # What was not under way any more ended in the graph's own hands, which then gives the pool back as well.
+    assert graphs.calls == [one for one in PUT_RIGHT if one[0] != RELEASES or ENDS not in fails]
+
+
+def test_a_graph_whose_capture_failed_is_kept_since_torch_still_asks_it(monkeypatch):
+    graphs = Graphs(monkeypatch, fails=("graph 1 ends",))
+    monkeypatch.setattr(capture, "_failed", [])
+    failed = torch.cuda.CUDAGraph()
+    capture.recover_from_failed_capture(failed, Stream("side"), "pool")
+    assert capture._failed == [failed]
+    capture.recover_from_failed_capture(torch.cuda.CUDAGraph(), Stream("side"), "pool")
+    assert capture._failed == [failed]
+    assert graphs.calls
 
 
 def test_a_torch_without_the_private_name_is_put_right_as_far_as_it_goes(monkeypatch):
@@ -348,7 +369,7 @@ def test_a_torch_without_the_private_name_is_put_right_as_far_as_it_goes(monkeyp
     graphs = Graphs(monkeypatch, fails=("graph 1 ends",))
     monkeypatch.setattr(capture, "private", missing)
     capture.recover_from_failed_capture(torch.cuda.CUDAGraph(), Stream("side"), "pool")
-    assert graphs.calls == [one for one in PUT_RIGHT if one[0] != ENDS]
+    assert graphs.calls == [one for one in PUT_RIGHT if one[0] not in (ENDS, RELEASES)]
 
 
 @pytest.mark.parametrize("which", ["graph 2 begins", "graph 2 ends"])
@@ -368,7 +389,7 @@ def recording(monkeypatch, *, fails=()):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: graphs.note("wait"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream("current", graphs))
-    return graphs, lambda: engines._CudaRecording("pool", Stream("side", graphs))
+    return graphs, lambda: engines._CudaRecording(engines._Pool("pool"), Stream("side", graphs))
 
 
 def test_a_recording_that_is_given_up_is_put_right_and_goes_back_to_its_stream(monkeypatch):
@@ -411,3 +432,67 @@ def test_the_side_stream_is_waited_for_where_the_step_raises(monkeypatch):
     with pytest.raises(ValueError, match="theirs"), engine.ambience(torch.device("cuda", 1)):
         raise ValueError("theirs")
     assert graphs.calls[-1] == "current waits for side"
+
+
+# -- the pool that recordings share --------------------------------------------------------------------------------------
+
+
+def engine_on(monkeypatch, graphs):
+    handles = (f"pool {number}" for number in itertools.count(1))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
+    engine = engines.CudaEngine()
+    monkeypatch.setattr(engine, "_side", lambda device: Stream("side", graphs))
+    return engine
+
+
+def pools(graphs):
+    return [one[1]["pool"] for one in graphs.calls if isinstance(one, tuple) and "pool" in one[1]]
+
+
+def test_recordings_share_a_pool_as_long_as_one_is_there(monkeypatch):
+    """torch drops a pool with the last graph in it, and refuses to capture into it again."""
+    graphs, _ = recording(monkeypatch)
+    monkeypatch.setattr(graphs, "fails", ())
+    engine = engine_on(monkeypatch, graphs)
+    kept = []
+    for _ in range(2):
+        found = engine.begin(DEVICE)
+        kept.append(found.cut())
+        found.close()
+    assert pools(graphs) == ["pool 1", "pool 1"]
+    del found
+    kept.clear()
+    engine.begin(DEVICE).close()
+    assert pools(graphs)[-1] == "pool 2"
+
+
+def test_after_a_failed_capture_the_next_one_has_a_pool_of_its_own(monkeypatch):
+    graphs, _ = recording(monkeypatch)
+    engine = engine_on(monkeypatch, graphs)
+    first = engine.begin(DEVICE)
+    segment = first.cut()
+    first.resume()
+    first.abandon()
+    engine.begin(DEVICE).close()
+    assert pools(graphs) == ["pool 1", "pool 1", "pool 2"]
+    assert segment is not None
+
+
+def test_the_collector_rests_while_a_step_is_recorded(monkeypatch):
+    _, begin = recording(monkeypatch)
+    found = begin()
+    assert not gc.isenabled()
+    found.abandon()
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(torch.autograd.graph, "set_override_stale_capture_stream"), reason="since torch 2.13")
+def test_a_recording_lets_no_stale_stream_into_the_capture_and_puts_the_setting_back():
+    now = torch._C._override_stale_capture_stream
+    assert not now()
+    with capture.stale_streams_overridden():
+        assert now()
+        with capture.stale_streams_overridden():
+            assert now()
+        assert now()
+    assert not now()

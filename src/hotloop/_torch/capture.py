@@ -4,13 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from typing import Any
+import threading
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.ledger import CapabilityMissingError, private
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _log = logging.getLogger("hotloop")
+_failed: list[torch.cuda.CUDAGraph] = []
+"""Kept for good: torch's allocator of pinned memory asks a graph whose capture failed about each later allocation."""
+_lock = threading.Lock()
+_overriding: list[bool] = []
+"""For each recording under way, what the setting was when it began."""
+
+
+@contextlib.contextmanager
+def stale_streams_overridden() -> Iterator[None]:
+    """Have a backward in the block accumulate gradients on the stream of the capture, whatever the nodes remember.
+
+    The node that accumulates a parameter's gradient remembers the stream on which it was made, and lives as long as any
+    graph through the parameter: a loss that is kept from an earlier step, a wrapper for several processes. On another
+    stream it would end the capture. Since torch 2.13 the capture's stream can be taken instead; the setting is the
+    process's, and what it does is done during captures only.
+    """
+    try:
+        now = private("torch._C:_override_stale_capture_stream")
+    except CapabilityMissingError:
+        yield
+        return
+    override = torch.autograd.graph.set_override_stale_capture_stream
+    with _lock:
+        _overriding.append(now())
+        override(True)
+    try:
+        yield
+    finally:
+        with _lock:
+            if len(_overriding) == 1:
+                override(_overriding[0])
+            _overriding.pop()
 
 
 def recover_from_failed_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> None:
@@ -18,14 +54,22 @@ def recover_from_failed_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.
 
     ``capture_end`` raises then, before it has told the allocator and the random generator that the capture is over. The
     allocator would keep memory back, and the next dropout outside of a capture would fail ("Offset increment outside
-    graph capture encountered unexpectedly"). A capture of nothing resets the generator.
+    graph capture encountered unexpectedly"). A capture of nothing resets the generator. The use of the pool that
+    ``capture_begin`` counted is given back; the pool itself must not be used for another capture, since the allocator
+    of pinned memory still takes it to be under way, and nobody can tell it.
     """
     device = stream.device.index or 0
     with torch.cuda.stream(stream):
-        with contextlib.suppress(RuntimeError):  # what failed is known; this takes the stream out of capture
+        try:
             graph.capture_end()
-        with contextlib.suppress(CapabilityMissingError, RuntimeError):  # it may have been told after all
+        except RuntimeError:  # what failed is known; this takes the stream out of capture
+            _failed.append(graph)
+        with contextlib.suppress(CapabilityMissingError, RuntimeError):
+            # The second is owed only where the first finds the capture under way: else the graph gives the pool back.
             private("torch._C:_cuda_endAllocateToPool")(device, pool)
+            private("torch._C:_cuda_releasePool")(device, pool)
+        with contextlib.suppress(RuntimeError):
+            graph.reset()
         try:
             empty = torch.cuda.CUDAGraph()
             empty.capture_begin(capture_error_mode="thread_local")

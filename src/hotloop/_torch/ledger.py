@@ -182,6 +182,17 @@ LEDGER: tuple[PrivateName, ...] = (
         "after a failed capture, memory that crosses streams is kept back",
         "torch.cuda.CUDAGraph.capture_end, which raises before it does so",
     ),
+    PrivateName(
+        "torch._C:_cuda_releasePool",
+        "gives back the use of its memory pool that such a capture has counted",
+        "a failed capture keeps its memory for good",
+        "torch.cuda.CUDAGraph.reset, which does so only after a capture that ended",
+    ),
+    PrivateName(
+        "torch._C:_override_stale_capture_stream",
+        "what torch.autograd.graph.set_override_stale_capture_stream was set to, to restore it (torch 2.13)",
+        "the setting of a user is lost after a capture",
+    ),
     PrivateName("OpOverload._schema", "which arguments an operation writes into", "as above"),
     PrivateName(
         "torch._inductor:config",

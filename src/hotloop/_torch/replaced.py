@@ -55,7 +55,7 @@ class _Slot:
 
     def put_in(self, *, constant: bool) -> None:
         if constant and "torch._dynamo" in sys.modules:
-            torch.compiler.assume_constant_result(self.dispatcher)  # else dynamo would trace into it, and break there
+            torch.compiler.assume_constant_result(self.dispatcher)  # type: ignore[no-untyped-call]  # else traced into
         self.wanted += 1
         if self.wanted == 1 and getattr(self.owner, self.name) is not self.dispatcher:
             self.real, self._own = getattr(self.owner, self.name), vars(self.owner).get(self.name, _ABSENT)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import functools
 import math
 import statistics
 import time
@@ -38,6 +37,24 @@ class Event(Protocol):
         """Give the milliseconds from this event to a later one; both must have passed."""
 
 
+class _CudaEvent:
+    """An event on the current stream of one device, which need not be the current device."""
+
+    __slots__ = ("_device", "_event")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._event = device, torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+    def record(self) -> None:
+        self._event.record(torch.cuda.current_stream(self._device))
+
+    def query(self) -> bool:
+        return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def elapsed_time(self, end_event: _CudaEvent) -> float:
+        return float(self._event.elapsed_time(end_event._event))
+
+
 @dataclasses.dataclass(frozen=True)
 class Timing:
     """One step: seconds that the device was on it, and seconds that the host was.
@@ -61,9 +78,10 @@ class Mark:
 class StepClock:
     """Times steps on a device, never waiting for it.
 
-    On CUDA two events are recorded on the current stream around each step (so start, step and stop must see the same
-    current stream) and read in order once the second has passed. At most ``pending`` steps are under way; past that the
-    oldest times are dropped and counted in ``dropped``, since waiting for them would stall the run that is timed.
+    On CUDA two events are recorded on the device's current stream around each step (so start, step and stop must see
+    the same current stream) and read in order once the second has passed. At most ``pending`` steps are under way; past
+    that the oldest times are dropped and counted in ``dropped``, since waiting for them would stall the run that is
+    timed.
 
     Args:
         device: where the steps run; all but CUDA are timed on the host.
@@ -82,7 +100,7 @@ class StepClock:
         self._known: collections.deque[Timing] = collections.deque(maxlen=pending)
         self._limit = pending
         self._spare: list[Event] = []
-        make = event or cast("Callable[[], Event]", functools.partial(torch.cuda.Event, enable_timing=True))
+        make: Callable[[], Event] = event or (lambda: _CudaEvent(self.device))
         self._make = make if self.device.type == "cuda" else None
 
     def start(self) -> Mark:

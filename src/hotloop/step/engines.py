@@ -10,11 +10,12 @@ import contextlib
 import gc
 import inspect
 import warnings
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from hotloop._torch.capture import recover_from_failed_capture
+from hotloop._torch.capture import recover_from_failed_capture, stale_streams_overridden
 from hotloop._torch.replaced import replaced
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class Engine(Protocol):
     def ambience(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
         """Run an eager step on the path that a recording will take: stream, and code that looks for a capture."""
 
+    def reference_stream(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+        """Run an eager step on the stream of recordings, and no more."""
+
 
 class CudaEngine:
     """Records into CUDA graphs on a side stream; all graphs of the engine share one memory pool.
@@ -70,13 +74,13 @@ class CudaEngine:
     name = "cuda"
 
     def __init__(self) -> None:
-        self._pool: Any = None
+        self._pool: _Pool | None = None
         self._stream: torch.cuda.Stream | None = None
 
     def begin(self, device: torch.device) -> Recording:
         """Begin to record on a side stream, behind what the current one still has to do."""
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        if self._pool is None or not self._pool.usable:
+            self._pool = _Pool(torch.cuda.graph_pool_handle())
         return _CudaRecording(self._pool, self._side(device))
 
     def _side(self, device: torch.device) -> torch.cuda.Stream:
@@ -87,19 +91,46 @@ class CudaEngine:
     @contextlib.contextmanager
     def ambience(self, device: torch.device) -> Iterator[None]:
         """Run on the side stream; libraries set up what they need there."""
+        with self.reference_stream(device), told_capturing():
+            yield
+
+    @contextlib.contextmanager
+    def reference_stream(self, device: torch.device) -> Iterator[None]:
+        """Run on the side stream: what the step leaves behind of its graph belongs to the stream of recordings."""
         side, current = self._side(device), torch.cuda.current_stream(device)
         # What is allocated here is used on the current stream later; the side stream waits for that one before it goes
         # on, so no memory is given away too early.
         side.wait_stream(current)
         try:
-            with torch.cuda.stream(side), told_capturing():
+            with torch.cuda.stream(side):
                 yield
         finally:
             current.wait_stream(side)
 
 
+class _Pool:
+    """A memory pool that recordings share.
+
+    torch drops a pool with the last graph in it, and captures nothing into it from then on; nor after a failure.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.failed = False
+        self._graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        self._used = False
+
+    @property
+    def usable(self) -> bool:
+        return not self.failed and (not self._used or len(self._graphs) > 0)
+
+    def add(self, graph: torch.cuda.CUDAGraph) -> None:
+        self._used = True
+        self._graphs.add(graph)
+
+
 class _CudaRecording:
-    def __init__(self, pool: Any, side: torch.cuda.Stream) -> None:
+    def __init__(self, pool: _Pool, side: torch.cuda.Stream) -> None:
         self._pool, self._side = pool, side
         self._stack = contextlib.ExitStack()
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -111,6 +142,8 @@ class _CudaRecording:
         self._stack.enter_context(torch.cuda.stream(side))
         self._stack.enter_context(capture_safe_random())
         self._stack.enter_context(told_capturing())
+        self._stack.enter_context(stale_streams_overridden())
+        self._stack.enter_context(_collector_paused())
         try:
             self.resume()
         except BaseException:
@@ -120,7 +153,7 @@ class _CudaRecording:
     def resume(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
         # Only this thread's forbidden calls end the capture: a data loader's thread may go on pinning memory.
-        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
 
     def cut(self) -> Segment:
         graph = self._graph
@@ -129,6 +162,7 @@ class _CudaRecording:
             warnings.filterwarnings("ignore", message=_EMPTY)
             graph.capture_end()
         self._graph = None  # from here on there is nothing to recover from
+        self._pool.add(graph)
         graph.replay()
         return graph
 
@@ -136,9 +170,10 @@ class _CudaRecording:
         graph, self._graph = self._graph, None
         try:
             if graph is not None:
+                self._pool.failed = True
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", message=_EMPTY)
-                    recover_from_failed_capture(graph, self._side, self._pool)
+                    recover_from_failed_capture(graph, self._side, self._pool.handle)
         finally:
             self.close()
 
@@ -146,6 +181,18 @@ class _CudaRecording:
         """Go back to the stream that the step was called on."""
         self._stack.close()
         self._current.wait_stream(self._side)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python's collector from freeing in a recording what belongs to others: graphs, events, pinned memory."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def told_capturing() -> contextlib.AbstractContextManager[None]:

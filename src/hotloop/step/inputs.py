@@ -49,7 +49,11 @@ def _dense(leaf: torch.Tensor) -> tuple[int, ...]:
 
 
 class _Staged:
-    """Pinned buffers for one host tensor, used in turn; each waits for its last copy before it is written again."""
+    """Pinned buffers for one host tensor, used in turn; each waits for its last copy before it is written again.
+
+    A tensor that is pinned itself takes the same way: copied from directly, it would be read after the call has
+    returned, when a loader that uses its buffers again may have filled it with another batch.
+    """
 
     def __init__(self, leaf: torch.Tensor, device: torch.device) -> None:
         self._buffers = [torch.empty_like(leaf, pin_memory=True) for _ in range(_STAGES)]
@@ -57,9 +61,6 @@ class _Staged:
         self._device, self._next = device, 0
 
     def copy(self, leaf: torch.Tensor, static: torch.Tensor) -> None:
-        if leaf.is_pinned():
-            static.copy_(leaf, non_blocking=True)
-            return
         buffer, copied = self._buffers[self._next], self._copied[self._next]
         copied.synchronize()
         buffer.copy_(leaf)

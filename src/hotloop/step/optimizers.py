@@ -59,19 +59,26 @@ class Recorded:
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
         self.optimizer = optimizer
         self._rates = [
-            rate if isinstance(rate := group["lr"], torch.Tensor) else torch.full((), float(rate), device=device)
+            rate if self._on(device, rate := group["lr"]) else torch.full((), float(rate), device=device)
             for group in optimizer.param_groups
         ]
-        self._last = [group["lr"] for group in optimizer.param_groups]
+        self._last = [float(group["lr"]) for group in optimizer.param_groups]
         self._frozen = frozen(optimizer)
 
     def refresh(self) -> None:
         """Bring the learning rates on the device up to date, for the next replay."""
         for index, group in enumerate(self.optimizer.param_groups):
-            rate = group["lr"]
-            if rate is not self._last[index] and rate is not self._rates[index]:
-                self._rates[index].fill_(rate)
-                self._last[index] = rate
+            rate, ours = group["lr"], self._rates[index]
+            if self._on(ours.device, rate):
+                continue  # the recording reads it; another one in its place is a change
+            if (value := float(rate)) != self._last[index]:  # a tensor on the host is changed in place by schedulers
+                ours.fill_(value)
+                self._last[index] = value
+
+    @staticmethod
+    def _on(device: torch.device, rate: Any) -> bool:
+        """Tell whether a learning rate is a tensor that a recording can read."""
+        return isinstance(rate, torch.Tensor) and rate.device.type == device.type
 
     def changed(self) -> str:
         """Name a setting that differs from the one that was frozen; empty where none does."""

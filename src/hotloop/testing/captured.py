@@ -46,6 +46,10 @@ class TapeEngine:
         with engines.told_capturing():
             yield
 
+    def reference_stream(self, device: torch.device) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
+        """A CPU has no streams."""
+        return contextlib.nullcontext()
+
 
 class TapeRecording:
     """A tape that is being recorded; operations run as they are recorded."""
