@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dis
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ from hotloop._torch.settings import kept_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_NEAREST = 64
+"""Nodes of a graph that are asked whether they were freed."""
 
 
 def _keeps_graph() -> Callable[[], bool]:
@@ -66,4 +71,26 @@ def _while_unpacking(error: Exception) -> bool:
         if any(step.offset == trace.tb_lasti and step.argval == "saved_tensors" for step in code):
             return True
         trace = trace.tb_next
+    return False
+
+
+def was_freed(tensor: torch.Tensor) -> bool:
+    """Tell whether a backward has freed some of a tensor's graph, so that none can go through it again.
+
+    What a node has saved cannot be read once it is freed, and can before; a graph that saved nothing is never freed.
+    A loss tells by its first nodes, so of a large graph only the nearest ones are asked.
+    """
+    waiting, seen = collections.deque([tensor.grad_fn]), set[Any]()
+    while waiting and len(seen) < _NEAREST:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        names = ["saved_tensors"] if hasattr(type(node), "saved_tensors") else []
+        for name in names or [one for one in dir(type(node)) if one.startswith("_saved_")]:
+            try:
+                getattr(node, name)
+            except RuntimeError:
+                return True
+        waiting += [following for following, _ in node.next_functions]
     return False

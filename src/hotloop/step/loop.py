@@ -23,6 +23,7 @@ from hotloop.step.engines import engine_for
 from hotloop.step.holdings import Holdings
 from hotloop.step.optimizers import recordable, return_step_counts, with_host_step_counts
 from hotloop.step.proof import STEPS as PROOF_STEPS
+from hotloop.step.results import without_used_graph
 from hotloop.step.runner import Runner
 from hotloop.step.telling import line_of
 from hotloop.step.tiers import Tier, parse
@@ -68,7 +69,8 @@ class Loop:
             return loss
 
     The Python of a step runs 0 times in a call (a replay), once, or twice (a proof). What it returns may be held as
-    long as you like; gradients read after a step are valid until the next.
+    long as you like; where steps may be captured it carries no graph once a backward has used that up. Gradients read
+    after a step are valid until the next.
 
     Args:
         model: a module, or a sequence of them.
@@ -257,7 +259,7 @@ class Loop:
             self._untimed -= 1
             self.steps += 1
             self.account.untimed(self.given)
-            return runner.step(*args, **kwargs)
+            return self._returned(runner.step(*args, **kwargs))
         if self.auto is not None:
             self._carefully(self.auto.at_step_boundary, runner.step, args, kwargs)
         tier, trial = self.goal, self.auto.now() if self.auto is not None else None
@@ -267,7 +269,11 @@ class Loop:
         self._carefully(self.settle)
         if self.auto is not None and self.auto.quiet:
             self._untimed = _UNTIMED
-        return result
+        return self._returned(result)
+
+    def _returned(self, result: Any) -> Any:
+        may_capture = self.engine is not None and (self.auto is not None or self.asked.graph)
+        return without_used_graph(result) if may_capture else result
 
     def _carefully(self, do: Callable[..., None], *args: Any) -> None:
         """Do what belongs to deciding and accounting; where it fails, steps go on as the model was given."""

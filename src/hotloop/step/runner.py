@@ -186,10 +186,9 @@ class Runner:
             return self._uncaptured(variant, run, tier)
         engine = self.loop.engine
         assert engine is not None
-        holdings, began = self.program.holdings, time.perf_counter()
-        reference = functools.partial(
-            self.loop.beside, tier.without_graph(), functools.partial(plain_run, holdings, run)
-        )
+        began = time.perf_counter()
+        on_side = functools.partial(self._on_stream_of_recordings, run)
+        reference = functools.partial(self.loop.beside, tier.without_graph(), on_side)
         obstacle: Obstacle | None = None
         try:
             if variant.spread is None:  # on the way of the capture, so that libraries and lazy code are set up there
@@ -238,7 +237,8 @@ class Runner:
                 return plain_run(holdings, run)
 
         most = Limits.compiled(self.loop.compute_dtype())
-        result, spread = proof.spread_of(self.program, ambient, functools.partial(plain_run, holdings, run), most)
+        again = functools.partial(self._on_stream_of_recordings, run)
+        result, spread = proof.spread_of(self.program, ambient, again, most)
         if isinstance(spread, str):
             self._decline(variant, Obstacle(spread, _REPEAT_IT))
             return result
@@ -247,6 +247,13 @@ class Runner:
         self.loop.proof_costs((time.perf_counter() - began) / 2)
         self._looking.note()
         return result
+
+    def _on_stream_of_recordings(self, run: Callable[[], Any]) -> Any:
+        """Run a step as it is; what lives on of its graph must not tie a later capture to another stream."""
+        engine = self.loop.engine
+        assert engine is not None
+        with engine.reference_stream(self.program.device):
+            return plain_run(self.program.holdings, run)
 
     def _candidate(self, variant: Variant, captured: CapturedStep | None, args: Any, kwargs: Any) -> Any:
         if captured is not None:
