@@ -42,6 +42,9 @@ _READ_ON_HOST = "a value is read on the host"
 _SILENT_READS = {"__repr__": "print", "tolist": "tolist", "numpy": "numpy", "__array__": "numpy"}
 """Methods of a tensor that read it, and what their user knows them as."""
 _COPIES = ("aten._to_copy", "aten.copy_")
+_MOVE_IT = (
+    "move it to the device before the first step (register_buffer moves with its module), or pass it as an argument"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +115,10 @@ class _Look:
         self._made: set[int] = set()
         self._places: set[tuple[str, int] | None] = set()
         self._restored = self._stepping_now = 0
+        self._of_arguments = {_memory(one) for one in inputs if one.device.type == "cpu"}
+        """Memory on the host that a capture has on the device: arguments, and what was made of them."""
+        self._of_outside: set[int] = set()
+        """Memory on the host that was made of tensors from outside the step."""
 
     def operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.seen.operations += 1
@@ -123,6 +130,8 @@ class _Look:
             self.seen.read_gradients.add(self._gradients[memory])
         written = list(written_by(operation, args, kwargs))
         result = operation(*args, **kwargs)
+        if self._device.type != "cpu":
+            self._look_at_host(operation, args, kwargs, result)
         fresh = name_of(operation) == "aten.lift_fresh"  # torch.tensor(...) shows only here
         self._made |= {memory for one in tensors_in(result) if (memory := _memory(one)) not in given or fresh}
         for one in written:
@@ -143,6 +152,26 @@ class _Look:
                     "random numbers are drawn inside activation checkpointing, which restores the random state",
                     "leave dropout out of the checkpointed part, or checkpoint without dropout",
                 )
+
+    def _look_at_host(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Find tensors on the host whose value a capture would read once, for good."""
+        given = list(tensors_in(*args, *kwargs.values()))
+        host = {_memory(one) for one in given if one.device.type == "cpu"}
+        arguments, made = host & self._of_arguments, list(tensors_in(result))
+        outside = {one for one in host - arguments if one not in self._made or one in self._of_outside}
+        on_device = any(one.device.type == self._device.type for one in (*given, *made))
+        if not self._stepping_now and (on_device or arguments):
+            if outside:
+                self._obstacle(
+                    "a tensor on the host that is no argument meets the device: its value is frozen", _MOVE_IT
+                )
+            elif host - arguments and name_of(operation) in _COPIES:
+                self._obstacle(
+                    "a tensor made on the host is copied to the device", "make it on the device (device=...)"
+                )
+        fresh = {_memory(one) for one in made if one.device.type == "cpu"} - host
+        self._of_arguments = self._of_arguments - fresh | (fresh if arguments else set())
+        self._of_outside = self._of_outside - fresh | (fresh if outside and not arguments else set())
 
     def _leaves(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if name_of(operation) == "aten.copy_":

@@ -1,0 +1,86 @@
+"""Tensors on the host in a step on a device: what a capture would read once, for good. The meta device stands for a GPU."""
+
+import pytest
+import torch
+from torch import nn
+
+from hotloop.step.holdings import Holdings
+from hotloop.step.survey import survey
+
+DEVICE = torch.device("meta")
+SCALE = torch.tensor(0.5)
+MANY = torch.ones(4)
+
+
+def look(body, *inputs):
+    model = nn.Linear(4, 4, device=DEVICE)
+    _, seen = survey(Holdings({"model": model}, {}, ()), DEVICE, list(inputs), lambda: body(model, *inputs))
+    return seen.obstacles
+
+
+def on_device():
+    return torch.ones(2, 4, device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda model, x: model(x) * SCALE,
+        lambda model, x: model(x) * (SCALE * 2).exp(),
+        lambda model, x: model(x) + MANY.to(DEVICE),
+        lambda model, x: torch.where(x > 0, SCALE, x),
+        lambda model, x: x.clone().copy_(MANY),
+    ],
+)
+def test_one_from_outside_that_meets_the_device_is_told_with_its_line(body):
+    (found,) = look(body, on_device())
+    assert found.reason == "a tensor on the host that is no argument meets the device: its value is frozen"
+    assert found.hint.startswith("move it to the device")
+    assert found.file == __file__
+    assert found.line == body.__code__.co_firstlineno
+
+
+def test_one_that_meets_an_argument_on_the_host_is_told_as_well():
+    """In a capture the argument is on the device."""
+    (found,) = look(lambda model, x: model((x * MANY).to(DEVICE)), torch.ones(2, 4))
+    assert "meets the device" in found.reason
+
+
+def test_one_made_in_the_step_must_not_be_copied():
+    (found,) = look(lambda model, x: model(x) + torch.arange(4.0).to(DEVICE), on_device())
+    assert found.reason == "a tensor made on the host is copied to the device"
+
+
+@pytest.mark.parametrize(
+    ("body", "given"),
+    [
+        (lambda model, x: model(x.to(DEVICE)), torch.ones(2, 4)),
+        (lambda model, x: model((x.float() * 2).to(DEVICE)), torch.ones(2, 4)),
+        (lambda model, x: model(x) * torch.tensor(0.5), on_device()),
+        (lambda model, x: model(x) * torch.tensor(0.5).exp(), on_device()),
+        (lambda model, x: (model(x), MANY * 2)[0], on_device()),
+    ],
+)
+def test_arguments_constants_and_what_stays_on_the_host_are_no_obstacle(body, given):
+    assert look(body, given) == []
+
+
+def test_an_optimizer_may_keep_its_counts_on_the_host():
+    model = nn.Linear(4, 4, device=DEVICE)
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.25), foreach=False)
+
+    def step():
+        model(on_device()).sum().backward()
+        optimizer.step()
+
+    step()
+    _, seen = survey(Holdings({"model": model}, {"optimizer": optimizer}, ()), DEVICE, [], step)
+    assert seen.obstacles == []
+
+
+def test_on_the_cpu_nothing_is_elsewhere():
+    model = nn.Linear(4, 4)
+    _, seen = survey(
+        Holdings({"model": model}, {}, ()), torch.device("cpu"), [], lambda: model(torch.ones(2, 4)) * SCALE
+    )
+    assert seen.obstacles == []
