@@ -51,6 +51,16 @@ def test_one_made_in_the_step_must_not_be_copied():
     assert found.reason == "a tensor made on the host is copied to the device"
 
 
+def test_python_numbers_are_copied_too():
+    """torch hides the copy, which waits for the device, and shows what it has made; on the meta device it copies none."""
+
+    def tensor(numbers, device):
+        return torch.ops.aten.lift_fresh(torch.empty(len(numbers), device=device))
+
+    (found,) = look(lambda model, x: model(x) + tensor([1.0, 2.0, 3.0, 4.0], DEVICE), on_device())
+    assert found.reason == "Python numbers are copied to the device: torch.tensor(..., device=...)"
+
+
 @pytest.mark.parametrize(
     ("body", "given"),
     [

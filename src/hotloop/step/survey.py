@@ -41,6 +41,7 @@ _MOVE_IT_OUT = "move it out of the step: return the tensor, and read it outside 
 _READ_ON_HOST = "a value is read on the host"
 _SILENT_READS = {"__repr__": "print", "tolist": "tolist", "numpy": "numpy", "__array__": "numpy"}
 """Methods of a tensor that read it, and what their user knows them as."""
+_MAKE_IT = "make it on the device (torch.full, arange, zeros with device=...), or before the first step"
 _COPIES = ("aten._to_copy", "aten.copy_")
 _MOVE_IT = (
     "move it to the device before the first step (register_buffer moves with its module), or pass it as an argument"
@@ -160,15 +161,15 @@ class _Look:
         arguments, made = host & self._of_arguments, list(tensors_in(result))
         outside = {one for one in host - arguments if one not in self._made or one in self._of_outside}
         on_device = any(one.device.type == self._device.type for one in (*given, *made))
-        if not self._stepping_now and (on_device or arguments):
+        if name_of(operation) == "aten.lift_fresh" and on_device and not self._stepping_now:
+            self._obstacle("Python numbers are copied to the device: torch.tensor(..., device=...)", _MAKE_IT)
+        elif not self._stepping_now and (on_device or arguments):
             if outside:
                 self._obstacle(
                     "a tensor on the host that is no argument meets the device: its value is frozen", _MOVE_IT
                 )
             elif host - arguments and name_of(operation) in _COPIES:
-                self._obstacle(
-                    "a tensor made on the host is copied to the device", "make it on the device (device=...)"
-                )
+                self._obstacle("a tensor made on the host is copied to the device", _MAKE_IT)
         fresh = {_memory(one) for one in made if one.device.type == "cpu"} - host
         self._of_arguments = self._of_arguments - fresh | (fresh if arguments else set())
         self._of_outside = self._of_outside - fresh | (fresh if outside and not arguments else set())
