@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hotloop
 
@@ -178,3 +179,81 @@ def test_auto_captures_a_launch_bound_step():
         step(torch.randn(16, 32, device="cuda"))
     assert loop.status().tier.endswith("+graph")
     loop.close()
+
+
+def small_program(run, *, hold=False, batch=None, scale=None, **settings):
+    """Train for 30 steps; gives what was held, the model and the loop."""
+    torch.manual_seed(0)
+    model = Net(p=0.0).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), **{"lr": 2**-8, "fused": True, **settings})
+    held = [model(torch.ones(4, 16, device="cuda")).sum()] if hold else []  # its graph keeps the accumulators alive
+    loop = hotloop.Loop(model, optimizer, run=run)
+
+    @loop.step
+    def step(x):
+        loss = model(x.cuda(non_blocking=True)).square().mean()
+        if scale is not None:
+            loss = loss * scale
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    generator = torch.Generator().manual_seed(3)
+    for number in range(30):
+        x = torch.randn(32, 16, generator=generator)
+        held.append(step(x if batch is None else batch.copy_(x)))
+        if isinstance(optimizer.param_groups[0]["lr"], torch.Tensor):
+            optimizer.param_groups[0]["lr"].fill_(2**-8 / (number + 1))
+    return [one.item() for one in held], model, loop
+
+
+def test_a_loss_that_is_held_from_before_the_first_step_does_not_keep_it_from_being_captured():
+    ours, theirs = small_program("eager+graph", hold=True), small_program("eager", hold=True)
+    overridden = hasattr(torch.autograd.graph, "set_override_stale_capture_stream")
+    assert ours[2].status().tier == ("eager+graph" if overridden else "eager")
+    assert_as_eager(ours, theirs)
+
+
+def test_a_pinned_buffer_may_be_filled_again_at_once():
+    batch = torch.empty(32, 16).pin_memory()
+    ours, theirs = small_program("eager+graph", batch=batch), small_program("eager")
+    assert ours[2].status().tier == "eager+graph"
+    assert_as_eager(ours, theirs)
+
+
+def test_a_scalar_on_the_host_is_told_and_not_frozen():
+    ours, theirs = (
+        small_program("eager+graph", scale=torch.tensor(0.5)),
+        small_program("eager", scale=torch.tensor(0.5)),
+    )
+    declined = next(tier for tier in ours[2].status().tiers if tier.name == "eager+graph")
+    assert declined.state == "declined"
+    assert "on the host" in declined.why
+    assert_as_eager(ours, theirs)
+
+
+def test_a_rate_that_is_a_tensor_on_the_host_stays_live():
+    ours = small_program("eager+graph", lr=torch.tensor(2**-8))
+    theirs = small_program("eager", lr=torch.tensor(2**-8))
+    assert ours[2].status().tier == "eager+graph"
+    assert_as_eager(ours, theirs)
+
+
+def test_a_loop_is_captured_after_all_recordings_of_another_were_dropped():
+    """A pool ends with the last graph in it, and nothing may be captured into it again."""
+    _, model, loop = small_program("eager+graph")
+    loop._forget_recordings()
+    del model
+    assert loop.status().tier == "eager+graph"
+    torch.cuda.empty_cache()
+    assert small_program("eager+graph")[2].status().tier == "eager+graph"
+
+
+def test_a_checkpointed_backward_in_torchs_own_thread_is_captured():
+    def checkpointed(model, x):
+        return checkpoint(model.layers[:3], x, use_reentrant=False).square().mean()
+
+    ours, theirs = train("eager+graph", 30, checkpointed), train("eager", 30, checkpointed)
+    assert ours[2].status().tier == "eager+graph"
+    assert_as_eager(ours, theirs)
