@@ -180,9 +180,12 @@ class Looking:
         """Give what Python state the step that has just run changed, since `moved_outside` was asked before it."""
         before, self._python = self._python, self._reachable()
         assert before is not None
+        modules = self._program.holdings.modules.items()
+        buffers = {f"{root}.{path}" for root, module in modules for path, _ in module.named_buffers()}
         found = []
         for name in python_state.differences(before, self._python)[:3]:
             schedule = isinstance(now := self._python.get(name), tuple) and now[:1] == ("schedule",)
             hint = _SCHEDULE_OUTSIDE if schedule else _RETURN_IT
-            found.append(Obstacle(f"the step changes Python state: {name}", hint, once=True))
+            # A buffer that the step puts in place of another goes back with the rest of the module's.
+            found.append(Obstacle(f"the step changes Python state: {name}", hint, once=name not in buffers))
         return found

@@ -322,9 +322,9 @@ class Runner:
         if obstacle is not None:
             return self.rescue.rung_down(run, tier.without_graph(), obstacle)
         self.loop.proof_costs(time.perf_counter() - began, outcome)
-        if changed := self._looking.changed_inside():
-            self._once = changed[0]
-            self.loop.failed(tier.without_graph(), changed[0], self)
+        self.found_once(self._looking.changed_inside())
+        if self._once is not None:
+            self.loop.failed(tier.without_graph(), self._once, self)
             return outcome.result
         outcomes = self._base_outcomes[tier.base]
         outcomes.append(outcome)
