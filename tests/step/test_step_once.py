@@ -158,3 +158,29 @@ def test_batches_of_a_class_of_ones_own_are_not_kept_alive():
         del batch
         gc.collect()
     assert sum(one() is not None for one in alive) <= 1
+
+
+@pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
+def test_a_generator_of_ones_own_draws_what_it_draws_in_eager(run):
+    def train(mode):
+        torch.manual_seed(0)
+        model, own = nn.Linear(4, 1), torch.Generator().manual_seed(5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+        loop = hotloop.Loop(model, optimizer, run=mode)
+
+        @loop.step
+        def step(x):
+            loss = model(x + torch.randn(3, 4, generator=own)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        data = torch.Generator().manual_seed(1)
+        return [step(torch.randn(3, 4, generator=data)).item() for _ in range(14)], loop.status()
+
+    with hotloop.testing.captured_step_emulation():
+        ours, status = train(run)
+    assert ours == train("eager")[0]
+    assert status.tier == "eager"
+    assert any("closure variable own" in tier.why for tier in status.tiers)

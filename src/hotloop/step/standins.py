@@ -149,6 +149,8 @@ def state_of(value: Any) -> Any:
     """Give what tells that an array, a number of numpy's, an iterator or a generator is as it was; None for others."""
     if isinstance(value, torch.optim.lr_scheduler.LRScheduler):  # stepped inside the step, it would stand still
         return "schedule", value.last_epoch
+    if isinstance(value, torch.Generator):  # of the user's own: no proof puts it back, and no recording draws from it
+        return "random", hash(value.get_state().numpy().tobytes())
     if is_array(value):
         return content_of(value)
     number = number_of(value)
