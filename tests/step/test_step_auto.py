@@ -288,3 +288,16 @@ def test_auto_closes_to_eager_and_the_record_is_finished():
             pass
         assert loop.record.document["status"] == "finished"
     assert loop.plain
+
+
+def test_every_step_is_timed_until_something_is_decided_and_one_in_eight_from_then_on():
+    _, _, loop = train("auto", 90, total=90)
+    steps = [entry["step"] for entry in loop.record.document["steps"]]
+    assert steps[:9] == list(range(1, 10))
+    assert len(steps) < 40
+    assert loop.status().step == 90
+
+
+def test_the_calls_for_a_child_are_noted_before_the_first_decision():
+    _, _, loop = train("auto", 12, total=90)
+    assert loop.auto.background.possible("full")

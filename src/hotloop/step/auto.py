@@ -95,7 +95,8 @@ class Auto:
     def quiet(self) -> bool:
         """Tell whether nothing is under way, so that not every step needs to be timed."""
         busy = self.trial is not None or self._trying is not None or self.background.tier is not None
-        return not busy and self.in_force == Tier(self.loop.given) and self.loop.steps < self._ask_at
+        decided = self._steps_here() > EAGER_STEPS and self.loop.steps < self._ask_at
+        return decided and not busy and self.in_force == Tier(self.loop.given)
 
     def noting_calls(self) -> contextlib.AbstractContextManager[Any]:
         """Note how the models are called, in one eager step of the run: what a child will compile."""
