@@ -97,17 +97,6 @@ def test_new_ones_of_the_last_steps():
     assert [census.new_in_last(steps) for steps in (1, 2, 3, 5, 6, 7)] == [0, 1, 2, 2, 3, 4]
 
 
-def test_recurring_ones_come_back_and_keep_coming_back():
-    census = Census()
-    for _ in range(3):
-        census.note(inputs(100))  # a burst at the start, never again
-    for step in range(100):
-        census.note(inputs(7) if step % 10 == 9 else inputs(8))
-    assert census.recurring() == [inputs(8), inputs(7)]
-    assert inputs(100) in census.recurring(share=0.01)
-    assert census.recurring(least=50) == [inputs(8)]
-
-
 def test_varying_dims_are_named_as_the_author_knows_them():
     census = Census()
     for length in (8, 12, 8, 16):

@@ -214,15 +214,6 @@ class Census:
         tracked = sum(entry.first >= since for entry in self._entries.values())
         return tracked + sum(step >= since for step in self._untracked_at)
 
-    def recurring(self, share: float = 0.05, least: int = 3) -> list[Inputs]:
-        """Give the signatures that come back: at least so often, and in this share of the steps since the first.
-
-        The most frequent is first; each is worth a graph of its own.
-        """
-        entries = self._entries.items()
-        found = [(e.count, i) for i, e in entries if e.count >= max(least, share * (self.steps - e.first))]
-        return [inputs for _, inputs in sorted(found, key=lambda pair: -pair[0])]
-
     def sizes(self, name: str, dim: int) -> dict[int, int]:
         """Give how often each size of an input's dimension was seen; ``name`` is as in ``varying_dims``."""
         return dict(self._histograms().get((name, dim), {}))

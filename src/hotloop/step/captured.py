@@ -158,10 +158,6 @@ class CapturedStep:
         structure, leaves = self._results
         return unflatten(structure, [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in leaves])
 
-    def host_results(self) -> list[Any]:
-        """Give the numbers among the results that are no tensors: a replay gives the same ones again."""
-        return [one for one in self._results[1] if isinstance(one, int | float | complex) and not isinstance(one, bool)]
-
     def keep_gradients(self) -> None:
         """Have what eager left as gradients where a replay leaves them, after a step that was run eagerly instead."""
         with torch.no_grad():

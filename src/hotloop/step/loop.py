@@ -286,6 +286,8 @@ class Loop:
             self.auto = None
             self.goal = Tier(self.given)
             self.compiled.take_off()
+            for runner in self._runners:
+                runner.forget_recordings()
             self.times, self.reference_times = Timed(self.device), Timed(self.device)
             self.plain = True
 
