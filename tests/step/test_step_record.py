@@ -100,6 +100,7 @@ def test_the_record_and_the_report_tell_what_was_proven(tmp_path):
     assert {entry.get("doing") for entry in document["steps"]} >= {"survey", "capture", "proof", None}
     page = (tmp_path / "run.html").read_text(encoding="utf-8")
     assert "eager+graph" in page
+    assert "20 steps" in page
     json.dumps(loop.status().to_dict())
     assert "eager+graph at step 20" in str(loop.status())
 
@@ -122,3 +123,11 @@ def test_state_of_the_loop_goes_through_a_checkpoint():
     assert fresh.status().step == 20
     with pytest.raises(hotloop.errors.ConfigError, match="load_state_dict"):
         fresh.load_state_dict({})
+
+
+def test_the_page_counts_the_steps_that_were_not_written_down(tmp_path):
+    loop = trained(run="auto")
+    loop.report(tmp_path / "run.html")
+    assert len(loop.record.document["steps"]) < 20
+    assert "20 steps" in (tmp_path / "run.html").read_text(encoding="utf-8")
+    loop.close()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hotloop.report.series import Line, Steps, steady
 from hotloop.report.text import count, figure, flat, line, moment, nth, number, quantity, seconds, short_place
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from hotloop.report.charts import MetricRow
     from hotloop.report.components import Component
@@ -110,7 +111,11 @@ def _sentence(document: Mapping[str, Any], steps: Steps, status: str) -> str:
     begun, ended = number(document.get("created")), number(document.get("finished") or document.get("updated"))
     known = steps.entries and begun is not None and ended is not None and ended >= begun
     took = f" in {seconds((ended or 0.0) - (begun or 0.0))}" if known else ""
-    many = count(len(steps.entries), "step") if steps.entries else "no step"
+    # A hot loop does not write every step down, and says how many it did.
+    measured = document.get("measurements")
+    told = number(measured.get("steps_done")) if isinstance(measured, Mapping) else None
+    done = int(told) if told else len(steps.entries)
+    many = count(done, "step") if done else "no step"
     said = f"{status[:1].upper()}{status[1:]}: {many}{took}"
     sittings = number(document.get("starts")) or 0
     if sittings > 1:
