@@ -219,6 +219,67 @@ class StepUndone(Event):
     reason: str
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostSync(Event):
+    """In a step Python waited for the device at one line; ``times`` a step, ``seconds`` waited a step where known."""
+
+    kind: ClassVar[str] = "host_sync"
+    file: str | None
+    line: int | None
+    source: str
+    reason: str
+    times: float = 1.0
+    seconds: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostBound(Event):
+    """The device stood idle between kernels: ``busy`` is the share of a step in which it worked, 0 to 1."""
+
+    kind: ClassVar[str] = "host_bound"
+    busy: float
+    step_seconds: float
+    kernels: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagerPart(Event):
+    """A part of the step's work on the device ran outside of compiled code: a head, a loss; ``share`` of it, 0 to 1."""
+
+    kind: ClassVar[str] = "eager_part"
+    part: str
+    operations: int
+    share: float
+    seconds: float | None = None
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointOutside(Event):
+    """Activation checkpointing wrapped compiled code from outside: its recomputation is not compiled with it."""
+
+    kind: ClassVar[str] = "checkpoint_outside"
+    function: str
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SettingSwitched(Event):
+    """A setting of torch's that changes numerics or speed was changed by somebody: ``by`` is a module or file."""
+
+    kind: ClassVar[str] = "setting_switched"
+    setting: str
+    before: str
+    after: str
+    by: str
+    file: str | None = None
+    line: int | None = None
+
+
 _KINDS: dict[str, type[Event]] = {
     cls.kind: cls
     for cls in (
@@ -237,6 +298,11 @@ _KINDS: dict[str, type[Event]] = {
         TierDeclined,
         TierChanged,
         StepUndone,
+        HostSync,
+        HostBound,
+        EagerPart,
+        CheckpointOutside,
+        SettingSwitched,
     )
 }
 

@@ -6,8 +6,6 @@ read, the report to write) and the GPU memory that it may take.
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import os
 import select
@@ -24,9 +22,10 @@ import hotloop
 from hotloop.cache import Request
 from hotloop.cache.ambient import apply_process_settings, caches_compiles
 from hotloop.cache.portable import build, unpack
+from hotloop.step.workload import load_factory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 _WATCH_SECONDS = 1.0
 _REASON_LENGTH = 500
@@ -98,29 +97,12 @@ def _run_calls(request: Request) -> dict[str, Any]:
 
 def _run_workload(request: Request) -> dict[str, Any]:
     """Make the workload, compile its models and run its first step."""
-    workload = _factory(request.factory)()
-    models = [workload.model] if isinstance(workload.model, torch.nn.Module) else list(workload.model)
-    for model in models:
+    workload = load_factory(request.factory)()
+    models = workload.models()
+    for model in models.values():
         hotloop.compile(model, **request.settings)
-    batches = workload.batches() if callable(workload.batches) else workload.batches
-    batch = next(iter(batches))
-    workload.step(*batch) if isinstance(batch, list | tuple) else workload.step(batch)
-    return {str(number): model for number, model in enumerate(models)}
-
-
-def _factory(name: str) -> Callable[[], Any]:
-    place, _, function = name.rpartition(":")
-    if place.endswith(".py"):
-        path = Path(place).resolve()
-        if (spec := importlib.util.spec_from_file_location(path.stem, path)) is None or spec.loader is None:
-            raise ImportError(f"{path} cannot be imported")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module  # as an import does: its classes are found by their module's name
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(place)
-    found: Callable[[], Any] = getattr(module, function)
-    return found
+    workload.run(next(workload.endless()))
+    return dict(models)
 
 
 def _facts(compiled: Mapping[str, Any], memory: Mapping[str, float]) -> dict[str, Any]:

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from typing import Any
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hotloop.errors import ConfigError
+from hotloop.step.asked import named, unwrapped
+from hotloop.step.holdings import Holdings
+
+if TYPE_CHECKING:
+    import types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,3 +50,110 @@ class Workload:
             raise ConfigError(f"Workload step {self.step!r}: expected a function of one batch")
         if not callable(self.batches) and not isinstance(self.batches, Iterable):
             raise ConfigError(f"Workload batches {self.batches!r}: expected an iterable, or a function that gives one")
+
+    def models(self) -> dict[str, torch.nn.Module]:
+        """Give the models by name, as a loop names them: ``model``, or ``model[0]`` and on.
+
+        Raises:
+            ConfigError: one is no ``nn.Module``.
+        """
+        return named("model", self.model, torch.nn.Module)
+
+    def holdings(self) -> Holdings:
+        """Give everything that a step may change.
+
+        Raises:
+            ConfigError: a model is no ``nn.Module``, or an optimizer no ``torch.optim.Optimizer``.
+        """
+        optimizers = named("optimizer", self.optimizer, torch.optim.Optimizer)
+        state = tuple(self.state) if isinstance(self.state, list | tuple) else (self.state,)
+        return Holdings(self.models(), {name: unwrapped(one) for name, one in optimizers.items()}, state)
+
+    def epoch(self) -> Iterator[Any]:
+        """Give the batches once, from the first to the last."""
+        yield from self.batches() if callable(self.batches) else self.batches
+
+    def endless(self) -> Iterator[Any]:
+        """Give batches for as long as they are asked for, from the first again after the last.
+
+        Raises:
+            ConfigError: there is no batch, at the start or when they begin again (an iterator that is used up).
+        """
+        rounds = 0
+        while True:
+            empty = True
+            for batch in self.epoch():
+                empty = False
+                yield batch
+            if empty:
+                again = (
+                    " a second time: give a list, a DataLoader, or a function that makes an iterable" if rounds else ""
+                )
+                raise ConfigError(f"Workload batches: expected at least one batch, found none{again}")
+            rounds += 1
+
+    def run(self, batch: Any) -> Any:
+        """Run the step on one batch."""
+        return self.step(*arguments(batch))
+
+
+def arguments(batch: Any) -> tuple[Any, ...]:
+    """Give a batch as the arguments of a step: a tuple or list is several, all else is one."""
+    several = isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
+    return tuple(batch) if several else (batch,)
+
+
+def load_factory(name: str) -> Callable[[], Workload]:
+    """Give the function that ``file.py:function`` or ``module:function`` names; its file is run as an import would.
+
+    Raises:
+        ConfigError: the name, the file or the function does not exist.
+        Exception: what the file itself raises when it is imported.
+    """
+    place, _, function = name.rpartition(":")
+    if not place or not function:
+        raise ConfigError(f"workload {name!r}: expected FILE.py:function or module:function")
+    module = _of_file(place, name) if place.endswith(".py") else _of_module(place, name)
+    found = getattr(module, function, None)
+    if not callable(found):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        made = [key for key in known if getattr(vars(module)[key], "__module__", "") == module.__name__]
+        raise ConfigError(
+            f"workload {name!r}: {place} has no function {function!r}; it defines {', '.join(made) or 'none'}"
+        )
+
+    def make() -> Workload:
+        workload = found()
+        if not isinstance(workload, Workload):
+            raise ConfigError(
+                f"workload {name!r}: {function}() gave a {type(workload).__name__}, expected a hotloop.Workload"
+            )
+        return workload
+
+    return make
+
+
+def _of_file(place: str, name: str) -> types.ModuleType:
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise ConfigError(f"workload {name!r}: there is no file {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))  # as for a script: the file may import its neighbours
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # as an import does: its classes are found by their module's name
+    spec.loader.exec_module(module)
+    return module
+
+
+def _of_module(place: str, name: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is None or not place.startswith(error.name):
+            raise
+        raise ConfigError(
+            f"workload {name!r}: there is no module {place!r}; for a file write FILE.py:function"
+        ) from error
