@@ -173,5 +173,5 @@ def test_many_different_models_do_not_pile_up():
     from hotloop.apply import roots
 
     for width in range(300):
-        roots.root_for(nn.Linear(1, width + 1), backend="eager", mode="training", dynamic=None, fullgraph=False)
+        roots.roots_for(nn.Linear(1, width + 1), backend="eager", mode="training", dynamic=None, fullgraph=False)
     assert len(roots._roots) <= 256

@@ -160,6 +160,14 @@ def forget_code(code: types.CodeType) -> bool:
     return True
 
 
+def mark_dynamic(tensor: Any, dim: int) -> None:
+    """Have a size compiled for any value, where the code does not fix it; it stays static where this torch cannot."""
+    try:
+        private("torch._dynamo:maybe_mark_dynamic")(tensor, dim)
+    except CapabilityMissingError:
+        return
+
+
 def transform_probe() -> Callable[[], Any]:
     """Give the function that tells whether a transform of torch.func (grad, vmap, ...) is in force in this thread."""
     try:

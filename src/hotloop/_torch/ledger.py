@@ -128,6 +128,12 @@ LEDGER: tuple[PrivateName, ...] = (
         "no aot_eager rung",
     ),
     PrivateName(
+        "torch._dynamo:maybe_mark_dynamic",
+        "batches of further sizes, and lengths that vary, are compiled for any size from the first one on",
+        "the first further size costs one more compile, as torch's automatic kind does",
+        "torch documents torch._dynamo.mark_dynamic, which raises where the code fixes the size",
+    ),
+    PrivateName(
         "torch._dynamo.eval_frame:reset_code",
         "lets a function be traced again that was given up because the user's own code raised",
         "such a function stays eager",

@@ -1,18 +1,19 @@
 """Puts a preset on a component or its regions, in place; takes it off."""
 
 from hotloop.apply.regions import WORTH_CUTTING, Cut, block_classes, declared_blocks, split
-from hotloop.apply.roots import Root, root_for
+from hotloop.apply.roots import Root, Roots, roots_for
 from hotloop.apply.targets import Target, components_of, entry_points
 
 __all__ = [
     "WORTH_CUTTING",
     "Cut",
     "Root",
+    "Roots",
     "Target",
     "block_classes",
     "components_of",
     "declared_blocks",
     "entry_points",
-    "root_for",
+    "roots_for",
     "split",
 ]

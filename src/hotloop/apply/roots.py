@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.module import root_function
+from hotloop.apply.sizes import batch_size, mark_batch_dynamic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from hotloop.events import FrameEager
 
+_OWN_SIZES = 2
+"""Batch sizes with code of their own: the full batch, and the short last one (or a trial call's)."""
 _KEPT = 256
 """Roots kept for modules that no longer live, so that the next trial of a search finds its code."""
 
@@ -25,16 +28,84 @@ class Root:
     """A traced function with a code object of its own, and its compiled form (target first, then the arguments).
 
     ``full``: torch's recompile limit was reached, so that nothing new is compiled here. ``failures``: what tracing gave
-    up, which the next component that shares the root must be told as well.
+    up, which the next component that shares the root must be told as well. ``open``: to batches of
+    any size, which is made dynamic from its first compile on.
     """
 
     function: Callable[..., Any]
     compiled: Callable[..., Any]
     full: bool = False
     failures: list[FrameEager] = dataclasses.field(default_factory=list)
+    open: bool = False
 
 
-_roots: collections.OrderedDict[Hashable, Root] = collections.OrderedDict()
+class Roots:
+    """The roots of all targets that share code: one for each of the first batch sizes, and one for all further ones.
+
+    Where one function saw two sizes, torch would compile it a second time with the size dynamic, and run the batches of
+    the first size on that slower code as well, for good: one short last batch does that. With code of their own, full
+    batches keep theirs. It also keeps torch's memory of sizes that have varied apart, which goes by code object.
+
+    Args:
+        make: makes a root.
+        by_size: whether batch sizes are told apart; not where the user decided on dynamic shapes.
+    """
+
+    def __init__(self, make: Callable[[], Root], *, by_size: bool) -> None:
+        self._make, self._by_size = make, by_size
+        self.first = make()
+        self._lock = threading.Lock()
+        self._sizes: dict[int | None, Root] = {}
+        self._further: Root | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether one of them has reached torch's recompile limit."""
+        return any(root.full for root in self.all())
+
+    def all(self) -> list[Root]:
+        """Give the roots that there are."""
+        others = [root for root in self._sizes.values() if root is not self.first]
+        return [self.first, *others, *([self._further] if self._further else [])]
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
+        """Give the root for a call, and where it is new and not the first, what differs, in torch's words."""
+        if not self._by_size:
+            return self.first, ""
+        name, size = batch_size(args, kwargs)
+        found = self._sizes.get(size)
+        if found is not None:
+            return found, ""
+        with self._lock:
+            return self._unseen(name, size, args, kwargs)
+
+    def _unseen(self, name: str, size: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
+        if size is None or not self._sizes:
+            self._sizes[size] = self.first
+            return self.first, ""
+        differs = ""
+        if len(self._known()) < _OWN_SIZES:
+            self._sizes[size] = root = self._make()
+            differs = self._differs(name, size)
+        elif self._further is None:
+            root = self._further = self._make()
+            root.open = True
+            differs = self._differs(name, size)
+        else:
+            root = self._further
+        if root.open:
+            mark_batch_dynamic(args, kwargs, size)
+        return root, differs
+
+    def _known(self) -> list[int]:
+        return [size for size in self._sizes if size is not None]
+
+    def _differs(self, name: str, size: int) -> str:
+        known = " or ".join(map(str, [one for one in self._known() if one != size]))
+        return f"tensor {name!r} size mismatch at index 0. expected {known}, actual {size}"
+
+
+_roots: collections.OrderedDict[Hashable, Roots] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
@@ -63,7 +134,7 @@ def _settings(module: torch.nn.Module) -> tuple[Hashable, ...]:
         return ("unreadable", id(module))
 
 
-def root_for(  # noqa: PLR0913 - what a compile is keyed by
+def roots_for(  # noqa: PLR0913 - what a compile is keyed by
     target: Any,
     *,
     backend: Callable[..., Any],
@@ -71,22 +142,23 @@ def root_for(  # noqa: PLR0913 - what a compile is keyed by
     dynamic: bool | None,
     fullgraph: bool,
     private_to: object = None,
-) -> Root:
-    """Give the root that ``target`` shares with its like, or with ``private_to`` one of its own, not kept."""
+) -> Roots:
+    """Give the roots that ``target`` shares with its like, or with ``private_to`` some of its own, not kept."""
     name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
+    module = isinstance(target, torch.nn.Module)
+
+    def make() -> Root:
+        function = root_function(name, module=module)
+        return Root(function, torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph))
+
     if private_to is not None:
-        return _make(name, target, backend, dynamic, fullgraph)
+        return Roots(make, by_size=dynamic is None)
     key = (fingerprint(target), backend, mode, dynamic, fullgraph)
     with _lock:
-        root = _roots.pop(key, None)
-        if root is None or root.full:
-            root = _make(name, target, backend, dynamic, fullgraph)
-        _roots[key] = root
+        roots = _roots.pop(key, None)
+        if roots is None or roots.full:
+            roots = Roots(make, by_size=dynamic is None)
+        _roots[key] = roots
         while len(_roots) > _KEPT:
             _roots.popitem(last=False)
-        return root
-
-
-def _make(name: str, target: Any, backend: Callable[..., Any], dynamic: bool | None, fullgraph: bool) -> Root:
-    function = root_function(name, module=isinstance(target, torch.nn.Module))
-    return Root(function, torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph))
+        return roots

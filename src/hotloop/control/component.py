@@ -14,7 +14,7 @@ import torch
 from hotloop import events as ev
 from hotloop._torch import dynamo
 from hotloop._torch.module import eager_call
-from hotloop.apply import Cut, Root, root_for
+from hotloop.apply import Cut, Root, Roots, roots_for
 from hotloop.control import rescue
 from hotloop.fallback import Ladder, LadderBackend, first_available
 from hotloop.observe import Tally, active, collector
@@ -39,7 +39,7 @@ class Lane:
         self.backend = LadderBackend(self.rungs, cut=cut, strict=config.strict)
         self.tally = Tally(component, mode, suppress=not (config.strict or config.fullgraph))
         self.eager = preset.backend == "eager"
-        self._roots: dict[int, Root] = {}
+        self._roots: dict[int, Roots] = {}
         self._private = False
         self._user_errors = 0
 
@@ -57,11 +57,11 @@ class Lane:
             )
             collector.emit(event, self.tally)
 
-    def root(self, target: Any) -> Root:
-        """Give the root that this lane calls for a target."""
+    def roots(self, target: Any) -> Roots:
+        """Give the roots that this lane calls for a target."""
         found = self._roots.get(id(target))
         if found is None:
-            found = self._roots[id(target)] = root_for(
+            found = self._roots[id(target)] = roots_for(
                 target,
                 backend=self.backend,
                 mode=self.mode,
@@ -82,7 +82,7 @@ class Lane:
         if not collector.listens():
             collector.install()
         tally, previous = self.tally, active.tally
-        root = self._roots.get(id(target)) or self.root(target)
+        root = self._root(target, args, kwargs)
         before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
         active.tally = tally
         refused: Exception | None = None
@@ -91,7 +91,7 @@ class Lane:
         except Exception as error:
             self._settle()
             if not self._refused(error, before):
-                self.users_own(failed, target)
+                self.users_own(failed, target, root)
                 raise
             refused = error
         finally:
@@ -99,12 +99,29 @@ class Lane:
                 self._settle()
             active.tally = previous
         if refused is not None:
-            return rescue.from_refusal(self, refused, (failed, before), target, args, kwargs)
+            return rescue.from_refusal(self, root, refused, (failed, before), target, args, kwargs)
         if len(tally.failures) > failed:
             self._tell(root, failed)
         if tally.executed == before:
-            self.ran_eager(target)
+            self.ran_eager(target, root)
         return result
+
+    def _root(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Root:
+        """Give the root for a call; where its batch size gets one of its own, that is told as the recompile it is."""
+        roots = self._roots.get(id(target)) or self.roots(target)
+        root, differs = roots.of(args, kwargs)
+        if differs:
+            module = isinstance(target, torch.nn.Module)
+            event = ev.Recompiled(
+                component=self.tally.component,
+                function=type(target).__name__ if module else getattr(target, "__name__", "function"),
+                file=None,
+                line=None,
+                reason=differs,
+                nth=len(roots.all()) - 1,
+            )
+            collector.emit(event, self.tally)
+        return root
 
     def _tell(self, root: Root, failed: int) -> None:
         """Say what tracing gave up in this call, and keep it for the next component that shares the root."""
@@ -142,9 +159,9 @@ class Lane:
             active.window = None
         collector.poll(force=True)
 
-    def ran_eager(self, target: Any) -> None:
+    def ran_eager(self, target: Any, root: Root) -> None:
         """A call reached no graph. Where a limit that others filled is why, this component gets code of its own."""
-        tally, root = self.tally, self.root(target)
+        tally = self.tally
         root.full = root.full or any(event.whole for event in tally.limited)
         if root.full and not self._private:
             self._private = True
@@ -163,11 +180,11 @@ class Lane:
             )
             collector.emit(nothing, tally)
 
-    def users_own(self, failed: int, target: Any) -> None:
+    def users_own(self, failed: int, target: Any, root: Root) -> None:
         """The user's own exception passed, after tracing had met it: the code itself can be compiled another time."""
         if len(self.tally.failures) > failed and self._user_errors < _RETRIES_AFTER_USER_ERRORS:
             self._user_errors += 1
-            rescue.forget_functions(target, self.root(target), self.tally.forget_failures(failed))
+            rescue.forget_functions(target, root, self.tally.forget_failures(failed))
 
     def go_eager(self, event: ev.Event) -> None:
         """Leave this lane eager for good, for the reason that the event gives."""

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 def from_refusal(  # noqa: PLR0913, PLR0917 - a call has a target and arguments, a refusal its history
-    lane: Lane, error: Exception, history: tuple[int, int], target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    lane: Lane,
+    root: Root,
+    error: Exception,
+    history: tuple[int, int],
+    target: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """Dynamo refused a frame. Give eager's result, or raise what the user should see.
 
@@ -40,14 +46,14 @@ def from_refusal(  # noqa: PLR0913, PLR0917 - a call has a target and arguments,
         else:
             result = eager_call(target, *args, **kwargs)
     except Exception:
-        lane.users_own(failed, target)
+        lane.users_own(failed, target, root)
         raise
     if config.fullgraph and breaks:
         raise error
     if config.strict:
         raise _strict_error(lane, error, failure_of(error, None))
     if dynamo.is_limit(error):  # what was compiled before goes on running; the event is in the account already
-        lane.ran_eager(target)
+        lane.ran_eager(target, root)
     else:
         lane.go_eager(_stays_eager(lane, error, target, failed))
     return result
