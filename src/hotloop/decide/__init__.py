@@ -11,6 +11,7 @@ from hotloop.decide.choose import EAGER_STEPS, decide
 from hotloop.decide.horizon import Horizon, horizon, remaining
 from hotloop.decide.options import Action, Decision, Option, Source, Standing
 from hotloop.decide.priors import Facts, expect
+from hotloop.decide.shapes import ShapePlan, odd_pays, plan_shapes
 from hotloop.decide.speeds import Speeds
 from hotloop.decide.trial import Outcome, Trial, Turn, Verdict, median_interval
 
@@ -22,6 +23,7 @@ __all__ = [
     "Horizon",
     "Option",
     "Outcome",
+    "ShapePlan",
     "Source",
     "Speeds",
     "Standing",
@@ -32,5 +34,7 @@ __all__ = [
     "expect",
     "horizon",
     "median_interval",
+    "odd_pays",
+    "plan_shapes",
     "remaining",
 ]

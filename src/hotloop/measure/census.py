@@ -205,6 +205,10 @@ class Census:
         entry = self._entries.get(inputs)
         return Seen(entry.count, entry.first, entry.count / self.steps, tracked=True) if entry else None
 
+    def counted(self) -> list[tuple[Inputs, int]]:
+        """Give each signature that is counted one by one, with its count."""
+        return [(inputs, entry.count) for inputs, entry in self._entries.items()]
+
     def new_in_last(self, steps: int) -> int:
         """Give how many signatures came for the first time in the last steps.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import inspect
 import logging
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 
 from hotloop.errors import ConfigError
+from hotloop.measure import bucket_edges
 
+BUCKETS, MULTIPLE = 4, 8
+"""Sizes that are chosen for an argument, at most, and what they are multiples of: tensor cores like that."""
 _log = logging.getLogger("hotloop")
 
 
@@ -22,7 +26,8 @@ class Pad:
     Args:
         dim: the dimension that varies; negative ones count from the last.
         value: what the new places hold.
-        to: the sizes to pad to; a larger argument stays as it is.
+        to: the sizes to pad to; a larger argument stays as it is. None has the loop choose them from the batches
+            that it is given to look at: the four, multiples of 8, that waste the least padding on them.
 
     Raises:
         ConfigError: a value does not fit.
@@ -30,13 +35,15 @@ class Pad:
 
     dim: int
     value: float
-    to: tuple[int, ...]
+    to: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if type(self.dim) is not int:
             raise ConfigError(f"Pad dim {self.dim!r}: expected a whole number")
         if isinstance(self.value, bool) or not isinstance(self.value, int | float):
             raise ConfigError(f"Pad value {self.value!r}: expected a number")
+        if self.to is None:
+            return
         sizes = tuple(self.to) if isinstance(self.to, Iterable) else ()
         if not sizes or any(type(size) is not int or size < 1 for size in sizes):
             raise ConfigError(f"Pad to {self.to!r}: expected sizes of 1 or more, e.g. to=(64, 128, 256)")
@@ -53,7 +60,7 @@ class Pad:
         if not -tensor.ndim <= self.dim < tensor.ndim:
             raise ConfigError(f"buckets[{name!r}]: dim {self.dim} does not exist in shape {tuple(tensor.shape)}")
         size = tensor.shape[self.dim]
-        target = next((one for one in self.to if one >= size), None)
+        target = next((one for one in self.to or () if one >= size), None)
         if target is None or target == size:
             return tensor
         shape = list(tensor.shape)
@@ -79,6 +86,21 @@ class Buckets:
                 raise ConfigError(f"buckets[{name!r}]: expected hotloop.Pad(dim=..., value=..., to=...), got {pad!r}")
         self.declared = dict(declared)
         self._said: set[str] = set()
+        self._seen: dict[str, collections.Counter[int]] = collections.defaultdict(collections.Counter)
+
+    @property
+    def without_sizes(self) -> list[str]:
+        """The arguments whose sizes are to be chosen from batches."""
+        return [name for name, pad in self.declared.items() if pad.to is None]
+
+    def choose(self) -> list[str]:
+        """Choose the sizes that were left out, from what was padded so far; gives a line on each for people."""
+        lines = []
+        for name in self.without_sizes:
+            found = bucket_edges(self._seen[name], BUCKETS, multiple=MULTIPLE)
+            self.declared[name] = dataclasses.replace(self.declared[name], to=found.edges)
+            lines.append(f"buckets[{name!r}]: padded to {found.edges}, of which {found.waste:.0%} is padding")
+        return lines
 
     def of(self, function: Callable[..., Any]) -> Callable[[Any, Any], tuple[tuple[Any, ...], dict[str, Any]]]:
         """Give the function that pads a call's arguments."""
@@ -114,6 +136,9 @@ class Buckets:
     def _pad(self, name: str, value: Any) -> torch.Tensor:
         pad = self.declared[name]
         padded = pad.apply(name, value)
+        if pad.to is None:
+            self._seen[name][padded.shape[pad.dim]] += 1
+            return padded
         if padded.shape[pad.dim] > pad.to[-1] and name not in self._said:
             self._said.add(name)
             _log.warning(

@@ -39,6 +39,8 @@ class Compiled:
         """The user compiled a model before the loop got it: that stays as it is."""
         self.given |= any(self.models[name] is not model for name, model in models.items())
         self.base = "as-given" if self.given else "eager"
+        self.static = False
+        """Whether each shape gets code of its own, where torch would make sizes that vary dynamic."""
         self._kept: dict[str, list[Installed]] = {}
 
     @property
@@ -66,7 +68,7 @@ class Compiled:
 
     def settings(self, tier: Tier, *, draws_random: bool) -> dict[str, Any]:
         """Give the arguments for `hotloop.compile`."""
-        settings = tier.settings
+        settings = {**tier.settings, **({"dynamic": False} if self.static else {})}
         preset = presets.get(settings["preset"])
         if preset.backend != "inductor" or not draws_random:
             return settings
@@ -90,6 +92,12 @@ class Compiled:
         """Tell whether all that is compiled now came out of a cache."""
         parts = self.status().components.values()
         return sum(one.cache_hits for one in parts) > 0 and sum(one.cache_misses for one in parts) == 0
+
+    def seconds(self) -> float:
+        """Give what compiling has taken so far, by graph in force."""
+        parts = self.status().components.values()
+        graphs = max(1, sum(one.compiles for one in parts))
+        return sum(one.compile_seconds for one in parts) / graphs
 
     def take_off(self) -> None:
         """Leave the models as they were given, and forget what was compiled."""

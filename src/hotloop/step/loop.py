@@ -15,6 +15,7 @@ from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.observe import collector
 from hotloop.step.account import Account
+from hotloop.step.ahead import choose_buckets, look_ahead
 from hotloop.step.asked import check, device_of, named, unwrapped
 from hotloop.step.auto import Auto
 from hotloop.step.buckets import Buckets, Pad
@@ -79,6 +80,8 @@ class Loop:
         run: ``"auto"``; a tier (``"eager+graph"``); or a preset. A model that is compiled already is taken as given.
         total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
         buckets: by argument name, how to pad it to one of a few sizes.
+        batches: what the run's batches come from (a DataLoader, a list, or a function that gives an iterable): some are
+            looked at before anything is compiled, to decide what to do about their shapes. The run does not notice.
         workload: ``module:function`` or ``file.py:function`` that makes the program anew, for the background compile.
         record: a folder in which the run record is written as the run goes; without one it is kept in memory.
 
@@ -95,6 +98,7 @@ class Loop:
         run: str = "auto",
         total_steps: int | None = None,
         buckets: Mapping[str, Pad] | None = None,
+        batches: Any = None,
         workload: str | None = None,
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
@@ -109,7 +113,12 @@ class Loop:
         self.compiled = Compiled(models)
         self.given = self.compiled.base
         self.engine = engine_for(self.device)
-        self.buckets = Buckets(buckets or {})
+        self.buckets, self._batches = Buckets(buckets or {}), batches
+        if self.buckets.without_sizes and batches is None:
+            name = self.buckets.without_sizes[0]
+            raise ConfigError(
+                f"buckets[{name!r}] has no sizes: give to=(64, 128), or batches=loader to choose them from"
+            )
         self.outside: set[str] = set()
         self.draws_random = False
         self.steps = 0
@@ -171,9 +180,12 @@ class Loop:
         """Decorate a training step; several may share a loop."""
         if not callable(function):
             raise ConfigError(f"loop.step: expected a function, got {type(function).__name__}")
+        prepare = self.buckets.of(function)
+        choose_buckets(self, prepare, self._batches)
         runner = Runner(self, function)
         self._runners.append(runner)
-        prepare = self.buckets.of(function)
+        if self._batches is not None and not self.plain:
+            self._carefully(look_ahead, self, runner, prepare, self._batches)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from hotloop import events as ev
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, flatten, unflatten
 from hotloop.step import proof
+from hotloop.step.ahead import worth_a_compile
 from hotloop.step.captured import Change, Program, Standing, capture, own_autocast_cache, prepare
 from hotloop.step.looking import Looking
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
@@ -49,7 +50,7 @@ class Runner:
         self._base_outcomes: dict[str, list[proof.Outcome]] = collections.defaultdict(list)
         self._bases: set[str] = set()
         """Bases whose code has agreed with eager."""
-        self.shapes = Shapes(step)
+        self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
         self._surveyed = False
         self._once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
@@ -61,11 +62,15 @@ class Runner:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         """Run the step once, in a tier or on the way to it; gives the step's result."""
         self.kind, self.ran = "run", tier.name
+        if self.shapes.plan is not None:
+            self.shapes.mark(args, kwargs)
         run = functools.partial(self.step, *args, **kwargs)
         unproven = tier.compiles and not self.proven(tier.base)
         if not tier.compiles and not tier.graph:
             return self._guarded(run, tier)
         inputs = self.shapes.note(args, kwargs)
+        if not self.shapes.fits(inputs):
+            self.loop.say_once(f"{self.name} is not called with the batches that were looked at: their shapes count")
         if not tier.graph and not unproven:
             return self._compiled(run, tier, inputs)
         variant = self._variant(inputs)
@@ -351,7 +356,7 @@ class Runner:
         if not self.shapes.may_compile(tier.base, inputs):
             return self.eagerly(run)
         # Other shapes are other code; where every step brings some, torch has made one code of them by now.
-        return self._guarded(run, tier) if seen or self.shapes.many else self._prove_base(run, tier)
+        return self._guarded(run, tier) if seen or self.shapes.one_code else self._prove_base(run, tier)
 
     def _uncaptured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
         if advice := self.shapes.advice():

@@ -6,8 +6,13 @@ import collections
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from hotloop._torch.dynamo import mark_dynamic
+from hotloop.decide import ShapePlan, plan_shapes
 from hotloop.errors import ConfigError
-from hotloop.measure import Census, Inputs, signature
+from hotloop.measure import Census, Inputs, Look, flatten, signature
+from hotloop.step.buckets import BUCKETS, MULTIPLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +23,6 @@ _MANY = 0.25
 """Where more than this share of the latest steps have shapes of their own, waiting for one to recur is no use."""
 _LATEST = 40
 _ADVISE_AFTER = 100
-_BUCKETS = 4
 
 
 class Shapes:
@@ -26,11 +30,15 @@ class Shapes:
 
     Args:
         step: the user's function, for the names of its arguments.
+        odd_pays: tells whether a shape with so large a share of the steps is worth a compile; True where nobody knows.
     """
 
-    def __init__(self, step: Callable[..., Any]) -> None:
+    def __init__(self, step: Callable[..., Any], odd_pays: Callable[[float], bool] = lambda _: True) -> None:
         self.census = Census()
-        self._step = step
+        self.plan: ShapePlan | None = None
+        """What to do about the shapes that a look at the batches found; None without one."""
+        self._step, self._odd_pays = step, odd_pays
+        self._ahead = Census()
         self._compiled: dict[str, set[Inputs]] = collections.defaultdict(set)
         self._latest: collections.deque[bool] = collections.deque(maxlen=_LATEST)
         self._advised = False
@@ -41,6 +49,36 @@ class Shapes:
         self.census.note(inputs)
         return inputs
 
+    # -- before the first step -------------------------------------------------------------------------------------
+
+    def see_ahead(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the shapes of a batch that is still to come."""
+        self._ahead.note(signature(args, kwargs))
+
+    def decide(self) -> ShapePlan | None:
+        """Choose what to do about the shapes of the batches to come, where any were seen."""
+        seen: collections.Counter[Any] = collections.Counter()
+        for inputs, count in self._ahead.counted():
+            seen[_shapes(inputs)] += count
+        self.plan = plan_shapes(seen) if seen else None
+        return self.plan
+
+    def fits(self, inputs: Inputs) -> bool:
+        """Tell whether the step is called with batches as they were seen; where it is not, the plan is dropped."""
+        if self.plan is not None and _ranks(_shapes(inputs)) not in {_ranks(one) for one in self.plan.seen}:
+            self.plan = None
+            return False
+        return True
+
+    def mark(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have the sizes that vary compiled for any value, from the first compile on."""
+        tensors = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+        for place, dim in self.plan.dynamic if self.plan is not None else ():
+            if place < len(tensors) and dim < tensors[place].ndim:
+                mark_dynamic(tensors[place], dim)
+
+    # -- at a step -------------------------------------------------------------------------------------------------
+
     def compiled(self, base: str, inputs: Inputs) -> bool:
         """Tell whether compiled code has seen these shapes."""
         return inputs in self._compiled[base]
@@ -50,11 +88,16 @@ class Shapes:
         """Tell whether most of the latest steps brought shapes or values of their own."""
         return len(self._latest) == _LATEST and sum(self._latest) > _MANY * _LATEST
 
+    @property
+    def one_code(self) -> bool:
+        """Tell whether one code serves all shapes, so that another shape is no other code."""
+        return self.many or (self.plan is not None and self.plan.choice == "dynamic")
+
     def may_compile(self, base: str, inputs: Inputs) -> bool:
         """Tell whether compiled code should see these shapes; where it has not yet, it is compiled once more.
 
-        The first shapes may; others when they come back, or when most steps bring new ones: torch then makes the sizes
-        dynamic, and one code serves all.
+        The first shapes may, and those that the plan takes for common; others when they come back often enough for it
+        to pay, or when most steps bring new ones: torch then makes the sizes dynamic, and one code serves all.
         """
         known = self._compiled[base]
         unseen = inputs not in known
@@ -62,22 +105,40 @@ class Shapes:
         if not unseen:
             return True
         seen = self.census.seen(inputs)
-        if not known or self.many or (seen is not None and seen.count >= RECURS):
+        recurs = seen is not None and seen.count >= RECURS and self._odd_pays(seen.share)
+        if self.plan is not None:
+            common = _shapes(inputs) in self.plan.common
+            may = common or self.one_code or recurs
+        else:
+            may = not known or self.many or recurs
+        if may:
             known.add(inputs)
-            return True
-        return False
+        return may
+
+    # -- advice ----------------------------------------------------------------------------------------------------
+
+    def advice_ahead(self) -> str:
+        """Say which argument to put in buckets, from the batches to come; empty where that is no use."""
+        if self.plan is None or self.plan.choice != "dynamic":
+            return ""
+        self._advised = True
+        return self._bucket_advice(self._ahead)
 
     def advice(self) -> str:
         """Say once which argument to put in buckets, where its sizes keep changing; empty otherwise."""
         due = self.census.steps and self.census.steps % _ADVISE_AFTER == 0
         if self._advised or not due or self.census.new_in_last(_ADVISE_AFTER) < _LATEST:
             return ""
-        varying = max(self.census.varying_dims(), key=lambda dim: dim.distinct, default=None)
+        found = self._bucket_advice(self.census)
+        self._advised = bool(found)
+        return found
+
+    def _bucket_advice(self, census: Census) -> str:
+        varying = max(census.varying_dims(), key=lambda dim: dim.distinct, default=None)
         if varying is None:
             return ""
-        self._advised = True
         try:
-            edges = self.census.suggest_buckets(varying.name, varying.dim, _BUCKETS, multiple=8)
+            edges = census.suggest_buckets(varying.name, varying.dim, BUCKETS, multiple=MULTIPLE)
         except ConfigError:
             return ""
         name = self._argument(varying.name)
@@ -85,7 +146,8 @@ class Shapes:
             f"{name} had {varying.distinct} sizes in dimension {varying.dim}, {varying.least} to {varying.most}: each "
             "new one costs set-up time, and is not captured. Declare "
             f"buckets={{{name!r}: hotloop.Pad(dim={varying.dim}, value=..., to={edges.edges})}}, "
-            f"which would pad {edges.waste:.0%}"
+            f"which would pad {edges.waste:.0%}: that pays where a captured step is {1 / (1 - edges.waste):.2f} times "
+            "as fast, or more"
         )
 
     def _argument(self, name: str) -> str:
@@ -97,3 +159,11 @@ class Shapes:
             parameters = list(inspect.signature(self._step).parameters)
             return parameters[index] if index < len(parameters) else name
         return name
+
+
+def _shapes(inputs: Inputs) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(leaf.shape) for leaf in inputs.leaves if isinstance(leaf, Look))
+
+
+def _ranks(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return tuple(len(shape) for shape in shapes)
