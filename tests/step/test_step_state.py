@@ -67,16 +67,22 @@ def test_a_hand_written_average_updated_in_the_step(both, listed):
     assert both.equal(averaging(Average, listed=listed), exact=True).calls() == PROVING
 
 
+def device_of(model):
+    """Without a device, an average counts on the host, which no capture can read."""
+    return next(model.parameters()).device
+
+
 def moving(model):
-    return swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.75))
+    return swa_utils.AveragedModel(model, device_of(model), multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.75))
 
 
 def moving_with_buffers(model):
-    return swa_utils.AveragedModel(model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.75), use_buffers=True)
+    ema = swa_utils.get_ema_multi_avg_fn(0.75)
+    return swa_utils.AveragedModel(model, device_of(model), multi_avg_fn=ema, use_buffers=True)
 
 
 def equally(model):
-    return swa_utils.AveragedModel(model)
+    return swa_utils.AveragedModel(model, device_of(model))
 
 
 @pytest.mark.parametrize("make", [moving, moving_with_buffers, equally])
@@ -90,7 +96,11 @@ def test_torchs_averaged_model_that_is_not_listed_is_eagers(both, make):
 
 @pytest.mark.parametrize("make", [moving, moving_with_buffers, equally])
 def test_torchs_averaged_model_updated_in_the_step_is_captured(both, make):
-    both.equal(averaging(make, listed=True, model=Pictures, data=images), exact=True)
+    program = averaging(make, listed=True, model=Pictures, data=images)
+    if make is equally and both.device.type == "cuda":  # torch's own update reads the count on the host there
+        assert "update(live)" in both.alike(program, exact=True).declined[0].source
+    else:
+        both.equal(program, exact=True)
 
 
 @pytest.mark.parametrize("listed", [True, False])

@@ -83,12 +83,14 @@ class Limits:
         updates: whether the tensors are what an optimizer added to parameters.
         wide: the figures for sets of tensors held in float32 or wider.
         half: those for sets in which some are held in bfloat16 or float16, where eager itself sums in few bits.
+        scalars: relative error of a number that one of the two reads rounded to float32, on top of a few ulp.
     """
 
     compute_dtype: ComputeDtype | None
     updates: bool = False
     wide: Figures | None = None
     half: Figures | None = None
+    scalars: float = 0.0
 
     @classmethod
     def rounding(cls) -> Limits:
@@ -123,7 +125,7 @@ class Limits:
         """Give the relative difference that rounding alone may make in a tensor of this dtype."""
         eps = _eps(dtype)
         single = _eps("float32")
-        return eps if eps > single else _ULPS_FLOAT32 * single
+        return (eps if eps > single else _ULPS_FLOAT32 * single) + self.scalars
 
     def figures(self, dtypes: set[str]) -> Figures | None:
         """Give the figures for a set that holds tensors of these dtypes; None for ``rounding``."""

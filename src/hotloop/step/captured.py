@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,9 @@ _SCALER_ATTRIBUTES = ("grad_scale", "found_inf")
 
 _AS_FOUND: Any = object()
 """In place of a gradient that the step found and left alone: another model's, which a replay must not put back."""
+
+_recorded_gradients: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+"""By id: gradients in memory that recordings share."""
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and named arguments of one call."""
@@ -114,6 +118,7 @@ class CapturedStep:
         self._parts: list[Segment | _OutsideCall] = []
         self._inputs: Inputs | None = None
         self._end: list[Any] = []
+        self._left_alone: list[int] = []
         self._results: tuple[Any, list[Any]] = (None, [])
         self.gradients_at_step: dict[str, torch.Tensor] = {}
         """The gradients as an optimizer found them: kept, so that a proof can read them after a replay."""
@@ -132,6 +137,7 @@ class CapturedStep:
         for parameter, expected in zip(self._parameters, self._start, strict=True):
             if expected is not None and parameter.grad is not expected and parameter.grad is not None:
                 expected.copy_(parameter.grad)
+        self.save_others()
         for part in self._parts:
             self.in_users_code = isinstance(part, _OutsideCall)
             if isinstance(part, _OutsideCall):
@@ -142,6 +148,16 @@ class CapturedStep:
         self.in_users_code = False
         bind(self._parameters, self._end)
         return self.result()
+
+    def save_others(self) -> None:
+        """Copy gradients of another recording that this one leaves alone: it may have had their memory for a while.
+
+        A recording's passing tensors give their memory to whatever is recorded after it, and a replay writes there.
+        """
+        for index in self._left_alone:
+            found = self._parameters[index].grad
+            if found is not None and _recorded_gradients.get(id(found)) is found:
+                self._parameters[index].grad = found.clone()
 
     @property
     def atomic(self) -> bool:
@@ -196,8 +212,12 @@ class CapturedStep:
     def _finish(self, inputs: Inputs, result: Any) -> None:
         self._inputs = inputs
         leaves, structure = flatten(result)
-        self._results = (structure, leaves)
+        # Detached: a graph that a result kept alive would tie other steps to the stream of this recording.
+        self._results = (structure, [one.detach() if isinstance(one, torch.Tensor) else one for one in leaves])
         self._end, self._unread = self._gradients(), []
+        self._left_alone = [index for index, one in enumerate(self._end) if one is _AS_FOUND]
+        made = [one for one in self._end if isinstance(one, torch.Tensor)]
+        _recorded_gradients.update({id(one): one for one in made})
         program = self.program
         self._watch = Watch(program.step, program.holdings, program.ignore, objects_in(inputs.leaves))
 

@@ -131,7 +131,7 @@ class Loop:
         self.reference_times: Timed[str] = Timed(self.device)
         self._surveys = self._untimed = 0
         self._matrix_dtypes: set[torch.dtype] = set()
-        self._closed = False
+        self._closed = self._settled = False
         self.auto: Auto | None = None
         self.asked = self._requested(run)
         self._refuse_several_processes()
@@ -242,9 +242,16 @@ class Loop:
             last.callback(self.writes.close)
             last.callback(self.compiled.take_off)
             last.callback(self._forget_recordings)
-            last.callback(self.settle)
+            last.callback(self._settle_last)
             if self.auto is not None:
                 last.callback(self.auto.close)  # first: its child must go in any case
+
+    def _settle_last(self) -> None:
+        """Wait for the last steps, whose times are known then; none is added to a record that is finished."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.settle()
+        self._settled = True
 
     def __enter__(self) -> Self:
         return self
@@ -305,6 +312,8 @@ class Loop:
 
     def settle(self) -> None:
         """Take note of the steps whose times have become known."""
+        if self._settled:
+            return
         for tier, timing in self.reference_times.known():
             self.account.beside(tier, timing)
         for ran, timing in self.times.known():

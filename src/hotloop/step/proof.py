@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -21,6 +22,7 @@ from hotloop.measure import Limits, compare, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.holdings import RandomState, Snapshot
+from hotloop.step.optimizers import rounded_scalars
 from hotloop.step.undo import BufferTables, overlaps
 
 if TYPE_CHECKING:
@@ -133,7 +135,8 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     comparisons, failed = {}, ""
     try:
         ours = _values(program.holdings, result, at_step)
-        comparisons = _compare(ours, theirs, start, limits, spread)
+        scalars = rounded_scalars(program.holdings.optimizers.values())
+        comparisons = _compare(ours, theirs, start, limits, spread, scalars)
     except Exception as error:  # noqa: BLE001 - the step is done and right; that the tier is not known to be, is told
         failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
@@ -211,12 +214,13 @@ def _parameters(live: Mapping[str, torch.Tensor], *, on_host: bool) -> dict[str,
     return {name: one.cpu().clone() if on_host else one.clone() for name, one in found.items()}
 
 
-def _compare(
+def _compare(  # noqa: PLR0913, PLR0917 - two sides, and what they may differ by
     ours: dict[str, torch.Tensor | None],
     theirs: dict[str, torch.Tensor | None],
     start: dict[str, torch.Tensor],
     limits: Limits,
     spread: Mapping[str, Difference] | None,
+    scalars: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Comparison]:
     compiled = limits.compute_dtype is not None
     found: dict[str, Comparison] = {}
@@ -230,7 +234,8 @@ def _compare(
             of_updates = Limits.compiled(limits.compute_dtype, updates=True)
             found["update"] = compare(reference, candidate, of_updates)
         elif not compiled or kind in _OF_COMPILED:
-            found[kind] = compare(sides[0], sides[1], limits, spread=spread)
+            of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
+            found[kind] = compare(sides[0], sides[1], of_kind, spread=spread)
     return found
 
 

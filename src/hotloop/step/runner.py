@@ -293,6 +293,7 @@ class Runner:
         assert captured is not None
         assert variant.seen is not None
         try:
+            captured.save_others()
             self.rescue.save(gradients=bool(variant.seen.read_gradients), tensors=not captured.atomic)
             return captured.replay(leaves)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
