@@ -35,7 +35,8 @@ class Net(nn.Module):
 
 def train(model, steps=3, seed=0, autocast=False):
     torch.manual_seed(seed)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    # Not Adam: a bias before the BatchNorm has a gradient that is all rounding, of which Adam makes whole steps.
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     losses = []
     for _ in range(steps):
         x = torch.randn(8, 16, model.head.in_features, device="cuda")
@@ -48,9 +49,9 @@ def train(model, steps=3, seed=0, autocast=False):
     return losses
 
 
-def pair(width):
+def pair(width, layers=3):
     torch.manual_seed(1)
-    model = Net(width).cuda()
+    model = Net(width, layers).cuda()
     return model, copy.deepcopy(model)
 
 
@@ -58,7 +59,8 @@ def pair(width):
     ("preset", "width"), [("default", 64), ("aot_eager", 72), ("inductor", 80), ("triton", 88), ("reduce-overhead", 96)]
 )
 def test_a_preset_trains_as_eager_does(preset, width):
-    model, eager = pair(width)
+    autotuned = preset in ("inductor", "triton")  # each product of matrices takes it half a minute
+    model, eager = pair(width, 1 if autotuned else 3)
     hotloop.compile(model, preset)
     assert train(model) == pytest.approx(train(eager), rel=1e-3)
     for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
@@ -101,14 +103,14 @@ def test_out_of_memory_in_compiled_code_keeps_its_class():
             self.scale = nn.Parameter(torch.ones(1))
 
         def forward(self, x):
-            return (x[:, None] * x[None, :] * self.scale).softmax(0) @ x
+            return x[:, None] * x[None, :] * self.scale
 
     model = Hungry().cuda()
     hotloop.compile(model, "default")
     model(torch.ones(64, device="cuda"))
     with pytest.raises(torch.OutOfMemoryError):
         model(torch.ones(400_000, device="cuda"))
-    assert model(torch.ones(64, device="cuda")).shape == (64,)
+    assert model(torch.ones(64, device="cuda")).shape == (64, 64)
 
 
 def test_an_embedding_is_looked_up_compiled():
@@ -119,6 +121,7 @@ def test_an_embedding_is_looked_up_compiled():
 
 
 def test_a_deleted_model_gives_its_memory_back_at_once():
+    nn.Linear(64, 64).cuda()(torch.randn(4, 64, device="cuda")).sum().backward()  # what libraries keep is there then
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     model = nn.Sequential(nn.Linear(4096, 4096), nn.ReLU()).cuda()

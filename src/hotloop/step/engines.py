@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import threading
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
@@ -75,18 +76,12 @@ class CudaEngine:
 
     def __init__(self) -> None:
         self._pool: _Pool | None = None
-        self._stream: torch.cuda.Stream | None = None
 
     def begin(self, device: torch.device) -> Recording:
         """Begin to record on a side stream, behind what the current one still has to do."""
         if self._pool is None or not self._pool.usable:
             self._pool = _Pool(torch.cuda.graph_pool_handle())
-        return _CudaRecording(self._pool, self._side(device))
-
-    def _side(self, device: torch.device) -> torch.cuda.Stream:
-        if self._stream is None or self._stream.device != device:
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._stream
+        return _CudaRecording(self._pool, _side_stream(device))
 
     @contextlib.contextmanager
     def ambience(self, device: torch.device) -> Iterator[None]:
@@ -97,7 +92,7 @@ class CudaEngine:
     @contextlib.contextmanager
     def reference_stream(self, device: torch.device) -> Iterator[None]:
         """Run on the side stream: what the step leaves behind of its graph belongs to the stream of recordings."""
-        side, current = self._side(device), torch.cuda.current_stream(device)
+        side, current = _side_stream(device), torch.cuda.current_stream(device)
         # What is allocated here is used on the current stream later; the side stream waits for that one before it goes
         # on, so no memory is given away too early.
         side.wait_stream(current)
@@ -106,6 +101,24 @@ class CudaEngine:
                 yield
         finally:
             current.wait_stream(side)
+
+
+class _Sides(threading.local):
+    """The side streams of one thread, by device."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, torch.cuda.Stream] = {}
+
+
+_sides = _Sides()
+
+
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Give the stream that this thread records on, for all its loops: cuBLAS keeps 64 MiB for every stream it sees."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index not in _sides.streams:
+        _sides.streams[index] = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+    return _sides.streams[index]
 
 
 class _Pool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -333,7 +334,8 @@ class Runner:
             self.loop.failed(tier.without_graph(), self._once, self)
             return outcome.result
         outcomes = self._base_outcomes[tier.base]
-        outcomes.append(outcome)
+        # Without its result, whose graph would tie a later capture to the stream of this step.
+        outcomes.append(dataclasses.replace(outcome, result=None))
         del outcomes[: -proof.STEPS]
         verdict = proof.over_steps(outcomes)
         if verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):
