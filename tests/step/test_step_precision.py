@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from step_programs import PROVING, STEPS, Classifier, Writer, batches, sentences
+from step_programs import GRAPH, PROVING, STEPS, Classifier, Writer, batches, sentences
 from torch import nn
 from torch.nn import functional as F
 
@@ -188,3 +188,62 @@ def test_reading_the_scale_inside_the_step_declines(both):
     run = both.alike(scaled(reading, steps=STEPS), exact=True)
     assert run.declined
     assert run.replays() == 0
+
+
+def capturing():
+    """As code asks that runs with any build of torch."""
+    try:
+        return torch.cuda.is_current_stream_capturing()
+    except RuntimeError:
+        return False
+
+
+def test_a_step_whose_dropout_takes_another_kernel_while_captured_is_compared_with_that(both, caplog):
+    """As transformers does where a mask may not be looked at: another attention kernel draws other dropout masks."""
+    caplog.set_level("INFO", logger="hotloop")
+
+    def program(run):
+        model = Classifier(dropout=0.25).to(run.device)
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            if capturing():
+                torch.rand(3, device=x.device)  # what follows draws from another place
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    run, _ = both.run(program, GRAPH)
+    assert not run.declined
+    assert run.status().tier == GRAPH
+    assert run.replays() == STEPS - 7
+    assert "takes another path while it is captured" in caplog.text
+
+
+def test_a_step_that_takes_another_path_without_random_numbers_is_declined(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            scale = 0.5 if capturing() else 1.0
+            loss = F.cross_entropy(model(x), y) * scale
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    run, _ = both.run(program, GRAPH)
+    assert "does not repeat itself" in run.declined[0].reason

@@ -193,7 +193,7 @@ class Runner:
         engine = self.loop.engine
         assert engine is not None
         began = time.perf_counter()
-        on_side = functools.partial(self._on_stream_of_recordings, run)
+        on_side = functools.partial(self._reference, variant, run)
         reference = functools.partial(self.loop.beside, tier.without_graph(), on_side)
         obstacle: Obstacle | None = None
         try:
@@ -234,25 +234,36 @@ class Runner:
 
     def _warm_up(self, variant: Variant, run: Callable[[], Any]) -> Any:
         """Run the step as it is, undo it, and run it on the path of a capture; how far apart the two are is noise."""
-        engine = self.loop.engine
-        assert engine is not None
-        holdings, began = self.program.holdings, time.perf_counter()
-
-        def ambient() -> Any:
-            with engine.ambience(self.program.device), own_autocast_cache(compiled=self.program.compiled()):
-                return plain_run(holdings, run)
-
+        began = time.perf_counter()
         most = Limits.compiled(self.loop.compute_dtype())
-        again = functools.partial(self._on_stream_of_recordings, run)
-        result, spread = proof.spread_of(self.program, ambient, again, most)
+        again = functools.partial(self._reference, variant, run)
+        result, spread = proof.spread_of(self.program, functools.partial(self._on_path, run), again, most)
         if isinstance(spread, str):
-            self._decline(variant, Obstacle(spread, _REPEAT_IT))
+            assert variant.seen is not None
+            if variant.own_path or not variant.seen.random_operations:
+                self._decline(variant, Obstacle(spread, _REPEAT_IT))
+            # transformers' masks choose another attention kernel there, say, with dropout masks of its own. Then the
+            # reference is the step on that path: next time it has to repeat itself there.
+            variant.own_path = True
             return result
+        if variant.own_path:
+            self.loop.say_once(f"{self.name}: takes another path while it is captured, and is compared with that one")
         variant.spread = spread
-        variant.standing = Standing(holdings)
+        variant.standing = Standing(self.program.holdings)
         self.loop.proof_costs((time.perf_counter() - began) / 2)
         self._looking.note()
         return result
+
+    def _reference(self, variant: Variant, run: Callable[[], Any]) -> Any:
+        """Run a step as it is, on the path of a capture only where it draws other random numbers there."""
+        return self._on_path(run) if variant.own_path else self._on_stream_of_recordings(run)
+
+    def _on_path(self, run: Callable[[], Any]) -> Any:
+        """Run a step as code does that asks whether it is captured, and hears yes."""
+        engine = self.loop.engine
+        assert engine is not None
+        with engine.ambience(self.program.device), own_autocast_cache(compiled=self.program.compiled()):
+            return plain_run(self.program.holdings, run)
 
     def _on_stream_of_recordings(self, run: Callable[[], Any]) -> Any:
         """Run a step as it is; what lives on of its graph must not tie a later capture to another stream."""

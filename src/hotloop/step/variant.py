@@ -27,6 +27,8 @@ class Variant:
     inputs: Inputs
     calls: int = 0
     seen: Survey | None = None
+    own_path: bool = False
+    """While it is captured, code of the step takes another path, on which it draws other random numbers."""
     spread: dict[str, Difference] | None = None
     standing: Standing | None = None
     captured: CapturedStep | None = None
