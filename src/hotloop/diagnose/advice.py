@@ -26,8 +26,8 @@ class Advice:
 
     Args:
         rule: the rule that found it, as `hotloop.diagnose` and the catalogue name it: ``graph_break``.
-        kind: which of the rule's entries in the catalogue it is: ``item`` of ``graph_break``; the rule's own name where it
-            has one only.
+        kind: which of the rule's entries in the catalogue it is: ``item`` of ``graph_break``; the rule's own name
+            where it has one only.
         what: one sentence in the user's terms, with its figures.
         cause: why it is so, where that is not plain.
         change: what to change, as an order: "move the print out of the model".

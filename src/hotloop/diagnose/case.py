@@ -23,8 +23,8 @@ class Case:
         measurements: the record's; ``ways`` maps a way to run (``eager``, a preset, ``preset by blocks``, a tier) to
             its figures ``step_ms``, ``cold_seconds``, ``peak_bytes``, as far as they were measured; ``shapes`` maps a
             step's name to its census, as `hotloop.measure.Census.to_dict` gives it.
-        settings: the record's; ``total_steps`` is how many steps are planned, ``run`` the way that was asked for. With a
-            ``run`` that was measured, rules that weigh ways look at that one only.
+        settings: the record's; ``total_steps`` is how many steps are planned, ``run`` the way that was asked for. With
+            a ``run`` that was measured, rules that weigh ways look at that one only.
         environment: the record's: versions, device; ``HOTLOOP_DISABLE`` where it is set; ``device_memory_bytes``.
         components: each component's status, as ``hotloop.status`` gives it.
         starts: how often the run was started; beyond 1, an earlier start of it could have filled the compile caches.
@@ -81,7 +81,7 @@ class Case:
         names = [name for name in ways if name != "eager"] if isinstance(ways, Mapping) else []
         found = {name: self.way(name) for name in names if number(self.way(name).get("step_ms"))}
         asked = self.settings.get("run")
-        return {asked: found[asked]} if asked in found else found
+        return {asked: found[asked]} if isinstance(asked, str) and asked in found else found
 
     def way(self, name: str) -> Mapping[str, Any]:
         """Give the figures of one way to run, empty where it was not measured."""

@@ -34,6 +34,6 @@ class Entry:
     remedy: Remedy | None = None
 
     def advice(self, what: str, **fields: Any) -> Advice:
-        """Give advice in this entry's words; ``fields`` are the figures and the place, and words that are more exact."""
+        """Give advice in this entry's words; ``fields`` are the figures and the place, and more exact words."""
         words = {"cause": self.cause, "change": self.change, "remedy": self.remedy}
         return Advice(rule=self.rule, kind=self.kind, what=what, **{**words, **fields})
