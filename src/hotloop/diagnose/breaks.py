@@ -111,7 +111,7 @@ _TESTS: tuple[tuple[str, Callable[[str, str], bool]], ...] = (
     ("branch", lambda reason, _: _branches(reason)),
     ("shape", lambda reason, _: "ynamic shape operator" in reason),
     ("print", lambda reason, _: "`print`" in reason),
-    ("logging", lambda reason, _: "logging" in reason or "warnings.warn" in reason),
+    ("logging", lambda reason, _: "logging.Logger" in reason or "`_warnings.warn`" in reason),
     ("disabled", lambda reason, _: "compiler.disable" in reason or "dynamo.disable" in reason),
     ("asked", lambda reason, _: "graph_break()" in reason),
     ("call", lambda reason, _: "marked as skipped" in reason or "builtin operator" in reason),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.breaks import cause_of
+from hotloop.diagnose.breaks import cause_of, what_of
 from hotloop.diagnose.entry import Entry
 
 if TYPE_CHECKING:
@@ -46,8 +46,9 @@ def find(case: Case) -> Iterator[Advice]:
         change = (
             ENTRIES[0].change if known.kind == "other" else f"{known.change}; or move the line out of the try or with"
         )
+        why = event.reason if known.kind == "other" else what_of(known, event.reason)
         yield ENTRIES[0].advice(
-            f"{function} stays eager: {event.reason}",
+            f"{function} stays eager: {why}",
             component=event.component,
             file=event.file,
             line=event.line,

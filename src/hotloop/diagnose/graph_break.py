@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from hotloop import events as ev
 from hotloop.diagnose.breaks import ENTRIES, cause_of, what_of
-from hotloop.diagnose.compiles import count, recompiles
-from hotloop.diagnose.guards import guard_of
-from hotloop.diagnose.words import count as counted
+from hotloop.diagnose.compiles import count, is_breaks, recompiles, resumed_at
+from hotloop.diagnose.words import times as often
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENTRIES", "find"]
 
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_.*_at_(\d+)$")
+_INSTALLED = re.compile(r"(?:^|[/\\])(?:lib[/\\]python3|Lib[/\\]|site-packages[/\\]|dist-packages[/\\])")
 _Place = tuple[str | None, str | None, int | None]
 
 
@@ -46,7 +45,7 @@ def _is_echo(group: list[ev.GraphBreak], groups: dict[_Place, list[ev.GraphBreak
     Such a function is a frame of its own, so that no line of the program is known for it.
     """
     first = group[0]
-    installed = first.file is not None and not first.by_file and "/lib/python" in first.file.replace("\\", "/")
+    installed = not first.by_file and _INSTALLED.search(first.file or "") is not None
     return installed and any(
         other[0].component == first.component and other is not group and other[0].reason == first.reason
         for other in groups.values()
@@ -63,14 +62,9 @@ def _advice(case: Case, group: list[ev.GraphBreak]) -> Advice:
     if inside and not own:
         what += f" in an installed package, called at {told.by_file}:{told.by_line}: {told.by_source}"
     parts = _resumed(case, told)
-    again = [
-        one
-        for one in recompiles(case)
-        if (one.event.function, one.event.component) in {(part.function, part.component) for part in parts}
-        and guard_of(one.event).cause == "break_value"
-    ]
+    again = [one for one in recompiles(case) if is_breaks(one, told)]
     if again:
-        what += f"; what it gives recompiled the code behind it {counted(len(again), 'time')}"
+        what += f"; the code behind it was recompiled {often(len(again))}, since what it gave changed"
     return entry.advice(
         what,
         component=told.component,
@@ -85,13 +79,12 @@ def _advice(case: Case, group: list[ev.GraphBreak]) -> Advice:
 
 def _resumed(case: Case, event: ev.GraphBreak) -> list[ev.Compiled]:
     """Give the first compiles of the code behind a break: torch names it by the line."""
+    places = {(event.file, event.line), (event.by_file, event.by_line)}
     return [
         one
         for one in case.of(ev.Compiled)
         if one.component == event.component
         and one.phase == "forward"
-        and one.file == event.file
         and one.frame.endswith("/0")
-        and (found := _RESUMED.match(one.function))
-        and int(found[1]) == event.line
+        and (one.file, resumed_at(one.function)) in places
     ]

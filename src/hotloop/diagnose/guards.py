@@ -51,11 +51,11 @@ _PLAIN_GLOBAL = re.compile(r"^G\[['\"](?P<name>.+?)['\"]\]")
 _INTEGER = re.compile(r"^-?\d+$")
 _FLOAT = re.compile(r"^-?(?:\d+\.\d*(?:e-?\d+)?|\d+e-?\d+|nan|inf)$")
 _GLOBAL_CAUSES = (
-    ("grad_mode", "grad_mode"),
-    ("inference_mode", "grad_mode"),
-    ("num_threads", "threads"),
-    ("autocast", "precision"),
-    ("default_dtype", "precision"),
+    ("grad_mode", "grad_mode", ""),
+    ("inference_mode", "grad_mode", ""),
+    ("num_threads", "threads", ""),
+    ("autocast", "precision", "autocast"),
+    ("default_dtype", "precision", "the default dtype"),
 )
 _TENSOR_CAUSES = {
     "size": "size",
@@ -64,7 +64,6 @@ _TENSOR_CAUSES = {
     "rank": "rank",
     "device": "device",
     "requires_grad": "requires_grad",
-    "dispatch key set": "grad_mode",
 }
 
 
@@ -72,7 +71,7 @@ def guard_of(event: Recompiled) -> Guard:
     """Read the failed guard of a recompile."""
     reason = event.reason.strip()
     if _BROKEN.search(reason):
-        return Guard("break_value")
+        return Guard("break_value", reason)
     readers: tuple[Callable[[str], Guard | None], ...] = (_global, _tensor, _length, _object, _size, _equal, _truth)
     for read in readers:
         if (found := read(reason)) is not None:
@@ -92,8 +91,8 @@ def _global(reason: str) -> Guard | None:
     if (found := _GLOBAL.match(reason)) is None:
         return None
     what = found["what"].strip()
-    cause = next((cause for word, cause in _GLOBAL_CAUSES if word in what), "setting")
-    return Guard(cause, "", (what,))
+    cause, subject = next(((cause, name) for word, cause, name in _GLOBAL_CAUSES if word in what), ("setting", what))
+    return Guard(cause, subject)
 
 
 def _tensor(reason: str) -> Guard | None:
@@ -104,7 +103,19 @@ def _tensor(reason: str) -> Guard | None:
     dim = int(found["dim"]) if found["dim"] else None
     if what in ("size", "rank", "stride", "dtype") and "_parameters[" in subject:
         return Guard("new_object", name_of(subject))  # parameters do not change their look: another one stands there
+    if what == "stride":
+        values = (f"stride {values[0]}", *values[1:]) if values else ()
+    if what == "dispatch key set":
+        return Guard(_key_cause(*values), name_of(subject), () if _key_cause(*values) == "grad_mode" else values)
     return Guard(_TENSOR_CAUSES[what], name_of(subject), values, dim)
+
+
+def _key_cause(before: str = "", after: str = "") -> str:
+    """Tell a tensor made in inference mode, which lacks autograd's keys, from one of another device or kind."""
+    first, second = (set(re.findall(r"\w+", keys)) for keys in (before, after))
+    if all("Autograd" in key or key == "ADInplaceOrView" for key in first ^ second):
+        return "grad_mode"
+    return "device" if {"Dense", "CPU", "CUDA", "Meta", "XPU", "MPS"} & (first ^ second) else "other"
 
 
 def _length(reason: str) -> Guard | None:

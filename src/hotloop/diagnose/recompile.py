@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.diagnose.compiles import Recompile, count, recompiles
+from hotloop import events as ev
+from hotloop.diagnose.compiles import Recompile, count, is_breaks, recompiles
 from hotloop.diagnose.guards import Guard, guard_of
 from hotloop.diagnose.recompile_words import ENTRIES, entry_of, what_of
 from hotloop.diagnose.sizes import kind_of_sizes
@@ -42,9 +43,10 @@ def find(case: Case) -> Iterator[Advice]:
 def grouped(case: Case) -> Iterator[tuple[str, Group]]:
     """Give each thing that changed, as the catalogue names it, with the recompiles that it caused."""
     groups: dict[tuple[object, ...], Group] = {}
+    broken_at = case.of(ev.GraphBreak)
     for one in recompiles(case):
         guard = guard_of(one.event)
-        if guard.cause != "break_value":  # the graph break's advice counts it
+        if not any(is_breaks(one, broken) for broken in broken_at):  # the graph break's advice counts it
             groups.setdefault(_key(one, guard), []).append((one, guard))
     for group in groups.values():
         cause = group[0][1].cause

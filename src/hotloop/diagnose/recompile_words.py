@@ -180,13 +180,13 @@ _WHAT: dict[str, str] = {
     "dropout": "the probability {subject} changed (it was {values})",
     "growth": "the length of {subject} changed (it was {values})",
     "arguments": "argument {subject} changed (it was {values})",
-    "setting": "torch's setting {values} changed",
-    "precision": "{subject} changed ({change})",
-    "rank": "{subject} has another number of dimensions ({change})",
-    "device": "{subject} is on another device ({change})",
+    "setting": "torch's setting {subject} changed",
+    "precision": "{subject} changed{change}",
+    "rank": "{subject} has another number of dimensions{change}",
+    "device": "{subject} is on another device{change}",
     "requires_grad": "requires_grad of {subject} changed",
     "new_object": "{subject} was replaced by another",
-    "strides": "{subject} lies in memory in another way (stride {change})",
+    "strides": "{subject} lies in memory in another way{change}",
     "other": "compiled code did not fit ({subject})",
 }
 """What is said of a cause; of those that are not here, the symptom is said."""
@@ -197,11 +197,16 @@ def what_of(kind: str, guards: Sequence[Guard]) -> str:
     values = [value for guard in guards for value in guard.values]
     subject = several(guard.subject for guard in guards if guard.subject)
     said = _WHAT.get(kind, entry_of(kind).symptom).format(
-        subject=subject or "a global setting",
+        subject=subject,
         values=several(values) or "not empty",
-        change=" to ".join(values[:2]),
+        change=f" ({_short(values[0])} to {_short(values[1])})" if len(values) > 1 else "",
         first=values[0] if values else "another size",
         last=values[-1] if values else "another size",
         dim=guards[0].dim,
     )
     return f"{said}: {count(len(guards), 'recompile')}"
+
+
+def _short(value: str) -> str:
+    """Give a value of torch's; of a set of dispatch keys the first one, which names the device."""
+    return value.removeprefix("DispatchKeySet(").split(",")[0].rstrip(")")

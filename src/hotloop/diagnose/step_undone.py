@@ -34,9 +34,13 @@ def find(case: Case) -> Iterator[Advice]:
     for event in case.of(ev.StepUndone):
         groups.setdefault((event.function, event.tier, event.reason), []).append(event)
     for (function, tier, reason), group in groups.items():
+        declined = next((one for one in case.of(ev.TierDeclined) if (one.function, one.tier) == (function, tier)), None)
         yield ENTRIES[0].advice(
             f"{count(len(group), 'step')} of {function} failed in {tier} and ran eagerly instead "
             f"(step {several(one.step for one in group)}): {reason}",
             component=group[0].component,
+            file=declined.file if declined else None,
+            line=declined.line if declined else None,
+            source=declined.source if declined else "",
             times=len(group),
         )

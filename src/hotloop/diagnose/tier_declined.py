@@ -29,11 +29,13 @@ ENTRIES = (
 
 
 def find(case: Case) -> Iterator[Advice]:
-    """Give one advice a reason and line, with all tiers that it rules out; what the host reads is another rule's."""
+    """Give one advice a reason and line, with all tiers that it rules out; host syncs and undone steps have rules."""
     waits = {(event.file, event.line) for event in case.of(ev.HostSync) if event.file}
     groups: dict[tuple[object, ...], list[ev.TierDeclined]] = {}
+    undone = {(event.function, event.tier, event.reason) for event in case.of(ev.StepUndone)}
     for event in case.of(ev.TierDeclined):
-        if (event.file, event.line) not in waits:
+        others = (event.file, event.line) in waits or (event.function, event.tier, event.reason) in undone
+        if not others:
             groups.setdefault((event.function, event.reason, event.file, event.line), []).append(event)
     eager = number(case.way("eager").get("step_ms"))
     for group in groups.values():
