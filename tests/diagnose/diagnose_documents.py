@@ -42,11 +42,10 @@ def document_of(path):
     with _restored(), torch.random.fork_rng(), hotloop.watch() as events:
         torch.manual_seed(0)
         names = runpy.run_path(str(path))
-        if "loop" in names:
-            return names["loop"].record.document
-        model = names.get("model")
-        parts = hotloop.status(model).to_dict()["components"] if model is not None else {}
-    return {"events": [event.to_dict() for event in events], "components": parts, "starts": names.get("starts", 1)}
+        document = names["loop"].record.document if "loop" in names else {}
+        if "model" in names and not document.get("components"):
+            document["components"] = hotloop.status(names["model"]).to_dict()["components"]
+    return {**document, "events": [event.to_dict() for event in events], "starts": names.get("starts", 1)}
 
 
 def neutral(document):

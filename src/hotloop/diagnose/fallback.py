@@ -58,7 +58,10 @@ def find(case: Case) -> Iterator[Advice]:
             component=", ".join(names) or None,
             times=len(names) or 1,
         )
+    undone = {event.reason for event in case.of(ev.StepUndone)}  # a rule of its own
     for one in case.of(ev.RunFailed):
+        if one.reason in undone:
+            continue
         yield _RUN_FAILED.advice(
             f"compiled code failed in its {one.phase} under preset {one.preset}: {one.reason}",
             component=one.component,
