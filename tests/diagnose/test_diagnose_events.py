@@ -14,6 +14,7 @@ from torch import nn
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.module import inlined_by, root_function
+from hotloop.diagnose.guards import guard_of
 from hotloop.observe import explain
 
 
@@ -64,6 +65,16 @@ def test_a_size_names_the_argument_and_where_the_function_begins(kind):
     (found,) = of(ev.Recompiled, events)
     assert found.reason == "tensor 'rows' size mismatch at index 0. expected 2, actual 3"
     assert (found.file, found.line) == (__file__, line_of(Scaled, "def forward"))
+
+
+def test_a_keyword_is_named_and_decorators_are_passed_over():
+    model = hotloop.compile(Wrapped(), "aot_eager")
+    with hotloop.watch() as events:
+        for size in (2, 3):
+            model(rows=torch.ones(size, 4))
+    (found,) = of(ev.Recompiled, events)
+    assert guard_of(found).subject == "rows"
+    assert explain._def_line(__file__, line_of(Wrapped, "@functools")) == line_of(Wrapped, "def forward")
 
 
 def test_a_function_names_its_arguments_from_the_first():

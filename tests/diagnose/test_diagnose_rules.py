@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -165,3 +166,29 @@ def test_a_case_reads_a_record_whole():
     )
     assert case.events[0].busy == 0.5
     assert (case.starts, case.steps) == (1, 1_000)
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_whatever_a_file_holds_raises_nothing(name):
+    """A record is a file: each value is replaced by what it must not be, one kind at a time."""
+    document = loaded(name)
+    for wrong in (None, "nan", -1, 1e400, [], {}, [None], True):
+        for event in range(min(4, len(document["events"]))):
+            for key in document["events"][event]:
+                if key != "kind":
+                    broken = copy.deepcopy(document)
+                    broken["events"][event][key] = wrong
+                    diagnose(broken)
+        for section in ("measurements", "settings", "environment", "components"):
+            diagnose({**document, section: dict.fromkeys(document.get(section) or ["ways", "shapes"], wrong)})
+            diagnose({**document, section: wrong if isinstance(wrong, dict) else None})
+        ways = document.get("measurements", {}).get("ways") or {"eager": {}, "default": {}, "default by blocks": {}}
+        figures = dict.fromkeys(("step_ms", "cold_seconds", "peak_bytes"), wrong)
+        diagnose({**document, "measurements": {"ways": {**ways, "default": figures}}, "starts": wrong})
+        diagnose(
+            {
+                **document,
+                "measurements": {"ways": dict.fromkeys(ways, wrong), "shapes": {"step": {"varying_dims": wrong}}},
+            }
+        )
+        diagnose({**document, "components": {"model": {"causes": wrong}, "other": {"causes": [wrong]}}})

@@ -41,11 +41,11 @@ class Case:
     def from_document(cls, document: Mapping[str, Any]) -> Case:
         """Take a run record's document; events of kinds that this version does not know are left out."""
         return cls(
-            events=tuple(_events(document.get("events", ()))),
-            measurements=document.get("measurements", {}),
-            settings=document.get("settings", {}),
-            environment=document.get("environment", {}),
-            components=document.get("components", {}),
+            events=tuple(_events(document.get("events") or ())),
+            measurements=document.get("measurements") or {},
+            settings=document.get("settings") or {},
+            environment=document.get("environment") or {},
+            components=document.get("components") or {},
             starts=starts if isinstance(starts := document.get("starts"), int) else 1,
         )
 
@@ -62,8 +62,10 @@ class Case:
     def causes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Give each cause that the components' status names, with the component's name."""
         for name, status in self.components.items():
-            for cause in status.get("causes", ()) if isinstance(status, Mapping) else ():
-                yield name, cause
+            causes = status.get("causes") if isinstance(status, Mapping) else None
+            for cause in causes if isinstance(causes, list | tuple) else ():
+                if isinstance(cause, Mapping):
+                    yield name, cause
 
     def source(self, file: str | None, line: int | None) -> str:
         """Give the text of a line as far as the run noted it; empty where it did not."""
@@ -108,5 +110,24 @@ def _events(entries: Sequence[Mapping[str, Any]]) -> Iterator[ev.Event]:
                 event = ev.from_dict(given)
             except ValueError:
                 continue
-            yield event
+            if _fits(event):
+                yield event
             break
+
+
+def _fits(event: ev.Event) -> bool:
+    """Tell whether each value is of its field's type: a record is a file, and anybody can have written it."""
+    return all(_is_a(str(field.type), getattr(event, field.name)) for field in dataclasses.fields(event))
+
+
+def _is_a(annotation: str, value: object) -> bool:
+    if value is None:
+        return annotation.endswith(" | None")
+    kind = annotation.removesuffix(" | None")
+    if kind.startswith("tuple"):
+        return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+    if kind == "float":
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, bool if kind == "bool" else str)

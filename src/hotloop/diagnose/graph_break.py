@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["ENTRIES", "find"]
 
 _INSTALLED = re.compile(r"(?:^|[/\\])(?:lib[/\\]python3|Lib[/\\]|site-packages[/\\]|dist-packages[/\\])")
+_OUTER = "step_unsupported"
+"""torch's reason for the line that calls a function which breaks inside."""
 _Place = tuple[str | None, str | None, int | None]
 
 
@@ -40,11 +42,13 @@ def find(case: Case) -> Iterator[Advice]:
 
 
 def _is_echo(group: list[ev.GraphBreak], groups: dict[_Place, list[ev.GraphBreak]]) -> bool:
-    """Tell a break inside a library's function that was called at another break: tracing it apart breaks again.
+    """Tell a break that only repeats another one: the call of a function that broke, or that function traced apart.
 
-    Such a function is a frame of its own, so that no line of the program is known for it.
+    What torch traces apart is a frame of its own: inside a library, no line of the program is known for it.
     """
     first = group[0]
+    if all(event.reason == _OUTER for event in group):
+        return any(other[0].component == first.component and other[0].reason != _OUTER for other in groups.values())
     installed = not first.by_file and _INSTALLED.search(first.file or "") is not None
     return installed and any(
         other[0].component == first.component and other is not group and other[0].reason == first.reason

@@ -45,6 +45,7 @@ _OBJECT = re.compile(
 _SIZES = re.compile(r"\.(?:size|stride)\(\)|\bsize\(|^(?:Eq|Ne|Mod)\(|(?:^|[^=])[<>]=?| % ")
 _SIZE_ONE = re.compile(r"^2 <= (?P<subject>[^<>]+?)\.size\(\)\[(?P<dim>\d+)\]$")
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\[(?P<quote>['\"])(?P<name>.+?)(?P=quote)\]")
+_KEYWORD = re.compile(r"\bkwargs\[['\"](?P<name>\w+)['\"]\]")
 _LOCAL = re.compile(r"^L\[(?P<quote>['\"])(?P<name>.+?)(?P=quote)\]")
 _MODULE_GLOBAL = re.compile(r"^G\[['\"]__import_.+?['\"]\]\.")
 _PLAIN_GLOBAL = re.compile(r"^G\[['\"](?P<name>.+?)['\"]\]")
@@ -83,6 +84,7 @@ def name_of(text: str) -> str:
     """Give what a guard is about without torch's way to reach it: ``module._modules['drop'].p`` is ``drop.p``."""
     shown = _LOCAL.sub(lambda found: found["name"], text.strip())
     shown = _PLAIN_GLOBAL.sub(lambda found: found["name"], _MODULE_GLOBAL.sub("", shown))
+    shown = _KEYWORD.sub(lambda found: found["name"], shown)
     shown = _MEMBER.sub(lambda found: f".{found['name']}", shown)
     return shown.removeprefix("module.")
 
