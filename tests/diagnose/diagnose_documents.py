@@ -4,10 +4,10 @@ records all of them anew (or those that are named), with nothing of this machine
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
-import runpy
 import sys
 from pathlib import Path
 
@@ -37,11 +37,20 @@ def _restored():
         backends.aot_eager = planted
 
 
+def _imported(path):
+    """Run a program as a module of its own: what it defines is found by its module's name, as torch looks for it."""
+    name = f"program_{path.stem.replace('-', '_')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def document_of(path):
     """Run a program and give its record's document."""
     with _restored(), torch.random.fork_rng(), hotloop.watch() as events:
         torch.manual_seed(0)
-        names = runpy.run_path(str(path))
+        names = vars(_imported(path))
         document = names["loop"].record.document if "loop" in names else {}
         if "model" in names and not document.get("components"):
             document["components"] = hotloop.status(names["model"]).to_dict()["components"]

@@ -54,5 +54,6 @@ def find(case: Case) -> Iterator[Advice]:
             line=event.line,
             source=source,
             times=len(group),
+            cause=ENTRIES[0].cause if "Unsupported" in event.reason else "torch's tracing failed in it",
             change=event.hint if known.kind == "other" and event.hint and not event.file else change,
         )
