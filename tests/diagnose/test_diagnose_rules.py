@@ -119,6 +119,32 @@ def test_the_worst_comes_first():
     )  # bytes, before what has no figure
 
 
+def test_a_read_that_breaks_a_graph_is_one_advice_with_its_wait():
+    document = loaded("graph_break-item")
+    place = next(one for one in document["events"] if one["kind"] == "graph_break")
+    sync = {
+        "kind": "host_sync", "component": None, "time": 0.0, "file": place["file"], "line": place["line"],
+        "source": place["source"], "reason": "Tensor.item()", "times": 1.0, "seconds": 0.004,
+    }  # fmt: skip
+    document["events"].append(sync)
+    (advice,) = diagnose(document)
+    assert (advice.rule, advice.kind) == ("graph_break", "item")
+    assert advice.milliseconds == pytest.approx(4.0)
+
+
+def test_a_break_inside_a_package_is_told_once_for_each_line_that_leads_there():
+    document = loaded("graph_break-print")
+    inner = next(one for one in document["events"] if one["kind"] == "graph_break")
+    inner |= {"file": "site-packages/theirs.py", "line": 5}
+    led = [{**inner, "by_file": "train.py", "by_line": line, "by_source": "theirs.f(x)"} for line in (7, 9, 9)]
+    echoes = [inner, {**inner, "file": "train.py", "line": 9, "reason": "step_unsupported"}]
+    found = diagnose({"events": [*led, *echoes]})
+    assert [("train.py:7" in one.what, "train.py:9" in one.what, one.times) for one in found] == [
+        (False, True, 2),
+        (True, False, 1),
+    ]
+
+
 # -- ragged or dynamic -------------------------------------------------------------------------------------------------
 
 

@@ -77,6 +77,12 @@ class Case:
         noted = (event for event in self.events if getattr(event, "file", None) == file)
         return next((text for one in noted if getattr(one, "line", None) == line and (text := _source(one))), "")
 
+    def waited_ms(self, file: str | None, line: int | None) -> float | None:
+        """Give what a step waited for the device at a line, in ms; None where it did not, or it was not measured."""
+        here = [one for one in self.of(ev.HostSync) if file and (one.file, one.line) == (file, line)]
+        known = [one.seconds for one in here if one.seconds is not None]
+        return max(known) * 1e3 if known else None
+
     def measured_ways(self) -> dict[str, Mapping[str, Any]]:
         """Give the ways that compile or capture and have a step time: the one asked for, where it is among them."""
         ways = self.measurements.get("ways")

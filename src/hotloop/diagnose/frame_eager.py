@@ -54,6 +54,7 @@ def find(case: Case) -> Iterator[Advice]:
             line=event.line,
             source=source,
             times=len(group),
+            milliseconds=case.waited_ms(event.file, event.line),
             cause=ENTRIES[0].cause if "Unsupported" in event.reason else "torch's tracing failed in it",
             change=event.hint if known.kind == "other" and event.hint and not event.file else change,
         )

@@ -76,6 +76,7 @@ def _advice(case: Case, group: list[ev.GraphBreak]) -> Advice:
         line=line,
         source=source,
         times=len(group),
+        milliseconds=case.waited_ms(file, line),
         compiles=len(parts) + count(again),
         seconds=sum(one.seconds for one in again),
     )

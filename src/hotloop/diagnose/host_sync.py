@@ -29,13 +29,17 @@ ENTRIES = (
 
 
 def find(case: Case) -> Iterator[Advice]:
-    """Give one advice a line; it says which tiers the same line rules out."""
+    """Give one advice a line, with the tiers that it rules out; a line that breaks a graph has its advice there."""
+    broken = {(event.file, event.line) for event in case.of(ev.GraphBreak)}
+    broken |= {(event.file, event.line) for event in case.of(ev.FrameEager)}
     declined: dict[tuple[str, int | None], list[str]] = {}
     for event in case.of(ev.TierDeclined):
         if event.file:
             declined.setdefault((event.file, event.line), []).append(event.tier)
     groups: dict[tuple[object, ...], list[ev.HostSync]] = {}
     for sync in case.of(ev.HostSync):
+        if sync.file and (sync.file, sync.line) in broken:
+            continue
         groups.setdefault((sync.component, sync.file, sync.line, sync.reason), []).append(sync)
     for group in groups.values():
         one = group[-1]
