@@ -30,7 +30,7 @@ for advice in diagnose.diagnose(record.load("runs/mine")):  # worst first, by wh
 - One problem is one advice, whatever the number of events; `Advice.times` says how often it was observed.
 - The line that ends in `# here` is the one that the advice has to name.
 - "By itself" names what `hotloop.Loop` can do about it without a change to your code.
-- Entries without a program need a GPU or what the doctor measures; their advice comes from events written by hand.
+- Problems without a program need a GPU or what the doctor measures; their advice comes from events written by hand.
 """
 
 
@@ -40,26 +40,26 @@ def render():
     parts = [HEAD, "## Rules\n", rules]
     for name in RULES:
         parts.append(f"\n## {name}\n")
-        parts += [_entry(entry) for entry in CATALOGUE if entry.rule == name]
+        parts += [_problem(problem) for problem in CATALOGUE if problem.rule == name]
     return "\n".join(parts)
 
 
 def _about(rule):
-    return "; ".join(entry.symptom for entry in CATALOGUE if entry.rule == rule)
+    return "; ".join(problem.symptom for problem in CATALOGUE if problem.rule == rule)
 
 
-def _entry(entry):
-    name = entry.rule if entry.kind == entry.rule else f"{entry.rule}-{entry.kind}"
-    title = entry.symptom if entry.kind == entry.rule else f"{entry.kind}: {entry.symptom}"
-    rows = [f"### {title}\n", f"- Cause: {entry.cause}.", f"- Cost: {entry.cost}.", f"- Remedy: {entry.change}."]
-    if entry.remedy is not None:
-        rows.append(f"- By itself (`{entry.remedy}`): `hotloop.Loop` {REMEDIES[entry.remedy]}.")
+def _problem(problem):
+    name = problem.rule if problem.kind == problem.rule else f"{problem.rule}-{problem.kind}"
+    title = problem.symptom if problem.kind == problem.rule else f"{problem.kind}: {problem.symptom}"
+    rows = [f"### {title}\n", f"- Cause: {problem.cause}.", f"- Cost: {problem.cost}.", f"- Remedy: {problem.change}."]
+    if problem.remedy is not None:
+        rows.append(f"- By itself (`{problem.remedy}`): `hotloop.Loop` {REMEDIES[problem.remedy]}.")
     program = PROGRAMS / f"{name}.py"
     if program.exists():
         rows.append(f"\n```python\n{program.read_text(encoding='utf-8').rstrip()}\n```")
     folder = SAVED if program.exists() else WRITTEN
     document = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    told = [str(one) for one in diagnose(document) if (one.rule, one.kind) == (entry.rule, entry.kind)]
+    told = [str(one) for one in diagnose(document) if (one.rule, one.kind) == (problem.rule, problem.kind)]
     rows.append("\n```\n" + "\n".join(told) + "\n```\n")
     return "\n".join(rows)
 

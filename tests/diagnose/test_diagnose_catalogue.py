@@ -15,4 +15,4 @@ def test_the_page_is_what_the_rules_say():
 
 def test_every_entry_is_on_the_page():
     page = PAGE.read_text(encoding="utf-8")
-    assert all(entry.symptom in page and entry.change in page for entry in CATALOGUE)
+    assert all(problem.symptom in page and problem.change in page for problem in CATALOGUE)

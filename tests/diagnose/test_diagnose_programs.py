@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from diagnose_documents import PROGRAMS, document_of, line_of
-from test_diagnose_rules import ALSO, NAMES, entry_names
+from test_diagnose_rules import ALSO, NAMES, problem_names
 from torch import nn
 
 import hotloop
@@ -25,14 +25,14 @@ def test_a_program_gives_its_advice(name):
         pytest.importorskip("lightning")
     program = PROGRAMS / f"{name}.py"
     found = diagnose(document_of(program))
-    assert entry_names(found) == {name} | ALSO.get(name, set())
-    (advice,) = [one for one in found if entry_names([one]) == {name}]
+    assert problem_names(found) == {name} | ALSO.get(name, set())
+    (advice,) = [one for one in found if problem_names([one]) == {name}]
     if (line := line_of(program)) is not None:
         assert (advice.file, advice.line) == (str(program), line)
-    told, entry = str(advice), NAMES[name]
+    told, problem = str(advice), NAMES[name]
     assert advice.change in told
-    assert advice.remedy == (None if name == "recompile_limit" else entry.remedy)
-    if entry.remedy is not None and name != "recompile_limit":
+    assert advice.remedy == (None if name == "recompile_limit" else problem.remedy)
+    if problem.remedy is not None and name != "recompile_limit":
         assert "hotloop.Loop" in told
 
 

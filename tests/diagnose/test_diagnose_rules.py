@@ -13,19 +13,19 @@ from hotloop.diagnose import CATALOGUE, RULES, Case, diagnose
 FILES = {path.stem: path for folder in (SAVED, WRITTEN) for path in sorted(folder.glob("*.json"))}
 NAMES = {f"{one.rule}-{one.kind}".removesuffix(f"-{one.rule}"): one for one in CATALOGUE}
 ALSO = {"recompile_limit": {"recompile-int_attribute"}}
-"""What a program shows beside its own entry, since one follows from the other."""
+"""What a program shows beside its own problem, since one follows from the other."""
 
 
 def loaded(name):
     return json.loads(FILES[name].read_text(encoding="utf-8"))
 
 
-def entry_names(found):
+def problem_names(found):
     return {f"{one.rule}-{one.kind}".removesuffix(f"-{one.rule}") for one in found}
 
 
 def the(name):
-    (advice,) = [one for one in diagnose(loaded(name)) if entry_names([one]) == {name}]
+    (advice,) = [one for one in diagnose(loaded(name)) if problem_names([one]) == {name}]
     return advice
 
 
@@ -38,11 +38,11 @@ def test_every_entry_has_a_saved_document_and_every_rule_entries():
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_saved_document_gives_its_own_entry_and_no_other(name):
     found = diagnose(loaded(name))
-    assert entry_names(found) == {name} | ALSO.get(name, set())
-    advice, entry = the(name), NAMES[name]
+    assert problem_names(found) == {name} | ALSO.get(name, set())
+    advice, problem = the(name), NAMES[name]
     assert advice.what
     assert advice.change
-    assert advice.remedy == (entry.remedy if name != "recompile_limit" else None)
+    assert advice.remedy == (problem.remedy if name != "recompile_limit" else None)
     program = PROGRAMS / f"{name}.py"
     if program.exists() and (line := line_of(program)) is not None:
         assert (advice.file, advice.line) == (program.name, line)
@@ -192,6 +192,14 @@ def test_a_case_reads_a_record_whole():
     )
     assert case.events[0].busy == 0.5
     assert (case.starts, case.steps) == (1, 1_000)
+
+
+def test_what_is_printed_cannot_harm_a_terminal():
+    document = loaded("graph_break-item")
+    for event in document["events"]:
+        event["source"] = "\x1b[2Jx.item()\u202e"
+    assert "\x1b" not in str(*diagnose(document))
+    assert "\u202e" not in str(*diagnose(document))
 
 
 @pytest.mark.parametrize("name", sorted(FILES))

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.breaks import ENTRIES, cause_of, what_of
+from hotloop.diagnose.breaks import PROBLEMS, cause_of, what_of
 from hotloop.diagnose.compiles import count, is_breaks, recompiles, resumed_at
 from hotloop.diagnose.words import times as often
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hotloop.diagnose.advice import Advice
     from hotloop.diagnose.case import Case
 
-__all__ = ["ENTRIES", "find"]
+__all__ = ["PROBLEMS", "find"]
 
 _INSTALLED = re.compile(r"(?:^|[/\\])(?:lib[/\\]python3|Lib[/\\]|site-packages[/\\]|dist-packages[/\\])")
 _OUTER = "step_unsupported"
@@ -58,18 +58,18 @@ def _is_echo(group: list[ev.GraphBreak], groups: dict[_Place, list[ev.GraphBreak
 
 def _advice(case: Case, group: list[ev.GraphBreak]) -> Advice:
     told = next((one for one in group if not one.reason.startswith("generic_jump")), group[0])
-    entry = cause_of(told.reason, told.source)
+    problem = cause_of(told.reason, told.source)
     inside = told.by_file is not None
-    own = inside and entry.kind == "self_log"  # nobody looks for it in Lightning's own file
+    own = inside and problem.kind == "self_log"  # nobody looks for it in Lightning's own file
     file, line, source = (told.by_file, told.by_line, told.by_source) if own else (told.file, told.line, told.source)
-    what = what_of(entry, told.reason)
+    what = what_of(problem, told.reason)
     if inside and not own:
         what += f" in an installed package, called at {told.by_file}:{told.by_line}: {told.by_source}"
     parts = _resumed(case, told)
     again = [one for one in recompiles(case) if is_breaks(one, told)]
     if again:
         what += f"; the code behind it was recompiled {often(len(again))}, since what it gave changed"
-    return entry.advice(
+    return problem.advice(
         what,
         component=told.component,
         file=file,

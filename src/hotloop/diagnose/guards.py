@@ -17,7 +17,7 @@ class Guard:
     """A failed guard.
 
     Args:
-        cause: why the code did not fit, as the catalogue's entries of rule ``recompile`` name it; ``size`` before it is
+        cause: why the code did not fit, by the names of rule ``recompile`` in the catalogue; ``size`` before it is
             known which of them, and ``break_value`` for what a graph break left behind.
         subject: what it is about, as the program's author would write it: ``drop.p``, ``x``; empty for global settings.
         values: what was expected and what came, as far as the text tells.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import several, times
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "host_sync"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a step waits for the device at a line",
@@ -44,7 +44,7 @@ def find(case: Case) -> Iterator[Advice]:
     for group in groups.values():
         one = group[-1]
         tiers = several(declined.get((one.file or "", one.line), ()))
-        yield ENTRIES[0].advice(
+        yield PROBLEMS[0].advice(
             f"the step waits for the device {times(one.times)} a step: {one.reason}"
             + (f"; it rules out {tiers}" if tiers else ""),
             component=one.component,

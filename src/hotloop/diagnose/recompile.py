@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hotloop import events as ev
 from hotloop.diagnose.compiles import Recompile, count, is_breaks, recompiles
 from hotloop.diagnose.guards import Guard, guard_of
-from hotloop.diagnose.recompile_words import ENTRIES, entry_of, what_of
+from hotloop.diagnose.recompile_words import PROBLEMS, problem_of, what_of
 from hotloop.diagnose.sizes import kind_of_sizes
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hotloop.diagnose.advice import Advice
     from hotloop.diagnose.case import Case
 
-__all__ = ["ENTRIES", "find", "grouped"]
+__all__ = ["PROBLEMS", "find", "grouped"]
 
 _WHOLE = frozenset({"grad_mode", "threads", "precision", "setting", "train_eval", "size"})
 """Causes that meet many places of a component at once: a mode, or a size that every frame and argument sees."""
@@ -27,8 +27,8 @@ def find(case: Case) -> Iterator[Advice]:
     """Give one advice for each thing that changed."""
     for kind, group in grouped(case):
         first = next((one.event for one, _ in group if one.event.file), group[0][0].event)
-        entry = entry_of(kind)
-        yield entry.advice(
+        problem = problem_of(kind)
+        yield problem.advice(
             what_of(kind, [guard for _, guard in group]),
             component=first.component,
             file=first.file,
