@@ -90,6 +90,21 @@ def test_the_ways_in_figures():
     assert "rules out eager+graph" in the("host_sync").what
 
 
+def test_steps_that_nobody_planned_are_said_to_be_assumed():
+    document = loaded("never_pays")
+    assert "2,000 are planned" in str(*diagnose(document))
+    del document["settings"]
+    assert "nobody said how many; 1,000 assumed" in str(*diagnose(document))
+
+
+def test_a_break_that_torch_asks_for_in_its_own_code_is_nobodys_to_mend():
+    document = loaded("graph_break-asked")
+    for event in document["events"]:
+        if event["kind"] == "graph_break":
+            event["file"] = "site-packages/torch/optim/optimizer.py"
+    assert diagnose(document) == []
+
+
 def test_only_the_way_that_was_asked_for_is_weighed():
     ways = {"eager": {"step_ms": 1.0}, "aot_eager": {"step_ms": 2.0}, "default": {"step_ms": 3.0}}
     both = diagnose({"measurements": {"ways": ways}})

@@ -54,10 +54,15 @@ class Case:
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
+    def planned(self) -> int | None:
+        """How many steps are planned; None where nobody said."""
+        total = self.settings.get("total_steps")
+        return total if type(total) is int and total > 0 else None
+
+    @property
     def steps(self) -> int:
-        """How many steps are planned."""
-        planned = self.settings.get("total_steps")
-        return planned if isinstance(planned, int) and planned > 0 else DEFAULT_STEPS
+        """How many steps costs are weighed over: those that are planned, else `DEFAULT_STEPS`."""
+        return self.planned or DEFAULT_STEPS
 
     def causes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Give each cause that the components' status names, with the component's name."""

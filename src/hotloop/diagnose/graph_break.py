@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["PROBLEMS", "find"]
 
 _INSTALLED = re.compile(r"(?:^|[/\\])(?:lib[/\\]python3|Lib[/\\]|site-packages[/\\]|dist-packages[/\\])")
+_TORCHS = re.compile(r"(?:^|[/\\])site-packages[/\\]torch[/\\]")
 _OUTER = "step_unsupported"
 """torch's reason for the line that calls a function which breaks inside."""
 _Place = tuple[str | None, str | None, int | None]
@@ -32,7 +33,7 @@ def find(case: Case) -> Iterator[Advice]:
         if (event.component, event.file, event.line) not in stays_eager:
             groups.setdefault((event.component, event.file, event.line), []).append(event)
     for group in groups.values():
-        if not _is_echo(group, groups):
+        if not _is_no_news(group, groups):
             by_line: dict[tuple[str | None, int | None], list[ev.GraphBreak]] = {}
             for event in group:
                 by_line.setdefault((event.by_file, event.by_line), []).append(event)
@@ -41,19 +42,20 @@ def find(case: Case) -> Iterator[Advice]:
                 yield _advice(case, lines)
 
 
-def _is_echo(group: list[ev.GraphBreak], groups: dict[_Place, list[ev.GraphBreak]]) -> bool:
-    """Tell a break that only repeats another one: the call of a function that broke, or that function traced apart.
+def _is_no_news(group: list[ev.GraphBreak], groups: dict[_Place, list[ev.GraphBreak]]) -> bool:
+    """Tell a break that only repeats another one, or that torch's own code asks for (its optimizers do).
 
-    What torch traces apart is a frame of its own: inside a library, no line of the program is known for it.
+    The call of a function that broke breaks again, and so does that function traced apart. What torch traces apart is a
+    frame of its own: inside a library, no line of the program is known for it.
     """
-    first = group[0]
+    first, led = group[0], any(event.by_file for event in group)
+    if not led and _TORCHS.search(first.file or "") and cause_of(first.reason, first.source).kind == "asked":
+        return True
+    others = [other for other in groups.values() if other is not group and other[0].component == first.component]
     if all(event.reason == _OUTER for event in group):
-        return any(other[0].component == first.component and other[0].reason != _OUTER for other in groups.values())
-    installed = not first.by_file and _INSTALLED.search(first.file or "") is not None
-    return installed and any(
-        other[0].component == first.component and other is not group and other[0].reason == first.reason
-        for other in groups.values()
-    )
+        return any(other[0].reason != _OUTER for other in others)
+    installed = not led and _INSTALLED.search(first.file or "") is not None
+    return installed and any(other[0].reason == first.reason for other in others)
 
 
 def _advice(case: Case, group: list[ev.GraphBreak]) -> Advice:

@@ -41,8 +41,9 @@ def find(case: Case) -> Iterator[Advice]:
             continue
         pays = math.ceil(cold * 1e3 / saves)
         if pays > case.steps:
+            planned = f"{case.steps:,} are planned" if case.planned else f"nobody said how many; {case.steps:,} assumed"
             yield PROBLEMS[0].advice(
                 f"{name} takes {figure(cold)} s to compile and saves {figure(saves)} ms a step: it pays after "
-                f"{pays:,} steps, {case.steps:,} are planned",
+                f"{pays:,} steps, {planned}",
                 seconds=cold - case.steps * saves / 1e3,
             )

@@ -121,7 +121,7 @@ def _guard_place(text: str) -> tuple[str, int] | None:
     if (found := last_user_frame(text)) is not None:
         return found
     for short, line in reversed(_GUARD_PLACE.findall(text)):
-        ending = os.sep + short.strip().removeprefix("./")
+        ending = os.sep + short.strip().removeprefix("./").replace("/", os.sep)
         known = [file for file in list(linecache.cache) if file.endswith(ending) and is_user_file(file)]
         if len(known) == 1:
             return known[0], int(line)
