@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.module import root_function
-from hotloop.apply.sizes import batch_size, mark_batch_dynamic
+from hotloop._torch.module import inlined_by, root_function
+from hotloop.apply.sizes import first_tensor, mark_batch_dynamic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -55,7 +55,8 @@ class Roots:
         self._make, self._by_size = make, by_size
         self.first = make()
         self._lock = threading.Lock()
-        self._sizes: dict[int | None, Root] = {}
+        self._rank: int | None = None
+        self._sizes: dict[int, Root] = {}
         self._further: Root | None = None
 
     @property
@@ -72,19 +73,24 @@ class Roots:
         """Give the root for a call, and where it is new and not the first, what differs, in torch's words."""
         if not self._by_size:
             return self.first, ""
-        name, size = batch_size(args, kwargs)
+        name, tensor = first_tensor(args, kwargs)
+        if tensor is None or tensor.ndim != self._rank:
+            if tensor is None or self._rank is not None:  # another kind of call: torch compiles it anew, static
+                return self.first, ""
+            self._rank = tensor.ndim
+        size = tensor.shape[0]
         found = self._sizes.get(size)
         if found is not None:
             return found, ""
         with self._lock:
             return self._unseen(name, size, args, kwargs)
 
-    def _unseen(self, name: str, size: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
-        if size is None or not self._sizes:
+    def _unseen(self, name: str, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
+        if not self._sizes:
             self._sizes[size] = self.first
             return self.first, ""
         differs = ""
-        if len(self._known()) < _OWN_SIZES:
+        if len(self._sizes) < _OWN_SIZES:
             self._sizes[size] = root = self._make()
             differs = self._differs(name, size)
         elif self._further is None:
@@ -97,12 +103,9 @@ class Roots:
             mark_batch_dynamic(args, kwargs, size)
         return root, differs
 
-    def _known(self) -> list[int]:
-        return [size for size in self._sizes if size is not None]
-
     def _differs(self, name: str, size: int) -> str:
-        known = " or ".join(map(str, [one for one in self._known() if one != size]))
-        return f"tensor {name!r} size mismatch at index 0. expected {known}, actual {size}"
+        known = " or ".join(map(str, [one for one in self._sizes if one != size]))
+        return f"tensor '{name}' size mismatch at index 0. expected {known}, actual {size}"
 
 
 _roots: collections.OrderedDict[Hashable, Roots] = collections.OrderedDict()
@@ -145,10 +148,10 @@ def roots_for(  # noqa: PLR0913 - what a compile is keyed by
 ) -> Roots:
     """Give the roots that ``target`` shares with its like, or with ``private_to`` some of its own, not kept."""
     name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
-    module = isinstance(target, torch.nn.Module)
+    module, inlined = isinstance(target, torch.nn.Module), inlined_by(target)
 
-    def make() -> Root:
-        function = root_function(name, module=module)
+    def make() -> Root:  # it outlives the target, which it must not hold
+        function = root_function(name, module=module, inlined=inlined)
         return Root(function, torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph))
 
     if private_to is not None:

@@ -1,4 +1,4 @@
-"""The batch size of a call: dim 0 of its first tensor."""
+"""The tensors of a call, of which the first tells its batch size."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-def batch_size(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, int | None]:
-    """Give the name and dim 0 of the first tensor that has one, as dynamo names it; no size where there is none.
+def first_tensor(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, torch.Tensor | None]:
+    """Give the first tensor of a call that has dimensions, with its name as dynamo says it; None where there is none.
 
-    It runs at every call of compiled code: 0.4 us for a tensor as first argument.
+    It runs at every call of compiled code: 0.1 us for a tensor as first argument.
     """
     if args and type(args[0]) is torch.Tensor and args[0].ndim:
-        return "args[0]", args[0].shape[0]
+        return "args[0]", args[0]
     for name, tensor in _tensors(args, kwargs):
         if tensor.ndim:
-            return name, tensor.shape[0]
+            return name, tensor
     return "", None
 
 

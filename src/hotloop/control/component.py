@@ -17,7 +17,7 @@ from hotloop._torch.module import eager_call
 from hotloop.apply import Cut, Root, Roots, roots_for
 from hotloop.control import rescue
 from hotloop.fallback import Ladder, LadderBackend, first_available
-from hotloop.observe import Tally, active, collector
+from hotloop.observe import Tally, active, collector, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,7 @@ class Lane:
         if not collector.listens():
             collector.install()
         tally, previous = self.tally, active.tally
-        root = self._root(target, args, kwargs)
+        root, differs = (self._roots.get(id(target)) or self.roots(target)).of(args, kwargs)
         before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
         active.tally = tally
         refused: Exception | None = None
@@ -98,30 +98,33 @@ class Lane:
             if active.window is not None or collector.due():
                 self._settle()
             active.tally = previous
+        if differs:
+            self._tell_size(target, root, differs)
         if refused is not None:
             return rescue.from_refusal(self, root, refused, (failed, before), target, args, kwargs)
-        if len(tally.failures) > failed:
-            self._tell(root, failed)
-        if tally.executed == before:
-            self.ran_eager(target, root)
+        self._look_at(target, root, failed, before)
         return result
 
-    def _root(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Root:
-        """Give the root for a call; where its batch size gets one of its own, that is told as the recompile it is."""
-        roots = self._roots.get(id(target)) or self.roots(target)
-        root, differs = roots.of(args, kwargs)
-        if differs:
-            module = isinstance(target, torch.nn.Module)
-            event = ev.Recompiled(
-                component=self.tally.component,
-                function=type(target).__name__ if module else getattr(target, "__name__", "function"),
-                file=None,
-                line=None,
-                reason=differs,
-                nth=len(roots.all()) - 1,
-            )
-            collector.emit(event, self.tally)
-        return root
+    def _look_at(self, target: Any, root: Root, failed: int, before: int) -> None:
+        """After a call: tell what tracing gave up in it, or that no graph ran."""
+        if len(self.tally.failures) > failed:
+            self._tell(root, failed)
+        if self.tally.executed == before:
+            self.ran_eager(target, root)
+
+    def _tell_size(self, target: Any, root: Root, differs: str) -> None:
+        """A batch size has got code of its own, which is told as the recompile that it is."""
+        compiled = [event for event in self.tally.events if isinstance(event, ev.Compiled)]
+        module = isinstance(target, torch.nn.Module)
+        event = explain.new_size(
+            root.function.__name__,
+            compiled[-1].frame if compiled else "",
+            type(target).__name__ if module else getattr(target, "__name__", "function"),
+            self.tally.component,
+            reason=differs,
+            nth=len(self.roots(target).all()) - 1,
+        )
+        collector.emit(event, self.tally)
 
     def _tell(self, root: Root, failed: int) -> None:
         """Say what tracing gave up in this call, and keep it for the next component that shares the root."""
