@@ -15,7 +15,7 @@ ROWS = 200
 """Pieces of advice that are shown; the others are counted."""
 EAGER = "eager"
 _LONG = 1_000
-_TIMES = "\N{MULTIPLICATION SIGN}"
+_TIMES = "x"
 _BY_ITSELF = {
     "mark_dynamic": "mark the sizes that vary as dynamic from the first batch on",
     "buckets": "pad batches to the suggested sizes, once it is told with what",
