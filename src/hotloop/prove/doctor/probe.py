@@ -1,0 +1,81 @@
+"""The child's program that looks at torch: one JSON object on its last line (`hotloop.prove.doctor.facts.Torch`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import torch
+
+from hotloop._torch.ledger import LEDGER, capability
+from hotloop.fallback import missing
+from hotloop.presets import PRESETS
+from hotloop.prove.doctor.facts import Gpu, Torch
+
+
+def main() -> None:
+    """Print what torch and its GPUs are."""
+    gpu_error, found = "", []
+    if torch.cuda.is_available():
+        try:
+            found = [_gpu(index) for index in range(torch.cuda.device_count())]
+        except RuntimeError as error:
+            gpu_error = str(error).strip().partition("\n")[0]
+    elif torch.version.cuda or torch.version.hip:
+        gpu_error = _why_not()
+    known = Torch(
+        version=str(torch.__version__),
+        cuda=torch.version.cuda,
+        hip=torch.version.hip,
+        architectures=tuple(torch.cuda.get_arch_list()),
+        gpu_error=gpu_error,
+        mps=torch.backends.mps.is_available(),
+        threads=torch.get_num_threads(),
+        missing={device: _missing(device) for device in (["cuda", "cpu"] if found else ["cpu"])},
+        capabilities=_lost(),
+        names=sum(":" in name.path for name in LEDGER),
+    )
+    print(json.dumps({"torch": dataclasses.asdict(known), "gpus": [dataclasses.asdict(each) for each in found]}))  # noqa: T201 - the answer
+
+
+def _gpu(index: int) -> Gpu:
+    facts = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    return Gpu(
+        name=facts.name,
+        capability=(facts.major, facts.minor),
+        architecture=str(getattr(facts, "gcnArchName", "")) if torch.version.hip else "",
+        memory_bytes=total,
+        free_bytes=free,
+        multiprocessors=facts.multi_processor_count,
+    )
+
+
+def _why_not() -> str:
+    """Give why CUDA does not start; empty where there is simply no GPU."""
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        text = str(error).strip().partition("\n")[0]
+        nothing = ("no NVIDIA driver", "No CUDA GPUs", "no CUDA-capable device", "No HIP GPUs")
+        return "" if any(phrase in text for phrase in nothing) else text
+    return ""
+
+
+def _missing(device: str) -> dict[str, str]:
+    lacking = {name: missing(preset, device) for name, preset in PRESETS.items()}
+    return {name: reason for name, reason in lacking.items() if reason}
+
+
+def _lost() -> dict[str, str]:
+    """Give the private names that this torch does not have, each with what is lost without it."""
+    found: dict[str, Any] = {}
+    for name in LEDGER:
+        if ":" in name.path and not capability(name.path, name.path).available:
+            found[name.path] = name.without or "a part of hotloop"
+    return found
+
+
+if __name__ == "__main__":
+    main()
