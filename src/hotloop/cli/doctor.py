@@ -42,7 +42,15 @@ def register(app: typer.Typer) -> None:
 
 def doctor(  # noqa: PLR0913 - one parameter an option
     target: Target = None,
-    preset: Annotated[str, typer.Option("--preset", metavar="NAME", help="The preset to compile with.")] = "default",
+    preset: Annotated[
+        str | None,
+        typer.Option(
+            "--preset",
+            metavar="NAME",
+            help="The preset to compile with.",
+            show_default="the compile that the program itself makes, else default",
+        ),
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps that each way to run is timed for.")] = 30,
     total_steps: Annotated[
         int | None, typer.Option("--total-steps", metavar="N", help="Steps that the real run will have.")
@@ -105,7 +113,7 @@ def _chosen(option: str, names: str | None, known: Iterable[str]) -> set[str]:
     return valid if ANY in wanted else set(wanted)
 
 
-def _document(target: str, preset: str, steps: int, total_steps: int | None) -> dict[str, Any]:
+def _document(target: str, preset: str | None, steps: int, total_steps: int | None) -> dict[str, Any]:
     """Give the record's document of a run that is on record, or of one made now, with its advice."""
     from hotloop import record  # noqa: PLC0415 - as above
 
