@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,10 +21,13 @@ class Case:
     Args:
         events: what was observed, in order.
         measurements: the record's; ``ways`` maps a way to run (``eager``, a preset, ``preset by blocks``, a tier) to
-            its figures ``step_ms``, ``cold_seconds``, ``peak_bytes``, as far as they were measured.
-        settings: the record's; ``total_steps`` is how many steps are planned.
-        environment: the record's: versions, device.
+            its figures ``step_ms``, ``cold_seconds``, ``peak_bytes``, as far as they were measured; ``shapes`` maps a
+            step's name to its census, as `hotloop.measure.Census.to_dict` gives it.
+        settings: the record's; ``total_steps`` is how many steps are planned, ``run`` the way that was asked for. With
+            a ``run`` that was measured, rules that weigh ways look at that one only.
+        environment: the record's: versions, device; ``HOTLOOP_DISABLE`` where it is set; ``device_memory_bytes``.
         components: each component's status, as ``hotloop.status`` gives it.
+        starts: how often the run was started; beyond 1, an earlier start of it could have filled the compile caches.
     """
 
     events: Sequence[ev.Event] = ()
@@ -31,6 +35,7 @@ class Case:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     environment: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     components: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    starts: int = 1
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Case:
@@ -41,6 +46,7 @@ class Case:
             settings=document.get("settings", {}),
             environment=document.get("environment", {}),
             components=document.get("components", {}),
+            starts=starts if isinstance(starts := document.get("starts"), int) else 1,
         )
 
     def of(self, kind: type[_E]) -> list[_E]:
@@ -53,11 +59,45 @@ class Case:
         planned = self.settings.get("total_steps")
         return planned if isinstance(planned, int) and planned > 0 else DEFAULT_STEPS
 
+    def causes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Give each cause that the components' status names, with the component's name."""
+        for name, status in self.components.items():
+            for cause in status.get("causes", ()) if isinstance(status, Mapping) else ():
+                yield name, cause
+
+    def source(self, file: str | None, line: int | None) -> str:
+        """Give the text of a line as far as the run noted it; empty where it did not."""
+        if not file:
+            return ""
+        for _, cause in self.causes():
+            if (cause.get("file"), cause.get("line")) == (file, line) and cause.get("source"):
+                return str(cause["source"])
+        noted = (event for event in self.events if getattr(event, "file", None) == file)
+        return next((text for one in noted if getattr(one, "line", None) == line and (text := _source(one))), "")
+
+    def measured_ways(self) -> dict[str, Mapping[str, Any]]:
+        """Give the ways that compile or capture and have a step time: the one asked for, where it is among them."""
+        ways = self.measurements.get("ways")
+        names = [name for name in ways if name != "eager"] if isinstance(ways, Mapping) else []
+        found = {name: self.way(name) for name in names if number(self.way(name).get("step_ms"))}
+        asked = self.settings.get("run")
+        return {asked: found[asked]} if isinstance(asked, str) and asked in found else found
+
     def way(self, name: str) -> Mapping[str, Any]:
         """Give the figures of one way to run, empty where it was not measured."""
         ways = self.measurements.get("ways")
         found = ways.get(name, {}) if isinstance(ways, Mapping) else {}
         return found if isinstance(found, Mapping) else {}
+
+
+def number(value: object) -> float | None:
+    """Read a positive finite number; None for everything else, which a record may hold as well."""
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if known and 0 < value < math.inf else None  # type: ignore[operator,arg-type]
+
+
+def _source(event: ev.Event) -> str:
+    return str(getattr(event, "source", ""))
 
 
 def _events(entries: Sequence[Mapping[str, Any]]) -> Iterator[ev.Event]:

@@ -1,0 +1,42 @@
+"""Steps failed in their tier, and were undone and run eagerly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hotloop import events as ev
+from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.words import count, several
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hotloop.diagnose.advice import Advice
+    from hotloop.diagnose.case import Case
+
+RULE = "step_undone"
+ENTRIES = (
+    Entry(
+        rule=RULE,
+        kind=RULE,
+        symptom="a step failed in its tier and was undone",
+        cause="compiled or captured code failed where eager does not; no parameter had been written, so eager ran it",
+        cost="the step twice, and the tier from then on",
+        change="mend what the reason names, or choose a tier below it: run='eager'",
+        remedy="tier",
+    ),
+)
+
+
+def find(case: Case) -> Iterator[Advice]:
+    """Give one advice a tier and reason."""
+    groups: dict[tuple[str, str, str], list[ev.StepUndone]] = {}
+    for event in case.of(ev.StepUndone):
+        groups.setdefault((event.function, event.tier, event.reason), []).append(event)
+    for (function, tier, reason), group in groups.items():
+        yield ENTRIES[0].advice(
+            f"{count(len(group), 'step')} of {function} failed in {tier} and ran eagerly instead "
+            f"(step {several(one.step for one in group)}): {reason}",
+            component=group[0].component,
+            times=len(group),
+        )
