@@ -21,7 +21,7 @@ Target = Annotated[
     str | None,
     typer.Argument(
         metavar="[FILE.py:make | RUN]",
-        help="A function that gives a hotloop.Workload, or a run's record or folder; nothing looks at the machine.",
+        help="A function that gives a hotloop.Workload, or a run's record or folder. Without: the machine.",
     ),
 ]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page as well.")]
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def doctor(  # noqa: PLR0913 - one parameter an option
+def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
     target: Target = None,
     preset: Annotated[
         str | None,

@@ -79,11 +79,10 @@ def verdict(document: Mapping[str, Any]) -> str:
     said = [_of_way(best)] if best is not None else []
     if not entries:
         return " ".join([*said, "Nothing to mend was found."])
-    costs = _sum(entries)
-    many = count(len(entries), "finding")
     first = advice(entries[:1])[0]
+    many = f"{count(len(entries), 'finding')}, the worst {first.label.lower()}" if len(entries) > 1 else first.label
+    cost = f" ({', '.join(first.costs)})" if first.costs else ""
     start = f"fix {short_place(first.where, 1)} first" if first.where else f"first: {first.change}"
-    cost = f" {'costs' if len(entries) == 1 else 'cost'} {costs}" if costs else ""
     return " ".join([*said, f"{many}{cost}; {start.rstrip('.')}."])
 
 
@@ -138,10 +137,3 @@ def _of_way(row: WayRow) -> str:
     if row.against:
         return f"{row.name}: {row.against} eager."
     return f"{row.name}: {row.step} a step." if row.step else f"{row.name} was not timed."
-
-
-def _sum(entries: Sequence[Mapping[str, Any]]) -> str:
-    step = sum(max(0.0, number(entry.get("milliseconds")) or 0.0) for entry in entries)
-    once = sum(max(0.0, number(entry.get("seconds")) or 0.0) for entry in entries)
-    parts = [f"{seconds(step / 1e3)} a step"] if step else []
-    return " and ".join([*parts, *([f"{seconds(once)} once"] if once else [])])

@@ -31,12 +31,16 @@ def host_bound(run: Callable[[], Any], device: torch.device, step_seconds: float
         for _ in range(STEPS):
             run()
         torch.cuda.synchronize(device)
-    intervals = [
+    return judged(kernels_of(profile), STEPS, step_seconds)
+
+
+def kernels_of(profile: Any) -> list[tuple[float, float]]:
+    """Give the intervals of kernels and copies on the device, in microseconds, out of a profile."""
+    return [
         (event.time_range.start, event.time_range.end)
         for event in profile.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type.name == "CUDA" and not event.is_user_annotation
     ]
-    return judged(intervals, STEPS, step_seconds)
 
 
 def judged(intervals: Iterable[tuple[float, float]], steps: int, step_seconds: float) -> ev.HostBound | None:
@@ -44,12 +48,17 @@ def judged(intervals: Iterable[tuple[float, float]], steps: int, step_seconds: f
 
     Kernels of several streams overlap, so what counts is the union of their intervals.
     """
-    busy, end, kernels = 0.0, float("-inf"), 0
-    for begin, until in sorted(intervals):
-        busy += max(0.0, until - max(begin, end))
-        end = max(end, until)
-        kernels += 1
-    if not kernels or step_seconds <= 0:
+    known = list(intervals)
+    if not known or step_seconds <= 0:
         return None
-    share = min(1.0, busy / 1e6 / steps / step_seconds)
-    return ev.HostBound(busy=share, step_seconds=step_seconds, kernels=round(kernels / steps))
+    share = min(1.0, covered(known) / 1e6 / steps / step_seconds)
+    return ev.HostBound(busy=share, step_seconds=step_seconds, kernels=round(len(known) / steps))
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Give the length of the union of intervals."""
+    length, end = 0.0, float("-inf")
+    for begin, until in sorted(intervals):
+        length += max(0.0, until - max(begin, end))
+        end = max(end, until)
+    return length

@@ -73,9 +73,7 @@ class EagerLook:
                 )
             )
         for place, function in self._checkpoints.items():
-            found.append(
-                ev.CheckpointOutside(function=function, file=place[0], line=place[1], source=source_of(place))
-            )
+            found.append(ev.CheckpointOutside(function=function, file=place[0], line=place[1], source=source_of(place)))
         return found
 
     def _optimizer_begins(self, *_: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import inspect
@@ -17,6 +18,7 @@ from hotloop import events as ev
 from hotloop._torch.autograd import in_backward
 from hotloop._torch.dispatch import name_of, observing, tensors_in
 from hotloop._torch.frames import stack_of
+from hotloop.prove.doctor.busy import covered, kernels_of
 from hotloop.prove.doctor.eager_look import source_of
 
 if TYPE_CHECKING:
@@ -85,7 +87,8 @@ class EagerParts:
         if stack.compiled or stack.tracing or self._stepping or _arrives(operation, args, kwargs):
             self.compiled += stack.compiled
             return operation(*args, **kwargs)
-        part = self._backward if in_backward() else self._part(operation, stack)
+        backward = in_backward() or ".backward(" in source_of(stack.place)
+        part = self._backward if backward else self._part(operation, stack)
         part.operations += 1
         if self._device.type != "cpu":
             with torch.profiler.record_function(f"{_PROFILED}{id(part)}"):
@@ -161,7 +164,8 @@ def device_seconds(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
     with torch.profiler.profile(activities=activities) as profile:
         run()
         torch.cuda.synchronize()
-    averages = profile.key_averages()
-    ranges = {entry.key: entry.device_time_total / 1e6 for entry in averages if entry.key.startswith(_PROFILED)}
-    kernels = sum(entry.self_device_time_total for entry in averages if not entry.key.startswith(_PROFILED))
-    return ranges, kernels / 1e6
+    ranges: collections.Counter[str] = collections.Counter()
+    for event in profile.events() or ():
+        if event.name.startswith(_PROFILED) and event.device_type.name == "CPU":
+            ranges[event.name] += event.device_time_total / 1e6
+    return dict(ranges), covered(kernels_of(profile)) / 1e6

@@ -42,7 +42,7 @@ _LONG_COMPILE_S = 600.0
 """Where the whole took longer to compile, blocks are not tried: the user did not ask to wait twice."""
 
 
-def examine(  # noqa: PLR0913 - one parameter an option
+def examine(
     name: str,
     *,
     preset: str | None = None,
@@ -137,30 +137,36 @@ class _Examination:
 
     def _compile(self, ways: Ways) -> list[Way]:
         """Compile, run real steps, and look at one of them; then by blocks, where there are any and time is left."""
-        self._say(f"compiling with {ways.name}" if not ways.as_given else "the program's own compile")
-        way = ways.compiled()
-        with hotloop.watch() as events, way.running(), self._failing(way), self._peak(way):
-            self._pass(way, events, self._count)
-            components = ways.components()
-            if not ways.as_given or components:
-                self._record.update("components", **components)
-            if not way.failed:
-                self._look_at_compiled(way, ways)
-        blocks = None if way.failed or sum(way.first) > _LONG_COMPILE_S else ways.by_blocks(components)
+        self._say("the program's own compile" if ways.as_given else f"compiling with {ways.name}")
+        with hotloop.watch() as events:
+            way = ways.compiled()
+            with way.running():
+                noted = self._pass(way, events)
+                components = ways.components()
+        self._add(events[noted:], self._step)
+        self._record.update("components", **components)
+        if way.failed:
+            return [way]
+        with way.running():
+            self._look_at_compiled(way, ways)
+        blocks = None if sum(way.first) > _LONG_COMPILE_S else ways.by_blocks(components)
         if blocks is None:
             return [way]
         self._say("compiling by blocks")
         with blocks.running(), self._failing(blocks), self._peak(blocks):
-            self._pass(blocks, [], WARM_UP + 1)
+            for _ in range(WARM_UP + 1):
+                self._one(blocks)
         return [way, blocks]
 
-    def _pass(self, way: Way, events: Sequence[Event], steps: int) -> None:
-        """Run steps one after another, as a run would, and note what is observed in each."""
+    def _pass(self, way: Way, events: Sequence[Event]) -> int:
+        """Run steps one after another, as a run would, and note what is observed in each; gives how many that were."""
         noted = 0
-        for _ in range(steps):
-            self._one(way)
-            fresh, noted = events[noted:], len(events)
-            self._add(fresh, self._step)
+        with self._failing(way), self._peak(way):
+            for _ in range(self._count):
+                self._one(way)
+                self._add(events[noted:], self._step)
+                noted = len(events)
+        return noted
 
     def _look_at_compiled(self, way: Way, ways: Ways) -> None:
         """See what of a step runs outside of compiled code; nothing to say where all of it does."""

@@ -69,9 +69,8 @@ def _none(machine: Machine) -> Iterator[Finding]:
         what = "Apple GPU (MPS): Inductor's support is new there, and hotloop captures no step on it"
         yield Finding("note", "gpu", what, "stay eager, or try preset default and compare")
     else:
-        yield Finding(
-            "note", "gpu", "no GPU: on a CPU with few cores a compile rarely pays", "measure: hotloop doctor FILE.py:make"
-        )
+        what = "no GPU: on a CPU with few cores a compile rarely pays"
+        yield Finding("note", "gpu", what, "measure: hotloop doctor FILE.py:make")
 
 
 def _update(machine: Machine) -> str:
@@ -85,7 +84,7 @@ def _generation(gpu: Gpu, architectures: tuple[str, ...]) -> Iterator[Finding]:
     found = next((each for each in _GENERATIONS if gpu.capability >= each[0]), None)
     if found is None:
         what = f"{gpu.name} (compute capability {version}) is too old for Triton, which needs 7.0: Inductor cannot run"
-        yield Finding("problem", "gpu", what, "use preset aot_eager or none, or tier eager+graph, which needs no Triton")
+        yield Finding("problem", "gpu", what, "use preset aot_eager or none, or tier eager+graph: no Triton is needed")
     else:
         yield Finding("ok", "gpu", f"{gpu.name}, {found[1]} (compute capability {version}): {found[2]}")
     if architectures and not _covered(gpu.capability, architectures):
@@ -103,7 +102,7 @@ def _generation(gpu: Gpu, architectures: tuple[str, ...]) -> Iterator[Finding]:
 
 
 def _covered(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
-    """Tell whether a build has kernels (sm_, of the same major and no newer minor) or code to be built from (compute_)."""
+    """Tell whether a build has kernels (sm_, same major, no newer minor) or code to build some from (compute_)."""
     for name in architectures:
         parsed = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name)
         if parsed is None:

@@ -55,7 +55,7 @@ def _gpu(index: int) -> Gpu:
 def _why_not() -> str:
     """Give why CUDA does not start; empty where there is simply no GPU."""
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
         text = str(error).strip().partition("\n")[0]
         nothing = ("no NVIDIA driver", "No CUDA GPUs", "no CUDA-capable device", "No HIP GPUs")

@@ -5,23 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
+from rich.table import Table
 from rich.text import Text
 
 from hotloop.prove.doctor.findings import LEVELS, Finding, Level
 from hotloop.report.text import line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _STYLES: dict[Level, str] = {"problem": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
-_WIDTH = max(len(level) for level in LEVELS) + 1
 _LONGEST = 600
 
 
 def draw(findings: Sequence[Finding]) -> RenderableType:
     """Draw findings, the most serious first, under one sentence that sums them up."""
-    return Group(Text(sentence(findings), style="bold"), *(each for one in findings for each in _finding(one)))
+    table = Table.grid(padding=(0, 1, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for one in findings:
+        table.add_row(Text(one.level, style=_STYLES[one.level]), _finding(one))
+    return Group(Text(f"{sentence(findings)}\n", style="bold"), table)
 
 
 def sentence(findings: Sequence[Finding]) -> str:
@@ -34,8 +38,6 @@ def sentence(findings: Sequence[Finding]) -> str:
     return f"{' and '.join(said)}{f'; first: {line(first, _LONGEST)}' if first else ''}."
 
 
-def _finding(one: Finding) -> Iterator[RenderableType]:
-    head = (f"{one.level:<{_WIDTH}}", _STYLES[one.level])
-    yield Text.assemble(head, (f"{one.topic}: ", "dim"), line(one.what, _LONGEST))
-    if one.remedy:
-        yield Padding(Text.assemble(("do: ", "dim"), line(one.remedy, _LONGEST)), (0, 0, 0, _WIDTH))
+def _finding(one: Finding) -> Text:
+    remedy = f"\ndo: {line(one.remedy, _LONGEST)}" if one.remedy else ""
+    return Text.assemble((f"{one.topic}: ", "dim"), line(one.what, _LONGEST), remedy)

@@ -73,7 +73,8 @@ class Ways:
         if not self.as_given:
             return list(self.targets.values())
         modules = [module for model in self.models.values() for module in model.modules() if _is_compiled(module)]
-        return modules + [inner for one in modules if isinstance(inner := getattr(one, "_orig_mod", None), torch.nn.Module)]
+        inner = [getattr(one, "_orig_mod", None) for one in modules]  # what torch.compile(model) wraps
+        return [*modules, *(one for one in inner if isinstance(one, torch.nn.Module))]
 
     def eager(self) -> Way:
         """The program without any compile, its own included."""
@@ -81,12 +82,9 @@ class Ways:
 
     @contextlib.contextmanager
     def _eagerly(self) -> Iterator[None]:
-        with paused(self.models.values()):
-            if not self.given:
-                yield
-                return
-            with torch.compiler.set_stance("force_eager"):
-                yield
+        # The stance is for what the program compiles without a module of its own, such as a loss function.
+        with paused(self.models.values()), torch.compiler.set_stance("force_eager"):
+            yield
 
     def compiled(self) -> Way:
         """The program compiled as it was asked for; compiles happen at its first steps."""
@@ -125,10 +123,11 @@ class Ways:
 
     def components(self) -> dict[str, Any]:
         """Give each component's status as a record has it, while its way is on; none of what torch alone compiles."""
-        found = hotloop.status(self.models if self.as_given else self.targets).components
+        known = self.targets
         if self.as_given:
-            found = {name: part for name, part in found.items() if part.requested != "none"}
-        return {name: part.to_dict() for name, part in found.items()}
+            known = {name: model for name, model in self.models.items() if not _is_wrapper(model)}
+        found = hotloop.status(known).components
+        return {name: part.to_dict() for name, part in found.items() if not self.as_given or part.requested != "none"}
 
 
 def _targets(models: Mapping[str, torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:

@@ -1,0 +1,123 @@
+"""Each event that the doctor gathers, out of a real program on the CPU, with the user's line."""
+
+import sys
+
+import pytest
+from conftest import PROGRAMS
+
+from hotloop import events as ev
+from hotloop.prove.doctor import busy
+from hotloop.prove.doctor.examining import examine
+
+SAVED = {}
+
+
+@pytest.fixture
+def events(program):
+    """Examine a program once, and give the events of a class."""
+
+    def of(name, kind, preset="aot_eager"):
+        document = examine(program(name), preset=preset, steps=4)
+        return [entry for entry in document["events"] if entry["kind"] == kind.kind]
+
+    return of
+
+
+def test_a_clean_program_gives_compiles_and_its_loss_only(events, line_of):
+    document_events = events("clean", ev.Event)
+    assert document_events == []
+    found = events("clean", ev.EagerPart)
+    assert [(one["part"], one["file"], one["line"]) for one in found] == [("loss", str(PROGRAMS), line_of("LOSS"))]
+    assert found[0]["source"].startswith("loss = F.mse_loss(model(x), y)")
+    assert found[0]["operations"] >= 1
+    assert 0 < found[0]["share"] <= 1
+    assert found[0]["seconds"] > 0
+
+
+def test_host_syncs_have_their_line_and_how_often(events, line_of):
+    found = {(one["line"], one["reason"].partition(":")[0]): one for one in events("reads", ev.HostSync)}
+    assert found[line_of("READ"), "a value is read on the host"]["times"] == 2
+    assert found[line_of("PRINT"), "a tensor is printed or formatted"]["times"] == 1
+    assert (line_of("SIZE"), "the size of a result depends on the data") in found
+    assert {one["file"] for one in found.values()} == {str(PROGRAMS)}
+    assert {one["seconds"] for one in found.values()} == {None}  # on a CPU nobody waits
+
+
+def test_what_an_optimizer_keeps_on_the_host_is_no_sync(tmp_path):
+    path = tmp_path / "adam.py"
+    path.write_text(
+        "import torch, hotloop\n"
+        "def make():\n"
+        "    model = torch.nn.Linear(4, 1)\n"
+        "    optimizer = torch.optim.Adam(model.parameters(), foreach=False)\n"  # reads its step count on the host
+        "    def step(x):\n"
+        "        model(x).sum().backward()\n"
+        "        optimizer.step()\n"
+        "    return hotloop.Workload(model, optimizer, step, [torch.ones(2, 4)])\n"
+    )
+    document = examine(f"{path}:make", preset="none", steps=4)
+    assert not [one for one in document["events"] if one["kind"] == "host_sync"]
+
+
+def test_a_graph_break_and_recompiles_have_their_step_and_line(events, line_of):
+    found = events("breaks", ev.GraphBreak)
+    assert {(one["file"], one["line"]) for one in found} == {(str(PROGRAMS), line_of("BREAK"))}
+    assert all(one["step"] > 0 for one in found)
+    assert events("ragged", ev.Recompiled)
+
+
+def test_checkpointing_around_the_compiled_model_is_found_at_its_call(events, line_of):
+    found = events("checkpointed", ev.CheckpointOutside)
+    assert [(one["function"], one["file"], one["line"]) for one in found] == [
+        ("Net", str(PROGRAMS), line_of("CHECKPOINT"))
+    ]
+    assert "checkpoint(model, x" in found[0]["source"]
+    assert not events("clean", ev.CheckpointOutside)
+
+
+def test_a_head_that_the_program_leaves_eager_is_named(events, line_of):
+    found = {one["part"]: one for one in events("head_left", ev.EagerPart, preset=None)}
+    assert found["head"]["line"] == line_of("HEAD")
+    assert "body" not in found
+    assert found["head"]["share"] >= max(one["share"] for one in found.values())
+
+
+def test_settings_that_the_program_leaves_changed_name_the_line(events, line_of):
+    (found,) = events("deterministic", ev.SettingSwitched)
+    assert (found["setting"], found["file"], found["line"]) == ("deterministic", str(PROGRAMS), line_of("DETERMINISTIC"))
+    assert (found["before"], found["after"], found["by"]) == ("0", "2", "doctor_programs")
+    inside = events("grad_left_off", ev.SettingSwitched)
+    assert [(one["setting"], one["line"]) for one in inside] == [("backends.cudnn.benchmark", line_of("CUDNN"))]
+
+
+def test_a_framework_that_switches_tf32_on_is_named_and_the_program_itself_is_not(tmp_path, monkeypatch):
+    home = tmp_path / "lib" / "site-packages"
+    home.mkdir(parents=True)
+    framework = home / "some_framework.py"
+    framework.write_text("import torch\n\ndef prepare():\n    torch.set_float32_matmul_precision('high')\n")
+    monkeypatch.syspath_prepend(home)
+    program = tmp_path / "theirs.py"
+    body = (
+        "import torch, hotloop{0}\n"
+        "def make():\n"
+        "    {1}\n"
+        "    model = torch.nn.Linear(4, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters())\n"
+        "    return hotloop.Workload(model, optimizer, lambda x: model(x).sum().backward(), [torch.ones(2, 4)])\n"
+    )
+    program.write_text(body.format(", some_framework", "some_framework.prepare()"))
+    events = [one for one in examine(f"{program}:make", preset="none", steps=4)["events"]]
+    assert [(one["setting"], one["by"], one["file"], one["line"], one["after"]) for one in events] == [
+        ("float32_matmul_precision", "some_framework", str(framework), 4, "high")
+    ]
+    sys.modules["torch"].set_float32_matmul_precision("highest")
+    program.write_text(body.format("", "torch.set_float32_matmul_precision('high')"))
+    assert not examine(f"{program}:make", preset="none", steps=4)["events"]
+
+
+def test_how_busy_a_device_is_comes_from_the_union_of_its_kernels():
+    found = busy.judged([(0, 100), (50, 150), (400, 450), (400, 410)], 2, 1e-3)
+    assert (found.busy, found.kernels, found.step_seconds) == (pytest.approx(0.1), 2, 1e-3)
+    assert busy.judged([(0, 5_000)], 1, 1e-3).busy == 1.0  # a profile's clock may run ahead
+    assert busy.judged([], 1, 1e-3) is None
+    assert busy.judged([(0, 1)], 1, 0.0) is None
