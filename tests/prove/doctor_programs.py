@@ -59,8 +59,8 @@ def reads():
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            seen = loss.item() + float(loss)  # READ
-            print(f"loss {loss} {seen}")  # PRINT
+            seen = loss.item() + float(loss.detach())  # READ
+            print("targets", y, seen)  # PRINT
             kept = x[y[:, 0] > 0]  # SIZE
             return kept
 
@@ -93,9 +93,17 @@ def head_left():
         def forward(self, x):
             return self.head(self.body(x))  # HEAD
 
+    def of(model, optimizer):
+        def step(x, y):
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
     model = Wide()
     model.body.compile(backend="aot_eager")
-    return workload(model)
+    return workload(model, of)
 
 
 def wrapped():

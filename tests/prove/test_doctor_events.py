@@ -84,7 +84,11 @@ def test_a_head_that_the_program_leaves_eager_is_named(events, line_of):
 
 def test_settings_that_the_program_leaves_changed_name_the_line(events, line_of):
     (found,) = events("deterministic", ev.SettingSwitched)
-    assert (found["setting"], found["file"], found["line"]) == ("deterministic", str(PROGRAMS), line_of("DETERMINISTIC"))
+    assert (found["setting"], found["file"], found["line"]) == (
+        "deterministic",
+        str(PROGRAMS),
+        line_of("DETERMINISTIC"),
+    )
     assert (found["before"], found["after"], found["by"]) == ("0", "2", "doctor_programs")
     inside = events("grad_left_off", ev.SettingSwitched)
     assert [(one["setting"], one["line"]) for one in inside] == [("backends.cudnn.benchmark", line_of("CUDNN"))]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +12,6 @@ import typer
 from rich.console import Console
 
 from hotloop.errors import ConfigError, HotloopError
-from hotloop.presets import expected
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -109,7 +110,9 @@ def _chosen(option: str, names: str | None, known: Iterable[str]) -> set[str]:
     valid = set(known)
     for name in wanted:
         if name != ANY and name not in valid:
-            raise ConfigError(f"{option} {names}: {name!r} does not exist: {expected(name, [*valid, ANY])}")
+            raise ConfigError(
+                f"{option} {names}: {name!r} does not exist: expected any, or of {', '.join(sorted(valid))}"
+            )
     return valid if ANY in wanted else set(wanted)
 
 
@@ -120,7 +123,8 @@ def _document(target: str, preset: str | None, steps: int, total_steps: int | No
     if not Path(target).exists() and ":" in target:
         from hotloop.prove.doctor.examining import examine  # noqa: PLC0415 - torch is loaded for this alone
 
-        return examine(target, preset=preset, steps=steps, total_steps=total_steps, say=_say)
+        with contextlib.redirect_stdout(sys.stderr):  # what the program prints is no result of ours
+            return examine(target, preset=preset, steps=steps, total_steps=total_steps, say=_say)
     if Path(target).suffix == ".py":
         raise ConfigError(f"hotloop doctor {target}: expected FILE.py:function, a function that gives a Workload")
     from hotloop.diagnose import diagnose  # noqa: PLC0415 - as above

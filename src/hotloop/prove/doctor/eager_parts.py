@@ -84,7 +84,8 @@ class EagerParts:
 
     def _operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stack = stack_of(inspect.currentframe())
-        if stack.compiled or stack.tracing or self._stepping or _arrives(operation, args, kwargs):
+        view = getattr(operation, "is_view", False)  # a view moves no data
+        if view or stack.compiled or stack.tracing or self._stepping or _arrives(operation, args, kwargs):
             self.compiled += stack.compiled
             return operation(*args, **kwargs)
         backward = in_backward() or ".backward(" in source_of(stack.place)
