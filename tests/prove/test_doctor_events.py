@@ -66,6 +66,23 @@ def test_a_graph_break_and_recompiles_have_their_step_and_line(events, line_of):
     assert events("ragged", ev.Recompiled)
 
 
+def test_the_odd_batch_of_a_long_epoch_is_met(program):
+    document = examine(program("long_epoch"), preset="aot_eager", steps=6)
+    (recompiled,) = [one for one in document["events"] if one["kind"] == "recompiled"]
+    assert "size mismatch at index 0. expected 4, actual 3" in recompiled["reason"]
+    census = document["measurements"]["shapes"]["plain"]
+    assert census["signatures"] == 2
+    assert {dim["dim"] for dim in census["varying_dims"]} == {0}
+
+
+def test_a_compile_that_is_passed_by_is_found(program):
+    document = examine(program("bypassed"), preset="aot_eager", steps=4)
+    (found,) = [one for one in document["events"] if one["kind"] == "no_effect"]
+    assert "never entered" in found["reason"]
+    assert document["components"]["model"]["state"] == "eager"
+    assert "no_effect" in [advice["rule"] for advice in document["advice"]]
+
+
 def test_checkpointing_around_the_compiled_model_is_found_at_its_call(events, line_of):
     found = events("checkpointed", ev.CheckpointOutside)
     assert [(one["function"], one["file"], one["line"]) for one in found] == [
@@ -110,7 +127,7 @@ def test_a_framework_that_switches_tf32_on_is_named_and_the_program_itself_is_no
         "    return hotloop.Workload(model, optimizer, lambda x: model(x).sum().backward(), [torch.ones(2, 4)])\n"
     )
     program.write_text(body.format(", some_framework", "some_framework.prepare()"))
-    events = [one for one in examine(f"{program}:make", preset="none", steps=4)["events"]]
+    events = examine(f"{program}:make", preset="none", steps=4)["events"]
     assert [(one["setting"], one["by"], one["file"], one["line"], one["after"]) for one in events] == [
         ("float32_matmul_precision", "some_framework", str(framework), 4, "high")
     ]

@@ -20,14 +20,15 @@ import torch
 import hotloop
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
-from hotloop.measure import StepClock, typical
+from hotloop.measure import Census, StepClock, signature, typical
 from hotloop.prove.doctor import busy
 from hotloop.prove.doctor.eager_look import EagerLook
 from hotloop.prove.doctor.eager_parts import EagerParts, device_seconds
+from hotloop.prove.doctor.odd import odd_batch
 from hotloop.prove.doctor.switches import Switches
 from hotloop.prove.doctor.ways import Way, Ways
 from hotloop.record import RunRecord
-from hotloop.step.workload import Workload, load_factory
+from hotloop.step.workload import Workload, arguments, load_factory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
     from hotloop.events import Event
 
 LEAST_STEPS, ROUNDS = 4, 3
+_AFTER_ODD = 3
+"""Steps from the odd batch to the end of the compiled ones: what it did to the full batches shows in them."""
 WARM_UP = 3
 """Eager steps before anything is timed: allocations, the optimizer's state, the libraries' own choices."""
 SEED = 0
-_LONG_COMPILE_S = 600.0
+_LONG_COMPILE_S = 120.0
 """Where the whole took longer to compile, blocks are not tried: the user did not ask to wait twice."""
 
 
@@ -89,6 +92,7 @@ class _Examination:
         self._workload: Workload
         self._batches: Iterator[Any]
         self._device = torch.device("cpu")
+        self._census = Census()
 
     def run(self, name: str, preset: str | None) -> None:
         """Do all of it."""
@@ -161,9 +165,10 @@ class _Examination:
     def _pass(self, way: Way, events: Sequence[Event]) -> int:
         """Run steps one after another, as a run would, and note what is observed in each; gives how many that were."""
         noted = 0
+        odd = odd_batch(self._workload.batches, self._step + self._count)
         with self._failing(way), self._peak(way):
-            for _ in range(self._count):
-                self._one(way)
+            for index in range(self._count):
+                self._one(way, odd if index == self._count - _AFTER_ODD else None)
                 self._add(events[noted:], self._step)
                 noted = len(events)
         return noted
@@ -203,9 +208,10 @@ class _Examination:
         self._wait()
         return [timing.seconds for timing in clock.take()][1:]
 
-    def _one(self, way: Way, *, note: bool = True) -> None:
-        """Run one step to its end; its time is noted, compiles and all."""
-        batch = next(self._batches)
+    def _one(self, way: Way, batch: Any = None, *, note: bool = True) -> None:
+        """Run one step to its end; its time is noted, compiles and all. Without a batch it takes the next."""
+        batch = next(self._batches) if batch is None else batch
+        self._census.note(signature(arguments(batch), {}))
         began = time.perf_counter()
         self._run(way, batch)
         self._wait()
@@ -255,7 +261,9 @@ class _Examination:
     def _finish(self, found: Sequence[Way], ways: Ways) -> None:
         graphs = _keeps_memory(ways.preset)
         figures = {way.name: _figures(way, with_peak=not (graphs and way.name.endswith("blocks"))) for way in found}
-        self._record.update("measurements", ways=figures, steps_done=self._step)
+        name = getattr(self._workload.step, "__name__", "step")
+        shapes = {name: self._census.to_dict()}
+        self._record.update("measurements", ways=figures, steps_done=self._step, shapes=shapes)
 
 
 def _figures(way: Way, *, with_peak: bool) -> dict[str, Any]:
