@@ -30,12 +30,12 @@ from hotloop.diagnose import (
 )
 from hotloop.diagnose.advice import REMEDIES, Advice, Remedy
 from hotloop.diagnose.case import Case
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["CATALOGUE", "REMEDIES", "RULES", "Advice", "Case", "Entry", "Remedy", "diagnose"]
+__all__ = ["CATALOGUE", "REMEDIES", "RULES", "Advice", "Case", "Problem", "Remedy", "diagnose"]
 
 RULES: dict[str, Callable[[Case], Iterable[Advice]]] = {
     "graph_break": graph_break.find,
@@ -62,29 +62,29 @@ RULES: dict[str, Callable[[Case], Iterable[Advice]]] = {
     "step_undone": step_undone.find,
 }
 """Every rule by name; each takes a case and gives what it finds."""
-CATALOGUE: tuple[Entry, ...] = (
-    *graph_break.ENTRIES,
-    *frame_eager.ENTRIES,
-    *recompile.ENTRIES,
-    *recompile_limit.ENTRIES,
-    *fallback.ENTRIES,
-    *no_effect.ENTRIES,
-    *container.ENTRIES,
-    *disabled.ENTRIES,
-    *slower_preset.ENTRIES,
-    *slower_regions.ENTRIES,
-    *never_pays.ENTRIES,
-    *cold_cache.ENTRIES,
-    *memory.ENTRIES,
-    *cudagraphs_skipped.ENTRIES,
-    *eager_part.ENTRIES,
-    *checkpoint_outside.ENTRIES,
-    *setting_switched.ENTRIES,
-    *host_bound.ENTRIES,
-    *host_sync.ENTRIES,
-    *tier_declined.ENTRIES,
-    *capture_dropped.ENTRIES,
-    *step_undone.ENTRIES,
+CATALOGUE: tuple[Problem, ...] = (
+    *graph_break.PROBLEMS,
+    *frame_eager.PROBLEMS,
+    *recompile.PROBLEMS,
+    *recompile_limit.PROBLEMS,
+    *fallback.PROBLEMS,
+    *no_effect.PROBLEMS,
+    *container.PROBLEMS,
+    *disabled.PROBLEMS,
+    *slower_preset.PROBLEMS,
+    *slower_regions.PROBLEMS,
+    *never_pays.PROBLEMS,
+    *cold_cache.PROBLEMS,
+    *memory.PROBLEMS,
+    *cudagraphs_skipped.PROBLEMS,
+    *eager_part.PROBLEMS,
+    *checkpoint_outside.PROBLEMS,
+    *setting_switched.PROBLEMS,
+    *host_bound.PROBLEMS,
+    *host_sync.PROBLEMS,
+    *tier_declined.PROBLEMS,
+    *capture_dropped.PROBLEMS,
+    *step_undone.PROBLEMS,
 )
 """What the rules can find, in the order of the catalogue (``docs/catalogue.md``)."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from hotloop.diagnose.words import count, figure, size
+from hotloop.diagnose.words import count, figure, safe, size
 
 Remedy = Literal["mark_dynamic", "buckets", "odd_batch_eager", "regions", "tier"]
 """What `hotloop.Loop` can do by itself: sizes made dynamic from the first batch on; batches padded to suggested sizes
@@ -26,7 +26,7 @@ class Advice:
 
     Args:
         rule: the rule that found it, as `hotloop.diagnose` and the catalogue name it: ``graph_break``.
-        kind: which of the rule's entries in the catalogue it is: ``item`` of ``graph_break``; the rule's own name
+        kind: which of the rule's problems in the catalogue it is: ``item`` of ``graph_break``; the rule's own name
             where it has one only.
         what: one sentence in the user's terms, with its figures.
         cause: why it is so, where that is not plain.
@@ -86,7 +86,7 @@ class Advice:
         lines = [("costs", self.cost), ("cause", self.cause), ("change", self.change)]
         if self.remedy is not None:
             lines.append(("hotloop.Loop", REMEDIES[self.remedy]))
-        return f"[{self.rule}] {head}{at}" + "".join(f"\n  {label}: {text}" for label, text in lines if text)
+        return safe(f"[{self.rule}] {head}{at}" + "".join(f"\n  {label}: {text}" for label, text in lines if text))
 
     def to_dict(self) -> dict[str, Any]:
         """Give the advice as plain JSON data."""

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import count
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 RULE = "capture_dropped"
 LEAST = 2
 """Once is a program that changes its phase; from here on it is a habit."""
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a captured step is recorded again and again",
@@ -41,7 +41,7 @@ def find(case: Case) -> Iterator[Advice]:
             continue
         steps = {event.step for event in group}
         again = [one for one in case.of(ev.Captured) if one.function == function and one.step > min(steps)]
-        yield ENTRIES[0].advice(
+        yield PROBLEMS[0].advice(
             f"the recording of {function} was dropped {count(len(group), 'time')}: {group[0].reason} changed",
             component=group[0].component,
             times=len(group),

@@ -41,11 +41,11 @@ class Case:
     def from_document(cls, document: Mapping[str, Any]) -> Case:
         """Take a run record's document; events of kinds that this version does not know are left out."""
         return cls(
-            events=tuple(_events(document.get("events", ()))),
-            measurements=document.get("measurements", {}),
-            settings=document.get("settings", {}),
-            environment=document.get("environment", {}),
-            components=document.get("components", {}),
+            events=tuple(_events(document.get("events") or ())),
+            measurements=document.get("measurements") or {},
+            settings=document.get("settings") or {},
+            environment=document.get("environment") or {},
+            components=document.get("components") or {},
             starts=starts if isinstance(starts := document.get("starts"), int) else 1,
         )
 
@@ -54,16 +54,23 @@ class Case:
         return [event for event in self.events if isinstance(event, kind)]
 
     @property
+    def planned(self) -> int | None:
+        """How many steps are planned; None where nobody said."""
+        total = self.settings.get("total_steps")
+        return total if type(total) is int and total > 0 else None
+
+    @property
     def steps(self) -> int:
-        """How many steps are planned."""
-        planned = self.settings.get("total_steps")
-        return planned if isinstance(planned, int) and planned > 0 else DEFAULT_STEPS
+        """How many steps costs are weighed over: those that are planned, else `DEFAULT_STEPS`."""
+        return self.planned or DEFAULT_STEPS
 
     def causes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Give each cause that the components' status names, with the component's name."""
         for name, status in self.components.items():
-            for cause in status.get("causes", ()) if isinstance(status, Mapping) else ():
-                yield name, cause
+            causes = status.get("causes") if isinstance(status, Mapping) else None
+            for cause in causes if isinstance(causes, list | tuple) else ():
+                if isinstance(cause, Mapping):
+                    yield name, cause
 
     def source(self, file: str | None, line: int | None) -> str:
         """Give the text of a line as far as the run noted it; empty where it did not."""
@@ -74,6 +81,12 @@ class Case:
                 return str(cause["source"])
         noted = (event for event in self.events if getattr(event, "file", None) == file)
         return next((text for one in noted if getattr(one, "line", None) == line and (text := _source(one))), "")
+
+    def waited_ms(self, file: str | None, line: int | None) -> float | None:
+        """Give what a step waited for the device at a line, in ms; None where it did not, or it was not measured."""
+        here = [one for one in self.of(ev.HostSync) if file and (one.file, one.line) == (file, line)]
+        known = [one.seconds for one in here if one.seconds is not None]
+        return max(known) * 1e3 if known else None
 
     def measured_ways(self) -> dict[str, Mapping[str, Any]]:
         """Give the ways that compile or capture and have a step time: the one asked for, where it is among them."""
@@ -108,5 +121,24 @@ def _events(entries: Sequence[Mapping[str, Any]]) -> Iterator[ev.Event]:
                 event = ev.from_dict(given)
             except ValueError:
                 continue
-            yield event
+            if _fits(event):
+                yield event
             break
+
+
+def _fits(event: ev.Event) -> bool:
+    """Tell whether each value is of its field's type: a record is a file, and anybody can have written it."""
+    return all(_is_a(str(field.type), getattr(event, field.name)) for field in dataclasses.fields(event))
+
+
+def _is_a(annotation: str, value: object) -> bool:
+    if value is None:
+        return annotation.endswith(" | None")
+    kind = annotation.removesuffix(" | None")
+    if kind.startswith("tuple"):
+        return isinstance(value, tuple) and all(isinstance(one, str) for one in value)
+    if kind == "float":
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, bool if kind == "bool" else str)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "checkpoint_outside"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="activation checkpointing wraps compiled code from outside",
@@ -34,7 +34,7 @@ def find(case: Case) -> Iterator[Advice]:
         groups.setdefault((event.component, event.file, event.line, event.function), []).append(event)
     for group in groups.values():
         event = group[0]
-        yield ENTRIES[0].advice(
+        yield PROBLEMS[0].advice(
             f"activation checkpointing wraps {event.function} from outside",
             component=event.component,
             file=event.file,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import count, figure
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "cold_cache"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a run that was started before compiles everything again",
@@ -35,7 +35,7 @@ def find(case: Case) -> Iterator[Advice]:
     misses = sum(event.cache_misses for event in compiled)
     if case.starts > 1 and misses and not any(event.cache_hits for event in compiled):
         seconds = sum(event.seconds for event in compiled if event.cache_misses)
-        yield ENTRIES[0].advice(
+        yield PROBLEMS[0].advice(
             f"start no. {case.starts} of this run found none of {count(misses, 'graph')} in the compile caches, and "
             f"compiled for {figure(seconds)} s",
             seconds=seconds,

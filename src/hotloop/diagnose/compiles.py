@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
@@ -43,3 +44,24 @@ def recompiles(case: Case) -> list[Recompile]:
 def count(group: Iterable[Recompile]) -> int:
     """Give how many times code was compiled; a backward compiled with its forward counts as one with it."""
     return sum(max(1, sum(one.phase == "forward" for one in each.compiles)) for each in group)
+
+
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_.*_at_(?P<line>\d+)$")
+_LEFT_BEHIND = re.compile(r"___stack\d+|___context_manager")
+
+
+def resumed_at(function: str) -> int | None:
+    """Give the line of the graph break behind which a function goes on; None for any other function."""
+    found = _RESUMED.match(function)
+    return int(found["line"]) if found else None
+
+
+def is_breaks(one: Recompile, broken: ev.GraphBreak) -> bool:
+    """Tell whether a recompile comes from a graph break: of what the break gave, or of what Lightning's log keeps."""
+    event = one.event
+    if event.component != broken.component:
+        return False
+    places = {(broken.file, broken.line), (broken.by_file, broken.by_line)}
+    if _LEFT_BEHIND.search(event.reason):
+        return (event.file, resumed_at(event.function)) in places
+    return "_ResultCollection.log" in broken.reason and "_results" in event.reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
 from hotloop.diagnose.no_effect import container_of
+from hotloop.diagnose.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "container"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a container was compiled, and reaches no graph",
@@ -35,7 +35,7 @@ def find(case: Case) -> Iterator[Advice]:
         if found := container_of(event.reason):
             groups.setdefault((event.component, found), []).append(event)
     for (component, name), group in groups.items():
-        yield ENTRIES[0].advice(
+        yield PROBLEMS[0].advice(
             f"{name} was compiled, but its compiled call reached no graph",
             component=component,
             file=group[0].file,

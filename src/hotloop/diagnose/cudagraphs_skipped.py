@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import count
 
 if TYPE_CHECKING:
@@ -21,50 +21,50 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+)[^\n]*(?:\n\s*([^\n]+))?')
 _TORCHS = re.compile(r"[/\\]torch[/\\]")
 
 
-def _entry(kind: str, symptom: str, cause: str, change: str) -> Entry:
-    return Entry(rule=RULE, kind=kind, symptom=symptom, cause=cause, cost=_COST, change=change, remedy="tier")
+def _problem(kind: str, symptom: str, cause: str, change: str) -> Problem:
+    return Problem(rule=RULE, kind=kind, symptom=symptom, cause=cause, cost=_COST, change=change, remedy="tier")
 
 
-ENTRIES = (
-    _entry(
+PROBLEMS = (
+    _problem(
         "cpu",
         "a tensor on the CPU keeps CUDA graphs out",
         "a CUDA graph holds GPU work only, and the model computes with a tensor on the CPU",
         "make the tensor on the GPU (device=x.device), or move it there once, outside the model",
     ),
-    _entry(
+    _problem(
         "devices",
         "tensors on several devices keep CUDA graphs out",
         "a CUDA graph is one device's",
         "keep each compiled component on one device",
     ),
-    _entry(
+    _problem(
         "mutation",
         "an input that is changed in place keeps CUDA graphs out",
         "the graph would change its own copy of the input, not the caller's",
         "copy the input inside the model before it is changed, or hold it as a buffer of the module",
     ),
-    _entry(
+    _problem(
         "dynamic",
         "dynamic shapes keep CUDA graphs out",
         "a CUDA graph is for exact sizes",
         "pad to a few sizes and compile with dynamic=False",
     ),
-    _entry(
+    _problem(
         "operator",
         "an operator keeps CUDA graphs out",
         "the operator waits for the host or depends on values, which a replay cannot do",
         "replace the operator (a mask instead of boolean indexing, torch.where instead of cond), or move it out of the "
         "model",
     ),
-    _entry(
+    _problem(
         "other",
         "CUDA graphs were left out",
         "Inductor names the reason",
         "mend what the reason names, or ask for preset default, which does without",
     ),
 )
-_BY_KIND = {entry.kind: entry for entry in ENTRIES}
+_BY_KIND = {problem.kind: problem for problem in PROBLEMS}
 _WORDS = (
     ("cpu device", "cpu"),
     ("multiple devices", "devices"),
@@ -97,7 +97,7 @@ def find(case: Case) -> Iterator[Advice]:
 
 
 def kind_of(reason: str) -> str:
-    """Give the entry for torch's reason."""
+    """Give the problem behind torch's reason."""
     return next((kind for word, kind in _WORDS if word in reason), "other")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "disabled"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="HOTLOOP_DISABLE is set",
@@ -32,6 +32,6 @@ def find(case: Case) -> Iterator[Advice]:
     value = str(case.environment.get("HOTLOOP_DISABLE", "") or "")
     if held:
         names = ", ".join(dict.fromkeys(name for name, _ in held))
-        yield ENTRIES[0].advice(f"{held[0][1]}: everything runs eager", component=names, times=len(held))
+        yield PROBLEMS[0].advice(f"{held[0][1]}: everything runs eager", component=names, times=len(held))
     elif value.strip().lower() not in _OFF:
-        yield ENTRIES[0].advice(f"HOTLOOP_DISABLE={value} is set: everything runs eager")
+        yield PROBLEMS[0].advice(f"HOTLOOP_DISABLE={value} is set: everything runs eager")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import count, figure, share
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 RULE = "eager_part"
 LEAST = 0.03
 """Of a step's work: below, compiling it would not be seen."""
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a head or loss is left eager",
@@ -39,7 +39,7 @@ def find(case: Case) -> Iterator[Advice]:
     for group in groups.values():
         event = group[-1]
         took = "" if event.seconds is None else f", {figure(event.seconds * 1e3)} ms a step"
-        yield ENTRIES[0].advice(
+        yield PROBLEMS[0].advice(
             f"{event.part} runs eager: {count(event.operations, 'operation')}, {share(event.share)} of the step's work"
             f"{took}",
             component=event.component,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import count
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "fallback"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind="failed",
         symptom="a preset failed, and a lower one runs",
@@ -24,7 +24,7 @@ ENTRIES = (
         cost="the speed of the lower rung instead of the preset's",
         change="mend what the reason names, or ask for the preset that runs: the failing one then costs no attempt",
     ),
-    Entry(
+    Problem(
         rule=RULE,
         kind="unavailable",
         symptom="this machine cannot run a preset",
@@ -32,7 +32,7 @@ ENTRIES = (
         cost="the speed of the lower rung instead of the preset's",
         change="install what is missing, or ask for the preset that runs",
     ),
-    Entry(
+    Problem(
         rule=RULE,
         kind="run_failed",
         symptom="compiled code failed while it ran, where eager does not",
@@ -42,7 +42,7 @@ ENTRIES = (
         remedy="tier",
     ),
 )
-_FAILED, _UNAVAILABLE, _RUN_FAILED = ENTRIES
+_FAILED, _UNAVAILABLE, _RUN_FAILED = PROBLEMS
 
 
 def find(case: Case) -> Iterator[Advice]:
@@ -58,7 +58,10 @@ def find(case: Case) -> Iterator[Advice]:
             component=", ".join(names) or None,
             times=len(names) or 1,
         )
+    undone = {event.reason for event in case.of(ev.StepUndone)}  # a rule of its own
     for one in case.of(ev.RunFailed):
+        if one.reason in undone:
+            continue
         yield _RUN_FAILED.advice(
             f"compiled code failed in its {one.phase} under preset {one.preset}: {one.reason}",
             component=one.component,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.breaks import cause_of
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.breaks import cause_of, what_of
+from hotloop.diagnose.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "frame_eager"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a whole function stays eager",
@@ -44,14 +44,17 @@ def find(case: Case) -> Iterator[Advice]:
         if function.startswith(_RESUMED):
             function = f"the rest of {function.removeprefix(_RESUMED).rpartition('_at_')[0]}"
         change = (
-            ENTRIES[0].change if known.kind == "other" else f"{known.change}; or move the line out of the try or with"
+            PROBLEMS[0].change if known.kind == "other" else f"{known.change}; or move the line out of the try or with"
         )
-        yield ENTRIES[0].advice(
-            f"{function} stays eager: {event.reason}",
+        why = event.reason if known.kind == "other" else what_of(known, event.reason)
+        yield PROBLEMS[0].advice(
+            f"{function} stays eager: {why}",
             component=event.component,
             file=event.file,
             line=event.line,
             source=source,
             times=len(group),
+            milliseconds=case.waited_ms(event.file, event.line),
+            cause=PROBLEMS[0].cause if "Unsupported" in event.reason else "torch's tracing failed in it",
             change=event.hint if known.kind == "other" and event.hint and not event.file else change,
         )

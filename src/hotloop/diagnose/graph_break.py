@@ -6,10 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.breaks import ENTRIES, cause_of, what_of
-from hotloop.diagnose.compiles import count, recompiles
-from hotloop.diagnose.guards import guard_of
-from hotloop.diagnose.words import count as counted
+from hotloop.diagnose.breaks import PROBLEMS, cause_of, what_of
+from hotloop.diagnose.compiles import count, is_breaks, recompiles, resumed_at
+from hotloop.diagnose.words import times as often
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,9 +16,12 @@ if TYPE_CHECKING:
     from hotloop.diagnose.advice import Advice
     from hotloop.diagnose.case import Case
 
-__all__ = ["ENTRIES", "find"]
+__all__ = ["PROBLEMS", "find"]
 
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_.*_at_(\d+)$")
+_INSTALLED = re.compile(r"(?:^|[/\\])(?:lib[/\\]python3|Lib[/\\]|site-packages[/\\]|dist-packages[/\\])")
+_TORCHS = re.compile(r"(?:^|[/\\])site-packages[/\\]torch[/\\]")
+_OUTER = "step_unsupported"
+"""torch's reason for the line that calls a function which breaks inside."""
 _Place = tuple[str | None, str | None, int | None]
 
 
@@ -31,7 +33,7 @@ def find(case: Case) -> Iterator[Advice]:
         if (event.component, event.file, event.line) not in stays_eager:
             groups.setdefault((event.component, event.file, event.line), []).append(event)
     for group in groups.values():
-        if not _is_echo(group, groups):
+        if not _is_no_news(group, groups):
             by_line: dict[tuple[str | None, int | None], list[ev.GraphBreak]] = {}
             for event in group:
                 by_line.setdefault((event.by_file, event.by_line), []).append(event)
@@ -40,44 +42,43 @@ def find(case: Case) -> Iterator[Advice]:
                 yield _advice(case, lines)
 
 
-def _is_echo(group: list[ev.GraphBreak], groups: dict[_Place, list[ev.GraphBreak]]) -> bool:
-    """Tell a break inside a library's function that was called at another break: tracing it apart breaks again.
+def _is_no_news(group: list[ev.GraphBreak], groups: dict[_Place, list[ev.GraphBreak]]) -> bool:
+    """Tell a break that only repeats another one, or that torch's own code asks for (its optimizers do).
 
-    Such a function is a frame of its own, so that no line of the program is known for it.
+    The call of a function that broke breaks again, and so does that function traced apart. What torch traces apart is a
+    frame of its own: inside a library, no line of the program is known for it.
     """
-    first = group[0]
-    installed = first.file is not None and not first.by_file and "/lib/python" in first.file.replace("\\", "/")
-    return installed and any(
-        other[0].component == first.component and other is not group and other[0].reason == first.reason
-        for other in groups.values()
-    )
+    first, led = group[0], any(event.by_file for event in group)
+    if not led and _TORCHS.search(first.file or "") and cause_of(first.reason, first.source).kind == "asked":
+        return True
+    others = [other for other in groups.values() if other is not group and other[0].component == first.component]
+    if all(event.reason == _OUTER for event in group):
+        return any(other[0].reason != _OUTER for other in others)
+    installed = not led and _INSTALLED.search(first.file or "") is not None
+    return installed and any(other[0].reason == first.reason for other in others)
 
 
 def _advice(case: Case, group: list[ev.GraphBreak]) -> Advice:
     told = next((one for one in group if not one.reason.startswith("generic_jump")), group[0])
-    entry = cause_of(told.reason, told.source)
+    problem = cause_of(told.reason, told.source)
     inside = told.by_file is not None
-    own = inside and entry.kind == "self_log"  # nobody looks for it in Lightning's own file
+    own = inside and problem.kind == "self_log"  # nobody looks for it in Lightning's own file
     file, line, source = (told.by_file, told.by_line, told.by_source) if own else (told.file, told.line, told.source)
-    what = what_of(entry, told.reason)
+    what = what_of(problem, told.reason)
     if inside and not own:
         what += f" in an installed package, called at {told.by_file}:{told.by_line}: {told.by_source}"
     parts = _resumed(case, told)
-    again = [
-        one
-        for one in recompiles(case)
-        if (one.event.function, one.event.component) in {(part.function, part.component) for part in parts}
-        and guard_of(one.event).cause == "break_value"
-    ]
+    again = [one for one in recompiles(case) if is_breaks(one, told)]
     if again:
-        what += f"; what it gives recompiled the code behind it {counted(len(again), 'time')}"
-    return entry.advice(
+        what += f"; the code behind it was recompiled {often(len(again))}, since what it gave changed"
+    return problem.advice(
         what,
         component=told.component,
         file=file,
         line=line,
         source=source,
         times=len(group),
+        milliseconds=case.waited_ms(file, line),
         compiles=len(parts) + count(again),
         seconds=sum(one.seconds for one in again),
     )
@@ -85,13 +86,12 @@ def _advice(case: Case, group: list[ev.GraphBreak]) -> Advice:
 
 def _resumed(case: Case, event: ev.GraphBreak) -> list[ev.Compiled]:
     """Give the first compiles of the code behind a break: torch names it by the line."""
+    places = {(event.file, event.line), (event.by_file, event.by_line)}
     return [
         one
         for one in case.of(ev.Compiled)
         if one.component == event.component
         and one.phase == "forward"
-        and one.file == event.file
         and one.frame.endswith("/0")
-        and (found := _RESUMED.match(one.function))
-        and int(found[1]) == event.line
+        and (one.file, resumed_at(one.function)) in places
     ]

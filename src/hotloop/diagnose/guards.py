@@ -17,7 +17,7 @@ class Guard:
     """A failed guard.
 
     Args:
-        cause: why the code did not fit, as the catalogue's entries of rule ``recompile`` name it; ``size`` before it is
+        cause: why the code did not fit, by the names of rule ``recompile`` in the catalogue; ``size`` before it is
             known which of them, and ``break_value`` for what a graph break left behind.
         subject: what it is about, as the program's author would write it: ``drop.p``, ``x``; empty for global settings.
         values: what was expected and what came, as far as the text tells.
@@ -45,17 +45,18 @@ _OBJECT = re.compile(
 _SIZES = re.compile(r"\.(?:size|stride)\(\)|\bsize\(|^(?:Eq|Ne|Mod)\(|(?:^|[^=])[<>]=?| % ")
 _SIZE_ONE = re.compile(r"^2 <= (?P<subject>[^<>]+?)\.size\(\)\[(?P<dim>\d+)\]$")
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\[(?P<quote>['\"])(?P<name>.+?)(?P=quote)\]")
+_KEYWORD = re.compile(r"\bkwargs\[['\"](?P<name>\w+)['\"]\]")
 _LOCAL = re.compile(r"^L\[(?P<quote>['\"])(?P<name>.+?)(?P=quote)\]")
 _MODULE_GLOBAL = re.compile(r"^G\[['\"]__import_.+?['\"]\]\.")
 _PLAIN_GLOBAL = re.compile(r"^G\[['\"](?P<name>.+?)['\"]\]")
 _INTEGER = re.compile(r"^-?\d+$")
 _FLOAT = re.compile(r"^-?(?:\d+\.\d*(?:e-?\d+)?|\d+e-?\d+|nan|inf)$")
 _GLOBAL_CAUSES = (
-    ("grad_mode", "grad_mode"),
-    ("inference_mode", "grad_mode"),
-    ("num_threads", "threads"),
-    ("autocast", "precision"),
-    ("default_dtype", "precision"),
+    ("grad_mode", "grad_mode", ""),
+    ("inference_mode", "grad_mode", ""),
+    ("num_threads", "threads", ""),
+    ("autocast", "precision", "autocast"),
+    ("default_dtype", "precision", "the default dtype"),
 )
 _TENSOR_CAUSES = {
     "size": "size",
@@ -64,7 +65,6 @@ _TENSOR_CAUSES = {
     "rank": "rank",
     "device": "device",
     "requires_grad": "requires_grad",
-    "dispatch key set": "grad_mode",
 }
 
 
@@ -72,7 +72,7 @@ def guard_of(event: Recompiled) -> Guard:
     """Read the failed guard of a recompile."""
     reason = event.reason.strip()
     if _BROKEN.search(reason):
-        return Guard("break_value")
+        return Guard("break_value", reason)
     readers: tuple[Callable[[str], Guard | None], ...] = (_global, _tensor, _length, _object, _size, _equal, _truth)
     for read in readers:
         if (found := read(reason)) is not None:
@@ -84,6 +84,7 @@ def name_of(text: str) -> str:
     """Give what a guard is about without torch's way to reach it: ``module._modules['drop'].p`` is ``drop.p``."""
     shown = _LOCAL.sub(lambda found: found["name"], text.strip())
     shown = _PLAIN_GLOBAL.sub(lambda found: found["name"], _MODULE_GLOBAL.sub("", shown))
+    shown = _KEYWORD.sub(lambda found: found["name"], shown)
     shown = _MEMBER.sub(lambda found: f".{found['name']}", shown)
     return shown.removeprefix("module.")
 
@@ -92,8 +93,8 @@ def _global(reason: str) -> Guard | None:
     if (found := _GLOBAL.match(reason)) is None:
         return None
     what = found["what"].strip()
-    cause = next((cause for word, cause in _GLOBAL_CAUSES if word in what), "setting")
-    return Guard(cause, "", (what,))
+    cause, subject = next(((cause, name) for word, cause, name in _GLOBAL_CAUSES if word in what), ("setting", what))
+    return Guard(cause, subject)
 
 
 def _tensor(reason: str) -> Guard | None:
@@ -104,7 +105,19 @@ def _tensor(reason: str) -> Guard | None:
     dim = int(found["dim"]) if found["dim"] else None
     if what in ("size", "rank", "stride", "dtype") and "_parameters[" in subject:
         return Guard("new_object", name_of(subject))  # parameters do not change their look: another one stands there
+    if what == "stride":
+        values = (f"stride {values[0]}", *values[1:]) if values else ()
+    if what == "dispatch key set":
+        return Guard(_key_cause(*values), name_of(subject), () if _key_cause(*values) == "grad_mode" else values)
     return Guard(_TENSOR_CAUSES[what], name_of(subject), values, dim)
+
+
+def _key_cause(before: str = "", after: str = "") -> str:
+    """Tell a tensor made in inference mode, which lacks autograd's keys, from one of another device or kind."""
+    first, second = (set(re.findall(r"\w+", keys)) for keys in (before, after))
+    if all("Autograd" in key or key == "ADInplaceOrView" for key in first ^ second):
+        return "grad_mode"
+    return "device" if {"Dense", "CPU", "CUDA", "Meta", "XPU", "MPS"} & (first ^ second) else "other"
 
 
 def _length(reason: str) -> Guard | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import count, figure, share
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 RULE = "host_bound"
 BUSY = 0.85
 """Share of a step in which the device works, above which there is little to gain."""
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="steps are host-bound: the device stands idle between kernels",
@@ -35,7 +35,7 @@ def find(case: Case) -> Iterator[Advice]:
     found = case.of(ev.HostBound)
     if found and found[-1].busy < BUSY:
         event = found[-1]
-        yield ENTRIES[0].advice(
+        yield PROBLEMS[0].advice(
             f"the device works {share(event.busy)} of a step of {figure(event.step_seconds * 1e3)} ms, in "
             f"{count(event.kernels, 'kernel')}",
             component=event.component,

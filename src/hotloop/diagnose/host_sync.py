@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import several, times
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "host_sync"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a step waits for the device at a line",
@@ -29,18 +29,22 @@ ENTRIES = (
 
 
 def find(case: Case) -> Iterator[Advice]:
-    """Give one advice a line; it says which tiers the same line rules out."""
+    """Give one advice a line, with the tiers that it rules out; a line that breaks a graph has its advice there."""
+    broken = {(event.file, event.line) for event in case.of(ev.GraphBreak)}
+    broken |= {(event.file, event.line) for event in case.of(ev.FrameEager)}
     declined: dict[tuple[str, int | None], list[str]] = {}
     for event in case.of(ev.TierDeclined):
         if event.file:
             declined.setdefault((event.file, event.line), []).append(event.tier)
     groups: dict[tuple[object, ...], list[ev.HostSync]] = {}
     for sync in case.of(ev.HostSync):
+        if sync.file and (sync.file, sync.line) in broken:
+            continue
         groups.setdefault((sync.component, sync.file, sync.line, sync.reason), []).append(sync)
     for group in groups.values():
         one = group[-1]
         tiers = several(declined.get((one.file or "", one.line), ()))
-        yield ENTRIES[0].advice(
+        yield PROBLEMS[0].advice(
             f"the step waits for the device {times(one.times)} a step: {one.reason}"
             + (f"; it rules out {tiers}" if tiers else ""),
             component=one.component,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop.diagnose.case import number
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import share, size
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ LEAST = 32 * 2**20
 """Bytes below which it matters to nobody."""
 NEAR = 0.9
 """Of the device's memory: beyond, the next longer batch may not fit."""
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind="more",
         symptom="compiled or captured steps need more memory than eager",
@@ -31,7 +31,7 @@ ENTRIES = (
         change="fewer shapes (buckets), a preset without CUDA graphs (default, aot_eager), or fewer components",
         remedy="tier",
     ),
-    Entry(
+    Problem(
         rule=RULE,
         kind="near_limit",
         symptom="the device's memory is nearly full",
@@ -40,7 +40,7 @@ ENTRIES = (
         change="a smaller batch, activation checkpointing, preset aot_eager, or fewer compiled components",
     ),
 )
-_MORE, _NEAR = ENTRIES
+_MORE, _NEAR = PROBLEMS
 
 
 def find(case: Case) -> Iterator[Advice]:

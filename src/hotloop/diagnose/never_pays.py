@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from hotloop.diagnose.case import number
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import figure
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "never_pays"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a compile never pays in the steps planned",
@@ -41,8 +41,9 @@ def find(case: Case) -> Iterator[Advice]:
             continue
         pays = math.ceil(cold * 1e3 / saves)
         if pays > case.steps:
-            yield ENTRIES[0].advice(
+            planned = f"{case.steps:,} are planned" if case.planned else f"nobody said how many; {case.steps:,} assumed"
+            yield PROBLEMS[0].advice(
                 f"{name} takes {figure(cold)} s to compile and saves {figure(saves)} ms a step: it pays after "
-                f"{pays:,} steps, {case.steps:,} are planned",
+                f"{pays:,} steps, {planned}",
                 seconds=cold - case.steps * saves / 1e3,
             )

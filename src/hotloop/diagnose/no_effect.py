@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 RULE = "no_effect"
 _COST = "all of it: the component runs eager"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind="bypassed",
         symptom="the model is trained, but its compiled call is never entered",
@@ -24,7 +24,7 @@ ENTRIES = (
         cost=_COST,
         change="call the model itself, model(x), or compile what is called: m.method = hotloop.compile(m.method)",
     ),
-    Entry(
+    Problem(
         rule=RULE,
         kind="no_graph",
         symptom="no tensor operation of a component reaches a graph",
@@ -32,7 +32,7 @@ ENTRIES = (
         cost=_COST,
         change="compile the module or function that does the work",
     ),
-    Entry(
+    Problem(
         rule=RULE,
         kind="transform",
         symptom="a compiled model is called under a transform of torch.func",
@@ -40,7 +40,7 @@ ENTRIES = (
         cost="these calls run eager",
         change="compile the function that applies the transform instead",
     ),
-    Entry(
+    Problem(
         rule=RULE,
         kind="copy",
         symptom="a copy of a compiled model is eager",
@@ -49,7 +49,7 @@ ENTRIES = (
         change="call hotloop.compile on the copy",
     ),
 )
-_BY_KIND = {entry.kind: entry for entry in ENTRIES}
+_BY_KIND = {problem.kind: problem for problem in PROBLEMS}
 CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
 
 
@@ -61,8 +61,8 @@ def find(case: Case) -> Iterator[Advice]:
             groups.setdefault((event.component, kind_of(event.reason)), []).append(event)
     for (component, kind), group in groups.items():
         event = next((one for one in group if one.file), group[0])
-        entry = _BY_KIND[kind]
-        yield entry.advice(
+        problem = _BY_KIND[kind]
+        yield problem.advice(
             event.reason,
             component=component,
             file=event.file,
@@ -76,7 +76,7 @@ def find(case: Case) -> Iterator[Advice]:
 
 
 def kind_of(reason: str) -> str:
-    """Give the entry for a reason."""
+    """Give the problem behind a reason."""
     if "never entered" in reason:
         return "bypassed"
     return "transform" if "transform of torch.func" in reason else "no_graph"

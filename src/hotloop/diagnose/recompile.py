@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.diagnose.compiles import Recompile, count, recompiles
+from hotloop import events as ev
+from hotloop.diagnose.compiles import Recompile, count, is_breaks, recompiles
 from hotloop.diagnose.guards import Guard, guard_of
-from hotloop.diagnose.recompile_words import ENTRIES, entry_of, what_of
+from hotloop.diagnose.recompile_words import PROBLEMS, problem_of, what_of
 from hotloop.diagnose.sizes import kind_of_sizes
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from hotloop.diagnose.advice import Advice
     from hotloop.diagnose.case import Case
 
-__all__ = ["ENTRIES", "find", "grouped"]
+__all__ = ["PROBLEMS", "find", "grouped"]
 
 _WHOLE = frozenset({"grad_mode", "threads", "precision", "setting", "train_eval", "size"})
 """Causes that meet many places of a component at once: a mode, or a size that every frame and argument sees."""
@@ -26,8 +27,8 @@ def find(case: Case) -> Iterator[Advice]:
     """Give one advice for each thing that changed."""
     for kind, group in grouped(case):
         first = next((one.event for one, _ in group if one.event.file), group[0][0].event)
-        entry = entry_of(kind)
-        yield entry.advice(
+        problem = problem_of(kind)
+        yield problem.advice(
             what_of(kind, [guard for _, guard in group]),
             component=first.component,
             file=first.file,
@@ -42,9 +43,10 @@ def find(case: Case) -> Iterator[Advice]:
 def grouped(case: Case) -> Iterator[tuple[str, Group]]:
     """Give each thing that changed, as the catalogue names it, with the recompiles that it caused."""
     groups: dict[tuple[object, ...], Group] = {}
+    broken_at = case.of(ev.GraphBreak)
     for one in recompiles(case):
         guard = guard_of(one.event)
-        if guard.cause != "break_value":  # the graph break's advice counts it
+        if not any(is_breaks(one, broken) for broken in broken_at):  # the graph break's advice counts it
             groups.setdefault(_key(one, guard), []).append((one, guard))
     for group in groups.values():
         cause = group[0][1].cause

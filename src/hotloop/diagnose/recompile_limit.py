@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.recompile import grouped
-from hotloop.diagnose.recompile_words import entry_of
+from hotloop.diagnose.recompile_words import problem_of
 from hotloop.diagnose.words import count
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "recompile_limit"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a function was compiled as often as torch allows",
@@ -43,16 +43,16 @@ def find(case: Case) -> Iterator[Advice]:
         kind, most = max(known, key=lambda each: len(each[1]), default=("", []))
         place = most[0].event if most else group[0]
         what = f"{function} was compiled as often as torch allows"
-        entry = ENTRIES[0]
+        problem = PROBLEMS[0]
         if most:
-            what += f"; {count(len(most), 'recompile')} came from one thing: {entry_of(kind).symptom}"
-        yield entry.advice(
+            what += f"; {count(len(most), 'recompile')} came from one thing: {problem_of(kind).symptom}"
+        yield problem.advice(
             what,
             component=component,
             file=place.file,
             line=place.line,
             source=case.source(place.file, place.line),
             times=len(group),
-            change=f"{entry_of(kind).change}. Do not raise the limit: it hides the cause" if most else entry.change,
-            remedy=entry_of(kind).remedy if most else None,
+            change=f"{problem_of(kind).change}. Do not raise the limit: it hides the cause" if most else problem.change,
+            remedy=problem_of(kind).remedy if most else None,
         )

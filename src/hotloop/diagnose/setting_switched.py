@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "setting_switched"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind="tf32",
         symptom="TF32 was switched on by a framework",
@@ -24,7 +24,7 @@ ENTRIES = (
         change='decide it yourself, before the first step: torch.set_float32_matmul_precision("highest") for float32, '
         '"high" for TF32',
     ),
-    Entry(
+    Problem(
         rule=RULE,
         kind="other",
         symptom="a setting of torch's was changed by somebody else",
@@ -43,8 +43,8 @@ def find(case: Case) -> Iterator[Advice]:
         groups.setdefault((event.setting, event.by, event.after), []).append(event)
     for group in groups.values():
         event = group[0]
-        entry = ENTRIES[0] if any(word in event.setting.lower() for word in _TF32) else ENTRIES[1]
-        yield entry.advice(
+        problem = PROBLEMS[0] if any(word in event.setting.lower() for word in _TF32) else PROBLEMS[1]
+        yield problem.advice(
             f"{event.by} changed {event.setting} from {event.before} to {event.after}",
             component=event.component,
             file=event.file,

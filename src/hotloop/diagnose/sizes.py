@@ -42,9 +42,12 @@ def _distinct(shapes: object, guards: Sequence[Guard]) -> int | None:
 
 def _varying(shapes: object) -> Iterable[Mapping[str, Any]]:
     for census in shapes.values() if isinstance(shapes, Mapping) else ():
-        yield from census.get("varying_dims", ()) if isinstance(census, Mapping) else ()
+        dims = census.get("varying_dims") if isinstance(census, Mapping) else None
+        yield from (dim for dim in dims if isinstance(dim, Mapping)) if isinstance(dims, list | tuple) else ()
 
 
 def _within(dim: Mapping[str, Any], sizes: Sequence[int]) -> bool:
-    least, most = dim.get("least"), dim.get("most")
-    return isinstance(least, int) and isinstance(most, int) and least <= min(sizes) and max(sizes) <= most
+    least, most, distinct = (dim.get(key) for key in ("least", "most", "distinct"))
+    if not (isinstance(least, int) and isinstance(most, int) and isinstance(distinct, int)):
+        return False
+    return least <= min(sizes) and max(sizes) <= most

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop.diagnose.case import number
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import figure
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 RULE = "slower_preset"
 NOISE = 1.03
 """Steps closer than this factor are not told apart."""
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a preset or tier is slower than eager",
@@ -39,7 +39,7 @@ def find(case: Case) -> Iterator[Advice]:
     for name, figures in case.measured_ways().items():
         took = number(figures.get("step_ms")) or 0.0
         if took > eager * NOISE:
-            yield ENTRIES[0].advice(
+            yield PROBLEMS[0].advice(
                 f"{name} takes {figure(took)} ms a step, eager {figure(eager)}: {figure(took / eager)} times as long",
                 milliseconds=took - eager,
                 seconds=number(figures.get("cold_seconds")) or 0.0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop.diagnose.case import number
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.slower_preset import NOISE
 from hotloop.diagnose.words import figure
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 RULE = "slower_regions"
 BY_BLOCKS = " by blocks"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="the choice of regions makes a step slower",
@@ -54,7 +54,7 @@ def _compared(case: Case, blocks: str, whole: str, asked: object) -> Advice | No
     if took <= best * NOISE or (took - best) * case.steps <= saved or asked == fast:
         return None
     regions = "whole" if fast == whole else "blocks"
-    return ENTRIES[0].advice(
+    return PROBLEMS[0].advice(
         f"{slow} takes {figure(took)} ms a step, {fast} {figure(best)} ms",
         milliseconds=took - best,
         change=f'compile with regions="{regions}"',

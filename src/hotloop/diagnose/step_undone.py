@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import count, several
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "step_undone"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a step failed in its tier and was undone",
@@ -34,9 +34,13 @@ def find(case: Case) -> Iterator[Advice]:
     for event in case.of(ev.StepUndone):
         groups.setdefault((event.function, event.tier, event.reason), []).append(event)
     for (function, tier, reason), group in groups.items():
-        yield ENTRIES[0].advice(
+        declined = next((one for one in case.of(ev.TierDeclined) if (one.function, one.tier) == (function, tier)), None)
+        yield PROBLEMS[0].advice(
             f"{count(len(group), 'step')} of {function} failed in {tier} and ran eagerly instead "
             f"(step {several(one.step for one in group)}): {reason}",
             component=group[0].component,
+            file=declined.file if declined else None,
+            line=declined.line if declined else None,
+            source=declined.source if declined else "",
             times=len(group),
         )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hotloop import events as ev
 from hotloop.diagnose.case import number
-from hotloop.diagnose.entry import Entry
+from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import several
 
 if TYPE_CHECKING:
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from hotloop.diagnose.case import Case
 
 RULE = "tier_declined"
-ENTRIES = (
-    Entry(
+PROBLEMS = (
+    Problem(
         rule=RULE,
         kind=RULE,
         symptom="a tier is declined",
@@ -29,11 +29,13 @@ ENTRIES = (
 
 
 def find(case: Case) -> Iterator[Advice]:
-    """Give one advice a reason and line, with all tiers that it rules out; what the host reads is another rule's."""
+    """Give one advice a reason and line, with all tiers that it rules out; host syncs and undone steps have rules."""
     waits = {(event.file, event.line) for event in case.of(ev.HostSync) if event.file}
     groups: dict[tuple[object, ...], list[ev.TierDeclined]] = {}
+    undone = {(event.function, event.tier, event.reason) for event in case.of(ev.StepUndone)}
     for event in case.of(ev.TierDeclined):
-        if (event.file, event.line) not in waits:
+        others = (event.file, event.line) in waits or (event.function, event.tier, event.reason) in undone
+        if not others:
             groups.setdefault((event.function, event.reason, event.file, event.line), []).append(event)
     eager = number(case.way("eager").get("step_ms"))
     for group in groups.values():
@@ -41,7 +43,7 @@ def find(case: Case) -> Iterator[Advice]:
         steps = [number(case.way(one.tier).get("step_ms")) for one in group]
         fastest = min((each for each in steps if each is not None), default=None)
         saves = eager - fastest if eager is not None and fastest is not None and fastest < eager else None
-        yield ENTRIES[0].advice(
+        yield PROBLEMS[0].advice(
             f"{several(one.tier for one in group)} of {event.function} was declined: {event.reason}",
             component=event.component,
             file=event.file,
@@ -49,5 +51,5 @@ def find(case: Case) -> Iterator[Advice]:
             source=event.source or case.source(event.file, event.line),
             milliseconds=saves,
             times=len(group),
-            change=event.hint or ENTRIES[0].change,
+            change=event.hint or PROBLEMS[0].change,
         )

@@ -47,3 +47,8 @@ def several(values: Iterable[object]) -> str:
     found = [str(value) for value in dict.fromkeys(values)]
     left = len(found) - _LISTED
     return ", ".join(found[:_LISTED]) + (f" and {left:,} more" if left > 0 else "")
+
+
+def safe(text: str) -> str:
+    """Take out what could harm a terminal or make text read as what it is not: a record is a file like any other."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else "\N{REPLACEMENT CHARACTER}" for sign in text)

@@ -25,6 +25,8 @@ _GUARD_COMMENT = re.compile(r"\s{2,}#\s")
 _GUARD_ADVICE = re.compile(r"\. Guard failed on a parameter, .*")
 _GUARD_PLACE = re.compile(r"# ([^#\n]+?):(\d+) in ")
 _ROOT_ARGUMENT = re.compile(r"\bargs\[(\d+)\]")
+_DECORATORS = 20
+"""Lines between the first decorator of a function and its ``def``, at most."""
 _LONGEST_REASON = 300
 _RAISED_BY = re.compile(r"^backend='.*' raised:$")
 
@@ -84,7 +86,7 @@ def _recompiled_event(
     if inlined is not None:
         reason = _ROOT_ARGUMENT.sub(lambda found: _argument(inlined.parameters, int(found[1])), reason)
         if is_user_file(inlined.file):
-            begins = inlined.file, inlined.line
+            begins = inlined.file, _def_line(inlined.file, inlined.line)
     file, line = _guard_place(text) or begins
     return ev.Recompiled(
         component=component,
@@ -96,6 +98,14 @@ def _recompiled_event(
         frame=metric.frame,
         source=_source(file, line),
     )
+
+
+def _def_line(file: str, line: int) -> int:
+    """Give the line of a function's ``def``; its code begins with the first decorator."""
+    for number in range(line, line + _DECORATORS):
+        if linecache.getline(file, number).lstrip().startswith(("def ", "async def ")):
+            return number
+    return line
 
 
 def _argument(names: tuple[str, ...], place: int) -> str:
@@ -111,7 +121,7 @@ def _guard_place(text: str) -> tuple[str, int] | None:
     if (found := last_user_frame(text)) is not None:
         return found
     for short, line in reversed(_GUARD_PLACE.findall(text)):
-        ending = os.sep + short.strip().removeprefix("./")
+        ending = os.sep + short.strip().removeprefix("./").replace("/", os.sep)
         known = [file for file in list(linecache.cache) if file.endswith(ending) and is_user_file(file)]
         if len(known) == 1:
             return known[0], int(line)

@@ -1,4 +1,4 @@
-"""An entry of the catalogue: what a rule finds, in the words that its advice uses as well."""
+"""A problem of the catalogue: what a rule finds, in the words that its advice uses as well."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Entry:
+class Problem:
     """One thing that a rule can find.
 
     Args:
         rule: the rule's name.
-        kind: the entry's name within the rule; the rule's own where it has one only.
+        kind: the problem's name within the rule; the rule's own where it has one only.
         symptom: what is seen, as a sentence without figures.
         cause: why it is so.
         cost: what it costs, in words; figures are the advice's.
@@ -34,6 +34,6 @@ class Entry:
     remedy: Remedy | None = None
 
     def advice(self, what: str, **fields: Any) -> Advice:
-        """Give advice in this entry's words; ``fields`` are the figures and the place, and more exact words."""
+        """Give advice in this problem's words; ``fields`` are the figures and the place, and more exact words."""
         words = {"cause": self.cause, "change": self.change, "remedy": self.remedy}
         return Advice(rule=self.rule, kind=self.kind, what=what, **{**words, **fields})
