@@ -179,6 +179,13 @@ def test_fail_on_of_the_machine(machine, names, code):
     assert doctor("--fail-on", names) == code
 
 
-def test_a_page_of_the_machine_is_refused(machine, tmp_path, capsys):
-    assert doctor("--html", tmp_path / "a.html") == 2
-    assert "use --json" in capsys.readouterr().err
+@pytest.mark.parametrize("args", [("--html", "a.html"), ("--steps", 4), ("--preset", "triton"), ("--total-steps", 9)])
+def test_what_is_no_option_of_the_machine_is_refused(machine, args, capsys):
+    assert doctor(*args) == 2
+    assert f"{args[0]} {args[1]}: not an option of a look at the machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("args", [("--steps", 4), ("--preset", "triton"), ("--quick",)])
+def test_what_is_no_option_of_a_record_is_refused(folder, args, capsys):
+    assert doctor(folder, *args) == 2
+    assert "not an option of" in capsys.readouterr().err

@@ -1,15 +1,15 @@
 """Each event that the doctor gathers, out of a real program on the CPU, with the user's line."""
 
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import PROGRAMS
 
 from hotloop import events as ev
 from hotloop.prove.doctor import busy
 from hotloop.prove.doctor.examining import examine
 
-SAVED = {}
+PROGRAMS = Path(__file__).with_name("doctor_programs.py")
 
 
 @pytest.fixture

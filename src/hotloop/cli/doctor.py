@@ -16,7 +16,7 @@ from hotloop.errors import ConfigError, HotloopError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-ANY = "any"
+ANY, STEPS = "any", 30
 
 Target = Annotated[
     str | None,
@@ -52,7 +52,10 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
             show_default="the compile that the program itself makes, else default",
         ),
     ] = None,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps that each way to run is timed for.")] = 30,
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", metavar="N", help="Steps that each way to run is timed for.", show_default=str(STEPS)),
+    ] = None,
     total_steps: Annotated[
         int | None, typer.Option("--total-steps", metavar="N", help="Steps that the real run will have.")
     ] = None,
@@ -66,8 +69,11 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
     Alone it judges the machine. With a workload it runs real steps, eager and compiled; with a run's record it reads.
     """
     if target is None:
-        _machine(fail_on, html, as_json=as_json, trials=not quick)
+        of_others = {"--preset": preset, "--steps": steps, "--total-steps": total_steps, "--html": html}
+        _refuse(of_others, "a look at the machine (hotloop doctor --json gives all of it)")
+        _machine(fail_on, as_json=as_json, trials=not quick)
         return
+    _refuse({"--quick": quick or None}, "a workload or a run")
     wanted = _chosen_rules(fail_on)
     document = _document(target, preset, steps, total_steps)
     _show(document, html, as_json=as_json)
@@ -76,11 +82,19 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
         raise typer.Exit(1)
 
 
-def _machine(fail_on: str | None, html: Path | None, *, as_json: bool, trials: bool) -> None:
+def _refuse(options: Mapping[str, Any], what: str) -> None:
+    """Refuse options that would change nothing.
+
+    Raises:
+        ConfigError: one was given.
+    """
+    if given := [f"{name} {value}" for name, value in options.items() if value is not None]:
+        raise ConfigError(f"hotloop doctor {' '.join(given)}: not an option of {what}")
+
+
+def _machine(fail_on: str | None, *, as_json: bool, trials: bool) -> None:
     from hotloop.prove.doctor import findings, gathering, judging, showing  # noqa: PLC0415 - loaded for this alone
 
-    if html is not None:
-        raise ConfigError(f"--html {html}: a page is of a workload or a run; for the machine use --json")
     serious = findings.LEVELS[:2]
     wanted = _chosen("--fail-on", fail_on, serious)
     machine = gathering.gather(trials=trials)
@@ -116,7 +130,7 @@ def _chosen(option: str, names: str | None, known: Iterable[str]) -> set[str]:
     return valid if ANY in wanted else set(wanted)
 
 
-def _document(target: str, preset: str | None, steps: int, total_steps: int | None) -> dict[str, Any]:
+def _document(target: str, preset: str | None, steps: int | None, total_steps: int | None) -> dict[str, Any]:
     """Give the record's document of a run that is on record, or of one made now, with its advice."""
     from hotloop import record  # noqa: PLC0415 - as above
 
@@ -124,9 +138,12 @@ def _document(target: str, preset: str | None, steps: int, total_steps: int | No
         from hotloop.prove.doctor.examining import examine  # noqa: PLC0415 - torch is loaded for this alone
 
         with contextlib.redirect_stdout(sys.stderr):  # what the program prints is no result of ours
-            return examine(target, preset=preset, steps=steps, total_steps=total_steps, say=_say)
+            return examine(
+                target, preset=preset, steps=STEPS if steps is None else steps, total_steps=total_steps, say=_say
+            )
     if Path(target).suffix == ".py":
         raise ConfigError(f"hotloop doctor {target}: expected FILE.py:function, a function that gives a Workload")
+    _refuse({"--preset": preset, "--steps": steps}, "a run that is on record")
     from hotloop.diagnose import diagnose  # noqa: PLC0415 - as above
 
     document = record.load(target)

@@ -264,6 +264,8 @@ class _Examination:
         name = getattr(self._workload.step, "__name__", "step")
         shapes = {name: self._census.to_dict()}
         self._record.update("measurements", ways=figures, steps_done=self._step, shapes=shapes)
+        if "step_ms" in (asked := figures.get(ways.name, {})):
+            self._record.update("measurements", steady_step_ms=asked["step_ms"], cold_seconds=asked["cold_seconds"])
 
 
 def _figures(way: Way, *, with_peak: bool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The last batch of an epoch, where it is smaller than the others: the usual cause of a recompile, met once an epoch."""
+"""The last batch of an epoch, where it is smaller than the others: most recompiles come from it, once an epoch."""
 
 from __future__ import annotations
 
