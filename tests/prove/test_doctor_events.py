@@ -1,12 +1,16 @@
 """Each event that the doctor gathers, out of a real program on the CPU, with the user's line."""
 
-import sys
+import types
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from hotloop import events as ev
 from hotloop.prove.doctor import busy
+from hotloop.prove.doctor.eager_look import EagerLook
+from hotloop.prove.doctor.eager_parts import EagerParts
 from hotloop.prove.doctor.examining import examine
 
 PROGRAMS = Path(__file__).with_name("doctor_programs.py")
@@ -131,7 +135,7 @@ def test_a_framework_that_switches_tf32_on_is_named_and_the_program_itself_is_no
     assert [(one["setting"], one["by"], one["file"], one["line"], one["after"]) for one in events] == [
         ("float32_matmul_precision", "some_framework", str(framework), 4, "high")
     ]
-    sys.modules["torch"].set_float32_matmul_precision("highest")
+    torch.set_float32_matmul_precision("highest")
     program.write_text(body.format("", "torch.set_float32_matmul_precision('high')"))
     assert not examine(f"{program}:make", preset="none", steps=4)["events"]
 
@@ -142,3 +146,56 @@ def test_how_busy_a_device_is_comes_from_the_union_of_its_kernels():
     assert busy.judged([(0, 5_000)], 1, 1e-3).busy == 1.0  # a profile's clock may run ahead
     assert busy.judged([], 1, 1e-3) is None
     assert busy.judged([(0, 1)], 1, 0.0) is None
+
+
+def test_on_a_gpu_a_read_of_what_is_on_the_host_is_no_sync():
+    look = EagerLook(torch.device("cuda"), [])
+    with look.looking():
+        torch.ones(3).sum().item()
+        str(torch.ones(2))
+    assert look.events() == []
+
+
+def test_on_a_gpu_each_part_has_a_range_of_its_own_in_the_profile():
+    model = torch.nn.Linear(4, 1)
+    parts = EagerParts({id(model): "model"}, torch.device("cuda"))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, parts.looking():
+        loss = F.mse_loss(model(torch.ones(2, 4)), torch.ones(2, 1))  # the part
+        loss.backward()
+    names = {event.name for event in profile.events() if event.name.startswith("hotloop eager part ")}
+    assert len(names) >= 2
+    assert busy.kernels_of(profile) == []
+    parts.profiled(dict.fromkeys(names, 0.5))
+    found = parts.events(4.0)
+    assert "loss" in [one.part for one in found]
+    assert sum(one.seconds for one in found) == pytest.approx(0.5 * len(names))  # the backward's is shared out
+    assert all(0 < one.share <= 1 for one in found)
+
+
+def test_annotations_of_a_profile_are_no_kernels():
+    def event(start, end, kind, *, note):
+        span = types.SimpleNamespace(start=start, end=end)
+        device = types.SimpleNamespace(name=kind)
+        return types.SimpleNamespace(time_range=span, device_type=device, is_user_annotation=note)
+
+    entries = [event(0, 9, "CPU", note=False), event(1, 3, "CUDA", note=False), event(0, 9, "CUDA", note=True)]
+    assert busy.kernels_of(types.SimpleNamespace(events=lambda: entries)) == [(1, 3)]
+
+
+def test_several_models_are_components_by_name(tmp_path):
+    path = tmp_path / "two.py"
+    path.write_text(
+        "import torch, hotloop\n"
+        "def make():\n"
+        "    models = [torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)]\n"
+        "    optimizers = [torch.optim.SGD(one.parameters()) for one in models]\n"
+        "    def step(x):\n"
+        "        models[1](models[0](x)).sum().backward()\n"
+        "        for one in optimizers: one.step()\n"
+        "    return hotloop.Workload(models, optimizers, step, [torch.ones(2, 4)])\n"
+    )
+    document = examine(f"{path}:make", preset="aot_eager", steps=4)
+    assert {name: part["state"] for name, part in document["components"].items()} == {
+        "model[0]": "compiled",
+        "model[1]": "compiled",
+    }

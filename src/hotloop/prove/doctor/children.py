@@ -33,7 +33,8 @@ def ask(arguments: Sequence[str], *, limit_s: float, environment: Mapping[str, s
         limit_s: seconds after which it is killed.
         environment: of the child; None takes this process's.
     """
-    command = [sys.executable, *arguments]
+    # -P: a file of the folder that the user stands in must not be taken for a module of Python's or torch's.
+    command = [sys.executable, "-P", *arguments]
     with subprocess.Popen(  # noqa: S603 - our own interpreter and module
         command,
         stdin=subprocess.DEVNULL,
@@ -76,5 +77,6 @@ def _read(code: int, out: str, err: str) -> Answer:
         return Answer(data)
     lines = [each.strip() for each in err.splitlines() if each.strip()]
     if code < 0:
-        return Answer(None, f"the process crashed with signal {signal.Signals(-code).name}"[:_LONGEST])
+        names = {one.value: one.name for one in signal.Signals}
+        return Answer(None, f"the process crashed with signal {names.get(-code, -code)}")
     return Answer(None, (lines[-1] if lines else f"it ended with exit code {code} and said nothing")[:_LONGEST])

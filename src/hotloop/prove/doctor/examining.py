@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import hotloop
+from hotloop._torch.settings import quiet_tracing
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
 from hotloop.measure import Census, StepClock, signature, typical
@@ -332,11 +333,12 @@ def _environment(device: torch.device) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep hotloop's own warnings off the log: what they would say becomes advice."""
+    """Keep hotloop's and dynamo's warnings off the log: what they would say becomes advice."""
     log = logging.getLogger("hotloop")
     before = log.level
     log.setLevel(logging.ERROR)
     try:
-        yield
+        with quiet_tracing():
+            yield
     finally:
         log.setLevel(before)

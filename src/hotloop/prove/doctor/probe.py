@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from typing import Any
 
 import torch
 
-from hotloop._torch.ledger import LEDGER, capability
+from hotloop._torch.ledger import LEDGER, PrivateName, capability
 from hotloop.fallback import missing
 from hotloop.presets import PRESETS
 from hotloop.prove.doctor.facts import Gpu, Torch
@@ -34,7 +35,7 @@ def main() -> None:
         threads=torch.get_num_threads(),
         missing={device: _missing(device) for device in (["cuda", "cpu"] if found else ["cpu"])},
         capabilities=_lost(),
-        names=sum(":" in name.path for name in LEDGER),
+        names=len(_looked_for()),
     )
     print(json.dumps({"torch": dataclasses.asdict(known), "gpus": [dataclasses.asdict(each) for each in found]}))  # noqa: T201 - the answer
 
@@ -70,11 +71,25 @@ def _missing(device: str) -> dict[str, str]:
 
 def _lost() -> dict[str, str]:
     """Give the private names that this torch does not have, each with what is lost without it."""
-    found: dict[str, Any] = {}
-    for name in LEDGER:
-        if ":" in name.path and not capability(name.path, name.path).available:
-            found[name.path] = name.without or "a part of hotloop"
-    return found
+    return {name.path: name.without or "a part of hotloop" for name in _looked_for() if not _is_there(name.path)}
+
+
+def _looked_for() -> list[PrivateName]:
+    """Give the names that can be looked for: not those that torch sets on objects while it traces."""
+    return [name for name in LEDGER if ":" in name.path or name.path.partition(".")[0] in _objects()]
+
+
+def _is_there(path: str) -> bool:
+    if ":" in path:
+        return capability(path, path).available
+    kind, _, attribute = path.partition(".")
+    return hasattr(_objects()[kind], attribute)
+
+
+@functools.cache
+def _objects() -> dict[str, Any]:
+    module = torch.nn.Linear(1, 1)
+    return {"Module": module, "Tensor": module.weight, "Optimizer": torch.optim.SGD(module.parameters())}
 
 
 if __name__ == "__main__":
