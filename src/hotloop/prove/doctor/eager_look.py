@@ -13,6 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from hotloop import events as ev
+from hotloop._torch.autograd import in_backward
 from hotloop._torch.dispatch import host_read, name_of, observing, tensors_in, user_place
 from hotloop._torch.frames import stack_of
 from hotloop._torch.replaced import replaced
@@ -114,16 +115,14 @@ class EagerLook:
 
     def _look_for_checkpoint(self) -> None:
         """Note a call of torch.utils.checkpoint that goes around a module which is compiled."""
+        if in_backward():  # its recomputation: the call itself was in the forward
+            return
         found = stack_of(inspect.currentframe()).checkpointed
         if found is None or found[0] in self._checkpoints:
             return
         inner = next((module for module in found[1] if id(module) in self._targets), None)
-        if inner is not None and not self._is_backward(found[0]):
+        if inner is not None:
             self._checkpoints[found[0]] = type(inner).__name__
-
-    def _is_backward(self, place: tuple[str, int]) -> bool:
-        """Tell whether a place is that of the recomputation: the call around it was seen in the forward."""
-        return bool(self._checkpoints) and ".backward(" in source_of(place)
 
 
 def source_of(place: tuple[str, int] | None) -> str:

@@ -21,7 +21,7 @@ import hotloop
 from hotloop._torch.settings import quiet_tracing
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
-from hotloop.measure import Census, StepClock, signature, typical
+from hotloop.measure import Census, StepClock, signature, spread, typical
 from hotloop.prove.doctor import busy
 from hotloop.prove.doctor.eager_look import EagerLook
 from hotloop.prove.doctor.eager_parts import EagerParts, device_seconds
@@ -205,6 +205,8 @@ class _Examination:
         for batch in batches:
             mark = clock.start()
             self._run(way, batch)
+            if self._device.type != "cuda":  # only there the clock reads the device's own time
+                self._wait()
             clock.stop(mark)
         self._wait()
         return [timing.seconds for timing in clock.take()][1:]
@@ -250,10 +252,8 @@ class _Examination:
         way.peak_bytes = torch.cuda.max_memory_allocated(self._device)
 
     def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        elif self._device.type == "mps":
-            torch.mps.synchronize()
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
 
     def _add(self, events: Sequence[Event], step: int | None = None) -> None:
         for event in events:
@@ -274,7 +274,7 @@ def _figures(way: Way, *, with_peak: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {"failed": way.failed} if way.failed else {}
     if way.samples:
         step = typical(way.samples, skip=0)
-        figures["step_ms"] = step * 1e3
+        figures |= {"step_ms": step * 1e3, "spread_ms": spread(way.samples, skip=0) * 1e3, "steps": len(way.samples)}
         figures["cold_seconds"] = sum(each - step for each in way.first if each > 2 * step)
     if way.peak_bytes is not None and with_peak:
         figures["peak_bytes"] = way.peak_bytes
