@@ -46,7 +46,8 @@ class AdviceRow:
 class WayRow:
     """One way to run the program. ``against`` is how many times as fast as eager it runs; ``note``: why it did not.
 
-    ``step`` is a typical step with the spread of the single ones, where that was measured.
+    ``step`` is a typical step with the spread of the single ones, where that was measured; ``cold`` what it took to get
+    there, and whether torch's caches had a part of it.
     """
 
     name: str
@@ -125,12 +126,13 @@ def _costs(entry: Mapping[str, Any]) -> list[str]:
 def _way(name: Any, entry: Mapping[str, Any], base: float | None) -> WayRow:
     step, cold, peak = (number(entry.get(key)) for key in ("step_ms", "cold_seconds", "peak_bytes"))
     spread = number(entry.get("spread_ms"))
+    cached = " (cached)" if number(entry.get("cache_hits")) else ""
     noise = "" if spread is None else f" \N{PLUS-MINUS SIGN} {seconds(spread / 1e3)}"
     return WayRow(
         name=line(name, 80),
         step="" if step is None else f"{seconds(step / 1e3)}{noise}",
         against=f"{figure(base / step, 3)}{_TIMES}" if base and step else "",
-        cold="" if cold is None else seconds(cold),
+        cold="" if cold is None else f"{seconds(cold)}{cached}",
         peak="" if peak is None else size(peak),
         note=line(entry.get("failed") or "", _LONG),
     )

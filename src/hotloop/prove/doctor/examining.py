@@ -21,6 +21,7 @@ import hotloop
 from hotloop._torch.settings import quiet_tracing
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
+from hotloop.events import Compiled
 from hotloop.measure import Census, StepClock, signature, spread, typical
 from hotloop.prove.doctor import busy
 from hotloop.prove.doctor.eager_look import EagerLook
@@ -149,6 +150,7 @@ class _Examination:
                 noted = self._pass(way, events)
                 components = ways.components()
         self._add(events[noted:], self._step)
+        way.cache_hits = _hits(events)
         self._record.update("components", **components)
         if way.failed:
             return [way]
@@ -158,9 +160,10 @@ class _Examination:
         if blocks is None:
             return [way]
         self._say("compiling by blocks")
-        with blocks.running(), self._failing(blocks), self._peak(blocks):
+        with hotloop.watch() as events, blocks.running(), self._failing(blocks), self._peak(blocks):
             for _ in range(WARM_UP + 1):
                 self._one(blocks)
+        blocks.cache_hits = _hits(events)
         return [way, blocks]
 
     def _pass(self, way: Way, events: Sequence[Event]) -> int:
@@ -276,9 +279,16 @@ def _figures(way: Way, *, with_peak: bool) -> dict[str, Any]:
         step = typical(way.samples, skip=0)
         figures |= {"step_ms": step * 1e3, "spread_ms": spread(way.samples, skip=0) * 1e3, "steps": len(way.samples)}
         figures["cold_seconds"] = sum(each - step for each in way.first if each > 2 * step)
+    if way.cache_hits:
+        figures["cache_hits"] = way.cache_hits
     if way.peak_bytes is not None and with_peak:
         figures["peak_bytes"] = way.peak_bytes
     return figures
+
+
+def _hits(events: Sequence[Event]) -> int:
+    """Count the graphs that came out of torch's caches: what was got ready with them was not got ready cold."""
+    return sum(event.cache_hits for event in events if isinstance(event, Compiled))
 
 
 def _keeps_memory(preset: str) -> bool:

@@ -31,6 +31,7 @@ class Way:
     samples: list[float] = dataclasses.field(default_factory=list)
     first: list[float] = dataclasses.field(default_factory=list)
     peak_bytes: int | None = None
+    cache_hits: int = 0
     failed: str = ""
 
 
