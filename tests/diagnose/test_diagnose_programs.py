@@ -44,6 +44,27 @@ def test_a_clean_program_gives_none(name):
     assert diagnose(document) == []
 
 
+def test_a_program_that_knows_nothing_of_hotloop():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.count = nn.Linear(4, 4), 1
+
+        def forward(self, x):
+            return self.linear(x) * self.count
+
+    model = Model()
+    compiled = torch.compile(model, backend="aot_eager")
+    with hotloop.watch() as events:
+        for model.count in (1, 2, 3):
+            compiled(torch.ones(2, 4)).sum().backward()
+    (advice,) = diagnose({"events": [event.to_dict() for event in events]})
+    assert (advice.rule, advice.kind, advice.component) == ("recompile", "int_attribute", None)
+    assert advice.compiles == 2
+    assert advice.source == "return self.linear(x) * self.count"
+    assert "self.count changed (it was 1, 2)" in advice.what
+
+
 @pytest.mark.parametrize(("sizes", "kind"), [((16, 7, 16), "ragged_batch"), ((16, 12, 9), "dynamic_lengths")])
 def test_a_loops_census_tells_lengths_from_an_odd_batch(sizes, kind):
     """torch makes the size dynamic at its second value, and says nothing of the others. A loop runs a new size eager

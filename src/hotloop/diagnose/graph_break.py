@@ -26,20 +26,21 @@ _Place = tuple[str | None, str | None, int | None]
 
 
 def find(case: Case) -> Iterator[Advice]:
-    """Give one advice a place that breaks graphs."""
-    stays_eager = {(one.component, one.file, one.line) for one in case.of(ev.FrameEager)}  # a rule of its own
+    """Give one advice a place that breaks graphs; inside an installed package, one a line that leads there."""
+    stays_eager = {(one.component, one.file, one.line) for one in case.of(ev.FrameEager) if one.file}  # its own rule's
     groups: dict[_Place, list[ev.GraphBreak]] = {}
     for event in case.of(ev.GraphBreak):
         if (event.component, event.file, event.line) not in stays_eager:
             groups.setdefault((event.component, event.file, event.line), []).append(event)
     for group in groups.values():
-        if not _is_no_news(group, groups):
-            by_line: dict[tuple[str | None, int | None], list[ev.GraphBreak]] = {}
-            for event in group:
-                by_line.setdefault((event.by_file, event.by_line), []).append(event)
-            known = [lines for (file, _), lines in by_line.items() if file]
-            for lines in known or [group]:
-                yield _advice(case, lines)
+        if _is_no_news(group, groups):
+            continue
+        leads: dict[tuple[str, int | None], list[ev.GraphBreak]] = {}
+        for event in group:
+            if event.by_file:
+                leads.setdefault((event.by_file, event.by_line), []).append(event)
+        for told in leads.values() or [group]:
+            yield _advice(case, told)
 
 
 def _is_no_news(group: list[ev.GraphBreak], groups: dict[_Place, list[ev.GraphBreak]]) -> bool:
