@@ -17,6 +17,7 @@ def test_ways_are_timed_apart_and_what_ran_is_on_record(program):
     assert list(ways) == ["eager", "aot_eager"]
     for figures in ways.values():
         assert figures["step_ms"] > 0
+        assert figures["step_ms_low"] <= figures["step_ms"] <= figures["step_ms_high"]
         assert figures["cold_seconds"] >= 0
         assert "peak_bytes" not in figures  # nobody can tell it honestly on a CPU
     assert ways["aot_eager"]["cold_seconds"] > ways["eager"]["cold_seconds"]

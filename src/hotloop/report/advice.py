@@ -46,8 +46,8 @@ class AdviceRow:
 class WayRow:
     """One way to run the program. ``against`` is how many times as fast as eager it runs; ``note``: why it did not.
 
-    ``step`` is a typical step with the spread of the single ones, where that was measured; ``cold`` what it took to get
-    there, and whether torch's caches had a part of it.
+    ``step`` is a typical step, with its 95% interval in milliseconds where that was measured; ``cold`` what it took to
+    get there, and whether torch's caches had a part of it.
     """
 
     name: str
@@ -125,12 +125,12 @@ def _costs(entry: Mapping[str, Any]) -> list[str]:
 
 def _way(name: Any, entry: Mapping[str, Any], base: float | None) -> WayRow:
     step, cold, peak = (number(entry.get(key)) for key in ("step_ms", "cold_seconds", "peak_bytes"))
-    spread = number(entry.get("spread_ms"))
+    low, high = number(entry.get("step_ms_low")), number(entry.get("step_ms_high"))
     cached = " (cached)" if number(entry.get("cache_hits")) else ""
-    noise = "" if spread is None else f" \N{PLUS-MINUS SIGN} {seconds(spread / 1e3)}"
+    between = "" if low is None or high is None else f" ({figure(low, 3)} to {figure(high, 3)})"
     return WayRow(
         name=line(name, 80),
-        step="" if step is None else f"{seconds(step / 1e3)}{noise}",
+        step="" if step is None else f"{seconds(step / 1e3)}{between}",
         against=f"{figure(base / step, 3)}{_TIMES}" if base and step else "",
         cold="" if cold is None else f"{seconds(cold)}{cached}",
         peak="" if peak is None else size(peak),

@@ -22,7 +22,7 @@ from hotloop._torch.settings import quiet_tracing
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
 from hotloop.events import Compiled
-from hotloop.measure import Census, StepClock, signature, spread, typical
+from hotloop.measure import Census, StepClock, interval, signature, typical
 from hotloop.prove.doctor import busy
 from hotloop.prove.doctor.eager_look import EagerLook
 from hotloop.prove.doctor.eager_parts import EagerParts, device_seconds
@@ -277,7 +277,10 @@ def _figures(way: Way, *, with_peak: bool) -> dict[str, Any]:
     figures: dict[str, Any] = {"failed": way.failed} if way.failed else {}
     if way.samples:
         step = typical(way.samples, skip=0)
-        figures |= {"step_ms": step * 1e3, "spread_ms": spread(way.samples, skip=0) * 1e3, "steps": len(way.samples)}
+        figures |= {"step_ms": step * 1e3, "steps": len(way.samples)}
+        low, high = interval(way.samples)
+        if math.isfinite(low) and math.isfinite(high):  # too few samples allow no such statement
+            figures |= {"step_ms_low": low * 1e3, "step_ms_high": high * 1e3}
         figures["cold_seconds"] = sum(each - step for each in way.first if each > 2 * step)
     if way.cache_hits:
         figures["cache_hits"] = way.cache_hits
