@@ -47,6 +47,28 @@ def test_host_syncs_have_their_line_and_how_often(events, line_of):
     assert {one["seconds"] for one in found.values()} == {None}  # on a CPU nobody waits
 
 
+def test_a_read_in_an_installed_package_has_the_programs_line(tmp_path, monkeypatch):
+    home = tmp_path / "lib" / "site-packages"
+    home.mkdir(parents=True)
+    (home / "some_metrics.py").write_text("def update(loss):\n    return loss.item()\n")
+    monkeypatch.syspath_prepend(home)
+    program = tmp_path / "measured.py"
+    program.write_text(
+        "import torch, hotloop, some_metrics\n"
+        "def make():\n"
+        "    model = torch.nn.Linear(4, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters())\n"
+        "    def step(x):\n"
+        "        loss = model(x).sum()\n"
+        "        loss.backward()\n"
+        "        some_metrics.update(loss.detach())\n"
+        "    return hotloop.Workload(model, optimizer, step, [torch.ones(2, 4)])\n"
+    )
+    (found,) = examine(f"{program}:make", preset="none", steps=4)["events"]
+    assert (found["file"], found["line"]) == (str(program), 8)
+    assert found["reason"].endswith("(in some_metrics.py:2, an installed package)")
+
+
 def test_what_an_optimizer_keeps_on_the_host_is_no_sync(tmp_path):
     path = tmp_path / "adam.py"
     path.write_text(

@@ -98,6 +98,7 @@ def test_a_record_without_advice_shows_none_of_it(document):
     view = build(older)
     assert (view.diagnosis, view.ways, view.advice) == ("", [], [])
     assert "Advice" not in shown(summary(older))
+    assert shown(draw_diagnosis(view)).startswith("Nothing to mend was found")
 
 
 def test_the_page_shows_it_escaped(tmp_path):

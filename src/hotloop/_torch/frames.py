@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.checkpoint
 
-from hotloop._torch.graphs import is_user_file
+from hotloop._torch.graphs import is_own_file, is_user_file
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -29,7 +29,8 @@ class Stack:
     Args:
         compiled: it runs in compiled code.
         tracing: it runs while dynamo traces, and is no work of the step.
-        place: file and line of the innermost frame of the user's own.
+        place: file and line of the innermost frame that is not torch's: of an installed package, or of the program.
+        own: file and line of the innermost frame of the program's own; `place` where there is none.
         modules: the modules whose call is going on, the outermost first.
         checkpointed: file and line of the call of ``torch.utils.checkpoint``, with the modules called inside of it.
     """
@@ -37,6 +38,7 @@ class Stack:
     compiled: bool
     tracing: bool
     place: tuple[str, int] | None
+    own: tuple[str, int] | None
     modules: tuple[torch.nn.Module, ...]
     checkpointed: tuple[tuple[str, int], tuple[torch.nn.Module, ...]] | None = None
 
@@ -44,6 +46,7 @@ class Stack:
 def stack_of(frame: FrameType | None) -> Stack:
     """Read the stack that ends in a frame."""
     place: tuple[str, int] | None = None
+    own: tuple[str, int] | None = None
     modules: list[Any] = []
     inside: tuple[Any, ...] | None = None
     checkpointed = None
@@ -57,13 +60,13 @@ def stack_of(frame: FrameType | None) -> Stack:
             modules += [called] if isinstance(called, torch.nn.Module) else []
         elif kind == "checkpoint":
             inside = tuple(reversed(modules))
-        elif kind == "user":
+        elif kind in ("user", "own"):
             here = (frame.f_code.co_filename, frame.f_lineno)
-            place = place or here
+            place, own = place or here, own or (here if kind == "own" else None)
             if inside is not None and checkpointed is None:
                 checkpointed = (here, inside)
         frame = frame.f_back
-    return Stack(compiled, tracing, place, tuple(reversed(modules)), checkpointed)
+    return Stack(compiled, tracing, place, own or place, tuple(reversed(modules)), checkpointed)
 
 
 @functools.cache
@@ -78,6 +81,8 @@ def _kind(code: CodeType) -> str:
         return "checkpoint"
     if code.co_name in _CALLS and (file == _CALL or "hotloop" in file):
         return "call"
+    if is_own_file(file):
+        return "own"
     return "user" if is_user_file(file) else ""
 
 

@@ -56,7 +56,8 @@ def draw(view: View) -> RenderableType:
 
 def draw_diagnosis(view: View) -> RenderableType:
     """Draw what a diagnosis is about: its sentence, the ways that were measured, and the advice."""
-    return Group(Text(view.diagnosis, style="bold"), *_titled(_diagnosis(view)))
+    said = view.diagnosis or "Nothing to mend was found: the record holds no event or figure that a rule knows."
+    return Group(Text(said, style="bold"), *_titled(_diagnosis(view)))
 
 
 def _diagnosis(view: View) -> list[tuple[str, RenderableType | None]]:

@@ -7,6 +7,7 @@ import functools
 import inspect
 import linecache
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from hotloop import events as ev
 from hotloop._torch.autograd import in_backward
-from hotloop._torch.dispatch import host_read, name_of, observing, tensors_in, user_place
+from hotloop._torch.dispatch import host_read, name_of, observing, tensors_in
 from hotloop._torch.frames import stack_of
 from hotloop._torch.replaced import replaced
 
@@ -101,7 +102,10 @@ class EagerLook:
         return host_read(operation, args) or (_TO_HOST if _leaves(operation, args, kwargs) else "")
 
     def _note(self, reason: str, seconds: float) -> None:
-        self._reads.setdefault((user_place(), reason), []).append(seconds)
+        stack = stack_of(inspect.currentframe())
+        if stack.place != stack.own and stack.place is not None:  # the program's line is the one that can be changed
+            reason += f" (in {Path(stack.place[0]).name}:{stack.place[1]}, an installed package)"
+        self._reads.setdefault((stack.own, reason), []).append(seconds)
 
     def _hearing(self, reason: str, real: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -88,7 +88,7 @@ class EagerParts:
         if view or stack.compiled or stack.tracing or self._stepping or _arrives(operation, args, kwargs):
             self.compiled += stack.compiled
             return operation(*args, **kwargs)
-        backward = in_backward() or ".backward(" in source_of(stack.place)
+        backward = in_backward() or ".backward(" in source_of(stack.own)
         part = self._backward if backward else self._part(operation, stack)
         part.operations += 1
         if self._device.type != "cpu":
@@ -104,7 +104,7 @@ class EagerParts:
         # The outermost module below a model itself: its head, rather than the one layer in the head.
         path = next((name for name in inner if "." in name), "")
         losses = any(type(module).__name__.endswith("Loss") for module in stack.modules)
-        part = self._parts.setdefault((path, None if path else stack.place), _Part(stack.place))
+        part = self._parts.setdefault((path, None if path else stack.own), _Part(stack.own))
         part.loss = part.loss or losses or _LOSS_OPERATION.match(name_of(operation)) is not None
         return part
 
