@@ -6,6 +6,7 @@ from report_documents import FILE, HOSTILE, fresh
 from rich.console import Console
 
 from hotloop.diagnose import Advice
+from hotloop.events import CheckpointOutside, EagerPart, HostBound, SettingSwitched
 from hotloop.report import build, summary, write_html
 from hotloop.report.advice import ROWS
 from hotloop.report.terminal import draw_diagnosis
@@ -117,6 +118,22 @@ def test_the_page_shows_the_figures(tmp_path):
     text = write_html(diagnosed(), tmp_path / "a.html").read_text(encoding="utf-8")
     for said in ("800 µs a step", f"{FILE}:41", "if loss.item() &gt; 3:", "31 s", "1.2x"):
         assert said in text
+
+
+def test_what_the_doctor_observes_reads_as_a_sentence():
+    events = [
+        HostBound(busy=0.25, step_seconds=0.01, kernels=900),
+        EagerPart(part="loss", operations=3, share=0.125, seconds=0.002),
+        CheckpointOutside(function="Block"),
+        SettingSwitched(setting="cudnn.benchmark", before="False", after="True", by="lightning"),
+    ]
+    rows = {row.label: row.reason for row in build(fresh(events=[one.to_dict() for one in events])).events}
+    assert rows == {
+        "Host-bound": "the device works 25% of a step, in 900 kernels",
+        "Eager part": "loss: 12% of a step, 3 operations",
+        "Checkpoint outside": "torch.utils.checkpoint is around Block",
+        "Setting switched": "cudnn.benchmark: False → True, by lightning",
+    }
 
 
 def test_more_advice_than_anybody_reads_is_counted():
