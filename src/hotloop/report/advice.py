@@ -132,7 +132,7 @@ def _way(name: Any, entry: Mapping[str, Any], base: float | None) -> WayRow:
         name=line(name, 80),
         step="" if step is None else f"{seconds(step / 1e3)}{between}",
         against=f"{figure(base / step, 3)}{_TIMES}" if base and step else "",
-        cold="" if cold is None else f"{seconds(cold)}{cached}",
+        cold=f"{seconds(cold)}{cached}" if cold else "",
         peak="" if peak is None else size(peak),
         note=line(entry.get("failed") or "", _LONG),
     )

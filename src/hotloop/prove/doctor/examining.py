@@ -130,9 +130,9 @@ class _Examination:
         look = EagerLook(self._device, ways.compiled_modules)
         with way.running(), self._peak(way):
             with Switches("a step", self._own, meant=False) as switches:
-                self._one(way)
+                self._one(way, note=False)  # not noted: looking takes time of its own
             with look.looking():
-                self._one(way)
+                self._one(way, note=False)
             for _ in range(WARM_UP):
                 self._one(way)
         self._add([*switches.events, *look.events()])
