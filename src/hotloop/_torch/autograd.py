@@ -28,6 +28,15 @@ def _keeps_graph() -> Callable[[], bool]:
     return asked
 
 
+def in_backward() -> bool:
+    """Tell whether this thread is running a backward; False where this torch does not tell."""
+    try:
+        task: int = private("torch._C:_current_graph_task_id")()
+    except CapabilityMissingError:
+        return False
+    return task != -1
+
+
 def guard_backward(outputs: Any, explain: Callable[[Exception], Exception]) -> bool:
     """Wrap the backward of the autograd function that made ``outputs``; True once it is found.
 
