@@ -49,6 +49,7 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     options: Mapping[str, Any] | None = None,
     ladder: Iterable[_Preset] | None = None,
     strict: bool = False,
+    strict_lifetime: bool = False,
 ) -> _M:
     """Compile a model in place: names, ``state_dict``, hooks and type stay as in eager.
 
@@ -71,6 +72,8 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
         options: Inductor options, added to the preset's.
         ladder: the presets to step down to, in order; unset takes the preset's. ``none`` is always last.
         strict: raise `CompileFailedError` or `PresetUnavailableError` instead of stepping down.
+        strict_lifetime: raise `StaleOutputError` where an output of a CUDA graph is still held when a later call is
+            about to overwrite it. By default what leaves a CUDA graph is copied, so that it may be held for good.
 
     Returns:
         ``model`` itself, or the new callable.
@@ -87,7 +90,7 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     configs = {
         name: component_config(
             chosen, inference=off, regions=regions, dynamic=dynamic, fullgraph=fullgraph, options=options,
-            ladder=ladder, strict=strict,
+            ladder=ladder, strict=strict, strict_lifetime=strict_lifetime,
         )
         for name, (chosen, off) in plan.items()
     }  # fmt: skip

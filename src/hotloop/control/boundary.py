@@ -49,6 +49,7 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> N
     for component in tuple(_live):
         for lane in component.lanes:
             _move(component, lane)
+            lane.tally.per_step.boundary(lane.tally.calls)
         if _may_be_bypassed(component):
             if trained is None:
                 trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}

@@ -16,7 +16,9 @@ from hotloop._torch import dynamo
 from hotloop._torch.module import eager_call
 from hotloop.apply import Cut, Root, root_for
 from hotloop.control import rescue
+from hotloop.control.lifetime import count_call
 from hotloop.fallback import Ladder, LadderBackend, first_available
+from hotloop.fallback.lifetime import steps
 from hotloop.observe import Tally, active, collector
 
 if TYPE_CHECKING:
@@ -36,9 +38,13 @@ class Lane:
     def __init__(self, component: str, mode: str, preset: Preset, config: ComponentConfig, cut: Cut) -> None:
         self.preset, self.config, self.mode = preset, config, mode
         self.rungs = config.ladder_of(preset)
-        self.backend = LadderBackend(self.rungs, cut=cut, strict=config.strict)
+        self.backend = LadderBackend(
+            self.rungs, cut=cut, strict=config.strict, strict_lifetime=config.strict_lifetime
+        )
         self.tally = Tally(component, mode, suppress=not (config.strict or config.fullgraph))
         self.eager = preset.backend == "eager"
+        self.counts_steps = any(rung.cudagraphs for rung in self.rungs)
+        """Whether calls mark steps and are counted with their shapes: the graphs of its presets would be overwritten."""
         self._roots: dict[int, Root] = {}
         self._private = False
         self._user_errors = 0
@@ -48,6 +54,8 @@ class Lane:
         index, lacking = first_available(self.rungs, device)
         self.tally.ladder = Ladder(self.rungs, index, lacking)
         self.eager = self.rungs[index].backend == "eager"
+        if self.config.strict_lifetime and any(rung.cudagraphs for rung in self.rungs[index:]):
+            steps.strict.add(self)
         if lacking:
             event = ev.Unavailable(
                 component=self.tally.component,
@@ -81,6 +89,8 @@ class Lane:
             return self._under_transform(target, args, kwargs)
         if not collector.listens():
             collector.install()
+        if self.counts_steps:
+            count_call(self.tally, args, kwargs)
         tally, previous = self.tally, active.tally
         root = self._roots.get(id(target)) or self.root(target)
         before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
