@@ -96,7 +96,7 @@ def _functions(outputs: Any, *, through_views: bool) -> Iterator[Any]:
         yield from (one for one in found if not hasattr(one, "_hotloop_guarded"))
         return
     for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
-        node = output.grad_fn if isinstance(output, torch.Tensor) else None
+        node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
         if node is not None and _is_compiled(node):
             yield node._forward_cls  # noqa: SLF001 - in the ledger
 

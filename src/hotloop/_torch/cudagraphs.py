@@ -151,7 +151,8 @@ class Trees:
             manager_of = private("torch._inductor.cudagraph_trees:get_manager")
         except CapabilityMissingError:
             return
-        for device in range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0):
+        started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        for device in range(torch.cuda.device_count() if started else 0):
             manager = manager_of(device, create_if_none_exists=False)
             if manager is not None:
                 yield manager

@@ -240,7 +240,9 @@ LEDGER: tuple[PrivateName, ...] = (
         "tells a backward that hands the gradient of a leaf to its caller, who may hold it",
         "gradients that are added to existing ones are copied first",
     ),
-    PrivateName("torch._subclasses.fake_tensor:FakeTensor", "a tensor without memory has nothing to be held", "as above"),
+    PrivateName(
+        "torch._subclasses.fake_tensor:FakeTensor", "a tensor without memory has nothing to be held", "as above"
+    ),
     PrivateName(
         "torch._dynamo.backends.common:aot_autograd",
         "forward, backward and inference as graphs of their own, as Inductor gets them",

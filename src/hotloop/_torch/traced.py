@@ -114,10 +114,9 @@ def _written(nodes: list[fx.Node], placeholders: list[fx.Node]) -> dict[int, _Pl
     places = {node: index for index, node in enumerate(placeholders)}
     found: dict[int, _Place] = {}
     for node in nodes:
-        if node.target is torch.ops.aten.copy_.default and node.args[0] in places:
-            index = places[node.args[0]]
-            if index not in static:
-                found[index] = _line(node)
+        target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
+        if isinstance(target, fx.Node) and target in places and places[target] not in static:
+            found[places[target]] = _line(node)
     return found
 
 
@@ -126,7 +125,7 @@ def _unsafe(nodes: list[fx.Node]) -> tuple[str, _Place] | None:
     forbidden = {torch.Tag.cudagraph_unsafe, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
     for node in nodes:
         if forbidden & set(getattr(node.target, "tags", ())):
-            return f"{node.target.overloadpacket} cannot be captured: torch cuts the graph there", _line(node)
+            return f"{node.target} cannot be captured: torch cuts the graph there", _line(node)
     return None
 
 

@@ -38,13 +38,9 @@ class Lane:
     def __init__(self, component: str, mode: str, preset: Preset, config: ComponentConfig, cut: Cut) -> None:
         self.preset, self.config, self.mode = preset, config, mode
         self.rungs = config.ladder_of(preset)
-        self.backend = LadderBackend(
-            self.rungs, cut=cut, strict=config.strict, strict_lifetime=config.strict_lifetime
-        )
+        self.backend = LadderBackend(self.rungs, cut=cut, strict=config.strict, strict_lifetime=config.strict_lifetime)
         self.tally = Tally(component, mode, suppress=not (config.strict or config.fullgraph))
         self.eager = preset.backend == "eager"
-        self.counts_steps = any(rung.cudagraphs for rung in self.rungs)
-        """Whether calls mark steps and are counted with their shapes: the graphs of its presets would be overwritten."""
         self._roots: dict[int, Root] = {}
         self._private = False
         self._user_errors = 0
@@ -54,8 +50,6 @@ class Lane:
         index, lacking = first_available(self.rungs, device)
         self.tally.ladder = Ladder(self.rungs, index, lacking)
         self.eager = self.rungs[index].backend == "eager"
-        if self.config.strict_lifetime and any(rung.cudagraphs for rung in self.rungs[index:]):
-            steps.strict.add(self)
         if lacking:
             event = ev.Unavailable(
                 component=self.tally.component,
@@ -89,8 +83,6 @@ class Lane:
             return self._under_transform(target, args, kwargs)
         if not collector.listens():
             collector.install()
-        if self.counts_steps:
-            count_call(self.tally, args, kwargs)
         tally, previous = self.tally, active.tally
         root = self._roots.get(id(target)) or self.root(target)
         before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
@@ -183,6 +175,36 @@ class Lane:
         """Leave this lane eager for good, for the reason that the event gives."""
         self.eager = True
         collector.emit(event, self.tally)
+
+
+class MarkingLane(Lane):
+    """A lane of a preset with CUDA graphs: a call marks a step where that is safe, and is counted by its shapes."""
+
+    _marks = False
+
+    def start(self, device: str) -> None:
+        """See `Lane`; on a machine that cannot run CUDA graphs there is nothing to mark."""
+        super().start(device)
+        ladder = self.tally.ladder
+        self._marks = any(rung.cudagraphs for _, rung in ladder.below())
+        if self._marks and self.config.strict_lifetime:
+            steps.strict.add(self)
+
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Lane`.
+
+        Raises:
+            StaleOutputError: under ``strict_lifetime``, an output is held that the call may overwrite.
+        """
+        if not self.eager:
+            count_call(self.tally, args, kwargs, marks=self._marks)
+        return super().call(target, args, kwargs)
+
+
+def lane(component: str, mode: str, preset: Preset, config: ComponentConfig, cut: Cut) -> Lane:
+    """Make the lane of one mode; only those under CUDA graphs do more than a call needs."""
+    kind = MarkingLane if any(rung.cudagraphs for rung in config.ladder_of(preset)) else Lane
+    return kind(component, mode, preset, config, cut)
 
 
 @dataclasses.dataclass(eq=False)

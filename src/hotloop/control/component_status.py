@@ -30,11 +30,11 @@ class ComponentStatus:
     or ``eager``; whenever it is not what was asked for, ``causes`` says why. ``running`` is the preset in force
     (``none`` when eager). ``frames_compiled`` and ``frames_eager`` count executions: graphs that ran on a rung above
     ``none``; and graphs that ran on ``none``, or calls that reached no graph. ``compiles`` counts compilations,
-    ``compile_seconds`` is their wall-clock time. ``modes`` holds the same counts for training and inference apart, and
-    ``calls_per_step``: how often so many calls were made between two optimizer steps.
+    ``compile_seconds`` is their wall-clock time. ``modes`` holds the same counts for training and inference apart,
+    and ``calls_per_step``: how often so many calls were made between two optimizer steps.
 
-    Under presets with CUDA graphs also, by mode: ``calls_per_mark`` (between two marked steps), ``shapes`` (calls by the
-    shapes of their tensors) and ``calls_in_backward`` (made while a backward ran). ``outputs_copied`` and
+    Under presets with CUDA graphs also, by mode: ``calls_per_mark`` (between two marked steps), ``shapes`` (calls by
+    the shapes of their tensors) and ``calls_in_backward`` (made while a backward ran). ``outputs_copied`` and
     ``bytes_copied`` tell what was copied so that it may be held, ``cudagraphs_skipped`` why torch captured no graph.
     """
 
@@ -99,6 +99,7 @@ class Status:
             table.add_row(*(Text(cell) for cell in _cells(name, status)))
         notes = [f"left out: {', '.join(self.skipped)}"] if self.skipped else []
         notes += [line for name, status in self.components.items() for line in graph_lines(name, status)]
+        table.caption_justify = "left"
         table.caption = "\n".join([*notes, *([self.hint] if self.hint else [])]) or None
         return table
 

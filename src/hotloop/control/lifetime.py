@@ -21,9 +21,9 @@ _SHAPES = 16
 def own(output: _T) -> _T:
     """Give what a compiled call returned, as tensors that outlive the next call.
 
-    For modules that ``torch.compile`` compiled with CUDA graphs (``mode="reduce-overhead"``), whose outputs a later call
-    overwrites. What lies in the memory of such graphs is copied, everything else (parameters, inputs, numbers) is given
-    back as it is; copies stay in the autograd graph, and tensors that share memory share it afterwards. Where no
+    For modules that ``torch.compile`` compiled with CUDA graphs (``mode="reduce-overhead"``): a later call overwrites
+    their outputs. What lies in the memory of such graphs is copied, everything else (parameters, inputs, numbers) is
+    given back as it is; copies stay in the autograd graph, and tensors that share memory share it afterwards. Where no
     gradient is pending, a step is marked, so that the next call may reuse the memory. A module that
     `hotloop.compile` compiled does all that by itself, and nothing is copied twice.
 
@@ -45,13 +45,15 @@ def own(output: _T) -> _T:
     return result
 
 
-def count_call(tally: Tally, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def count_call(tally: Tally, args: tuple[Any, ...], kwargs: dict[str, Any], *, marks: bool) -> None:
     """Count a call of a component under CUDA graphs: its shapes, its pace, and whether a backward entered it.
+
+    With ``marks`` a step is marked before it, unless a forward waits for its backward.
 
     Raises:
         StaleOutputError: under ``strict_lifetime``, an output is held that the call may overwrite.
     """
-    if steps.enter():
+    if marks and steps.enter():
         tally.per_mark.boundary(tally.calls)
     if cudagraphs.running_backward():
         tally.in_backward += 1

@@ -90,9 +90,7 @@ class LadderBackend:
             _log.warning("%s: compiled whole, not by blocks: %s", active.tally.component, joined)
         return None
 
-    def _compile(
-        self, graph: fx.GraphModule, inputs: list[Any], region: str, made: list[Preset]
-    ) -> Callable[..., Any]:
+    def _compile(self, graph: fx.GraphModule, inputs: list[Any], region: str, made: list[Preset]) -> Callable[..., Any]:
         """Compile a graph or piece on the first rung that takes it, which is noted in ``made``."""
         ladder: Ladder = active.tally.ladder or Ladder(self.rungs)
         pristine = copy_graph(graph)

@@ -225,7 +225,7 @@ class _Graph:
         watched = real and emulation.begin_run(user_place())
         captured = False
         if watched:
-            emulation.check((one for one in given if isinstance(one, torch.Tensor)), f"the {traced.kind}{self._whose()}")
+            emulation.check(tensors_in(given), f"the {traced.kind}{self._whose()}")
             captured = not self._writes_inputs(given)
         inputs = {cudagraphs.storage_key(one) for one in given if isinstance(one, torch.Tensor)} | traced.constants()
         outputs = traced.call(given)

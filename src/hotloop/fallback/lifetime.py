@@ -38,7 +38,7 @@ class MarkedSteps:
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
         self.strict: weakref.WeakSet[Any] = weakref.WeakSet()
-        """What hands out the memory of graphs without a copy, so that held outputs are looked for at each mark."""
+        """What hands out the memory of graphs without a copy: held outputs are looked for at each mark."""
 
     def enter(self) -> bool:
         """At the entry of a compiled call: mark a step where nothing waits for a backward, and tell whether it was.
@@ -55,7 +55,7 @@ class MarkedSteps:
             return True
 
     def mark_where_safe(self) -> None:
-        """Mark a step, unless a forward waits for its backward: of a component's, or of others as far as torch knows."""
+        """Mark a step, unless a forward waits for its backward: of a component's, or, as torch knows, of others."""
         with self._lock:
             if not len(self._waiting) and not cudagraphs.memory().forward_waits():
                 cudagraphs.mark()
@@ -78,8 +78,8 @@ class MarkedSteps:
         made = getattr(node, "_hotloop_generation", None)
         if made is not None and cudagraphs.marked() and made != cudagraphs.generation():
             raise StaleOutputError(
-                f"component {component!r}: a step was marked between a forward and its backward, which lets CUDA graphs "
-                "overwrite what the forward saved: the gradients would be wrong. Call "
+                f"component {component!r}: a step was marked between a forward and its backward, which lets CUDA "
+                "graphs overwrite what the forward saved: the gradients would be wrong. Call "
                 "torch.compiler.cudagraph_mark_step_begin() before the forward or after the backward, or not at all: "
                 "hotloop marks steps where no backward is waiting"
             )
@@ -159,7 +159,7 @@ def copied_together(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             made[id(one)] = one.clone()
             continue
         if key not in memory:
-            memory[key] = one.untyped_storage().clone()
+            memory[key] = one.untyped_storage().clone()  # type: ignore[no-untyped-call]
         copy = torch.empty(0, dtype=one.dtype, device=one.device)
         made[id(one)] = copy.set_(memory[key], one.storage_offset(), one.shape, one.stride())
     return [made[id(one)] for one in tensors]

@@ -47,7 +47,7 @@ class GraphInfo:
 class Pace:
     """How often something was called between two boundaries, which are optimizer steps or marked steps."""
 
-    __slots__ = ("counts", "_before")
+    __slots__ = ("_before", "counts")
 
     def __init__(self) -> None:
         self.counts: collections.Counter[int] = collections.Counter()
@@ -68,12 +68,12 @@ class Tally:
         "cache_misses",
         "calls",
         "causes",
-        "copied",
-        "copied_bytes",
-        "cudagraphs_skipped",
         "compile_seconds",
         "compiles",
         "component",
+        "copied",
+        "copied_bytes",
+        "cudagraphs_skipped",
         "eager_calls",
         "events",
         "executed",
