@@ -56,7 +56,7 @@ class World:
 
     compile: Callable
     device: str = "cpu"
-    warm: int = 1
+    warm: int = 0
 
     def net(self, seed=0, kind=Net):
         module = self.compile(kind(seed).to(self.device))
@@ -180,8 +180,7 @@ def owned_gradients(world):
         kept.append(hotloop.own([parameter.grad for parameter in net.parameters()]))
         net.zero_grad()
     for old in kept:
-        for total, one in zip(sums, old, strict=True):
-            total += one
+        torch._foreach_add_(sums, old)
     return read(*sums)
 
 

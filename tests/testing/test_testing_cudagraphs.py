@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lifetime_cases import CASES, Net, World
+from lifetime_cases import CASES, World
 
 import hotloop
 from hotloop.errors import StaleOutputError

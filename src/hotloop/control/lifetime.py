@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from hotloop._torch import cudagraphs
+from hotloop.control import boundary
 from hotloop.fallback.lifetime import copied_together, steps
 from hotloop.measure import flatten, unflatten
 
@@ -23,9 +24,10 @@ def own(output: _T) -> _T:
 
     For modules that ``torch.compile`` compiled with CUDA graphs (``mode="reduce-overhead"``): a later call overwrites
     their outputs. What lies in the memory of such graphs is copied, everything else (parameters, inputs, numbers) is
-    given back as it is; copies stay in the autograd graph, and tensors that share memory share it afterwards. Where no
-    gradient is pending, a step is marked, so that the next call may reuse the memory. A module that
-    `hotloop.compile` compiled does all that by itself, and nothing is copied twice.
+    given back as it is; copies stay in the autograd graph, and tensors that share memory share it afterwards. A step is
+    marked where no backward is pending, so that the next call may reuse the memory: at once for outputs without
+    gradients, after each optimizer step for others. A module that `hotloop.compile` compiled does all that by itself,
+    and nothing is copied twice.
 
     Args:
         output: a tensor, or tensors nested in tuples, lists, mappings and dataclasses; gradients as well
@@ -39,7 +41,10 @@ def own(output: _T) -> _T:
     places = [place for place, one in enumerate(leaves) if isinstance(one, torch.Tensor) and memory.holds(one)]
     for place, copy in zip(places, copied_together([leaves[place] for place in places]), strict=True):
         leaves[place] = copy
-    if places:
+    if any(leaves[place].requires_grad for place in places):
+        boundary.install()
+        steps.mark_after_optimizer()
+    elif places:
         steps.mark_where_safe()
     result: _T = unflatten(structure, leaves) if places else output
     return result

@@ -19,6 +19,7 @@ from hotloop._torch.cudagraphs import GraphOutput
 from hotloop._torch.dispatch import name_of, observing, tensors_in, user_place
 from hotloop._torch.traced import TracedGraph, compile_traced
 from hotloop.errors import ConfigError, StaleOutputError
+from hotloop.fallback.lifetime import steps
 from hotloop.observe import active
 
 if TYPE_CHECKING:
@@ -295,7 +296,7 @@ def cudagraph_emulation() -> Iterator[Emulation]:
     emulation = Emulation()
     _running.append(emulation)
     try:
-        with cudagraphs.stand_in(emulation), emulation.watching():
+        with cudagraphs.stand_in(emulation), steps.afresh(), emulation.watching():
             yield emulation
     finally:
         emulation.close()

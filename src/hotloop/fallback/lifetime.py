@@ -7,6 +7,7 @@ thread, since the mark allows torch to overwrite the pool.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,16 @@ from hotloop._torch.hooks import gradient_hooks
 from hotloop.errors import StaleOutputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from hotloop.observe import Tally
 
 _SHOWN = 5
+_PATIENCE = 8
+"""Optimizer steps after which a forward that was kept is no longer taken to wait for a backward.
+
+Until then torch records new graphs instead of using old ones again. A backward that comes later raises.
+"""
 _REMEDY = (
     "consume it before the next call, keep a copy of it (hotloop.own), or make it again; a gradient is dropped by "
     "zero_grad() before the forward, or accumulates into one that is there already (zero_grad(set_to_none=False))"
@@ -35,10 +41,22 @@ class MarkedSteps:
     """The steps of all CUDA graphs in this process: which forwards wait for their backward, and when one is marked."""
 
     def __init__(self) -> None:
-        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
+        self._optimizer_steps = 0
+        self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._marks_after_optimizer = False
         self.strict: weakref.WeakSet[Any] = weakref.WeakSet()
         """What hands out the memory of graphs without a copy: held outputs are looked for at each mark."""
+
+    @contextlib.contextmanager
+    def afresh(self) -> Iterator[None]:
+        """Know nothing of what ran before while the block runs, nor afterwards of what ran in it."""
+        before = self._waiting, self._marks_after_optimizer, self.strict
+        self._waiting, self._marks_after_optimizer, self.strict = weakref.WeakSet(), False, weakref.WeakSet()
+        try:
+            yield
+        finally:
+            self._waiting, self._marks_after_optimizer, self.strict = before
 
     def enter(self) -> bool:
         """At the entry of a compiled call: mark a step where nothing waits for a backward, and tell whether it was.
@@ -47,25 +65,42 @@ class MarkedSteps:
             StaleOutputError: under ``strict_lifetime``, an output is held that the call may overwrite.
         """
         with self._lock:
-            if len(self._waiting):
+            if self._anything_waits():
                 return False
             if len(self.strict) and (held := list(cudagraphs.memory().alive())):
                 raise StaleOutputError(_still_held(held))
             cudagraphs.mark()
             return True
 
+    def _anything_waits(self) -> bool:
+        if len(self._waiting):
+            last = self._optimizer_steps - _PATIENCE
+            for node in [one for one in self._waiting if one._hotloop_made[1] < last]:  # noqa: SLF001 - ours
+                self._waiting.discard(node)
+        return bool(len(self._waiting))
+
     def mark_where_safe(self) -> None:
         """Mark a step, unless a forward waits for its backward: of a component's, or, as torch knows, of others."""
         with self._lock:
-            if not len(self._waiting) and not cudagraphs.memory().forward_waits():
+            if not self._anything_waits() and not cudagraphs.memory().forward_waits():
                 cudagraphs.mark()
+
+    def mark_after_optimizer(self) -> None:
+        """From now on mark a step after each optimizer step: a training step of code that is not ours ends there."""
+        self._marks_after_optimizer = True
+
+    def optimizer_stepped(self) -> None:
+        """An optimizer has made a step."""
+        self._optimizer_steps += 1
+        if self._marks_after_optimizer:
+            self.mark_where_safe()
 
     def waits(self, outputs: Any) -> None:
         """A forward ran whose graph keeps what its backward needs in the memory of the graphs."""
         for node in compiled_nodes(outputs):
-            if hasattr(node, "_hotloop_generation"):  # an input that is handed on, which another graph made
+            if hasattr(node, "_hotloop_made"):  # an input that is handed on, which another graph made
                 continue
-            node._hotloop_generation = cudagraphs.generation()  # noqa: SLF001 - ours, on torch's object
+            node._hotloop_made = cudagraphs.generation(), self._optimizer_steps  # noqa: SLF001 - ours
             with self._lock:
                 self._waiting.add(node)
 
@@ -75,13 +110,13 @@ class MarkedSteps:
         Raises:
             StaleOutputError: somebody marked a step since the forward, so that what it saved is lost.
         """
-        made = getattr(node, "_hotloop_generation", None)
+        made, _ = getattr(node, "_hotloop_made", (None, 0))
         if made is not None and cudagraphs.marked() and made != cudagraphs.generation():
             raise StaleOutputError(
                 f"component {component!r}: a step was marked between a forward and its backward, which lets CUDA "
                 "graphs overwrite what the forward saved: the gradients would be wrong. Call "
                 "torch.compiler.cudagraph_mark_step_begin() before the forward or after the backward, or not at all: "
-                "hotloop marks steps where no backward is waiting"
+                f"hotloop marks steps where no backward is waiting (it waits for {_PATIENCE} optimizer steps)"
             )
 
     def ran_backward(self, node: Any, *, kept: bool) -> None:
@@ -89,11 +124,6 @@ class MarkedSteps:
         if not kept:
             with self._lock:
                 self._waiting.discard(node)
-
-    def waiting(self) -> bool:
-        """Tell whether a forward, of any thread, waits for its backward."""
-        with self._lock:
-            return bool(len(self._waiting))
 
 
 steps = MarkedSteps()

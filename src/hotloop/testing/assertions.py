@@ -1,4 +1,4 @@
-"""Assertions for test suites: what is compiled, how often it compiled again, and whether CUDA graphs are used safely."""
+"""Assertions for test suites: what is compiled, how often it compiled again, and how CUDA graphs are used."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def assert_steps_marked() -> Iterator[None]:
 def assert_outputs_owned() -> Iterator[None]:
     """Assert that nothing which a CUDA graph left is held when its memory is reused, inside `cudagraph_emulation`.
 
-    It fails also where nobody reads such an output afterwards: somebody will. What the graphs left last is judged at the
-    end of the block, unless a forward waits for its backward, which has to hold it.
+    It fails also where nobody reads such an output afterwards: somebody will. What the graphs left last is judged at
+    the end of the block, unless a forward waits for its backward, which has to hold it.
 
     Raises:
         ConfigError: no emulation is in force.

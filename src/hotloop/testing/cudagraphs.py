@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def cudagraph_emulation() -> contextlib.AbstractContextManager[emulation.Emulation]:
     """Have compiled code behave as CUDA graphs do while the block runs, on any machine.
 
-    Presets with CUDA graphs (``reduce-overhead``, ``triton``, ``max-autotune``) run, where without a GPU they would step
-    down; they run eager kernels, so numbers are eager's. Plain ``torch.compile`` takes part with
+    Presets with CUDA graphs (``reduce-overhead``, ``triton``, ``max-autotune``) run, where without a GPU they would
+    step down; they run eager kernels, so numbers are eager's. Plain ``torch.compile`` takes part with
     ``torch.compile(model, backend=emulation.backend)`` in place of ``mode="reduce-overhead"``. What is compiled in the
     block belongs to it: afterwards such code runs on, unwatched.
 
