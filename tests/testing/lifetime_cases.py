@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import typing
 
 import torch
 from torch import nn
@@ -54,7 +54,7 @@ class HandsOn(Net):
 class World:
     """How a case compiles its modules (``compile``), where, and after how many clean steps of each (``warm``)."""
 
-    compile: Callable
+    compile: typing.Callable
     device: str = "cpu"
     warm: int = 0
 
@@ -443,7 +443,7 @@ class Case:
     ``hotloop`` is what `hotloop.compile` makes of it: ``right`` or ``raises``.
     """
 
-    program: Callable
+    program: typing.Callable
     flagged: bool
     why: str
     hotloop: str = "right"
