@@ -79,13 +79,16 @@ def running_backward() -> bool:
     return task != -1
 
 
-def captures_leaves(node: Any) -> bool:
-    """Tell whether the backward in progress hands the gradient of a leaf to its caller (``torch.autograd.grad``)."""
+def accumulates(node: Any) -> bool:
+    """Tell whether the backward in progress adds the gradient of a leaf to its ``.grad``.
+
+    It does not where it hands the gradient to its caller (``torch.autograd.grad``), or where nobody asked for it.
+    """
     try:
-        private("torch._C:_will_engine_execute_node")(node)
-    except (CapabilityMissingError, RuntimeError):  # the latter is how torch answers for a leaf then
-        return True
-    return False
+        runs: bool = private("torch._C:_will_engine_execute_node")(node)
+    except (CapabilityMissingError, RuntimeError):  # the latter is how torch answers for a leaf that is handed out
+        return False
+    return runs
 
 
 def skips() -> int:

@@ -217,10 +217,8 @@ def _added(node: Any, gradients: tuple[Any, ...]) -> set[int]:
     first = next(iter(leaves.values()), None)
     if first is None or len(nodes) != len(gradients) or first.variable.grad is None:
         return set()
-    if cudagraphs.captures_leaves(first):
-        return set()
-    return {place for place, one in leaves.items() if one.variable.grad is not None and not _hooked(one.variable)}
+    return {place for place, one in leaves.items() if _is_added(one.variable) and cudagraphs.accumulates(one)}
 
 
-def _hooked(parameter: torch.Tensor) -> bool:
-    return any(gradient_hooks(parameter))
+def _is_added(parameter: torch.Tensor) -> bool:
+    return parameter.grad is not None and not any(gradient_hooks(parameter))
