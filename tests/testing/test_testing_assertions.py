@@ -3,7 +3,6 @@
 import pytest
 import torch
 from lifetime_cases import Net
-from torch import nn
 
 import hotloop
 from hotloop.errors import ConfigError
@@ -24,25 +23,16 @@ def test_assert_compiled_passes_what_runs_as_asked_and_names_what_does_not():
     assert_compiled(model)
     with pytest.raises(AssertionError, match="Net was not compiled"):
         assert_compiled(Net())
-    model.forward(torch.ones(2, 8))
 
 
-def test_assert_compiled_gives_the_cause_with_its_line():
-    class Stops(nn.Module):
-        def forward(self, x):
-            return x * float(x.sum().item())
-
+def test_assert_compiled_gives_the_cause_of_a_component_that_ran_eager():
     def broken(x):
         torch._dynamo.graph_break()
         return x
 
-    with cudagraph_emulation():
-        model = hotloop.compile(Net(), "reduce-overhead", ladder=())
-        model(torch.ones(2, 8))
-        assert_compiled(model)
     function = hotloop.compile(broken, "aot_eager")
     function(torch.ones(2))
-    with pytest.raises(AssertionError, match="running none, not aot_eager"):
+    with pytest.raises(AssertionError, match=r"running none, not aot_eager: .*no tensor operation of function reached"):
         assert_compiled(function)
 
 
@@ -64,10 +54,10 @@ def test_assert_max_recompiles_counts_recompiles_and_lists_their_reasons():
 
 def test_assert_max_recompiles_fails_at_the_recompile_limit():
     model = hotloop.compile(Net(), "aot_eager", dynamic=False)
-    with torch._dynamo.config.patch(recompile_limit=2), pytest.raises(AssertionError, match="recompile limit"):
-        with assert_max_recompiles(100):
-            for rows in range(2, 8):
-                model(torch.ones(rows, 8))
+    limited = torch._dynamo.config.patch(recompile_limit=2)
+    with limited, pytest.raises(AssertionError, match="recompile limit"), assert_max_recompiles(100):
+        for rows in range(2, 8):
+            model(torch.ones(rows, 8))
 
 
 @pytest.mark.parametrize("n", [-1, 1.5, True, "2"])

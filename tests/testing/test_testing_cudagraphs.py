@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lifetime_cases import CASES, HandsOn, Net, World, Writes
+from lifetime_cases import CASES, HandsOn, Net, World, Writes, table
 from torch import nn
 
 import hotloop
@@ -120,12 +120,14 @@ def test_what_reads_past_the_dispatcher_finds_nan_and_largest_integers():
 
 
 def test_what_is_still_held_is_listed_whether_or_not_it_is_read_and_who_holds_it():
-    with cudagraph_emulation() as emulation, torch.no_grad():
+    with cudagraph_emulation(holders=True) as emulation, torch.no_grad():
         scorer = torch.compile(Scorer(), backend=emulation.backend)
         log = {"scores": scorer(torch.ones(3, 8))}
         scorer(torch.ones(3, 8))
         (found,) = emulation.overwritten
         assert found.output.shape == (3, 2)
+        assert "overwritten by the call at" in str(found)
+        assert "held by log['scores'] in test_what_is_still_held" in str(found)
         assert any(
             re.match(r"log\['scores'\] in test_what_is_still_held", who) for who in holders(found.output.storage)
         )
@@ -239,3 +241,9 @@ def test_every_preset_with_cuda_graphs_runs_in_the_emulation(preset):
         model(torch.ones(2, 8))[0].sum().backward()
         assert hotloop.status(model).components["model"].running == preset
         assert emulation.runs == 2
+
+
+def test_the_table_in_the_docs_is_the_table_of_the_tests():
+    assert len(CASES) >= 15
+    page = Path(__file__).parents[2] / "docs" / "cudagraph-lifetime.md"
+    assert table() in page.read_text(encoding="utf-8")

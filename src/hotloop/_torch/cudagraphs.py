@@ -73,6 +73,11 @@ def generation() -> int:
     return counted
 
 
+def forget_graphs() -> None:
+    """Free all CUDA graphs of this thread, as Inductor does when torch forgets what it compiled."""
+    private("torch._inductor.cudagraph_trees:reset_cudagraph_trees")()
+
+
 def running_backward() -> bool:
     """Tell whether this thread is inside a backward."""
     task: int = private("torch._C:_current_graph_task_id")()
@@ -150,15 +155,11 @@ class Trees:
 
     def _managers(self) -> Iterator[Any]:
         """Give this thread's manager for each GPU that has one."""
-        try:
-            manager_of = private("torch._inductor.cudagraph_trees:get_manager")
-        except CapabilityMissingError:
-            return
-        started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        for device in range(torch.cuda.device_count() if started else 0):
-            manager = manager_of(device, create_if_none_exists=False)
-            if manager is not None:
-                yield manager
+        found = private("torch._inductor.cudagraph_trees:get_obj")
+        containers = found(private("torch._inductor.cudagraph_trees:local"), "tree_manager_containers")
+        for container in list(containers.values()):
+            if container.tree_manager is not None:
+                yield container.tree_manager
 
 
 def _described(index: int, kind: str, key: int, trace: str | None, tensor: torch.Tensor | None) -> GraphOutput:
