@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hotloop
 from hotloop._torch import cudagraphs
+from hotloop._torch.foreach import copies
 from hotloop.errors import ConfigError, StaleOutputError
 from hotloop.fallback.lifetime import Outputs, copied_together, steps
 from hotloop.testing import assert_compiled, cudagraph_emulation
@@ -115,6 +116,21 @@ def test_copies_stay_in_the_autograd_graph_and_keep_shape_and_strides():
         assert one.requires_grad == other.requires_grad
         assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
     assert copies[0].stride() == tensors[0].stride()
+
+
+def test_gradients_are_copied_with_their_strides_sparse_ones_too():
+    dense = [torch.randn(3, 4).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(0)]
+    sparse = torch.eye(3).to_sparse()
+    for given in (dense, [*dense, sparse], []):
+        found = copies(given)
+        assert len(found) == len(given)
+        for one, other in zip(found, given, strict=True):
+            assert one is not other
+            assert torch.equal(one.to_dense(), other.to_dense())
+            assert one.layout == other.layout
+    for one, other in zip(copies(dense), dense, strict=True):
+        assert one.stride() == other.stride()
+        assert not one.numel() or one.data_ptr() != other.data_ptr()
 
 
 def test_graph_breaks_and_blocks_are_safe_too(emulation):
@@ -319,8 +335,16 @@ def test_own_copies_nothing_twice(emulation):
 def test_strict_lifetime_raises_where_a_gradient_is_held_and_copies_nothing(emulation):
     model, _ = both(strict_lifetime=True)
     model(x(0)).sum().backward()
-    with pytest.raises(StaleOutputError, match=r"gradient \d \(of one\.weight.*zero_grad\(\)"):
+    with pytest.raises(
+        StaleOutputError, match=r"gradient \d \(of one\.weight.*held by Linear\.weight\.grad.*zero_grad"
+    ) as found:
         model(x(1))
+    assert sorted(one.name for one in found.value.outputs) == [
+        "of one.bias",
+        "of one.weight",
+        "of two.bias",
+        "of two.weight",
+    ]
     model.zero_grad()
     model(x(1)).sum().backward()
     assert hotloop.status(model).components["model"].outputs_copied == 0

@@ -19,6 +19,7 @@ from hotloop._torch.autograd import compiled_nodes
 from hotloop._torch.foreach import copies
 from hotloop._torch.hooks import gradient_hooks
 from hotloop.errors import StaleOutputError
+from hotloop.observe import holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +69,7 @@ class MarkedSteps:
             if self._anything_waits():
                 return False
             if len(self.strict) and (held := list(cudagraphs.memory().alive())):
-                raise StaleOutputError(_still_held(held))
+                raise StaleOutputError(_still_held(held), held)
             cudagraphs.mark()
             return True
 
@@ -131,7 +132,7 @@ steps = MarkedSteps()
 
 
 def _still_held(held: list[cudagraphs.GraphOutput]) -> str:
-    shown = "; ".join(str(one) for one in held[:_SHOWN])
+    shown = "; ".join(f"{one}, held by {', '.join(holders(one.storage))}" for one in held[:_SHOWN])
     more = f"; and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
     return f"still held when a later call may overwrite it: {shown}{more}. Remedy: {_REMEDY}"
 
