@@ -133,6 +133,34 @@ def test_gradients_are_copied_with_their_strides_sparse_ones_too():
         assert not one.numel() or one.data_ptr() != other.data_ptr()
 
 
+def test_tied_weights_autocast_inference_mode_and_outputs_in_a_mapping(emulation):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.words, self.head = nn.Embedding(10, 8), nn.Linear(8, 10)
+            self.head.weight = self.words.weight
+
+        def forward(self, ids):
+            scores = self.head(torch.tanh(self.words(ids)))
+            return {"scores": scores, "loss": nn.functional.cross_entropy(scores.flatten(0, 1), ids.flatten())}
+
+    model, twin = both(Tied)
+    hotloop.compile(twin, "aot_eager")  # the same kernels, without graphs to overwrite anything
+    held = {id(model): [], id(twin): []}
+    for _ in range(3):
+        ids = torch.randint(10, (2, 5))
+        for each in (model, twin):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = each(ids)
+            out["loss"].backward()  # accumulates
+            with torch.inference_mode():
+                held[id(each)] += [*out.values(), *each(ids).values()]
+    assert same(held[id(model)], held[id(twin)])
+    assert same(grads(model), grads(twin))
+    assert emulation.overwritten == []
+
+
 def test_graph_breaks_and_blocks_are_safe_too(emulation):
     class Broken(Net):
         def forward(self, x):
