@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hotloop import errors, events, observe, presets, testing
-    from hotloop.control import ComponentStatus, Status, compile, status, uncompile  # noqa: A004 - torch's own name
+    from hotloop.control import (
+        ComponentStatus,
+        Status,
+        compile,  # noqa: A004 - torch's own name
+        own,
+        status,
+        uncompile,
+    )
     from hotloop.observe import watch
     from hotloop.presets import Preset
     from hotloop.step import Loop, LoopStatus, Pad, Workload
@@ -26,6 +33,7 @@ _HOMES = {
     "Status": "hotloop.control",
     "Workload": "hotloop.step",
     "compile": "hotloop.control",
+    "own": "hotloop.control",
     "status": "hotloop.control",
     "uncompile": "hotloop.control",
     "watch": "hotloop.observe",
@@ -44,6 +52,7 @@ __all__ = [
     "errors",
     "events",
     "observe",
+    "own",
     "presets",
     "status",
     "testing",

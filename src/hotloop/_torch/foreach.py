@@ -22,3 +22,20 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
         except CapabilityMissingError:
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source)
+
+
+def copies(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy each tensor into memory of its own, without gradients; dense ones in few launches."""
+    if any(one.layout != torch.strided for one in sources):
+        return [one.detach().clone() for one in sources]
+    if not sources:
+        return []
+    try:
+        clone = private("torch:_foreach_clone")
+    except CapabilityMissingError:
+        made = [torch.empty_like(one) for one in sources]
+        copy_all(made, sources)
+        return made
+    with torch.no_grad():
+        cloned: list[torch.Tensor] = list(clone(list(sources)))
+    return cloned

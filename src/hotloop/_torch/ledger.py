@@ -183,6 +183,11 @@ LEDGER: tuple[PrivateName, ...] = (
         "saving the state of a step costs more",
     ),
     PrivateName(
+        "torch:_foreach_clone",
+        "copies the gradients that a CUDA graph hands out in few launches, its memory included (torch 2.13)",
+        "the memory of each copy is asked for from Python",
+    ),
+    PrivateName(
         "torch._C:_cuda_endAllocateToPool",
         "tells the allocator that a capture is over which failed half-way",
         "after a failed capture, memory that crosses streams is kept back",
@@ -210,6 +215,61 @@ LEDGER: tuple[PrivateName, ...] = (
         "read as source, never imported: the options that this torch knows, for the table and for 'did you mean'",
         "options are checked by torch alone",
         "torch._inductor.list_options, which must import torch",
+    ),
+    PrivateName(
+        "torch._inductor.cudagraph_trees:MarkStepBox",
+        "the counter of marked steps: a mark between a forward and its backward loses what the forward saved",
+        "CUDA graphs inside torch.compile are neither emulated nor safe",
+        "torch.compiler.cudagraph_mark_step_begin moves it, and nothing reads it",
+    ),
+    PrivateName(
+        "torch._dynamo.mutation_guard:GenerationTracker",
+        "counts calls of compiled code, which begin a generation where nobody marks steps",
+        "CUDA graphs are not emulated",
+    ),
+    PrivateName(
+        "torch._inductor.cudagraph_trees:get_obj",
+        "the CUDA graphs of a thread: which memory is theirs, what of it is held, whether a forward waits",
+        "CUDA graphs inside torch.compile are neither emulated nor safe",
+    ),
+    PrivateName("torch._inductor.cudagraph_trees:local", "where a thread's are kept", "as above"),
+    PrivateName(
+        "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+        "frees the CUDA graphs where torch forgets what it compiled, which it asks its own backend for only",
+        "torch.compiler.reset keeps the memory of CUDA graphs",
+    ),
+    PrivateName(
+        "CUDAGraphNode._is_cuda_graph_recorded_tensor", "tells whether a tensor lies in their memory", "as above"
+    ),
+    PrivateName("CUDAGraphNode._path_from_root", "the graphs that ran in this generation, in order", "as above"),
+    PrivateName(
+        "UntypedStorage._cdata",
+        "identifies the memory of a tensor while it is alive",
+        "an output that is an input cannot be told from a new one",
+    ),
+    PrivateName(
+        "UntypedStorage._new_with_weak_ptr",
+        "overwrites what a CUDA graph would have overwritten, without keeping it alive until then",
+        "CUDA graphs are not emulated",
+    ),
+    PrivateName(
+        "torch._C:_will_engine_execute_node",
+        "tells a backward that hands the gradient of a leaf to its caller, who may hold it",
+        "gradients that are added to existing ones are copied first",
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor:FakeTensor", "a tensor without memory has nothing to be held", "as above"
+    ),
+    PrivateName(
+        "torch._dynamo.backends.common:aot_autograd",
+        "forward, backward and inference as graphs of their own, as Inductor gets them",
+        "CUDA graphs are not emulated",
+    ),
+    PrivateName("Callable._boxed_call", "says that a compiled graph takes its inputs as a list", "as above"),
+    PrivateName(
+        "torch._guards:TracingContext",
+        "which inputs of a graph are parameters and buffers: writing into those does not prevent a capture",
+        "the emulation takes a graph that updates buffers for one that is not captured",
     ),
     PrivateName(
         "Module._parameters",
