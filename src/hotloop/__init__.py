@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from hotloop.control import ComponentStatus, Status, compile, status, uncompile  # noqa: A004 - torch's own name
     from hotloop.observe import watch
     from hotloop.presets import Preset
+    from hotloop.prove.verify import verify
+    from hotloop.prove.verify_verdict import Verdict
     from hotloop.step import Loop, LoopStatus, Pad, Workload
 
 __version__ = "0.1.0"
@@ -24,10 +26,12 @@ _HOMES = {
     "Pad": "hotloop.step",
     "Preset": "hotloop.presets",
     "Status": "hotloop.control",
+    "Verdict": "hotloop.prove.verify_verdict",
     "Workload": "hotloop.step",
     "compile": "hotloop.control",
     "status": "hotloop.control",
     "uncompile": "hotloop.control",
+    "verify": "hotloop.prove.verify",
     "watch": "hotloop.observe",
 }
 _MODULES = ("errors", "events", "observe", "presets", "testing")
@@ -39,6 +43,7 @@ __all__ = [
     "Pad",
     "Preset",
     "Status",
+    "Verdict",
     "Workload",
     "compile",
     "errors",
@@ -48,6 +53,7 @@ __all__ = [
     "status",
     "testing",
     "uncompile",
+    "verify",
     "watch",
 ]
 

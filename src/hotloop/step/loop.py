@@ -29,7 +29,7 @@ from hotloop.step.telling import line_of
 from hotloop.step.tiers import Tier, parse
 from hotloop.step.timed import Ran, Timed
 from hotloop.step.undo import WriteWatch
-from hotloop.step.variant import matmul_precision
+from hotloop.step.variant import compute_dtype
 
 if TYPE_CHECKING:
     import types
@@ -44,12 +44,6 @@ _log = logging.getLogger("hotloop")
 _UNTIMED = 7
 """Steps that run untimed after each timed one, while eager stays and nothing is tried."""
 _NOTHING = contextlib.nullcontext()
-_COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -336,10 +330,7 @@ class Loop:
 
     def compute_dtype(self) -> ComputeDtype:
         """Name the narrowest dtype that matrix products were seen in, which sets how much rounding is honest."""
-        known = [one for one in self._matrix_dtypes if one in _COMPUTE_DTYPES]
-        found = min(known, key=lambda one: (one.itemsize, one == torch.float16), default=torch.float32)
-        fast = self.device.type == "cuda" and not matmul_precision().startswith(("highest", "ieee"))
-        return "tf32" if found == torch.float32 and fast else _COMPUTE_DTYPES[found]
+        return compute_dtype(self._matrix_dtypes, self.device)
 
     def surveyed(self, seen: Survey) -> None:
         """Take note of what a survey saw that concerns all steps."""
