@@ -91,17 +91,13 @@ def _excused(score: Score, pairs: Mapping[str, tuple[Difference, Difference]]) -
     allowed = _NEARER.get(score.measure)
     if allowed is None:
         return False
-    if score.name == ALL:
-        known = [[value for side in pair if (value := _own(side, score.measure)) is not None] for pair in pairs.values()]
-        full = [pair for pair in known if len(pair) == 2]  # noqa: PLR2004 - both sides
-        if not full:
-            return False
-        theirs, ours = (abs(statistics.median(each)) for each in zip(*full, strict=True))
-        return theirs <= allowed * ours
-    if score.name not in pairs:
+    chosen = pairs.values() if score.name == ALL else [pairs[score.name]] if score.name in pairs else []
+    sides = [(_own(theirs, score.measure), _own(ours, score.measure)) for theirs, ours in chosen]
+    known = [(theirs, ours) for theirs, ours in sides if theirs is not None and ours is not None]
+    if not known:
         return False
-    own = [_own(side, score.measure) for side in pairs[score.name]]
-    return own[0] is not None and own[1] is not None and abs(own[0]) <= allowed * abs(own[1])
+    theirs, ours = (statistics.median(each) for each in zip(*known, strict=True))
+    return abs(theirs) <= allowed * abs(ours)
 
 
 def _own(error: Difference, measure: str) -> float | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from hotloop._torch.settings import patched
+from hotloop.control import compile as compile_in_place
 from hotloop.errors import ConfigError, HotloopError
 from hotloop.fallback.causes import describe
 from hotloop.measure import ALL, RATIO, Limits
@@ -104,7 +105,9 @@ def _settings(preset: Any, steps: Any, reference: Any, search_seconds: Any) -> t
         raise ConfigError(f"preset {preset!r}: expected a preset, or its name")
     tier = parse(preset)
     if tier.graph or not tier.compiles:
-        raise ConfigError(f"preset {preset!r}: expected one that compiles, without a graph; a Loop proves captured steps")
+        raise ConfigError(
+            f"preset {preset!r}: expected one that compiles, without a graph; a Loop proves captured steps"
+        )
     return tier.base, tier.settings
 
 
@@ -134,7 +137,9 @@ class _Case:
         models, holdings = workload.models(), workload.holdings()
         self.compiled = Compiled(models)
         if self.compiled.given:
-            raise ConfigError("a model is compiled already: expected it as it was before torch.compile or hotloop.compile")
+            raise ConfigError(
+                "a model is compiled already: expected it as it was before torch.compile or hotloop.compile"
+            )
         self.program = Program(workload.step, holdings, device_of(holdings), lambda: False)
         self._batches = workload.endless()
         self._draws: list[Draw] = []
@@ -228,7 +233,7 @@ class _Case:
 
     def _compile(self) -> None:
         for model in self.compiled.models.values():
-            blame.compile_in_place(model, **self._settings)
+            compile_in_place(model, **self._settings)
         self.compiled.base = self._name
 
     # -- the steps -------------------------------------------------------------------------------------------------
@@ -258,9 +263,7 @@ class _Case:
 
         candidate = functools.partial(proof.plain_run, holdings, run)
         try:
-            outcome = proof.prove_step(
-                self.program, candidate, eager, self._limits, spread=self._spread, wide=wide
-            )
+            outcome = proof.prove_step(self.program, candidate, eager, self._limits, spread=self._spread, wide=wide)
         except CandidateFailedError as error:
             self._failed = f"compiled code failed: {describe(error.__cause__ or error)}"
             if not error.undone:
@@ -272,7 +275,9 @@ class _Case:
         self._steps.append(StepVerdict(len(self._steps), agrees, outcome.worst, "" if agrees else outcome.why, said))
         _log.info("verify: step %d %s", len(self._steps), "agrees" if agrees else f"does not agree: {outcome.why}")
 
-    def _wide(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Mapping[str, torch.Tensor | None] | None, str]:
+    def _wide(
+        self, call: tuple[tuple[Any, ...], dict[str, Any]]
+    ) -> tuple[Mapping[str, torch.Tensor | None] | None, str]:
         """Run the step in the widest dtype that it can be run in; gives its values and the dtype's name."""
         while self._dtypes:
             dtype = self._dtypes[0]
@@ -303,7 +308,14 @@ class _Case:
             wide, _ = self._wide(call)
             eager = functools.partial(proof.plain_run, self.program.holdings, run)
             calls.append((run, proof.kept(self.program, eager, wide, spread=self._spread)))
-        tests = blame.Tests(self.program, self.compiled.models, calls, self._limits, self._settings, seconds)
+        tests = blame.Tests(
+            self.program,
+            self.compiled.models,
+            calls,
+            limits=self._limits,
+            settings=self._settings,
+            seconds=seconds,
+        )
         return blame.search(self.compiled.models, tests)
 
 

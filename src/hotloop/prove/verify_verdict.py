@@ -116,9 +116,17 @@ class Verdict:
         for column in ("tensor", "of", "measure", "value", "limit", "of its limit"):
             right = column in ("value", "limit", "of its limit")
             table.add_column(column, justify="right" if right else "left", overflow="fold")
-        for one in self.worst[:_ROWS]:
+        shown = {(one.kind, one.name): one for one in reversed(self.worst)}  # of each tensor the worst measure
+        for one in list(reversed(shown.values()))[:_ROWS]:
             style = "red" if one.nearness > 1 else ""
-            row = (one.name, one.kind, one.measure, _number(one), _text(one.limit, one.measure), _share(one.nearness))
+            row = (
+                _plain(one),
+                one.kind,
+                one.measure,
+                _number(one),
+                _text(one.limit, one.measure),
+                _share(one.nearness),
+            )
             table.add_row(*(Text(each, style=style) for each in row))
         return table
 
@@ -157,6 +165,11 @@ def worst_of(joined: dict[str, Comparison]) -> tuple[Worst, ...]:
 
 
 _KEPT = 32
+
+
+def _plain(one: Worst) -> str:
+    """Give a tensor's own name, without what the column beside it says."""
+    return one.name.removeprefix(f"{one.kind} of ").removeprefix(f"{one.kind} ").removesuffix(" at the optimizer step")
 
 
 def _number(one: Worst) -> str:

@@ -1,7 +1,7 @@
 """Finds the smallest region at fault: parts of a model are compiled alone, on an otherwise eager model, and compared.
 
 What disagrees is halved until one module is left, then that module's children are looked at, and so on down. A module
-whose children agree when they are compiled one by one is the region itself: its own code, or how its children are fused.
+whose children agree when each is compiled by itself is the region: its own code, or how its children are fused.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hotloop.control import compile as compile_in_place
 from hotloop.control import paused, uncompile
 from hotloop.step import proof
 from hotloop.step.proof import CandidateFailedError
+from hotloop.step.reading import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,12 +34,16 @@ _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList,
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """A module of the user's: its path from the model's name on, its class, and where its forward is written."""
+    """A module: its path from the model's name on, its class, and where its forward is written.
+
+    ``inside`` is the innermost module around it whose forward is the user's own, where its own is not.
+    """
 
     path: str
     kind: str
     file: str | None = None
     line: int | None = None
+    inside: Region | None = None
     module: torch.nn.Module | None = dataclasses.field(default=None, repr=False, compare=False)
 
     @property
@@ -47,11 +52,13 @@ class Region:
         return f"{self.file}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
-        return f"{self.path} ({self.kind}{f', {self.location}' if self.file else ''})"
+        around = f" in {self.inside}" if self.inside is not None else ""
+        return f"{self.path} ({self.kind}{f', {self.location}' if self.file else ''}){around}"
 
     def to_dict(self) -> dict[str, Any]:
         """Give the region as plain JSON data."""
-        return {"path": self.path, "class": self.kind, "file": self.file, "line": self.line}
+        inside = self.inside.to_dict() if self.inside is not None else None
+        return {"path": self.path, "class": self.kind, "file": self.file, "line": self.line, "inside": inside}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +113,7 @@ class Tests:
         program: Program,
         models: Mapping[str, torch.nn.Module],
         calls: Sequence[tuple[Callable[[], Any], Made]],
+        *,
         limits: Limits,
         settings: Mapping[str, Any],
         seconds: float,
@@ -132,7 +140,7 @@ class Tests:
         modules = [one.module for one in regions if one.module is not None]
         try:
             with _compiled_alone(self._models, modules, self._settings):
-                wrong = self._wrong()
+                wrong = self.disagrees_now()
         except CandidateFailedError as error:
             if not error.undone:
                 raise
@@ -141,7 +149,12 @@ class Tests:
         self._longest = max(self._longest, time.perf_counter() - began)
         return wrong
 
-    def _wrong(self) -> bool:
+    def disagrees_now(self) -> bool:
+        """Tell whether the step is wrong with the models compiled as they are.
+
+        Raises:
+            CandidateFailedError: it raised.
+        """
         found: dict[str, list[measure.Comparison]] = {}
         for run, made in self._calls:
             step = lambda run=run: proof.plain_run(self._program.holdings, run)  # noqa: E731 - one call's
@@ -175,7 +188,7 @@ def search(models: Mapping[str, torch.nn.Module], tests: Tests) -> Blamed:
                 continue
             parts = children(suspects[0])
             if not parts:
-                how = "it disagrees when nothing else is compiled"
+                how = "it disagrees when nothing else is compiled" + _others(models, suspects[0], tests)
             elif tests.disagrees(parts):
                 suspects = parts
             else:
@@ -183,6 +196,22 @@ def search(models: Mapping[str, torch.nn.Module], tests: Tests) -> Blamed:
     except _OutOfTimeError:
         how = f"the search ended here, after {tests.spent:.0f} s"
     return Blamed(tuple(suspects), how, tests.done, tests.spent)
+
+
+def _others(models: Mapping[str, torch.nn.Module], region: Region, tests: Tests) -> str:
+    """Say whether other modules of a region's class disagree as well, as far as there is time to find out."""
+    whole = [_region(name, model) for name, model in models.items()]
+    alike = []
+    while whole:
+        one = whole.pop()
+        whole += children(one)
+        if type(one.module) is type(region.module) and one.module is not region.module:
+            alike.append(one)
+    try:
+        more = bool(alike) and tests.disagrees(alike)
+    except _OutOfTimeError:
+        return ""
+    return f"; so do others of its class, of which there are {len(alike)}" if more else ""
 
 
 def _halved(suspects: list[Region], tests: Tests) -> tuple[list[Region], str]:
@@ -198,20 +227,23 @@ def children(region: Region) -> list[Region]:
     """Give the modules directly inside a region, those of lists and dictionaries in their place; each once."""
     found: dict[int, Region] = {}
 
+    around = region if region.file is not None and is_own(region.file) else region.inside
+
     def add(path: str, module: torch.nn.Module) -> None:
         for name, child in module.named_children():
             if isinstance(child, _CONTAINERS):
                 add(f"{path}.{name}", child)
             elif id(child) not in found:
-                found[id(child)] = _region(f"{path}.{name}", child)
+                found[id(child)] = _region(f"{path}.{name}", child, around)
 
     if region.module is not None:
         add(region.path, region.module)
     return list(found.values())
 
 
-def _region(path: str, module: torch.nn.Module) -> Region:
+def _region(path: str, module: torch.nn.Module, around: Region | None = None) -> Region:
     function = inspect.unwrap(type(module).forward)
     code = getattr(function, "__code__", None)
     file, line = (code.co_filename, code.co_firstlineno) if code is not None else (None, None)
-    return Region(path, type(module).__name__, file, line, module)
+    inside = None if file is not None and is_own(file) else around
+    return Region(path, type(module).__name__, file, line, inside, module)

@@ -213,7 +213,7 @@ def _parameters(live: Mapping[str, torch.Tensor], *, on_host: bool) -> dict[str,
     return {name: one.cpu().clone() if on_host else one.clone() for name, one in found.items()}
 
 
-def _compare(
+def _compare(  # noqa: PLR0913, PLR0917 - two sides, what they began with, and how far they may be apart
     ours: dict[str, torch.Tensor | None],
     theirs: dict[str, torch.Tensor | None],
     start: dict[str, torch.Tensor],

@@ -1,7 +1,7 @@
 """One step in a wider dtype, from the same state on the same batch: what eager and a tier are both held against.
 
-The program is not copied. Parameters, buffers, gradients and optimizer state are bound to wide copies of themselves, the
-step runs, and the tensors that were there before come back as they were, in the memory where they were.
+The program is not copied. Parameters, buffers, gradients and optimizer state are bound to wide copies of themselves,
+the step runs, and the tensors that were there before come back as they were, in the memory where they were.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class _Copies:
         storage = tensor.untyped_storage()
         key = (storage.data_ptr(), tensor.dtype)
         if key not in self._memory or not storage.data_ptr():
-            flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)  # type: ignore[call-overload]
+            flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
             self._memory[key] = _wide(flat.clone(), self._dtype)
         return self._memory[key].as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
