@@ -1,8 +1,8 @@
 """Runs a step in a wider floating dtype than it is written for: what rounding hides in the step itself shows there.
 
-A model that was turned to float64 does not compute in it by itself: its code casts (``x.float()``, ``dtype=x16.dtype``),
-autocast casts, constants come in the default dtype. Below autograd every operation passes here, and each narrower number
-that it reads or is asked for becomes a wide one.
+A model that was turned to float64 does not compute in it by itself: its code casts (``x.float()``), autocast casts,
+constants come in the default dtype. Below autograd every operation passes here, and each narrower number that it reads
+or is asked for becomes a wide one.
 
 Random numbers are drawn in the dtype of the step itself: torch draws other ones in another dtype. Which dtype that was
 is noted in an ordinary step, draw by draw.
@@ -148,25 +148,15 @@ class _Wide:
             return operation(*args, **kwargs)
         written = {id(one): one for one in written_by(operation, args, kwargs)}
         narrow = {key: one.to(dtype) if one.is_floating_point() else one for key, one in written.items()}
-
-        def narrowed(value: Any) -> Any:
-            if isinstance(value, torch.dtype):
-                return dtype if value.is_floating_point else value
-            if isinstance(value, torch.Tensor):
-                if id(value) in narrow:
-                    return narrow[id(value)]
-                return value.to(dtype) if value.is_floating_point() else value
-            return value
-
-        asked = {key: narrowed(one) for key, one in kwargs.items()}
-        if asked.get("dtype", dtype) is None or ("dtype" not in asked and _takes_dtype(operation)):
+        asked = {key: _narrowed(one, dtype, narrow) for key, one in kwargs.items()}
+        if asked.get("dtype") is None and _takes_dtype(operation):
             asked["dtype"] = dtype
-        result = operation(*(narrowed(one) for one in args), **asked)
+        result = operation(*(_narrowed(one, dtype, narrow) for one in args), **asked)
+        if name == _DROPOUT:
+            return _dropped(args[0], result[1], args[1])
         for key, one in written.items():
             if narrow[key] is not one:
                 one.copy_(narrow[key])
-        if name == _DROPOUT:
-            return _dropped(args[0], result[1], args[1])
         return self._given_back(result, {id(narrow[key]): one for key, one in written.items()})
 
     def _given_back(self, result: Any, live: dict[int, torch.Tensor]) -> Any:
@@ -176,6 +166,16 @@ class _Wide:
             return result
         found = live.get(id(result))
         return found if found is not None else result.to(self._wider(result.dtype))
+
+
+def _narrowed(value: Any, dtype: torch.dtype, narrow: dict[int, torch.Tensor]) -> Any:
+    """Give an argument of a draw in the dtype to draw in; for one that is written, what is written in its place."""
+    if isinstance(value, torch.dtype):
+        return dtype if value.is_floating_point else value
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    found = narrow.get(id(value))
+    return found if found is not None else value.to(dtype)
 
 
 def _dropped(values: torch.Tensor, mask: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:

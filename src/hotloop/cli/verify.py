@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command()(verify)
 
 
-def verify(  # noqa: PLR0913 - one a setting
+def verify(  # noqa: PLR0913, PLR0917 - one a setting
     workload: Annotated[
         str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that gives a hotloop.Workload.")
     ],

@@ -13,18 +13,21 @@ by ten thousand times that, in a right compile as well, yet not in each step: so
 (`over_steps`).
 
 In fewer bits such a ratio is blunt: a backward wrong by 1% scores 1.1 at 10% of noise. There slope and residual against
-eager tell, by the limits of `hotloop.measure.limits`, and the reference excuses: a candidate that is further from eager
-than rounding explains, because it is nearer to the truth than eager is, is no worse for it.
+eager tell, by the limits of `hotloop.measure.limits`. What these do not know is the state of the training: as a loss
+goes from 2.3 to 0.1, the rounding of the logits becomes twenty times as much of it. So a limit is at least a few times
+what eager itself is off by, against the reference.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from typing import TYPE_CHECKING
 
 import torch
 
 from hotloop.measure.differences import differences
+from hotloop.measure.limits import SPREADS
 from hotloop.measure.numerics import ALL, Comparison, Score, compare, conclude
 
 if TYPE_CHECKING:
@@ -36,9 +39,11 @@ if TYPE_CHECKING:
 RATIO = "error ratio"
 """The measure's name: the candidate's error against the reference over eager's."""
 RATIO_LIMIT = 10.0
-_NEARER = {"slope": 0.5, "residual": 1.25, "relative": 1.25}
-"""A measure past its limit is excused where the candidate's own, against the reference, is at most so many times
-eager's: its tilt has to be clearly smaller, while two roundings of one size differ by chance."""
+_OWN = {"slope": 3.0, "residual": 2.0, "relative": 2.0}
+"""A limit is at least so many times eager's own measure against the reference: two roundings of one size are 1.4 times
+as far from each other; tilts have signs, so that one of two may be near 0 by chance."""
+_FEW = 8
+"""With fewer effective elements a tilt is one draw, near 0 by chance: then it is `SPREADS` times."""
 _EPS = {"float64": torch.finfo(torch.float64).eps, "float32": torch.finfo(torch.float32).eps}
 
 
@@ -64,7 +69,7 @@ def against(
     pairs = {name: (theirs[name], ours[name]) for name in theirs if name in ours and name in alone.differences}
     if not pairs:
         return alone  # there is no reference
-    scores = [one for one in alone.scores if one.nearness <= 1 or not _excused(one, pairs)]
+    scores = [_allowed(one, pairs, alone.differences) for one in alone.scores]
     eps = _EPS.get(str(limits.compute_dtype))
     if eps is not None and not limits.updates:
         scores += _ratios(pairs, eps)
@@ -86,25 +91,37 @@ def _errors(reference: Tensors, tensors: Tensors) -> dict[str, Difference]:
     return found
 
 
-def _excused(score: Score, pairs: Mapping[str, tuple[Difference, Difference]]) -> bool:
-    """Tell whether the candidate is past a limit because it is nearer to the reference than eager."""
-    allowed = _NEARER.get(score.measure)
-    if allowed is None:
-        return False
+def _allowed(
+    score: Score, pairs: Mapping[str, tuple[Difference, Difference]], found: Mapping[str, Difference]
+) -> Score:
+    """Give a score whose limit is at least a few times eager's own measure against the reference."""
+    if score.measure not in _OWN:
+        return score
     chosen = pairs.values() if score.name == ALL else [pairs[score.name]] if score.name in pairs else []
-    sides = [(_own(theirs, score.measure), _own(ours, score.measure)) for theirs, ours in chosen]
-    known = [(theirs, ours) for theirs, ours in sides if theirs is not None and ours is not None]
-    if not known:
-        return False
-    theirs, ours = (statistics.median(each) for each in zip(*known, strict=True))
-    return abs(theirs) <= allowed * abs(ours)
+    own = [value for _, ours in chosen if (value := _own(ours, score.measure)) is not None]
+    if not own:
+        return score
+    times = _OWN[score.measure]
+    if score.measure == "slope" and score.name != ALL and found[score.name].effective < _FEW:
+        times = SPREADS
+    return dataclasses.replace(
+        score, limit=max(score.limit, times * abs(statistics.median(own)) / _scale(score, found))
+    )
 
 
 def _own(error: Difference, measure: str) -> float | None:
-    """Give a side's own measure against the reference; of a small tensor the absolute error."""
+    """Give eager's own measure against the reference; of a small tensor the absolute error."""
     if measure == "slope":
         return error.tilt
     return error.residual if measure == "residual" else error.rms_difference
+
+
+def _scale(score: Score, found: Mapping[str, Difference]) -> float:
+    """Give what a measure is in units of: a small tensor's difference, of the set's typical tensor."""
+    if score.measure != "relative":
+        return 1.0
+    difference = found[score.name].rms_difference if score.name in found else 0.0
+    return difference / score.value if score.value > 0 and difference > 0 else 1.0
 
 
 def _ratios(pairs: Mapping[str, tuple[Difference, Difference]], eps: float) -> list[Score]:

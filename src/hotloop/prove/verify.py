@@ -1,4 +1,4 @@
-"""Is it the same training? A program's own steps, compiled, held against eager and against the same steps in float64."""
+"""Is it the same training? A program's own steps, compiled, held against eager and the same steps in float64."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import itertools
 import logging
 import statistics
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from hotloop import presets
+from hotloop._torch.ledger import CapabilityMissingError
 from hotloop._torch.settings import patched
 from hotloop.control import compile as compile_in_place
 from hotloop.errors import ConfigError, HotloopError
@@ -23,7 +24,7 @@ from hotloop.prove.verify_verdict import StepVerdict, Verdict, worst_of
 from hotloop.step import blame, proof
 from hotloop.step.asked import device_of
 from hotloop.step.captured import Program
-from hotloop.step.compiled import Compiled
+from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.holdings import Snapshot
 from hotloop.step.proof import CandidateFailedError, Outcome
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
@@ -33,7 +34,7 @@ from hotloop.step.variant import compute_dtype
 from hotloop.step.workload import Workload, arguments, load_factory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hotloop.measure import Difference
     from hotloop.step.blame import Blamed
@@ -99,16 +100,18 @@ def _settings(preset: Any, steps: Any, reference: Any, search_seconds: Any) -> t
         raise ConfigError(f"reference {reference!r}: expected one of {', '.join(REFERENCES)}")
     if isinstance(search_seconds, bool) or not isinstance(search_seconds, int | float) or search_seconds < 0:
         raise ConfigError(f"search_seconds {search_seconds!r}: expected a number of seconds, 0 or more")
-    if isinstance(preset, Preset):
-        return preset.name, {"preset": preset}
-    if not isinstance(preset, str):
+    if not isinstance(preset, Preset | str):
         raise ConfigError(f"preset {preset!r}: expected a preset, or its name")
+    if isinstance(preset, Preset):
+        if preset.backend == "eager":
+            raise ConfigError(f"preset {preset.name!r}: expected one that compiles")
+        return preset.name, {"preset": as_eager_draws(preset)}
     tier = parse(preset)
     if tier.graph or not tier.compiles:
         raise ConfigError(
             f"preset {preset!r}: expected one that compiles, without a graph; a Loop proves captured steps"
         )
-    return tier.base, tier.settings
+    return tier.base, {**tier.settings, "preset": as_eager_draws(presets.get(tier.settings["preset"]))}
 
 
 def _made(workload: Any) -> Workload:
@@ -121,8 +124,10 @@ def _made(workload: Any) -> Workload:
 
 @contextlib.contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    """Have compiled code draw the numbers that eager draws, whatever the preset."""
-    with patched("torch._inductor:config", fallback_random=True):
+    """Have compiled code draw the numbers that eager draws, also where a preset's mode takes no options."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(CapabilityMissingError):  # without Inductor there is nobody to draw others
+            stack.enter_context(patched("torch._inductor:config", fallback_random=True))
         yield
 
 
@@ -213,8 +218,7 @@ class _Case:
         try:
             _, spread = proof.spread_of(self.program, noted, again, self._limits)
         except CandidateFailedError as error:
-            assert error.__cause__ is not None
-            raise error.__cause__ from None
+            raise (error.__cause__ or error) from None
         if isinstance(spread, str):
             raise HotloopError(f"{spread}. Draw from torch's own generators, and name what else changes as state=")
         self._spread = spread
@@ -261,7 +265,11 @@ class _Case:
             with self.compiled.aside():
                 return proof.plain_run(holdings, run)
 
-        candidate = functools.partial(proof.plain_run, holdings, run)
+        def candidate() -> Any:
+            if self.program.device.type == "cuda":  # a preset may capture for itself
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            return proof.plain_run(holdings, run)
+
         try:
             outcome = proof.prove_step(self.program, candidate, eager, self._limits, spread=self._spread, wide=wide)
         except CandidateFailedError as error:

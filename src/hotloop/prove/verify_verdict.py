@@ -6,7 +6,7 @@ import dataclasses
 import io
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -97,7 +97,7 @@ class Verdict:
         return {**plain, "worst": worst, "blamed": self.blamed.to_dict() if self.blamed is not None else None}
 
     def __rich__(self) -> Group:
-        lines = [Text.assemble(("hotloop verify: ", "bold"), *self._headline())]
+        lines: list[RenderableType] = [Text.assemble(("hotloop verify: ", "bold"), *self._headline())]
         if self.why:
             lines.append(Text(self.why))
         if self.blamed is not None:
@@ -154,9 +154,8 @@ def worst_of(joined: dict[str, Comparison]) -> tuple[Worst, ...]:
     found = []
     for kind, comparison in joined.items():
         judged = {(one.name, one.measure) for one in comparison.scores}
-        for one in comparison.failures:
-            if (one.name, one.measure) not in judged:
-                found.append(Worst(kind, one.name, one.measure, None, None, float("inf"), str(one)))
+        plain = [one for one in comparison.failures if (one.name, one.measure) not in judged]
+        found += [Worst(kind, one.name, one.measure, None, None, float("inf"), str(one)) for one in plain]
         found += [
             Worst(kind, one.name, one.measure, _finite(abs(one.value)), _finite(one.limit), one.nearness)
             for one in comparison.scores

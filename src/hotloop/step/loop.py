@@ -76,8 +76,8 @@ class Loop:
         total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
         buckets: by argument name, how to pad it to one of a few sizes.
         workload: ``module:function`` or ``file.py:function`` that makes the program anew, for the background compile.
-        sentinel: the share of time that it may cost to run a step of a compiled or captured tier eagerly as well, now and
-            then, and compare; 0 or None for none.
+        sentinel: the share of time that it may cost to run a compiled or captured step eagerly as well, now and then,
+            and compare; 0 or None for none.
         record: a folder in which the run record is written as the run goes; without one it is kept in memory.
 
     Raises:

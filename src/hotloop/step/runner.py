@@ -56,7 +56,7 @@ class Runner:
         self._once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
         self.kind, self.ran = "run", loop.given
-        """What the last call was (``run``, ``survey``, ``proof``, ``capture``, ``sentinel`` or ``undone``), and its tier."""
+        """What the last call was (``run``, ``survey``, ``proof``, ``capture``, ``sentinel``, ``undone``); its tier."""
 
     # -- one call --------------------------------------------------------------------------------------------------
 
@@ -371,7 +371,7 @@ class Runner:
     # -- the sentinel ----------------------------------------------------------------------------------------------
 
     def _checked(self, variant: Variant | None, run: Callable[[], Any], tier: Tier) -> Any:
-        """Run the step both ways and compare; where the tier's code fails, it is as if it had failed in its own step."""
+        """Run the step both ways and compare; where the tier's code fails, it is as in a step of its own."""
         assert self.sentinel is not None
         assert isinstance(run, functools.partial)
         try:

@@ -34,8 +34,6 @@ from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hotloop.measure import Failure
     from hotloop.step.blame import Blamed
     from hotloop.step.captured import Call
@@ -177,7 +175,13 @@ class Sentinel:
             variant.captured.keep_gradients()
         self._checks += 1
         self._plan(time.perf_counter() - began, tier)
-        self._judge(outcome, variant, call, tier)
+        try:
+            self._judge(outcome, variant, call, tier, referred=wide is not None)
+        except CandidateFailedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the step is done and right, whatever is wrong with looking at it
+            _log.warning("a sentinel step could not be judged", exc_info=True)
+            self.stop(f"one could not be judged: {describe(error)}")
         return outcome.result
 
     def stop(self, why: str) -> None:
@@ -214,7 +218,7 @@ class Sentinel:
 
     # -- what it means ---------------------------------------------------------------------------------------------
 
-    def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier) -> None:
+    def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier, *, referred: bool) -> None:
         if outcome.failed:
             self.stop(outcome.why)
         elif _certain(outcome, self._loop.compute_dtype()):
@@ -224,16 +228,22 @@ class Sentinel:
             self._suspects, self._left = True, 0
             _log.info("sentinel: step %d in %s is looked into: %s", self._loop.steps + 1, tier.name, outcome.why)
         elif self._suspects:
-            self._evidence.append((dataclasses.replace(outcome, result=None), call))
-            if len(self._evidence) < proof.STEPS:
-                self._left = 0
-                return
-            joined = proof.over_steps([one for one, _ in self._evidence])
-            calls = [one for _, one in self._evidence]
-            self._suspects = False
-            self._evidence.clear()
-            if not joined.agrees:
-                self._disagrees(joined, calls, variant, tier)
+            self._evidence.append((_to_judge(outcome, referred=referred or not tier.compiles), call))
+            self._weigh(variant, tier)
+
+    def _weigh(self, variant: Variant | None, tier: Tier) -> None:
+        """Judge the steps since a suspicion: three together, and three more where these disagree by little."""
+        seen = len(self._evidence)
+        joined = proof.over_steps([one for one, _ in self._evidence])
+        sure = joined.hopeless or seen == 2 * proof.STEPS
+        if seen % proof.STEPS or not (joined.agrees or sure):
+            self._left = 0
+            return
+        calls = [one for _, one in self._evidence[-proof.STEPS :]]
+        self._suspects = False
+        self._evidence.clear()
+        if not joined.agrees:
+            self._disagrees(joined, calls, variant, tier)
 
     def _disagrees(self, joined: Outcome, calls: list[Call], variant: Variant | None, tier: Tier) -> None:
         """Say what disagrees, and where; from the next step on, another tier runs."""
@@ -312,6 +322,17 @@ class Sentinel:
         of_one = self._share * usual
         self._every = max(LEAST, math.ceil(extra / of_one))
         self._left = max(LEAST, math.ceil((self._extra + extra) / of_one) - self._steps)
+
+
+def _to_judge(outcome: Outcome, *, referred: bool) -> Outcome:
+    """Give what counts of a step: without a reference not the loss of compiled code, whose rounding nobody knows.
+
+    The smaller a loss, the more of it is rounding; the gradients are judged in any case.
+    """
+    comparisons = outcome.comparisons
+    if not referred:
+        comparisons = {kind: one for kind, one in comparisons.items() if kind != "result"}
+    return dataclasses.replace(outcome, result=None, comparisons=comparisons)
 
 
 def _certain(outcome: Outcome, compute_dtype: str) -> bool:
