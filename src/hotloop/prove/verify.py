@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import statistics
 import time
@@ -18,7 +17,7 @@ from hotloop._torch.settings import patched
 from hotloop.control import compile as compile_in_place
 from hotloop.errors import ConfigError, HotloopError
 from hotloop.fallback.causes import describe
-from hotloop.measure import ALL, RATIO, Limits
+from hotloop.measure import ALL, Limits
 from hotloop.presets import Preset
 from hotloop.prove.verify_verdict import StepVerdict, Verdict, worst_of
 from hotloop.step import blame, proof
@@ -44,7 +43,7 @@ REFERENCES = ("auto", "float64", "float32", "eager")
 STEPS = proof.STEPS
 SEARCH_SECONDS = 300.0
 _ROUNDS = 3
-"""Where only error ratios are past their limits, so many times the steps are run: a ReLU at its kink passes."""
+"""Where limits are passed by so little that chance may do it, the steps are run so many times, and all judged."""
 _log = logging.getLogger("hotloop")
 
 
@@ -250,7 +249,7 @@ class _Case:
                 if self._failed:
                     return joined
             joined = proof.over_steps(self._outcomes)
-            if not _only_ratios(joined):
+            if joined.agrees or joined.hopeless:
                 break
         return joined
 
@@ -325,13 +324,6 @@ class _Case:
             seconds=seconds,
         )
         return blame.search(self.compiled.models, tests)
-
-
-def _only_ratios(joined: Outcome) -> bool:
-    """Tell whether all that is wrong are error ratios, which chance can do."""
-    failures = list(itertools.chain.from_iterable(one.failures for one in joined.comparisons.values()))
-    plain = joined.random_moved or joined.failed
-    return bool(failures) and not plain and all(one.measure == RATIO for one in failures)
 
 
 def _visible(joined: Mapping[str, Any]) -> float | None:

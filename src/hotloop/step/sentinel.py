@@ -6,10 +6,10 @@ outcome stays, so it is a training step like any other. N follows from what such
 it may cost.
 
 One comparison past its limits is a suspicion only: there are hundreds of checks of hundreds of tensors in a run, and as
-a model learns its gradients become small beside their rounding. So the next steps are run both ways too, and in more
-bits besides; joined over these, whose chance is their own, and with what eager itself is wrong by excused, a
-disagreement counts. Until then eager's outcomes stay. What no rounding makes (NaN where eager has none, a missing
-gradient) counts at once.
+a model learns, its gradients become small beside their rounding. So the next three steps are run both ways too, and in
+more bits besides, and three more where these are past their limits by little. Joined over these, whose chance is their
+own, with what eager itself is wrong by and how far the steps scatter allowed for, a disagreement counts. Until then
+eager's outcomes stay. What no rounding makes (NaN where eager has none, a missing gradient) counts at once.
 """
 
 from __future__ import annotations
@@ -233,9 +233,9 @@ class Sentinel:
 
     def _weigh(self, variant: Variant | None, tier: Tier) -> None:
         """Judge the steps since a suspicion: three together, and three more where these disagree by little."""
-        seen = len(self._evidence)
-        joined = proof.over_steps([one for one, _ in self._evidence])
-        sure = joined.hopeless or seen == 2 * proof.STEPS
+        seen, outcomes = len(self._evidence), [one for one, _ in self._evidence]
+        sure = seen == 2 * proof.STEPS or proof.over_steps(outcomes).hopeless
+        joined = proof.over_steps(outcomes, scatter=not sure or seen > proof.STEPS)
         if seen % proof.STEPS or not (joined.agrees or sure):
             self._left = 0
             return
