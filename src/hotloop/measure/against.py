@@ -43,8 +43,8 @@ _OWN = {"slope": 3.0, "residual": 2.0, "relative": 2.0}
 """A limit is at least so many times eager's own measure against the reference: two roundings of one size are 1.4 times
 as far from each other; tilts have signs, so that one of two may be near 0 by chance."""
 _FEW = 8
-"""With fewer effective elements a tilt is one draw, near 0 by chance, as is what all tensors share, the loss's rounding:
-then it is `SPREADS` times."""
+"""With fewer effective elements a tilt is one draw, near 0 by chance, as is what all tensors share (the rounding of the
+loss): then it is `SPREADS` times."""
 _EPS = {"float64": torch.finfo(torch.float64).eps, "float32": torch.finfo(torch.float32).eps}
 
 

@@ -14,6 +14,7 @@ eager's outcomes stay. What no rounding makes (NaN where eager has none, a missi
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -34,7 +35,9 @@ from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
-    from hotloop.measure import Failure
+    from collections.abc import Mapping, Sequence
+
+    from hotloop.measure import Comparison, Failure
     from hotloop.step.blame import Blamed
     from hotloop.step.captured import Call
     from hotloop.step.loop import Loop
@@ -112,7 +115,7 @@ class Sentinel:
         self._steps = 0
         """Steps with this goal, over which the share is kept, and what checks among them have cost."""
         self._extra = 0.0
-        self._suspects = False
+        self._suspects, self._code = False, True
         self._evidence: list[tuple[Outcome, Call]] = []
         self._checks = self._suspicions = 0
         self._seconds = 0.0
@@ -165,23 +168,28 @@ class Sentinel:
         if loop.device.type == "cuda":
             torch.cuda.synchronize(loop.device)  # what earlier steps launched is not this one's cost
         began = time.perf_counter()
-        limits = Limits.compiled(loop.compute_dtype()) if tier.compiles else Limits.rounding()
-        wide = self._in_more_bits(call) if self._suspects and tier.compiles else None
-        eager = functools.partial(loop.beside, Tier(loop.given), functools.partial(self._eager, call, tier))
+        # A recording of compiled code is held against eager and, by turns, to a few ulp against that code itself.
+        code = tier.compiles and (variant is None or self._code)
+        limits = Limits.compiled(loop.compute_dtype()) if code else Limits.rounding()
+        wide = self._in_more_bits(call) if self._suspects and code else None
+        other = Tier(loop.given) if code else tier.without_graph()
+        reference = functools.partial(loop.beside, other, functools.partial(self._otherwise, call, tier, code=code))
         spread = variant.spread if variant is not None else None
         candidate = runner.candidate_of(variant, call, tier)
-        outcome = prove_step(runner.program, candidate, eager, limits, spread=spread, wide=wide)
+        outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide)
         if variant is not None and variant.captured is not None:
             variant.captured.keep_gradients()
         self._checks += 1
         self._plan(time.perf_counter() - began, tier)
         try:
-            self._judge(outcome, variant, call, tier, referred=wide is not None)
+            self._judge(_to_judge(outcome, referred=wide is not None or not code), variant, call, tier)
         except CandidateFailedError:
             raise
         except Exception as error:  # noqa: BLE001 - the step is done and right, whatever is wrong with looking at it
             _log.warning("a sentinel step could not be judged", exc_info=True)
             self.stop(f"one could not be judged: {describe(error)}")
+        if not self._suspects:
+            self._code = not self._code
         return outcome.result
 
     def stop(self, why: str) -> None:
@@ -191,10 +199,10 @@ class Sentinel:
 
     # -- both ways -------------------------------------------------------------------------------------------------
 
-    def _eager(self, call: Call, tier: Tier) -> Any:
-        """Run the step as the tier's reference: eager, on the stream of recordings where there are some."""
+    def _otherwise(self, call: Call, tier: Tier, *, code: bool) -> Any:
+        """Run the step eagerly or, to judge the recording alone, as what was recorded; on the stream of recordings."""
         run = functools.partial(self._runner.step, *call[0], **call[1])
-        with self._loop.eager():
+        with self._loop.eager() if code else contextlib.nullcontext():
             return self._runner.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
 
     def _in_more_bits(self, call: Call) -> dict[str, torch.Tensor | None] | None:
@@ -218,7 +226,7 @@ class Sentinel:
 
     # -- what it means ---------------------------------------------------------------------------------------------
 
-    def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier, *, referred: bool) -> None:
+    def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier) -> None:
         if outcome.failed:
             self.stop(outcome.why)
         elif _certain(outcome, self._loop.compute_dtype()):
@@ -228,7 +236,7 @@ class Sentinel:
             self._suspects, self._left = True, 0
             _log.info("sentinel: step %d in %s is looked into: %s", self._loop.steps + 1, tier.name, outcome.why)
         elif self._suspects:
-            self._evidence.append((_to_judge(outcome, referred=referred or not tier.compiles), call))
+            self._evidence.append((outcome, call))
             self._weigh(variant, tier)
 
     def _weigh(self, variant: Variant | None, tier: Tier) -> None:
@@ -275,7 +283,7 @@ class Sentinel:
 
     def _looked_for(self, calls: list[Call], variant: Variant | None, tier: Tier) -> tuple[bool, Blamed | None]:
         """Tell whether a recording is at fault rather than the code in it; and which region of the code is."""
-        if not tier.compiles:
+        if not tier.compiles or (variant is not None and not self._code):
             return True, None
         try:
             return self._look(calls, recorded=variant is not None)
@@ -325,14 +333,19 @@ class Sentinel:
 
 
 def _to_judge(outcome: Outcome, *, referred: bool) -> Outcome:
-    """Give what counts of a step: without a reference not the loss of compiled code, whose rounding nobody knows.
+    """Give what counts of a step: not what compiled code returns, unless there is a reference.
 
-    The smaller a loss, the more of it is rounding; the gradients are judged in any case.
+    The smaller a loss, the more of it is rounding, and without a reference nobody knows how much; the gradients are
+    judged in any case. NaN is one in any case too.
     """
     comparisons = outcome.comparisons
-    if not referred:
+    if not referred and not any(one.measure == "finite" for one in _failures(comparisons, "result")):
         comparisons = {kind: one for kind, one in comparisons.items() if kind != "result"}
     return dataclasses.replace(outcome, result=None, comparisons=comparisons)
+
+
+def _failures(comparisons: Mapping[str, Comparison], kind: str) -> Sequence[Failure]:
+    return comparisons[kind].failures if kind in comparisons else ()
 
 
 def _certain(outcome: Outcome, compute_dtype: str) -> bool:
