@@ -32,11 +32,17 @@ def test_right_code_passes_against_float64(settings):
     assert verdict.compute_dtype == str(settings.get("autocast", torch.float32)).removeprefix("torch.")
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_a_backward_that_is_wrong_by_a_thousandth_of_a_percent_is_found_and_named(dropout):
+@pytest.fixture(scope="module")
+def found():
+    """The verdict on a backward of gelu that is wrong by 0.001%."""
     with wrong("aten.gelu_backward", 1.00001) as planted:
-        verdict = hotloop.verify(workload(dropout=dropout), "aot_eager")
+        verdict = hotloop.verify(workload(dropout=0.3), "aot_eager")
     assert planted
+    return verdict
+
+
+def test_a_backward_that_is_wrong_by_a_thousandth_of_a_percent_is_found_and_named(found):
+    verdict = found
     assert not verdict.passes
     assert "blocks.1" in verdict.why
     assert [one.path for one in verdict.blamed.regions] == ["model.blocks.1.act"]
@@ -56,17 +62,18 @@ def test_the_same_step_with_factor_1_passes():
 
 def test_a_wrong_backward_under_bfloat16_is_found_by_its_slope():
     with wrong("aten.native_batch_norm_backward", 1.01):
-        verdict = hotloop.verify(workload(autocast=BF16), "aot_eager")
+        verdict = hotloop.verify(workload(autocast=BF16), "aot_eager", search=False)
     assert not verdict.passes
     assert verdict.worst[0].measure == "slope"
-    assert [one.path for one in verdict.blamed.regions] == ["model.norm"]
 
 
 def test_others_of_the_class_at_fault_are_told():
     with wrong("aten.gelu_backward", 1.0001):
-        verdict = hotloop.verify(workload(gelus=(0, 1, 2), blocks=3), "aot_eager")
-    assert "others of its class, of which there are 2" in verdict.blamed.how
-    assert verdict.blamed.tests <= 12
+        verdict = hotloop.verify(
+            workload(nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 5), nn.GELU())), "aot_eager"
+        )
+    assert "others of its class, of which there are 1" in verdict.blamed.how
+    assert verdict.blamed.tests <= 8
 
 
 class Functional(nn.Module):
@@ -92,7 +99,7 @@ def test_a_wrong_forward_fails_in_the_result():
     with wrong("aten.tanh", 1.01):
         verdict = hotloop.verify(workload(), "aot_eager", search=False)
     assert not verdict.passes
-    assert "result: slope off" in verdict.why
+    assert verdict.why.startswith("result: ")
     assert verdict.blamed is None
 
 
@@ -117,7 +124,7 @@ def test_the_program_is_as_it_was_afterwards():
     before = {name: one.clone() for name, one in program.holdings().tensors().items()}
     state, python = torch.get_rng_state(), random.getstate()
     with wrong("aten.gelu_backward", 1.0001):
-        hotloop.verify(program, "aot_eager")
+        hotloop.verify(program, "aot_eager", search_seconds=1e-6)
     after = program.holdings().tensors()
     assert before.keys() == after.keys()
     assert all(torch.equal(one, after[name]) for name, one in before.items())
@@ -235,9 +242,8 @@ def test_code_that_fails_while_it_runs_is_a_failed_check(monkeypatch):
     assert "illegal kernel" in verdict.why
 
 
-def test_the_verdict_reads_as_a_table_and_as_json():
-    with wrong("aten.gelu_backward", 1.0001):
-        verdict = hotloop.verify(workload(), "aot_eager")
+def test_the_verdict_reads_as_a_table_and_as_json(found):
+    verdict = found
     text = str(verdict)
     for part in ("fails", "float64", "at fault: model.blocks.1.act", "blocks.1.up.weight"):
         assert part in text

@@ -28,7 +28,8 @@ def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> C
 
     Args:
         comparisons: of ``compare``, one a step, at least one; the result has the last one's ``differences``.
-        scatter: also allow a mean slope what its scatter from step to step explains. A fault at every step does not
+        scatter: also allow a mean slope what its scatter from step to step explains, and judge small tensors by their
+            median step: where thousands of comparisons must not go wrong by chance. A fault at every step does not
             hide behind that; one at some steps does.
 
     Returns:
@@ -42,11 +43,14 @@ def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> C
     plain = {each: None for one in comparisons for each in one.failures if (each.name, each.measure) not in measured}
     below = set.intersection(*(set(one.below_floor) for one in comparisons))
     return conclude(
-        list(plain), [_joined(each, scatter) for each in scores.values()], comparisons[-1].differences, sorted(below)
+        list(plain),
+        [_joined(each, scatter=scatter) for each in scores.values()],
+        comparisons[-1].differences,
+        sorted(below),
     )
 
 
-def _joined(steps: list[Score], scatter: bool) -> Score:
+def _joined(steps: list[Score], *, scatter: bool) -> Score:
     name, measure = steps[0].name, steps[0].measure
     if measure == "slope":
         value, limit = (statistics.fmean(each) for each in zip(*((s.value, s.limit) for s in steps), strict=True))
@@ -58,4 +62,5 @@ def _joined(steps: list[Score], scatter: bool) -> Score:
     if measure == RATIO:
         return ranked[0]
     # The upper middle of an even number: two steps of which one is wrong are no proof.
-    return ranked[len(ranked) // 2] if measure == "residual" else ranked[-1]
+    typical = measure == "residual" or (scatter and measure == "relative")
+    return ranked[len(ranked) // 2] if typical else ranked[-1]

@@ -29,6 +29,7 @@ from hotloop.errors import ConfigError
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits
 from hotloop.step import blame, proof
+from hotloop.step.blame import Blamed
 from hotloop.step.proof import CandidateFailedError, Outcome, plain_run, prove_step
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.survey import Obstacle
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hotloop.measure import Comparison, Failure
-    from hotloop.step.blame import Blamed
     from hotloop.step.captured import Call
     from hotloop.step.loop import Loop
     from hotloop.step.runner import Runner
@@ -168,8 +168,7 @@ class Sentinel:
         if loop.device.type == "cuda":
             torch.cuda.synchronize(loop.device)  # what earlier steps launched is not this one's cost
         began = time.perf_counter()
-        # A recording of compiled code is held against eager and, by turns, to a few ulp against that code itself.
-        code = tier.compiles and (variant is None or self._code)
+        code = self._of_code(variant, tier)
         limits = Limits.compiled(loop.compute_dtype()) if code else Limits.rounding()
         wide = self._in_more_bits(call) if self._suspects and code else None
         other = Tier(loop.given) if code else tier.without_graph()
@@ -196,6 +195,13 @@ class Sentinel:
         """Make no more checks."""
         self._off = why
         self._loop.say_once(f"{self._runner.name}: no more sentinel steps: {why}")
+
+    def _of_code(self, variant: Variant | None, tier: Tier) -> bool:
+        """Tell whether this check is of compiled code.
+
+        A recording of such code is held against eager and, by turns, to a few ulp against that code itself.
+        """
+        return tier.compiles and (variant is None or self._code)
 
     # -- both ways -------------------------------------------------------------------------------------------------
 
@@ -241,12 +247,16 @@ class Sentinel:
 
     def _weigh(self, variant: Variant | None, tier: Tier) -> None:
         """Judge the steps since a suspicion: three together, and three more where these disagree by little."""
-        seen, outcomes = len(self._evidence), [one for one, _ in self._evidence]
-        sure = seen == 2 * proof.STEPS or proof.over_steps(outcomes).hopeless
-        joined = proof.over_steps(outcomes, scatter=not sure or seen > proof.STEPS)
-        if seen % proof.STEPS or not (joined.agrees or sure):
+        outcomes = [one for one, _ in self._evidence]
+        if len(outcomes) % proof.STEPS:
             self._left = 0
             return
+        joined = proof.over_steps(outcomes)
+        if self._of_code(variant, tier) and not joined.hopeless:
+            joined = proof.over_steps(outcomes, scatter=True)
+            if not joined.agrees and len(outcomes) == proof.STEPS:
+                self._left = 0
+                return
         calls = [one for _, one in self._evidence[-proof.STEPS :]]
         self._suspects = False
         self._evidence.clear()
@@ -283,7 +293,7 @@ class Sentinel:
 
     def _looked_for(self, calls: list[Call], variant: Variant | None, tier: Tier) -> tuple[bool, Blamed | None]:
         """Tell whether a recording is at fault rather than the code in it; and which region of the code is."""
-        if not tier.compiles or (variant is not None and not self._code):
+        if not self._of_code(variant, tier):
             return True, None
         try:
             return self._look(calls, recorded=variant is not None)
@@ -308,13 +318,13 @@ class Sentinel:
             settings=loop.compiled.settings(Tier(loop.compiled.base), draws_random=loop.draws_random),
             seconds=SEARCH_SECONDS,
         )
-        if recorded and not tests.disagrees_now():
-            return True, None
+        if not tests.disagrees_now():
+            return recorded, None if recorded else Blamed((), blame.NOT_AGAIN, 1, tests.spent)
         spent = sum(one.compile_seconds for one in loop.compiled.status().components.values())
         if spent > SEARCH_SECONDS:
             _log.info("sentinel: no search for the region at fault, as compiling took %.0f s", spent)
             return False, None
-        return False, blame.search(loop.compiled.models, tests)
+        return False, blame.search(loop.compiled.models, tests, shown=True)
 
     # -- when ------------------------------------------------------------------------------------------------------
 
