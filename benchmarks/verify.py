@@ -29,7 +29,7 @@ MODES = {
     "cpu": ("float32", "bfloat16", "float16"),
     "cuda": ("float32", "tf32", "bfloat16", "float16"),
 }
-EXCESSES = [figure * 10.0**power for power in range(-7, 0) for figure in (1, 2, 5)]
+EXCESSES = [float(f"{figure}e{power}") for power in range(-7, 0) for figure in (1, 2, 5)]
 FAULTS = ("one operation", "whole backward")
 BETWEEN = 5
 """Eager steps from one try to the next."""
