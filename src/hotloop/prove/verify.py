@@ -22,6 +22,7 @@ from hotloop.presets import Preset
 from hotloop.prove.verify_verdict import StepVerdict, Verdict, worst_of
 from hotloop.step import blame, proof
 from hotloop.step.asked import device_of
+from hotloop.step.blame import Blamed
 from hotloop.step.captured import Program
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.holdings import Snapshot
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from hotloop.measure import Difference
-    from hotloop.step.blame import Blamed
 
 Reference = Literal["auto", "float64", "float32", "eager"]
 REFERENCES = ("auto", "float64", "float32", "eager")
@@ -309,12 +309,10 @@ class _Case:
             return None
         _log.info("verify: searching for the region at fault")
         self.compiled.take_off()
-        calls = []
-        for call in self._tried[: proof.STEPS]:
-            run = self._step(call)
-            wide, _ = self._wide(call)
-            eager = functools.partial(proof.plain_run, self.program.holdings, run)
-            calls.append((run, proof.kept(self.program, eager, wide, spread=self._spread)))
+        try:
+            calls = [self._kept(call) for call in self._tried[: proof.STEPS]]
+        except CandidateFailedError as error:
+            return Blamed((), f"no search: a step failed: {describe(error.__cause__ or error)}", 0, 0.0)
         tests = blame.Tests(
             self.program,
             self.compiled.models,
@@ -324,6 +322,13 @@ class _Case:
             seconds=seconds,
         )
         return blame.search(self.compiled.models, tests)
+
+    def _kept(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Callable[[], Any], proof.Made]:
+        """Run a step eagerly and in more bits, each undone; gives what runs it, and what it made."""
+        run = self._step(call)
+        wide, _ = self._wide(call)
+        eager = functools.partial(proof.plain_run, self.program.holdings, run)
+        return run, proof.kept(self.program, eager, wide, spread=self._spread)
 
 
 def _visible(joined: Mapping[str, Any]) -> float | None:

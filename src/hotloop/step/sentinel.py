@@ -36,7 +36,7 @@ from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hotloop.measure import Comparison, Failure
     from hotloop.step.captured import Call
@@ -211,6 +211,14 @@ class Sentinel:
         with self._loop.eager() if code else contextlib.nullcontext():
             return self._runner.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
 
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Run eagerly, and leave nothing behind that would tie a later capture to another stream."""
+        engine = self._loop.engine
+        stream = engine.reference_stream(self._loop.device) if engine is not None else contextlib.nullcontext()
+        with self._loop.eager(), stream:
+            yield
+
     def _in_more_bits(self, call: Call) -> dict[str, torch.Tensor | None] | None:
         """Run the step in the widest dtype that it runs in, and undo it; None where it does in none."""
         program, run = self._runner.program, functools.partial(self._runner.step, *call[0], **call[1])
@@ -220,7 +228,7 @@ class Sentinel:
             with noting_draws(draws):
                 return plain_run(program.holdings, run)
 
-        with self._loop.eager():
+        with self._aside():
             if self._loop.draws_random:
                 proof.kept(program, noted)
             for dtype in candidates(self._loop.compute_dtype()):
@@ -308,7 +316,7 @@ class Sentinel:
         made = []
         for call in calls:
             run, wide = functools.partial(self._runner.step, *call[0], **call[1]), self._in_more_bits(call)
-            with loop.eager():
+            with self._aside():
                 made.append((run, proof.kept(program, functools.partial(plain_run, program.holdings, run), wide)))
         tests = blame.Tests(
             program,
