@@ -242,6 +242,12 @@ def test_code_that_fails_while_it_runs_is_a_failed_check(monkeypatch):
     assert "illegal kernel" in verdict.why
 
 
+def test_an_error_of_the_users_own_reaches_them():
+    data = [*batches(3), (torch.ones(4, 3), torch.zeros(4, dtype=torch.long))]  # a batch of another width
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        hotloop.verify(workload(data=data), "aot_eager")
+
+
 def test_the_verdict_reads_as_a_table_and_as_json(found):
     verdict = found
     text = str(verdict)

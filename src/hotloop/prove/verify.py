@@ -17,7 +17,7 @@ from hotloop._torch.settings import patched
 from hotloop.control import compile as compile_in_place
 from hotloop.errors import ConfigError, HotloopError
 from hotloop.fallback.causes import describe
-from hotloop.measure import ALL, Limits
+from hotloop.measure import ALL, Limits, flatten
 from hotloop.presets import Preset
 from hotloop.prove.verify_verdict import StepVerdict, Verdict, worst_of
 from hotloop.step import blame, proof
@@ -149,6 +149,8 @@ class _Case:
         self._draws: list[Draw] = []
         self._spread: dict[str, Difference] = {}
         self._limits = Limits.rounding()
+        self._dtypes: list[torch.dtype] = []
+        """What references may be computed in, the widest first, and which the last one was."""
         self._dtype: torch.dtype | None = None
         self._why = ""
         self._failed = ""
@@ -200,7 +202,7 @@ class _Case:
         """Run two real steps eagerly: one looked at, one twice, to learn how far eager is from itself."""
         holdings, device = self.program.holdings, self.program.device
         call = self._next()
-        inputs = [one for one in call[0] if isinstance(one, torch.Tensor)]
+        inputs = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
         _log.info("verify: looking at a step")
         _, seen = survey(holdings, device, inputs, self._step(call))
         holdings.found += seen.written_found
@@ -275,6 +277,7 @@ class _Case:
             self._failed = f"compiled code failed: {describe(error.__cause__ or error)}"
             if not error.undone:
                 raise HotloopError(f"{self._failed}, and could not be undone") from error
+            eager()  # what it raises as well is the user's own, and passes
             return
         self._outcomes.append(outcome)
         self._tried.append(call)
