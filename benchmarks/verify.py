@@ -160,6 +160,13 @@ def main():
         for mode in options.modes or MODES[options.device]:
             rows.append(measure(name, mode, options))
             print(json.dumps(rows[-1]), flush=True)
+            write(rows, None, options)
+    if "gpt" in options.models:
+        write(rows, named(options), options)
+
+
+def write(rows, search, options):
+    """Write what was measured so far."""
     document = {
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "command": "python benchmarks/verify.py",
@@ -171,7 +178,7 @@ def main():
         "tries": options.tries,
         "steps": 3,
         "rows": rows,
-        "search": named(options) if "gpt" in options.models else None,
+        "search": search,
     }
     if options.out:
         options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
