@@ -116,8 +116,10 @@ class Verdict:
         for column in ("tensor", "of", "measure", "value", "limit", "of its limit"):
             right = column in ("value", "limit", "of its limit")
             table.add_column(column, justify="right" if right else "left", overflow="fold")
-        shown = {(one.kind, one.name): one for one in reversed(self.worst)}  # of each tensor the worst measure
-        for one in list(reversed(shown.values()))[:_ROWS]:
+        shown: dict[tuple[str, str], Worst] = {}
+        for one in self.worst:  # of each tensor the worst measure
+            shown.setdefault((one.kind, one.name), one)
+        for one in list(shown.values())[:_ROWS]:
             style = "red" if one.nearness > 1 else ""
             row = (
                 _plain(one),
