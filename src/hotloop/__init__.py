@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     )
     from hotloop.observe import watch
     from hotloop.presets import Preset
+    from hotloop.prove.verify import verify
+    from hotloop.prove.verify_verdict import Verdict
     from hotloop.step import Loop, LoopStatus, Pad, Workload
 
 __version__ = "0.1.0"
@@ -31,11 +33,13 @@ _HOMES = {
     "Pad": "hotloop.step",
     "Preset": "hotloop.presets",
     "Status": "hotloop.control",
+    "Verdict": "hotloop.prove.verify_verdict",
     "Workload": "hotloop.step",
     "compile": "hotloop.control",
     "own": "hotloop.control",
     "status": "hotloop.control",
     "uncompile": "hotloop.control",
+    "verify": "hotloop.prove.verify",
     "watch": "hotloop.observe",
 }
 _MODULES = ("errors", "events", "observe", "presets", "testing")
@@ -47,6 +51,7 @@ __all__ = [
     "Pad",
     "Preset",
     "Status",
+    "Verdict",
     "Workload",
     "compile",
     "errors",
@@ -57,6 +62,7 @@ __all__ = [
     "status",
     "testing",
     "uncompile",
+    "verify",
     "watch",
 ]
 

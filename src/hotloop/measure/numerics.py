@@ -31,8 +31,8 @@ _SHOWN = 3
 class Failure:
     """One measure of one tensor (or of ``ALL``) that is past its limit.
 
-    ``measure`` is slope, residual, relative, finite, equal, missing, shape, dtype or layout. Of the first three
-    ``value`` and ``limit`` are numbers; of the last four what candidate and reference have, as text.
+    ``measure`` is slope, residual, relative, error ratio, finite, equal, missing, shape, dtype or layout. Of the first
+    four ``value`` and ``limit`` are numbers; of the last four what candidate and reference have, as text.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Failure:
             "slope": f"slope off by {value}, limit {limit}",
             "residual": f"residual {value}, limit {limit}",
             "relative": f"relative difference {value}, limit {limit}",
+            "error ratio": f"error {value} times eager's own, limit {limit}",
             "finite": "NaN or infinite in other places than the reference",
             "equal": f"not equal, by up to {value}",
             "missing": f"is {value}, the reference {limit}",
@@ -243,7 +244,7 @@ def _score_compiled(
         scored.append(Score(each.name, "slope", each.tilt, slope))
         scored.append(Score(each.name, "residual", each.residual, residual))
     # Of updates the median tensor tells, since any one of them can be random.
-    shared = _median([each.tilt for each in numeric if each.tilt is not None]) if limits.updates else _pooled(pool)
+    shared = _median([each.tilt for each in numeric if each.tilt is not None]) if limits.updates else pooled(pool)
     scored.append(Score(ALL, "residual", median, max(figures.median, spread.allowed("", "residual"))))
     scored.append(Score(ALL, "slope", shared, max(pooled_limit(figures, median), spread.allowed("", "slope"))))
     return scored, below_floor
@@ -257,7 +258,7 @@ def _score_small(each: Difference, figures: Figures, scale: float, spread: _Spre
     return Score(each.name, "relative", each.rms_difference / scale, limit)
 
 
-def _pooled(pool: list[tuple[float, float]]) -> float:
+def pooled(pool: list[tuple[float, float]]) -> float:
     """Give the mean tilt, each weighted by 1 / limit^2, as a least-squares mean of unlike precisions is.
 
     An error that all tensors share (a loss scaled wrongly) adds up here, while rounding averages out.

@@ -40,6 +40,7 @@ KINDS: dict[str, tuple[str, Tone]] = {
     "eager_part": ("Eager part", "note"),
     "checkpoint_outside": ("Checkpoint outside", "warn"),
     "setting_switched": ("Setting switched", "note"),
+    "sentinel_disagreed": ("Sentinel disagreed", "bad"),
 }
 """Label and tone of each kind of event, in the order in which a legend names them; of other kinds the name is shown."""
 _SEVERITY: dict[Tone, int] = {"bad": 0, "warn": 1, "note": 2, "good": 3}
@@ -206,6 +207,7 @@ _REASONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "tier_proven": _proven,
     "tier_declined": _of_tier,
     "step_undone": _of_tier,
+    "sentinel_disagreed": _of_tier,
     "tier_changed": _changed,
     "host_bound": _busy,
     "eager_part": _part,

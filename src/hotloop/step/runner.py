@@ -19,16 +19,17 @@ from hotloop.step.captured import Change, Program, Standing, capture, own_autoca
 from hotloop.step.looking import Looking
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
 from hotloop.step.rescue import Rescue, is_compiled_codes
+from hotloop.step.sentinel import Sentinel
 from hotloop.step.shapes import Shapes
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
     from hotloop.measure import Inputs
-    from hotloop.step.captured import CapturedStep
+    from hotloop.step.captured import Call, CapturedStep
     from hotloop.step.loop import Loop
 
 VARIANTS = 8
@@ -53,10 +54,11 @@ class Runner:
         """Bases whose code has agreed with eager."""
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
         self._surveyed = False
+        self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
         self._once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
         self.kind, self.ran = "run", loop.given
-        """What the last call was (``run``, ``survey``, ``proof``, ``capture`` or ``undone``), and its tier."""
+        """What the last call was (``run``, ``survey``, ``proof``, ``capture``, ``sentinel``, ``undone``); its tier."""
 
     # -- one call --------------------------------------------------------------------------------------------------
 
@@ -112,6 +114,8 @@ class Runner:
             self._decline(variant, variant.seen.obstacles[0])
             return self._uncaptured(variant, run, tier)
         if variant.proven and variant.captured is not None:
+            if self.sentinel is not None and self.sentinel.due():
+                return self._checked(variant, run, tier)
             return self._replay(variant, run, flatten((args, kwargs))[0], tier)
         return self._prove_graph(variant, run, tier, args, kwargs)
 
@@ -193,7 +197,7 @@ class Runner:
         engine = self.loop.engine
         assert engine is not None
         began = time.perf_counter()
-        on_side = functools.partial(self._reference, variant, run)
+        on_side = functools.partial(self.reference, variant, run)
         reference = functools.partial(self.loop.beside, tier.without_graph(), on_side)
         obstacle: Obstacle | None = None
         try:
@@ -212,17 +216,21 @@ class Runner:
         if variant.captured is not None:
             variant.captured.keep_gradients()
         self.loop.proof_costs(time.perf_counter() - began, outcome)
+        self._judge(variant, outcome)
+        return outcome.result
+
+    def _judge(self, variant: Variant, outcome: proof.Outcome) -> None:
+        """Say what a proof step means for the recording."""
         if changed := self._looking.changed_inside():
             self._decline(variant, changed[0])
-        elif not outcome.agrees:
+        elif not outcome.agrees and not (outcome.may_be_noise and variant.measure_again()):
             self._decline(
                 variant, Obstacle(f"a captured step does not agree with the step itself: {outcome.why}", _REPORT_IT)
             )
-        else:
+        elif outcome.agrees:
             variant.agreed += 1
             if variant.agreed == proof.STEPS:
                 self._accept(variant, outcome)
-        return outcome.result
 
     def _instead(self, variant: Variant, run: Callable[[], Any], tier: Tier, obstacle: Obstacle) -> Any:
         """Run a step without the graph that failed; what it raises as well is the user's own, and declines nothing."""
@@ -236,7 +244,7 @@ class Runner:
         """Run the step as it is, undo it, and run it on the path of a capture; how far apart the two are is noise."""
         began = time.perf_counter()
         most = Limits.compiled(self.loop.compute_dtype())
-        again = functools.partial(self._reference, variant, run)
+        again = functools.partial(self.reference, variant, run)
         result, spread = proof.spread_of(self.program, functools.partial(self._on_path, run), again, most)
         if isinstance(spread, str):
             assert variant.seen is not None
@@ -248,15 +256,15 @@ class Runner:
             return result
         if variant.own_path:
             self.loop.say_once(f"{self.name}: takes another path while it is captured, and is compared with that one")
-        variant.spread = spread
+        variant.note_spread(spread)
         variant.standing = Standing(self.program.holdings)
         self.loop.proof_costs((time.perf_counter() - began) / 2)
         self._looking.note()
         return result
 
-    def _reference(self, variant: Variant, run: Callable[[], Any]) -> Any:
+    def reference(self, variant: Variant, run: Callable[[], Any]) -> Any:
         """Run a step as it is, on the path of a capture only where it draws other random numbers there."""
-        return self._on_path(run) if variant.own_path else self._on_stream_of_recordings(run)
+        return self._on_path(run) if variant.own_path else self.on_stream_of_recordings(run)
 
     def _on_path(self, run: Callable[[], Any]) -> Any:
         """Run a step as code does that asks whether it is captured, and hears yes."""
@@ -265,7 +273,7 @@ class Runner:
         with engine.ambience(self.program.device), own_autocast_cache(compiled=self.program.compiled()):
             return plain_run(self.program.holdings, run)
 
-    def _on_stream_of_recordings(self, run: Callable[[], Any]) -> Any:
+    def on_stream_of_recordings(self, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
         """Run a step as it is; what lives on of its graph must not tie a later capture to another stream."""
         engine = self.loop.engine
         assert engine is not None
@@ -297,7 +305,8 @@ class Runner:
     def _accept(self, variant: Variant, outcome: proof.Outcome) -> None:
         assert variant.captured is not None
         variant.proven = True
-        variant.captured.forget_gradients()
+        if self.sentinel is None:  # else it compares them
+            variant.captured.forget_gradients()
         self.loop.accepted(self, outcome)
 
     def _replay(self, variant: Variant, run: Callable[[], Any], leaves: list[Any], tier: Tier) -> Any:
@@ -370,13 +379,55 @@ class Runner:
         if not self.shapes.may_compile(tier.base, inputs):
             return self.eagerly(run)
         # Other shapes are other code; where every step brings some, torch has made one code of them by now.
-        return self._guarded(run, tier) if seen or self.shapes.one_code else self._prove_base(run, tier)
+        if not seen and not self.shapes.one_code:
+            return self._prove_base(run, tier)
+        if self.sentinel is not None and self.sentinel.due():
+            return self._checked(None, run, tier)
+        return self._guarded(run, tier)
 
     def _uncaptured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
         if advice := self.shapes.advice():
             self.loop.say_once(advice)
         below = tier.without_graph()
         return self._compiled(run, below, variant.inputs) if tier.compiles else self._guarded(run, below)
+
+    # -- the sentinel ----------------------------------------------------------------------------------------------
+
+    def _checked(self, variant: Variant | None, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step both ways and compare; where the tier's code fails, it is as in a step of its own."""
+        assert self.sentinel is not None
+        assert isinstance(run, functools.partial)
+        try:
+            return self.sentinel.check(variant, (run.args, run.keywords), tier)
+        except CandidateFailedError as error:
+            failed = error
+        no_memory = isinstance(failed.__cause__, torch.OutOfMemoryError)
+        obstacle = self.rescue.candidate_failed(failed, tier)
+        if no_memory:
+            self.sentinel.stop("a step and a copy of its state do not fit in memory together")
+            self.kind = "run"
+            return self._guarded(run, tier.without_graph())
+        if variant is not None:
+            return self._instead(variant, run, tier, obstacle)
+        return self.rescue.rung_down(run, tier.without_graph(), obstacle)
+
+    def candidate_of(self, variant: Variant | None, call: Call, tier: Tier) -> proof.Run:
+        """Give what runs a step in its tier, for the sentinel to compare."""
+        if variant is not None and variant.captured is not None:
+            return functools.partial(self._candidate, variant, variant.captured, *call)
+        run: Callable[[], Any] = functools.partial(self.step, *call[0], **call[1])
+        compiled = functools.partial(self._marked, run) if tier.marks_steps else run
+        return functools.partial(plain_run, self.program.holdings, compiled)
+
+    def gave_way(self, tier: Tier, obstacle: Obstacle, variant: Variant | None) -> None:
+        """The sentinel found a tier wrong: its recordings where one of them is at fault, else its compiled code."""
+        if variant is None:
+            self._bases.discard(tier.base)
+            self._base_outcomes.pop(tier.base, None)
+            self.loop.failed(tier.without_graph(), obstacle, self)
+            return
+        for one in [one for one in self.variants.values() if one.captured is not None]:
+            self._decline(one, obstacle)
 
     def eagerly(self, run: Callable[[], Any]) -> Any:
         """Run the step with the models as they were given."""

@@ -9,14 +9,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from hotloop.measure import Difference, Inputs
+    from hotloop.measure.limits import ComputeDtype
     from hotloop.step.captured import CapturedStep, Standing
     from hotloop.step.survey import Obstacle, Survey
 
+_COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 DROPS, WITHIN = 3, 24
 """A recording that is dropped so often within so many steps is not made again."""
+
+
+SPREADS = 4
+"""How often a step is run twice, at most: kernels that are not deterministic differ at one step and not at another."""
 
 
 @dataclasses.dataclass
@@ -30,6 +41,8 @@ class Variant:
     own_path: bool = False
     """While it is captured, code of the step takes another path, on which it draws other random numbers."""
     spread: dict[str, Difference] | None = None
+    measured: list[dict[str, Difference]] = dataclasses.field(default_factory=list)
+    """Every time that the step was run twice to see how far it is from itself."""
     standing: Standing | None = None
     captured: CapturedStep | None = None
     agreed: int = 0
@@ -43,6 +56,23 @@ class Variant:
         """Begin anew, with a survey."""
         self.captured, self.seen, self.spread, self.standing = None, None, None, None
         self.agreed, self.proven = 0, False
+        self.measured.clear()
+
+    def note_spread(self, found: dict[str, Difference]) -> None:
+        """Take note of how far the step is from itself: of each tensor, the furthest yet."""
+        self.measured.append(found)
+        self.spread = {
+            name: max((one[name] for one in self.measured if name in one), key=lambda each: each.rms_difference)
+            for name in dict.fromkeys(name for one in self.measured for name in one)
+        }
+
+    def measure_again(self) -> bool:
+        """Have the step run twice once more before it is judged; False where that has been done often enough."""
+        self.agreed = 0
+        if len(self.measured) >= SPREADS:
+            return False
+        self.spread = None
+        return True
 
     def drop(self, step: int, reason: str) -> bool:
         """Forget the recording; True where it has been dropped too often lately."""
@@ -82,6 +112,14 @@ def matmul_precision() -> str:
     except RuntimeError:
         backends: Any = torch.backends  # the types that torch ships do not know these settings
         return f"{backends.cuda.matmul.fp32_precision} {backends.mkldnn.matmul.fp32_precision}"
+
+
+def compute_dtype(matrix_dtypes: Iterable[torch.dtype], device: torch.device) -> ComputeDtype:
+    """Name the narrowest dtype that matrix products were seen in, which sets how much rounding is honest."""
+    known = [one for one in matrix_dtypes if one in _COMPUTE_DTYPES]
+    found = min(known, key=lambda one: (one.itemsize, one == torch.float16), default=torch.float32)
+    fast = device.type == "cuda" and not matmul_precision().startswith(("highest", "ieee"))
+    return "tf32" if found == torch.float32 and fast else _COMPUTE_DTYPES[found]
 
 
 def ambient_modes() -> Hashable:
