@@ -1,0 +1,203 @@
+"""What a bench found: one object for people (a table with bars), for code (JSON) and for the run record."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from hotloop.report import write_html
+from hotloop.report.text import figure, seconds, size
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+    from hotloop.prove.bench_verdict import Difference
+
+BAR = 24
+"""Characters of the longest bar."""
+_STYLES = {"faster": "green", "slower": "red", "none": "", None: "dim"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to run, as it was measured; figures are None where the way was not timed, and ``reason`` says why.
+
+    Args:
+        name: a tier or a preset.
+        reason: why it was not timed; empty where it was.
+        step_ms: of a steady step: median over blocks, with its 95% interval ``step_ms_low`` to ``step_ms_high``.
+        speed: how many times as fast as eager's a step is, with its 95% interval.
+        difference: ``faster`` or ``slower`` than eager by more than noise, or ``none``.
+        cold_seconds: what getting ready takes beyond the way's own steps.
+        prepared_steps: training steps until the first steady one, which began after ``prepared_seconds``.
+        caches: the compile caches that it began with: ``empty``, ``warm``, or ``none`` where nothing is compiled.
+        warm_seconds: ``prepared_seconds`` again with the caches that it had filled.
+        compile_seconds: of ``prepared_seconds``, spent compiling.
+        peak_bytes: the most memory of steady steps: held by torch on a GPU, resident in a process of its own on a CPU.
+        preparing_bytes: the most memory until the first steady step.
+        break_even_step: the fewest steps of a run in which it takes less time than eager; None where it never does.
+        total_seconds: of a run of the steps that were asked about.
+        as_asked: share of the timed steps that ran in this very way.
+        notes: what else is to be known.
+        block_ms: of a step, in each block.
+    """
+
+    name: str
+    reason: str = ""
+    step_ms: float | None = None
+    step_ms_low: float | None = None
+    step_ms_high: float | None = None
+    speed: float | None = None
+    speed_low: float | None = None
+    speed_high: float | None = None
+    difference: Difference | None = None
+    cold_seconds: float | None = None
+    prepared_steps: int | None = None
+    prepared_seconds: float | None = None
+    caches: str = "none"
+    warm_seconds: float | None = None
+    compile_seconds: float | None = None
+    peak_bytes: int | None = None
+    preparing_bytes: int | None = None
+    break_even_step: int | None = None
+    total_seconds: float | None = None
+    as_asked: float | None = None
+    notes: tuple[str, ...] = ()
+    block_ms: tuple[float, ...] = ()
+
+    @property
+    def timed(self) -> bool:
+        """Whether it ran, and was timed."""
+        return self.step_ms is not None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the way as plain JSON data; a bound that does not exist is None, since JSON has no infinity."""
+        return {key: _plain(value) for key, value in dataclasses.asdict(self).items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bench:
+    """What a bench found.
+
+    Args:
+        ways: each way, eager first, in the order asked for.
+        verdict: the answer in one sentence.
+        stretches: ``(first, way)``: from runs of so many steps on, the way takes the least time.
+        noise: how far eager is from itself, as a share of its step: what is smaller is no difference.
+        total_steps: that the verdict is about; None where nobody said.
+        notes: what is to be known of all figures.
+        document: everything as a run record's document.
+    """
+
+    ways: tuple[Way, ...]
+    verdict: str
+    stretches: tuple[tuple[int, str], ...]
+    noise: float
+    total_steps: int | None = None
+    notes: tuple[str, ...] = ()
+    document: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    def way(self, name: str) -> Way:
+        """Give one way by its name.
+
+        Raises:
+            KeyError: it was not asked for.
+        """
+        found = {one.name: one for one in self.ways}
+        return found[name]
+
+    def best(self, steps: int) -> str:
+        """Name the way that takes the least time in a run of so many steps."""
+        return [way for first, way in self.stretches if first <= steps][-1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the bench as plain JSON data."""
+        return {
+            "verdict": self.verdict,
+            "total_steps": self.total_steps,
+            "stretches": [{"first": first, "way": way} for first, way in self.stretches],
+            "noise": _plain(self.noise),
+            "notes": list(self.notes),
+            "ways": [one.to_dict() for one in self.ways],
+            "environment": self.document.get("environment", {}),
+        }
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the bench as one self-contained HTML page.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        return write_html(self.document, path)
+
+    def __rich__(self) -> Group:
+        noise = f"{100 * self.noise:.2g}% of a step" if math.isfinite(self.noise) else "not known: too few blocks"
+        lines = [*self._notes(), f"Noise (eager beside itself): {noise}; a difference below it is none."]
+        left_out = [Text(f"{one.name} was not timed: {one.reason}") for one in self.ways if not one.timed]
+        return Group(_table(self.ways), *left_out, Text("\n".join(lines), style="dim"), Text(self.verdict, style="bold"))
+
+    def _notes(self) -> list[str]:
+        return [*self.notes, *(f"{one.name}: {note}" for one in self.ways for note in one.notes)]
+
+    def __str__(self) -> str:
+        console = Console(file=io.StringIO(), width=140, force_terminal=False)
+        console.print(self)
+        text = console.file
+        assert isinstance(text, io.StringIO)
+        return text.getvalue().rstrip()
+
+
+def _table(ways: tuple[Way, ...]) -> Table:
+    timed = [one for one in ways if one.timed]
+    totals = any(one.total_seconds is not None for one in timed)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("way", "a step", "ms (95%)", "x eager (95%)", "cold", "ready after", "memory", "pays after"):
+        table.add_column(name, justify="left" if name in ("way", "a step") else "right", no_wrap=name == "way")
+    if totals:
+        table.add_column("in all", justify="right")
+    longest = max((one.step_ms or 0.0 for one in timed), default=1.0)
+    for one in timed:
+        table.add_row(*_cells(one, longest), *([_or_dash(one.total_seconds, seconds)] if totals else []))
+    return table
+
+
+def _cells(one: Way, longest: float) -> tuple[Text, ...]:
+    assert one.step_ms is not None
+    bar = "█" * max(1, round(BAR * one.step_ms / longest))
+    speed = "" if one.speed is None else f"{one.speed:.2f}{_bounds(one.speed_low, one.speed_high)}"
+    if one.difference == "none" and one.speed is not None:
+        speed += " none"
+    paid = "" if one.speed is None else "never" if one.break_even_step is None else f"{one.break_even_step:,} steps"
+    warm = "" if one.warm_seconds is None or one.caches == "none" else f" ({seconds(one.warm_seconds)} warm)"
+    cells = (
+        bar,
+        f"{figure(one.step_ms)}{_bounds(one.step_ms_low, one.step_ms_high)}",
+        speed,
+        _or_dash(one.cold_seconds, seconds) + (" from a warm cache" if one.caches == "warm" else ""),
+        f"{one.prepared_steps or 0} steps, {seconds(one.prepared_seconds or 0.0)}{warm}",
+        _or_dash(one.peak_bytes, size),
+        paid,
+    )
+    return Text(one.name, style="bold"), Text(cells[0], style=_STYLES[one.difference]), *map(Text, cells[1:])
+
+
+def _bounds(low: float | None, high: float | None) -> str:
+    known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
+    return f" ({figure(low, 3)}-{figure(high, 3)})" if known and low is not None and high is not None else ""
+
+
+def _or_dash(value: float | None, show: Any) -> str:
+    return "-" if value is None else str(show(value))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
