@@ -432,3 +432,15 @@ def test_any_entry_is_written_and_read_back(tmp_path_factory, entry):
     document = load(folder)
     assert document == load(folder / "record.json")
     assert document["steps"] == [document["settings"]["values"]]
+
+
+def test_a_record_from_before_there_was_advice_loads(tmp_path):
+    filled(tmp_path)
+    path = tmp_path / "older.json"
+    document = json.loads((tmp_path / "record.json").read_text())
+    del document["advice"]
+    path.write_text(json.dumps(document))
+    assert load(path) == {**document, "advice": []}
+    with RunRecord(tmp_path) as run:
+        run.append("advice", {"rule": "graph_break"})
+    assert load(tmp_path)["advice"] == [{"rule": "graph_break"}]

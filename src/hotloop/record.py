@@ -32,8 +32,10 @@ DOCUMENT, LINES = "record.json", "record.jsonl"
 ERROR_LENGTH = 4000
 """Characters kept of the error that ended a run: torch's compile errors can be megabytes."""
 
-LISTS = ("steps", "metrics", "events", "decisions", "verdicts")
+LISTS = ("steps", "metrics", "events", "decisions", "verdicts", "advice")
 """Sections that grow by one entry a line."""
+_SINCE = ("advice",)
+"""Those of them that older records of this schema do not have."""
 MAPPINGS = ("environment", "settings", "components", "measurements")
 """Sections of which a line updates some keys."""
 
@@ -64,7 +66,7 @@ class RunRecord:
       (``cold_seconds``, ``steady_step_ms``, ``peak_memory_bytes``, ...): mappings, by `update`;
     - ``steps`` (``step``, ``seconds``, ``loss``, ``learning_rate``, ``running``), ``metrics`` (``step``, ``epoch``,
       ``split`` and the metrics), ``events`` (`hotloop.events.Event.to_dict` with the ``step``), ``decisions``,
-      ``verdicts``: lists, by `append`.
+      ``verdicts``, ``advice`` (`hotloop.diagnose.Advice.to_dict`): lists, by `append`.
 
     ``status`` is ``running``, ``finished``, ``interrupted`` or ``failed``; a record that says ``running`` with no
     process behind it was killed (`was_killed`). Opening a folder that holds a record goes on with it, and ``starts``
@@ -269,7 +271,7 @@ def _load_document(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path} is not a readable run record: {error}") from error
     if not isinstance(document, dict):
         raise RecordError(f"{path} is no run record: expected a JSON object, found {type(document).__name__}")
-    return document
+    return {**{name: [] for name in _SINCE}, **document}
 
 
 def _load_lines(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from hotloop.report.view import Entry, View, build
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from hotloop.report.advice import AdviceRow
     from hotloop.report.charts import Chart
     from hotloop.report.components import Component
     from hotloop.report.occurrences import EventRow, Tone
@@ -41,6 +42,7 @@ def draw(view: View) -> RenderableType:
     """Draw view data for a terminal. Everything from the record goes in as plain text, never as markup."""
     sections = [
         ("", _headline(view)),
+        *_diagnosis(view),
         ("What ran", _components(view.components)),
         ("Measurements", _pairs(view.measurements)),
         ("Metrics", _metrics(view)),
@@ -50,6 +52,48 @@ def draw(view: View) -> RenderableType:
         ("Events, the costliest first", _events(view)),
     ]
     return Group(*_titled(sections))
+
+
+def draw_diagnosis(view: View) -> RenderableType:
+    """Draw what a diagnosis is about: its sentence, the ways that were measured, and the advice."""
+    return Group(Text(view.diagnosis, style="bold"), *_titled(_diagnosis(view)))
+
+
+def _diagnosis(view: View) -> list[tuple[str, RenderableType | None]]:
+    return [("Ways to run it", _ways(view)), ("Advice, the worst first", _advice(view))]
+
+
+def _ways(view: View) -> RenderableType | None:
+    if not view.ways:
+        return None
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("", "a step", "against eager", "to get there", "peak memory", ""):
+        table.add_column(name, justify="right" if name else "left", overflow="fold")
+    for row in view.ways:
+        table.add_row(*(Text(cell) for cell in (row.name, row.step, row.against, row.cold, row.peak, row.note)))
+    return table
+
+
+def _advice(view: View) -> RenderableType | None:
+    if not view.advice:
+        return None
+    said = [each for number, row in enumerate(view.advice, start=1) for each in _piece(number, row)]
+    left = [Text(f"and {view.advice_left:,} more in the record", style="dim")] if view.advice_left else []
+    return Group(*said, *left)
+
+
+def _piece(number: int, row: AdviceRow) -> Iterator[RenderableType]:
+    cost = f"  {', '.join(row.costs)}" if row.costs else ""
+    yield Text.assemble((f"{number}. {row.label}", "bold"), (cost, _STYLES[row.tone]), (f"  [{row.rule}]", "dim"))
+    for label, value in (
+        ("", row.what),
+        ("at: ", f"{row.where}{': ' if row.source else ''}{row.source}" if row.where else row.source),
+        ("why: ", row.cause),
+        ("change: ", row.change),
+        ("", row.remedy),
+    ):
+        if value:
+            yield Padding(Text.assemble((label, "dim"), value), (0, 0, 0, 3))
 
 
 def _titled(sections: Iterable[tuple[str, RenderableType | None]]) -> Iterator[RenderableType]:

@@ -6,13 +6,14 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hotloop import record
-from hotloop.report import charts, components, headline, occurrences
+from hotloop.report import advice, charts, components, headline, occurrences
 from hotloop.report.series import Line, read_steps, steady
 from hotloop.report.text import count, flat, line, moment, nth, place, quantity, text, words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hotloop.report.advice import AdviceRow, WayRow
     from hotloop.report.charts import Chart, MetricRow
     from hotloop.report.components import Component
     from hotloop.report.headline import Card, Headline
@@ -53,6 +54,10 @@ class View:
     environment: list[tuple[str, str]]
     decisions: list[Entry]
     verdicts: list[Entry]
+    diagnosis: str
+    ways: list[WayRow]
+    advice: list[AdviceRow]
+    advice_left: int
 
     def to_dict(self) -> dict[str, Any]:
         """Give the view as plain JSON data without the charts' columns, which the record itself has."""
@@ -83,6 +88,10 @@ def build(document: Mapping[str, Any]) -> View:
         environment=_rows(document["environment"]),
         decisions=_entries(document["decisions"]),
         verdicts=_entries(document["verdicts"]),
+        diagnosis=advice.verdict(document),
+        ways=advice.ways(document["measurements"]),
+        advice=advice.advice(document.get("advice", ())),
+        advice_left=max(0, len(document.get("advice", ())) - advice.ROWS),
     )
 
 
@@ -97,7 +106,8 @@ def _extra(times: Line) -> dict[float, float]:
 
 def _measurements(known: Mapping[str, Any], times: Line) -> list[tuple[str, str]]:
     """List every measurement, the unknown ones too, and after them what the steps themselves say."""
-    rows = [(words(key), line(quantity(key, value), VALUE_LENGTH)) for key, value in flat(known) if value is not None]
+    rest = {key: value for key, value in known.items() if key != "ways" or not advice.ways(known)}  # a table of theirs
+    rows = [(words(key), line(quantity(key, value), VALUE_LENGTH)) for key, value in flat(rest) if value is not None]
     usual = steady(times)
     if usual is not None and "steady_step_ms" not in known:
         rows.append(("Steady step (median of the later half)", quantity("_seconds", usual)))

@@ -1,0 +1,147 @@
+"""Advice and the ways that were measured, as rows for people, and the sentence that sums a diagnosis up."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hotloop.report.text import count, figure, line, number, place, seconds, short_place, size
+
+if TYPE_CHECKING:
+    from hotloop.report.occurrences import Tone
+
+ROWS = 200
+"""Pieces of advice that are shown; the others are counted."""
+EAGER = "eager"
+_LONG = 1_000
+_TIMES = "x"
+_BY_ITSELF = {
+    "mark_dynamic": "mark the sizes that vary as dynamic from the first batch on",
+    "buckets": "pad batches to the suggested sizes, once it is told with what",
+    "odd_batch_eager": "run the odd batch eager",
+    "regions": "compile other regions",
+    "tier": "run the step in another tier",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class AdviceRow:
+    """One piece of advice. ``costs`` are phrases, the measured ones first; ``remedy`` is what hotloop can do itself."""
+
+    rule: str
+    label: str
+    tone: Tone
+    what: str
+    cause: str
+    change: str
+    component: str
+    where: str
+    source: str
+    costs: tuple[str, ...]
+    remedy: str
+
+
+@dataclasses.dataclass(frozen=True)
+class WayRow:
+    """One way to run the program. ``against`` is how many times as fast as eager it runs; ``note``: why it did not."""
+
+    name: str
+    step: str
+    against: str
+    cold: str
+    peak: str
+    note: str
+
+
+def advice(entries: Sequence[Mapping[str, Any]]) -> list[AdviceRow]:
+    """Read the record's advice, which is in order already: the worst first."""
+    return [_row(entry) for entry in entries[:ROWS]]
+
+
+def ways(measured: Mapping[str, Any]) -> list[WayRow]:
+    """Read the ways that were measured, in the record's order."""
+    known = measured.get("ways")
+    rows = known.items() if isinstance(known, Mapping) else ()
+    found = {name: each for name, each in rows if isinstance(each, Mapping)}
+    base = number(found.get(EAGER, {}).get("step_ms"))
+    return [_way(name, each, base) for name, each in found.items()]
+
+
+def verdict(document: Mapping[str, Any]) -> str:
+    """Sum a diagnosis up in a sentence or two; empty where the record holds neither ways nor advice."""
+    entries = document.get("advice", ())
+    rows = [row for row in ways(document.get("measurements", {})) if row.name != EAGER]
+    if not rows and not entries:
+        return ""
+    asked = document.get("settings", {}).get("preset")
+    best = next((row for row in rows if row.name == asked), rows[0] if rows else None)
+    said = [_of_way(best)] if best is not None else []
+    if not entries:
+        return " ".join([*said, "Nothing to mend was found."])
+    costs = _sum(entries)
+    many = count(len(entries), "finding")
+    first = advice(entries[:1])[0]
+    start = f"fix {short_place(first.where, 1)} first" if first.where else f"first: {first.change}"
+    cost = f" {'costs' if len(entries) == 1 else 'cost'} {costs}" if costs else ""
+    return " ".join([*said, f"{many}{cost}; {start.rstrip('.')}."])
+
+
+def _row(entry: Mapping[str, Any]) -> AdviceRow:
+    rule = line(entry.get("rule") or "advice", 60)
+    said = {key: line(entry.get(key) or "", _LONG) for key in ("what", "cause", "change", "source")}
+    remedy = _BY_ITSELF.get(str(entry.get("remedy")))
+    costs = tuple(_costs(entry))
+    return AdviceRow(
+        rule=rule,
+        label=rule.replace("_", " ").capitalize(),
+        tone="warn" if costs else "note",
+        component=line(entry.get("component") or "", 80),
+        where=place(entry),
+        costs=costs,
+        remedy=f"hotloop.Loop can do this by itself: {remedy}" if remedy else "",
+        **said,
+    )
+
+
+def _costs(entry: Mapping[str, Any]) -> list[str]:
+    """Phrase what it costs, as far as it was measured."""
+    costs = []
+    if step := number(entry.get("milliseconds")):
+        costs.append(f"{seconds(step / 1e3)} a step")
+    if once := number(entry.get("seconds")):
+        costs.append(f"{seconds(once)} once")
+    if compiles := number(entry.get("compiles")):
+        costs.append(count(int(compiles), "compile"))
+    if nbytes := number(entry.get("nbytes")):
+        costs.append(size(nbytes))
+    if (times := number(entry.get("times"))) and times > 1:
+        costs.append(f"seen {figure(times)}{_TIMES}")
+    return costs
+
+
+def _way(name: Any, entry: Mapping[str, Any], base: float | None) -> WayRow:
+    step, cold, peak = (number(entry.get(key)) for key in ("step_ms", "cold_seconds", "peak_bytes"))
+    return WayRow(
+        name=line(name, 80),
+        step="" if step is None else seconds(step / 1e3),
+        against=f"{figure(base / step, 3)}{_TIMES}" if base and step else "",
+        cold="" if cold is None else seconds(cold),
+        peak="" if peak is None else size(peak),
+        note=line(entry.get("failed") or "", _LONG),
+    )
+
+
+def _of_way(row: WayRow) -> str:
+    if row.note:
+        return f"{row.name} failed: {row.note.rstrip('.')}."
+    if row.against:
+        return f"{row.name}: {row.against} eager."
+    return f"{row.name}: {row.step} a step." if row.step else f"{row.name} was not timed."
+
+
+def _sum(entries: Sequence[Mapping[str, Any]]) -> str:
+    step = sum(max(0.0, number(entry.get("milliseconds")) or 0.0) for entry in entries)
+    once = sum(max(0.0, number(entry.get("seconds")) or 0.0) for entry in entries)
+    parts = [f"{seconds(step / 1e3)} a step"] if step else []
+    return " and ".join([*parts, *([f"{seconds(once)} once"] if once else [])])

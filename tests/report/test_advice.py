@@ -1,0 +1,120 @@
+import copy
+import io
+
+import pytest
+from report_documents import FILE, HOSTILE, fresh
+from rich.console import Console
+
+from hotloop.diagnose import Advice
+from hotloop.report import build, summary, write_html
+from hotloop.report.advice import ROWS
+from hotloop.report.terminal import draw_diagnosis
+
+WAYS = {
+    "eager": {"step_ms": 12.0, "peak_bytes": 2**30},
+    "default": {"step_ms": 10.0, "cold_seconds": 31.0, "peak_bytes": 2**30},
+    "default by blocks": {"failed": "CUDA out of memory"},
+}
+BREAK = Advice(
+    rule="graph_break",
+    what="The step breaks in two.",
+    change="keep the value a tensor",
+    cause="a tensor is read in Python",
+    component="model",
+    file=FILE,
+    line=41,
+    source="if loss.item() > 3:",
+    milliseconds=0.8,
+    compiles=2,
+    nbytes=2**20,
+    times=3,
+)
+COLD = Advice(
+    rule="cold_cache", what="Nothing was cached.", change="keep the cache folder", seconds=20.0, remedy="tier"
+)
+
+
+def diagnosed(**fields):
+    found = [BREAK.to_dict(), COLD.to_dict()]
+    return fresh(**{"settings": {"preset": "default"}, "measurements": {"ways": WAYS}, "advice": found, **fields})
+
+
+def shown(renderable, width=120):
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=False, highlight=False).print(renderable)
+    return out.getvalue()
+
+
+def test_the_sentence_says_how_fast_what_it_costs_and_where_to_begin():
+    said = build(diagnosed()).diagnosis
+    assert said == "default: 1.2x eager. 2 findings cost 800 µs a step and 20 s once; fix …/encoder.py:41 first."
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"advice": []}, "default: 1.2x eager. Nothing to mend was found."),
+        (
+            {"settings": {"preset": "default by blocks"}, "advice": []},
+            "default by blocks failed: CUDA out of memory. Nothing",
+        ),
+        ({"advice": [COLD.to_dict()]}, "default: 1.2x eager. 1 finding costs 20 s once; first: keep the cache folder."),
+        ({"measurements": {}, "advice": []}, ""),
+        (
+            {"measurements": {"ways": {"default": {}}}, "advice": []},
+            "default was not timed. Nothing to mend was found.",
+        ),
+    ],
+)
+def test_the_sentence_of_other_cases(fields, said):
+    assert build(diagnosed(**fields)).diagnosis.startswith(said)
+    assert bool(build(diagnosed(**fields)).diagnosis) == bool(said)
+
+
+def test_a_row_says_where_and_each_cost():
+    row = build(diagnosed()).advice[0]
+    assert (row.label, row.where, row.source) == ("Graph break", f"{FILE}:41", "if loss.item() > 3:")
+    assert row.costs == ("800 µs a step", "2 compiles", "1 MiB", "seen 3x")
+    assert not row.remedy
+    assert build(diagnosed()).advice[1].remedy.startswith("hotloop.Loop can do this by itself: ")
+
+
+@pytest.mark.parametrize("draw", [lambda d: draw_diagnosis(build(d)), summary])
+def test_the_terminal_shows_ways_and_advice_in_order(draw):
+    text = shown(draw(diagnosed()))
+    for said in ("default by blocks", "CUDA out of memory", "1.2x", "31 s", "1. Graph break", "2. Cold cache",
+                 "if loss.item() > 3:", "change: keep the value a tensor", "why: a tensor is read in Python"):  # fmt: skip
+        assert said in text
+    assert text.index("Graph break") < text.index("Cold cache")
+
+
+def test_a_record_without_advice_shows_none_of_it(document):
+    older = copy.deepcopy(document)
+    del older["advice"]
+    view = build(older)
+    assert (view.diagnosis, view.ways, view.advice) == ("", [], [])
+    assert "Advice" not in shown(summary(older))
+
+
+def test_the_page_shows_it_escaped(tmp_path):
+    hostile = dict.fromkeys(("rule", "what", "change", "cause", "component", "file", "line", "source"), HOSTILE)
+    ways = {HOSTILE: {"step_ms": HOSTILE, "failed": HOSTILE}, "eager": HOSTILE}
+    document = diagnosed(advice=[{**hostile, "milliseconds": HOSTILE}, {}], measurements={"ways": ways})
+    text = write_html(document, tmp_path / "a.html").read_text(encoding="utf-8")
+    assert 'id="advice"' in text
+    assert "<script>alert" not in text
+    assert text.count("&lt;script&gt;alert(1)") > 6
+    assert "\x1b" not in text
+    assert "\x1b" not in shown(summary(document))
+
+
+def test_the_page_shows_the_figures(tmp_path):
+    text = write_html(diagnosed(), tmp_path / "a.html").read_text(encoding="utf-8")
+    for said in ("800 µs a step", f"{FILE}:41", "if loss.item() &gt; 3:", "31 s", "1.2x"):
+        assert said in text
+
+
+def test_more_advice_than_anybody_reads_is_counted():
+    view = build(diagnosed(advice=[COLD.to_dict()] * (ROWS + 5)))
+    assert (len(view.advice), view.advice_left) == (ROWS, 5)
+    assert "and 5 more in the record" in shown(draw_diagnosis(view))
