@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from hotloop.control import ComponentStatus, Status, compile, status, uncompile  # noqa: A004 - torch's own name
     from hotloop.observe import watch
     from hotloop.presets import Preset
+    from hotloop.prove.bench import bench
+    from hotloop.prove.bench_result import Bench
     from hotloop.step import Loop, LoopStatus, Pad, Workload
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Bench": "hotloop.prove.bench_result",
     "ComponentStatus": "hotloop.control",
     "Loop": "hotloop.step",
     "LoopStatus": "hotloop.step",
@@ -25,6 +28,7 @@ _HOMES = {
     "Preset": "hotloop.presets",
     "Status": "hotloop.control",
     "Workload": "hotloop.step",
+    "bench": "hotloop.prove.bench",
     "compile": "hotloop.control",
     "status": "hotloop.control",
     "uncompile": "hotloop.control",
@@ -33,6 +37,7 @@ _HOMES = {
 _MODULES = ("errors", "events", "observe", "presets", "testing")
 
 __all__ = [
+    "Bench",
     "ComponentStatus",
     "Loop",
     "LoopStatus",
@@ -40,6 +45,7 @@ __all__ = [
     "Preset",
     "Status",
     "Workload",
+    "bench",
     "compile",
     "errors",
     "events",

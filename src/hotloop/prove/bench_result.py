@@ -12,15 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop.report import write_html
-from hotloop.report.text import figure, seconds, size
+from hotloop.report.text import count, figure, seconds, size
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from hotloop.prove.bench_verdict import Difference
 
-BAR = 24
+BAR = 12
 """Characters of the longest bar."""
 _STYLES = {"faster": "green", "slower": "red", "none": "", None: "dim"}
 
@@ -147,7 +148,7 @@ class Bench:
         return [*self.notes, *(f"{one.name}: {note}" for one in self.ways for note in one.notes)]
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=140, force_terminal=False)
+        console = Console(file=io.StringIO(), width=150, force_terminal=False)
         console.print(self)
         text = console.file
         assert isinstance(text, io.StringIO)
@@ -156,45 +157,53 @@ class Bench:
 
 def _table(ways: tuple[Way, ...]) -> Table:
     timed = [one for one in ways if one.timed]
-    totals = any(one.total_seconds is not None for one in timed)
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("way", "a step", "ms (95%)", "x eager (95%)", "cold", "ready after", "memory", "pays after"):
-        table.add_column(name, justify="left" if name in ("way", "a step") else "right", no_wrap=name == "way")
-    if totals:
-        table.add_column("in all", justify="right")
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("way", no_wrap=True)
+    table.add_column("a step")
+    columns = {name: [show(one) for one in timed] for name, show in _COLUMNS.items()}
+    columns = {name: cells for name, cells in columns.items() if any(cells)}
+    for name in columns:
+        table.add_column(name, justify="right")
     longest = max((one.step_ms or 0.0 for one in timed), default=1.0)
-    for one in timed:
-        table.add_row(*_cells(one, longest), *([_or_dash(one.total_seconds, seconds)] if totals else []))
+    for one, *cells in zip(timed, *columns.values(), strict=True):
+        bar = "█" * max(1, round(BAR * (one.step_ms or 0.0) / longest))
+        table.add_row(Text(one.name, style="bold"), Text(bar, style=_STYLES[one.difference]), *map(Text, cells))
     return table
 
 
-def _cells(one: Way, longest: float) -> tuple[Text, ...]:
-    assert one.step_ms is not None
-    bar = "█" * max(1, round(BAR * one.step_ms / longest))
-    speed = "" if one.speed is None else f"{one.speed:.2f}{_bounds(one.speed_low, one.speed_high)}"
-    if one.difference == "none" and one.speed is not None:
-        speed += " none"
-    paid = "" if one.speed is None else "never" if one.break_even_step is None else f"{one.break_even_step:,} steps"
-    warm = "" if one.warm_seconds is None or one.caches == "none" else f" ({seconds(one.warm_seconds)} warm)"
-    cells = (
-        bar,
-        f"{figure(one.step_ms)}{_bounds(one.step_ms_low, one.step_ms_high)}",
-        speed,
-        _or_dash(one.cold_seconds, seconds) + (" from a warm cache" if one.caches == "warm" else ""),
-        f"{one.prepared_steps or 0} steps, {seconds(one.prepared_seconds or 0.0)}{warm}",
-        _or_dash(one.peak_bytes, size),
-        paid,
-    )
-    return Text(one.name, style="bold"), Text(cells[0], style=_STYLES[one.difference]), *map(Text, cells[1:])
+def _speed(one: Way) -> str:
+    if one.speed is None:
+        return ""
+    none = " none" if one.difference == "none" else ""
+    return f"{one.speed:.2f}{none}{_bounds(one.speed_low, one.speed_high)}"
+
+
+def _pays(one: Way) -> str:
+    if one.speed is None:
+        return ""
+    return "never" if one.break_even_step is None else f"{one.break_even_step:,} steps"
+
+
+_COLUMNS: Mapping[str, Callable[[Way], str]] = {
+    "ms": lambda one: f"{figure(one.step_ms or 0.0)}{_bounds(one.step_ms_low, one.step_ms_high)}",
+    "x eager": _speed,
+    "cold": lambda one: _shown(one.cold_seconds, seconds) + ("\nwarm cache" if one.caches == "warm" else ""),
+    "steady after": lambda one: f"{_shown(one.prepared_seconds, seconds)}\n{count(one.prepared_steps or 0, 'step')}",
+    "if cached": lambda one: "" if one.caches == "none" else _shown(one.warm_seconds, seconds),
+    "memory": lambda one: _shown(one.peak_bytes, size),
+    "pays after": _pays,
+    "in all": lambda one: _shown(one.total_seconds, seconds),
+}
+"""What the table shows of each way; a column with nothing in it is left out."""
 
 
 def _bounds(low: float | None, high: float | None) -> str:
     known = low is not None and high is not None and math.isfinite(low) and math.isfinite(high)
-    return f" ({figure(low, 3)}-{figure(high, 3)})" if known and low is not None and high is not None else ""
+    return f"\n{figure(low, 3)}-{figure(high, 3)}" if known and low is not None and high is not None else ""
 
 
-def _or_dash(value: float | None, show: Any) -> str:
-    return "-" if value is None else str(show(value))
+def _shown(value: float | None, show: Callable[[float], str]) -> str:
+    return "" if value is None else show(value)
 
 
 def _plain(value: Any) -> Any:

@@ -13,6 +13,7 @@ import torch
 
 import hotloop
 from hotloop.errors import MissingExtraError
+from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
 from hotloop.train.account import Account
@@ -143,7 +144,7 @@ class _Fitting:
         self.settings, self.training, self.folder = start.settings, start.settings.training, start.folder
         self.position, self.doing, self.began = Position(), "start", time.monotonic()
         self.device = device = environment.choose_device(self.settings.run.device)
-        live.record.update("environment", **environment.describe(device))
+        live.record.update("environment", **machine.describe(device))
         accumulate = self.training.gradient_accumulation
         batches = max(1, len(task.train) // min(self.training.batch_size, len(task.train)))
         self.steps_per_epoch = max(1, batches // accumulate)
