@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command()(bench)
 
 
-def bench(
+def bench(  # noqa: PLR0913, PLR0917 - the options of the command
     workload: Annotated[
         str, typer.Argument(metavar="FILE.py:make", help="A function that gives a hotloop.Workload; or module:make.")
     ],

@@ -34,7 +34,7 @@ class Course:
         return self.cold_seconds + steps * self.step_seconds
 
     def overtakes(self, other: Course) -> int | None:
-        """Give the fewest steps of a run in which this way takes less time than another; None where a step is no faster.
+        """Give the fewest steps of a run in which this way takes less time than another; None if a step is no faster.
 
         ``cold + n * step < other.cold + n * other.step`` solved for n, which is 0 where it is ahead from the start.
         """
@@ -66,13 +66,13 @@ def envelope(courses: Sequence[Course], faster: Callable[[str, str], bool]) -> l
     here = courses[0]
     while True:
         rivals = [
-            (steps, one.step_seconds, index, one)
+            (steps, one.seconds(steps), index, one)
             for index, one in enumerate(courses)
             if one is not here and faster(one.way, here.way) and (steps := one.overtakes(here)) is not None
         ]
         if not rivals:
             return found
-        steps, _, _, here = min(rivals)  # of those that overtake at once the fastest
+        steps, _, _, here = min(rivals)  # of those that overtake in the same step the best one there
         if steps <= found[-1].first:
             steps = found.pop().first
         found.append(Stretch(steps, here.way))

@@ -112,7 +112,9 @@ class _Job:
             except CannotStartError as error:
                 self._plan.cold.clear()
                 self._plan.failed.clear()
-                self._plan.notes.append(f"cold seconds are this process's: another one cannot make the workload: {error}")
+                self._plan.notes.append(
+                    f"cold seconds are this process's: another one cannot make the workload: {error}"
+                )
                 return
 
     def in_turns(self, steps: int | None) -> Plan:
@@ -143,7 +145,9 @@ def _checked(runs: Any, steps: Any, total_steps: Any) -> tuple[str, ...]:
     if isinstance(runs, str) or not all(isinstance(one, str) for one in runs) or not runs:
         raise ConfigError(f"runs {runs!r}: expected names of tiers or presets, as ('eager', 'full+graph')")
     if wrong := [one for one in runs if one.strip().lower() in ("auto", "as-given")]:
-        raise ConfigError(f"runs {wrong[0]!r}: expected tiers or presets; auto is a choice among them, and no way itself")
+        raise ConfigError(
+            f"runs {wrong[0]!r}: expected tiers or presets; auto is a choice among them, and no way itself"
+        )
     return tuple(dict.fromkeys([BASELINE, *(parse(one).name for one in runs)]))
 
 

@@ -123,7 +123,9 @@ def _notes(plan: Plan, way: str) -> list[str]:
     for name, part in plan.parts.get(way, {}).items():
         if part["state"] == "partial":
             causes = "; ".join(dict.fromkeys(str(cause["reason"]) for cause in part["causes"]))
-            found.append(f"{name} is compiled in part ({part['graph_breaks']} graph breaks): {causes or 'no cause known'}")
+            found.append(
+                f"{name} is compiled in part ({part['graph_breaks']} graph breaks): {causes or 'no cause known'}"
+            )
     if _compiled_before(plan, way):
         found.append(f"its cold seconds count the compile that it found made for {plan.shared[way]}")
     return found
@@ -142,7 +144,9 @@ def _written(
     assert plan.device is not None
     run.update("environment", **machine.describe(plan.device))
     run.update("settings", name="hotloop bench", total_steps=found.total_steps, **settings)
-    run.update("components", **{f"{way}: {name}": one for way, parts in plan.parts.items() for name, one in parts.items()})
+    run.update(
+        "components", **{f"{way}: {name}": one for way, parts in plan.parts.items() for name, one in parts.items()}
+    )
     ways = {one.name: _entry(one) for one in found.ways}
     measured = {"noise": found.noise if math.isfinite(found.noise) else None, "notes": list(found.notes)}
     stretches = [{"first": one.first, "way": one.way} for one in verdict.stretches]

@@ -142,7 +142,9 @@ class Bench:
         noise = f"{100 * self.noise:.2g}% of a step" if math.isfinite(self.noise) else "not known: too few blocks"
         lines = [*self._notes(), f"Noise (eager beside itself): {noise}; a difference below it is none."]
         left_out = [Text(f"{one.name} was not timed: {one.reason}") for one in self.ways if not one.timed]
-        return Group(_table(self.ways), *left_out, Text("\n".join(lines), style="dim"), Text(self.verdict, style="bold"))
+        return Group(
+            _table(self.ways), *left_out, Text("\n".join(lines), style="dim"), Text(self.verdict, style="bold")
+        )
 
     def _notes(self) -> list[str]:
         return [*self.notes, *(f"{one.name}: {note}" for one in self.ways for note in one.notes)]
@@ -159,11 +161,11 @@ def _table(ways: tuple[Way, ...]) -> Table:
     timed = [one for one in ways if one.timed]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("way", no_wrap=True)
-    table.add_column("a step")
+    table.add_column("a step", no_wrap=True, overflow="crop")
     columns = {name: [show(one) for one in timed] for name, show in _COLUMNS.items()}
     columns = {name: cells for name, cells in columns.items() if any(cells)}
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     longest = max((one.step_ms or 0.0 for one in timed), default=1.0)
     for one, *cells in zip(timed, *columns.values(), strict=True):
         bar = "█" * max(1, round(BAR * (one.step_ms or 0.0) / longest))
@@ -181,17 +183,19 @@ def _speed(one: Way) -> str:
 def _pays(one: Way) -> str:
     if one.speed is None:
         return ""
-    return "never" if one.break_even_step is None else f"{one.break_even_step:,} steps"
+    return "never" if one.break_even_step is None else f"step {one.break_even_step:,}"
 
 
 _COLUMNS: Mapping[str, Callable[[Way], str]] = {
     "ms": lambda one: f"{figure(one.step_ms or 0.0)}{_bounds(one.step_ms_low, one.step_ms_high)}",
     "x eager": _speed,
-    "cold": lambda one: _shown(one.cold_seconds, seconds) + ("\nwarm cache" if one.caches == "warm" else ""),
-    "steady after": lambda one: f"{_shown(one.prepared_seconds, seconds)}\n{count(one.prepared_steps or 0, 'step')}",
+    "cold": lambda one: (
+        f"{_shown(one.cold_seconds, seconds)}\n{count(one.prepared_steps or 0, 'step')}"
+        + (", cached" if one.caches == "warm" else "")
+    ),
     "if cached": lambda one: "" if one.caches == "none" else _shown(one.warm_seconds, seconds),
     "memory": lambda one: _shown(one.peak_bytes, size),
-    "pays after": _pays,
+    "pays from": _pays,
     "in all": lambda one: _shown(one.total_seconds, seconds),
 }
 """What the table shows of each way; a column with nothing in it is left out."""

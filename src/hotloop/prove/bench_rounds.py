@@ -9,8 +9,6 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hotloop.errors import HotloopError
 from hotloop.prove.bench_memory import free_bytes
 from hotloop.prove.bench_verdict import BASELINE, LEAST_PAIRS, Sample
@@ -18,6 +16,8 @@ from hotloop.prove.bench_way import Block, NotRunError, Ready, Running, block, i
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    import torch
 
 ROUNDS = 12
 """Blocks of each way: with 12, the 95% interval of a median goes from the third to the tenth."""
@@ -87,7 +87,6 @@ class Rounds:
         say: Callable[[str], None],
     ) -> None:
         self._plan, self._start, self._say = plan, start, say
-        self._asked_steps = steps
         self._rounds = ROUNDS if steps is None else min(ROUNDS, steps // 2)
         self._block_steps = 0 if steps is None else max(1, steps // self._rounds)
 
@@ -96,7 +95,7 @@ class Rounds:
         found = self._groups()
         if found is None:
             self._plan.notes.append(
-                f"no two ways fit into memory together: they ran one after another, {TURNS} times over, which is noisier"
+                f"two ways do not fit into memory together: they ran one after another, {TURNS} times, which is noisier"
             )
             self._alone()
         for group in found or ():
@@ -130,11 +129,10 @@ class Rounds:
         eager = [one for one in blocks.pop(BASELINE) if one is not None]
         # Eager beside itself as the others stand beside it: from another time around.
         self._plan.again = [Sample(eager[i - each].seconds, one.seconds) for i, one in enumerate(eager)]
-        self._plan.times[BASELINE] = [Sample(one.seconds, one.seconds) for one in eager]
+        self._plan.times[BASELINE] = [self._sample(BASELINE, one, one) for one in eager]
         for name, found in blocks.items():
             self._plan.times[name] = [
-                Sample(one.seconds, beside.seconds) if one is not None and one.steady else None
-                for one, beside in zip(found, eager, strict=False)
+                self._sample(name, one, beside) for one, beside in zip(found, eager, strict=False)
             ]
 
     def _blocks_alone(self, name: str, running: Running, number: int) -> list[Block | None]:
@@ -167,14 +165,10 @@ class Rounds:
         """Get a way ready here; where it does not, the plan says why. What eager raises is the user's."""
         try:
             running, ready = self._start(name)
-        except NotRunError as error:
-            self._plan.failed[name] = str(error)
-            return None
         except Exception as error:
             if name == BASELINE:
                 raise
-            own = isinstance(error, HotloopError)
-            self._plan.failed[name] = str(error) if own else f"{type(error).__name__}: {error}"
+            self._plan.failed[name] = _said(error)
             return None
         self._plan.here.setdefault(name, ready)  # the first time is the one that found nothing ready
         self._share(name, running)
@@ -213,36 +207,38 @@ class Rounds:
         try:
             done = block(running, batches)
             running.check()
-        except NotRunError as error:
-            self._plan.failed[name] = str(error)
         except Exception as error:
             if name == BASELINE:
                 raise
-            self._plan.failed[name] = f"{type(error).__name__}: {error}"
+            self._plan.failed[name] = _said(error)
         else:
-            self._plan.timed[name] = self._plan.timed.get(name, 0) + done.steps * done.steady
-            self._plan.as_asked[name] = self._plan.as_asked.get(name, 0) + done.as_asked * done.steady
             return done
         group.pop(name).close()
         return None
 
-    def _note(
-        self, names: Sequence[str], times: dict[int, Block], found: dict[str, list[Sample | None]]
-    ) -> None:
+    def _note(self, names: Sequence[str], times: dict[int, Block], found: dict[str, list[Sample | None]]) -> None:
         """Keep a round's blocks beside eager's first one; what was not steady is none."""
-        eager = times.get(0)
-        last = len(names) - 1
+        eager, last = times.get(0), len(names) - 1
+        if eager is None:
+            return
         for place, name in enumerate(names[:last]):
-            one = times.get(place)
-            good = eager is not None and one is not None and one.steady
-            found[name].append(Sample(one.seconds, eager.seconds) if good and one and eager else None)
-        if eager is not None and last in times:
+            found[name].append(self._sample(name, times.get(place), eager))
+        if last in times:
             self._plan.again.append(Sample(times[last].seconds, eager.seconds))
+
+    def _sample(self, name: str, one: Block | None, eager: Block) -> Sample | None:
+        """Make a sample of a block that was steady, and count how its steps ran."""
+        if one is None or not one.steady:
+            return None
+        self._plan.timed[name] = self._plan.timed.get(name, 0) + one.steps
+        self._plan.as_asked[name] = self._plan.as_asked.get(name, 0) + one.as_asked
+        return Sample(one.seconds, eager.seconds)
 
     def _size(self, group: dict[str, Running], batches: Iterator[Any]) -> int:
         """Give the steps of a block, the same for all: from a few steps of each."""
         given = list(itertools.islice(batches, 3))
-        seconds = [block(running, given).seconds for running in group.values()]
+        done = [self._block(name, group, given) for name in list(group)]
+        seconds = [one.seconds for one in done if one is not None]
         return block_steps(min(seconds), max(seconds))
 
     def _judge(self, way: str) -> None:
@@ -251,12 +247,18 @@ class Rounds:
         known = [one for one in plan.times.get(way, ()) if one is not None]
         if len(known) < LEAST_PAIRS:
             plan.failed[way] = (
-                f"only {len(known)} of {len(plan.times.get(way, ()))} blocks were steady: its steps went on getting ready, "
-                "as with batches of ever new shapes"
+                f"only {len(known)} of {len(plan.times.get(way, ()))} blocks were steady: its steps went on getting "
+                "ready, as with batches of ever new shapes"
             )
         elif plan.as_asked[way] < LEAST_SHARE * plan.timed[way]:
             share = plan.as_asked[way] / plan.timed[way]
             plan.failed[way] = f"only {share:.0%} of its steps ran as asked; the others ran as written"
+
+
+def _said(error: Exception) -> str:
+    """Give the reason that an exception is; what is not hotloop's own is named."""
+    own = isinstance(error, NotRunError | HotloopError)
+    return str(error) if own else f"{type(error).__name__}: {error}"
 
 
 def block_steps(fastest: float, slowest: float) -> int:

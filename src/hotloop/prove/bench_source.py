@@ -6,12 +6,14 @@ import copy
 import dataclasses
 import importlib.util
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.step.workload import Workload, load_factory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True)

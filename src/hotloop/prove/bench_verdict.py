@@ -58,7 +58,7 @@ def ratio(one: Sequence[Sample | None], other: Sequence[Sample | None]) -> Ratio
     pairs = [(a.relative, b.relative) for a, b in zip(one, other, strict=False) if a is not None and b is not None]
     if not pairs:
         return Ratio(math.nan, -math.inf, math.inf)
-    low, high = ratio_interval(*zip(*pairs, strict=True))
+    low, high = ratio_interval([a for a, _ in pairs], [b for _, b in pairs])
     return Ratio(statistics.median(a / b for a, b in pairs), low, high)
 
 
@@ -162,9 +162,7 @@ def _speed(courses: Mapping[str, Course], way: str) -> str:
     return f" ({courses[BASELINE].step_seconds / courses[way].step_seconds:.2g}\N{MULTIPLICATION SIGN} a step)"
 
 
-def _why_eager(
-    courses: Sequence[Course], times: Mapping[str, Sequence[Sample | None]], noise: float
-) -> str:
+def _why_eager(courses: Sequence[Course], times: Mapping[str, Sequence[Sample | None]], noise: float) -> str:
     """Say with figures why nothing else is better: "stay eager" is a verdict like any other."""
     others = [(ratio(times[BASELINE], times[one.way]), one.way) for one in courses[1:]]
     if not others:
@@ -173,4 +171,6 @@ def _why_eager(
     share = f"{100 * noise:.2g}%" if math.isfinite(noise) else "unknown"
     if speed.difference(noise) == "slower":
         return f"; {way} comes nearest, and its step takes {1 / speed.median:.2f} times eager's"
-    return f"; {way} comes nearest, and {speed.median:.2f}\N{MULTIPLICATION SIGN} a step is no difference (noise: {share})"
+    return (
+        f"; {way} comes nearest, and {speed.median:.2f}\N{MULTIPLICATION SIGN} a step is no difference (noise: {share})"
+    )

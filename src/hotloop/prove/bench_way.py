@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop import presets
 from hotloop.control import status
+from hotloop.fallback.availability import missing
 from hotloop.measure import StepClock
 from hotloop.prove.bench_memory import Peak
 from hotloop.step import Loop
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from hotloop.step import Workload
 
 LIMIT_STEPS = 48
-"""Steps that a way may take to get ready: a survey, three proofs of the code, and five steps to a proven graph take 12."""
+"""Steps that a way may take to get ready: a survey, three proofs of the code and five steps to a graph take 12."""
 READY = 3
 """Plain steps in a row after which a way is ready; they are not counted as getting ready."""
 SEED = 0
@@ -85,6 +87,13 @@ class Running:
             disabled = f"HOTLOOP_DISABLE={os.environ.get('HOTLOOP_DISABLE')} is set"
             why = "the model is compiled already" if self.loop.compiled.given else disabled
             raise NotRunError(f"it would run {self.loop.asked.name}: {why}")
+        if (
+            lacking := missing(presets.get(self.tier.settings["preset"]), self.device.type)
+            if self.tier.compiles
+            else ""
+        ):
+            self.close()
+            raise NotRunError(f"this machine cannot run it: {lacking}")
 
     def run(self, batch: Any) -> tuple[str, str]:
         """Run one step; gives what it ran in and what it did."""
@@ -121,7 +130,9 @@ class Running:
             if part.state != "pending" and below:
                 causes = "; ".join(dict.fromkeys(cause.reason for cause in part.causes)) or "no cause is known"
                 runs = "eager" if part.running in ("none", part.requested) else part.running
-                raise NotRunError(f"{name} was asked for {part.requested}, and it or a part of it runs {runs}: {causes}")
+                raise NotRunError(
+                    f"{name} was asked for {part.requested}, and it or a part of it runs {runs}: {causes}"
+                )
 
     def why(self) -> str:
         """Say why its tier does not run, as far as the loop knows."""
@@ -188,7 +199,9 @@ def _first_steps(running: Running, batches: Iterator[Any]) -> list[float]:
     while row < READY or len(ends) <= least:
         if len(ends) > LIMIT_STEPS:
             tier, kind = running.last
-            raise NotRunError(f"it was not ready after {LIMIT_STEPS} steps (the last one: {tier}, {kind}): {running.why()}")
+            raise NotRunError(
+                f"it was not ready after {LIMIT_STEPS} steps (the last one: {tier}, {kind}): {running.why()}"
+            )
         found = running.run(next(batches))
         synchronize(running.device)
         ends.append(time.perf_counter() - begin)
@@ -236,7 +249,7 @@ def in_turns(number: int, rounds: int) -> Iterator[list[int]]:
 @contextlib.contextmanager
 def seeded() -> Iterator[None]:
     """Begin from the same random numbers each time, and give the caller's back."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
     with torch.random.fork_rng(devices):
         torch.manual_seed(SEED)
         yield

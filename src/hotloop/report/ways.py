@@ -30,7 +30,7 @@ def charts(document: Mapping[str, Any]) -> list[Chart]:
     last = _last(document, overtakes)
     steps = sorted({*(round(last * i / POINTS) for i in range(POINTS + 1)), *(at for at, _ in overtakes if at <= last)})
     columns: list[list[float | None]] = [[cold + n * step for n in steps] for cold, step in lines.values()]
-    marks = [Mark(at, "overtakes", "Overtakes", 1, (f"{way} takes the least time from here on",)) for at, way in overtakes]
+    marks = [Mark(at, "overtakes", "Overtakes", 1, (f"{way} takes the least time",)) for at, way in overtakes]
     said = "; ".join(f"{name}: {seconds(column[-1] or 0.0)}" for name, column in zip(lines, columns, strict=True))
     return [
         Chart(
@@ -65,7 +65,7 @@ def _course(entry: Any) -> tuple[float, float] | None:
 
 
 def _overtakes(bench: Any) -> list[tuple[float, str]]:
-    """Read from which number of steps on which way takes the least time, but for the one that does so from the start."""
+    """Read where which way begins to take the least time; the one that does so from the start is left out."""
     stretches = bench.get("stretches") if isinstance(bench, Mapping) else None
     found = stretches if isinstance(stretches, Sequence) and not isinstance(stretches, str) else ()
     pairs = [(number(each.get("first")), line(each.get("way"), 80)) for each in found if isinstance(each, Mapping)]

@@ -259,6 +259,7 @@ class Loop:
         if self._untimed and self.auto is not None:
             self._untimed -= 1
             self.steps += 1
+            self._latest = None
             self.account.untimed(self.given)
             return self._returned(runner.step(*args, **kwargs))
         if self.auto is not None:
@@ -303,8 +304,8 @@ class Loop:
                 self.auto.timed(ran.tier, ran.kind, timing, ran.turn)
 
     def last_ran(self) -> tuple[str, str]:
-        """Give the tier of the last step, and what it did: ``run``, ``survey``, ``proof``, ``capture`` or ``undone``."""
-        if self.plain or self._untimed or self._latest is None:
+        """Give the last step's tier and what it did: ``run``, ``survey``, ``proof``, ``capture`` or ``undone``."""
+        if self.plain or self._latest is None:
             return self.given, "run"
         return self._latest.ran, self._latest.kind
 
