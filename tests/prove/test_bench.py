@@ -13,6 +13,7 @@ import hotloop
 from hotloop._torch import backends
 from hotloop.errors import ConfigError
 from hotloop.prove.bench import _sensible
+from hotloop.prove.bench_rounds import Rounds
 from hotloop.prove.bench_source import source_of
 from hotloop.record import load
 from hotloop.report import build
@@ -149,6 +150,18 @@ def test_two_tiers_of_the_same_code_both_count_its_compile():
     first, second = found.way("aot_eager"), found.way("aot_eager+graph")
     assert second.cold_seconds > 0.5 * first.compile_seconds
     assert "the compile that it found made for aot_eager" in second.notes[0]
+
+
+def test_ways_that_do_not_fit_into_memory_together_run_one_after_another(monkeypatch):
+    monkeypatch.setattr(Rounds, "_groups", lambda self: None)
+    found = bench(programs.make, "aot_eager", "full+graph", steps=24)
+    assert found.notes == (
+        "two ways do not fit into memory together: they ran one after another, 3 times, which is noisier",
+    )
+    for name in ("eager", "aot_eager"):
+        assert len(found.way(name).block_ms) == 12
+        assert found.way(name).as_asked == 1
+    assert "captured on a GPU only" in found.way("full+graph").reason
 
 
 def test_a_workload_is_copied_where_its_step_goes_with_its_model():
