@@ -51,8 +51,8 @@ def test_captured_steps_are_timed_as_replays_and_their_memory_is_known(name):
     assert captured.as_asked == 1
     assert captured.difference == "faster", "launches are all there is to a step as small as this"
     assert captured.caches == "none"
-    assert 0 < eager.peak_bytes
-    assert 0 < captured.peak_bytes
+    assert eager.peak_bytes > 0
+    assert captured.peak_bytes > 0
     assert found.best(10_000) == "eager+graph"
 
 

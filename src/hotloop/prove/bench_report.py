@@ -65,9 +65,8 @@ def finish(
 
 def _course(plan: Plan, way: str, figures: Steady) -> Course:
     """Give a way's total time; what was compiled for it by another way in this process is counted as its own."""
-    ready = _start_of(plan, way)
-    found = Course.of_start(way, ready.steps, ready.seconds + _compiled_before(plan, way), figures.ms / 1e3)
-    return dataclasses.replace(found, cold_seconds=max(0.0, found.cold_seconds))
+    cold = _start_of(plan, way).cold_seconds + _compiled_before(plan, way)
+    return Course(way, cold, figures.ms / 1e3)
 
 
 def _start_of(plan: Plan, way: str) -> Ready:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
+import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,7 @@ class Ready:
     Args:
         steps: the first steps, up to and with `READY` steady ones; they are real training steps.
         seconds: that these took, each waited for.
+        steady_seconds: the middle one of the `READY` steady steps, at the machine's speed of that moment.
         prepared_steps: steps before the first steady one.
         prepared_seconds: from the first step's begin to the first steady step's.
         compile_seconds: of them spent compiling.
@@ -54,6 +56,7 @@ class Ready:
 
     steps: int
     seconds: float
+    steady_seconds: float
     prepared_steps: int
     prepared_seconds: float
     compile_seconds: float = 0.0
@@ -61,6 +64,11 @@ class Ready:
     cache_misses: int = 0
     preparing_bytes: int | None = None
     peak_bytes: int | None = None
+
+    @property
+    def cold_seconds(self) -> float:
+        """What getting ready took beyond the steps themselves."""
+        return max(0.0, self.seconds - self.steps * self.steady_seconds)
 
 
 class Running:
@@ -181,6 +189,7 @@ def _get_ready(running: Running, batches: Iterator[Any], memory: Peak) -> Ready:
     return Ready(
         steps=len(ends) - 1,
         seconds=ends[-1],
+        steady_seconds=statistics.median(after - before for before, after in itertools.pairwise(ends[-READY - 1 :])),
         prepared_steps=prepared,
         prepared_seconds=ends[prepared],
         compile_seconds=sum(part.compile_seconds for part in parts),
