@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hotloop import errors, events, observe, presets, testing
-    from hotloop.control import ComponentStatus, Status, compile, status, uncompile  # noqa: A004 - torch's own name
+    from hotloop.control import (
+        ComponentStatus,
+        Status,
+        compile,  # noqa: A004 - torch's own name
+        own,
+        status,
+        uncompile,
+    )
     from hotloop.observe import watch
     from hotloop.presets import Preset
     from hotloop.prove.bench import bench
@@ -30,6 +37,7 @@ _HOMES = {
     "Workload": "hotloop.step",
     "bench": "hotloop.prove.bench",
     "compile": "hotloop.control",
+    "own": "hotloop.control",
     "status": "hotloop.control",
     "uncompile": "hotloop.control",
     "watch": "hotloop.observe",
@@ -50,6 +58,7 @@ __all__ = [
     "errors",
     "events",
     "observe",
+    "own",
     "presets",
     "status",
     "testing",

@@ -10,6 +10,7 @@
     ├── PresetUnavailableError (RuntimeError)    ``strict=True`` and this machine cannot run the preset
     ├── CompileFailedError (RuntimeError)        ``strict=True`` and a compile failed
     ├── CompiledRunError (RuntimeError)          compiled code failed while it ran; nobody owned the step to undo it
+    ├── StaleOutputError (RuntimeError)          memory of a CUDA graph is read, or about to be reused, while it is held
     ├── StepLostError (RuntimeError)             a step failed that cannot be undone; the last checkpoint is sound
     ├── TrainingFailedError (RuntimeError)       a run of ``hotloop train`` that cannot go on; its checkpoint is kept
     └── MissingExtraError (ImportError)          an optional dependency is missing; says which extra has it
@@ -52,6 +53,14 @@ class CompiledRunError(HotloopError, RuntimeError):
     """Compiled code failed while it ran, where eager does not fail. ``__cause__`` is the original exception.
 
     It cannot be undone here, since a part of the step may have been executed; ``hotloop.Loop`` owns the step and can.
+    """
+
+
+class StaleOutputError(HotloopError, RuntimeError):
+    """An output of a CUDA graph was read after a later call overwrote it, or is held where it is about to be.
+
+    The message names the output, its component, where it was made, and what to do: consume it, clone it
+    (`hotloop.own`), or make it again.
     """
 
 

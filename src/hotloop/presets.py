@@ -74,6 +74,13 @@ class Preset:
         """What decides whether two presets compile alike: everything but names and words."""
         return (self.backend, self.mode, tuple(sorted((k, repr(v)) for k, v in self.options.items())), self.dynamic)
 
+    @property
+    def cudagraphs(self) -> bool:
+        """Whether torch is to record CUDA graphs under this preset, whose outputs a later call overwrites."""
+        named = {name.replace("-", "_"): value for name, value in self.options.items()}
+        by_mode = self.mode in ("reduce-overhead", "max-autotune")
+        return self.backend == "inductor" and (by_mode or bool(named.get("triton.cudagraphs")))
+
     def __hash__(self) -> int:
         return hash((self.name, self.key, self.ladder))
 

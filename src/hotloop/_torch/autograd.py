@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import dis
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -12,9 +12,11 @@ from hotloop._torch.ledger import CapabilityMissingError, private
 from hotloop._torch.settings import kept_graph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
+_VIEWS = 4
+"""Views on the way from an output of a graph to the graph's own node."""
 _NEAREST = 64
 """Nodes of a graph that are asked whether they were freed."""
 
@@ -28,17 +30,45 @@ def _keeps_graph() -> Callable[[], bool]:
     return asked
 
 
-def guard_backward(outputs: Any, explain: Callable[[Exception], Exception]) -> bool:
+class Around(Protocol):
+    """What is to be done around each run of a compiled backward; ``node`` is the autograd node of its forward."""
+
+    def before(self, node: Any) -> None:
+        """Called before it; an exception ends the backward."""
+
+    def after(self, node: Any, gradients: tuple[Any, ...], *, kept: bool) -> tuple[Any, ...]:
+        """Called after it with what it hands out, and gives what is handed out instead.
+
+        ``kept``: the graph is kept for another backward.
+        """
+
+
+def compiled_nodes(outputs: Any) -> list[Any]:
+    """Give the autograd nodes of compiled graphs that made ``outputs``, also where an output is a view of theirs."""
+    found: dict[int, Any] = {}
+    for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+        node = output.grad_fn if isinstance(output, torch.Tensor) else None
+        for _ in range(_VIEWS):
+            if node is None or _is_compiled(node):
+                break
+            node = next((following for following, _ in node.next_functions if following is not None), None)
+        if node is not None and _is_compiled(node):
+            found[id(node)] = node
+    return list(found.values())
+
+
+def _is_compiled(node: Any) -> bool:
+    function = getattr(node, "_forward_cls", None)
+    return function is not None and function.__name__ == "CompiledFunction"
+
+
+def guard_backward(outputs: Any, explain: Callable[[Exception], Exception], around: Around | None = None) -> bool:
     """Wrap the backward of the autograd function that made ``outputs``; True once it is found.
 
     AOTAutograd makes one class a graph, so this touches no other graph. ``explain`` maps an exception that escapes from
     the compiled backward to the one to raise.
     """
-    for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
-        node = output.grad_fn if isinstance(output, torch.Tensor) else None
-        function = getattr(node, "_forward_cls", None)
-        if function is None or function.__name__ != "CompiledFunction":
-            continue
+    for function in _functions(outputs, through_views=around is not None):
         inner = function.backward
         keeps_graph = _keeps_graph()
 
@@ -54,9 +84,31 @@ def guard_backward(outputs: Any, explain: Callable[[Exception], Exception]) -> b
                     raise
                 raise raised from error
 
-        function.backward = staticmethod(backward)
+        function._hotloop_guarded = True  # noqa: SLF001 - ours, on torch's class
+        function.backward = staticmethod(backward if around is None else _surrounded(backward, around, keeps_graph))
         return True
     return False
+
+
+def _functions(outputs: Any, *, through_views: bool) -> Iterator[Any]:
+    if through_views:  # a graph whose input was made by another one may hand that on: its backward has its guard
+        found = [node._forward_cls for node in compiled_nodes(outputs)]  # noqa: SLF001 - in the ledger
+        yield from (one for one in found if not hasattr(one, "_hotloop_guarded"))
+        return
+    for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+        node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
+        if node is not None and _is_compiled(node):
+            yield node._forward_cls  # noqa: SLF001 - in the ledger
+
+
+def _surrounded(backward: Callable[..., Any], around: Around, keeps_graph: Callable[[], bool]) -> Callable[..., Any]:
+    def surrounded(ctx: Any, *gradients: Any) -> Any:
+        kept = keeps_graph()
+        around.before(ctx)
+        made = backward(ctx, *gradients)
+        return around.after(ctx, made if isinstance(made, tuple) else (made,), kept=kept)
+
+    return surrounded
 
 
 def _while_unpacking(error: Exception) -> bool:

@@ -22,3 +22,11 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
         except CapabilityMissingError:
             for target, source in zip(targets, sources, strict=True):
                 target.copy_(source)
+
+
+def copies(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copy each tensor into memory of its own, without gradients: all dense ones in few launches."""
+    made = [torch.empty_like(one) if one.layout == torch.strided else one.clone() for one in sources]
+    dense = [place for place, one in enumerate(sources) if one.layout == torch.strided]
+    copy_all([made[place] for place in dense], [sources[place] for place in dense])
+    return made

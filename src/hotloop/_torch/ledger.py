@@ -206,6 +206,55 @@ LEDGER: tuple[PrivateName, ...] = (
         "torch._inductor.list_options, which must import torch",
     ),
     PrivateName(
+        "torch._inductor.cudagraph_trees:MarkStepBox",
+        "the counter of marked steps: a mark between a forward and its backward loses what the forward saved",
+        "CUDA graphs inside torch.compile are neither emulated nor safe",
+        "torch.compiler.cudagraph_mark_step_begin moves it, and nothing reads it",
+    ),
+    PrivateName(
+        "torch._dynamo.mutation_guard:GenerationTracker",
+        "counts calls of compiled code, which begin a generation where nobody marks steps",
+        "CUDA graphs are not emulated",
+    ),
+    PrivateName(
+        "torch._inductor.cudagraph_trees:get_manager",
+        "the CUDA graphs of a thread: which memory is theirs, and what of it is held",
+        "hotloop.own copies nothing, and strict_lifetime raises nothing",
+    ),
+    PrivateName(
+        "CUDAGraphNode._is_cuda_graph_recorded_tensor", "tells whether a tensor lies in their memory", "as above"
+    ),
+    PrivateName("CUDAGraphNode._path_from_root", "the graphs that ran in this generation, in order", "as above"),
+    PrivateName(
+        "UntypedStorage._cdata",
+        "identifies the memory of a tensor while it is alive",
+        "an output that is an input cannot be told from a new one",
+    ),
+    PrivateName(
+        "UntypedStorage._new_with_weak_ptr",
+        "overwrites what a CUDA graph would have overwritten, without keeping it alive until then",
+        "CUDA graphs are not emulated",
+    ),
+    PrivateName(
+        "torch._C:_will_engine_execute_node",
+        "tells a backward that hands the gradient of a leaf to its caller, who may hold it",
+        "gradients that are added to existing ones are copied first",
+    ),
+    PrivateName(
+        "torch._subclasses.fake_tensor:FakeTensor", "a tensor without memory has nothing to be held", "as above"
+    ),
+    PrivateName(
+        "torch._dynamo.backends.common:aot_autograd",
+        "forward, backward and inference as graphs of their own, as Inductor gets them",
+        "CUDA graphs are not emulated",
+    ),
+    PrivateName("Callable._boxed_call", "says that a compiled graph takes its inputs as a list", "as above"),
+    PrivateName(
+        "torch._guards:TracingContext",
+        "which inputs of a graph are parameters and buffers: writing into those does not prevent a capture",
+        "the emulation takes a graph that updates buffers for one that is not captured",
+    ),
+    PrivateName(
         "Module._parameters",
         "another parameter, buffer or child under a name is not the one that a recording holds",
         "a hook or a parameter that is set after a capture is not noticed",

@@ -9,5 +9,6 @@ from hotloop.control.api import (
     validate,
 )
 from hotloop.control.component_status import ComponentStatus, Status
+from hotloop.control.lifetime import own
 
-__all__ = ["ComponentStatus", "Installed", "Status", "compile", "paused", "status", "uncompile", "validate"]
+__all__ = ["ComponentStatus", "Installed", "Status", "compile", "own", "paused", "status", "uncompile", "validate"]

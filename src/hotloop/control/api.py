@@ -20,7 +20,7 @@ from hotloop.apply import WORTH_CUTTING, Cut, block_classes, components_of, decl
 from hotloop.apply.targets import Target, denoisers
 from hotloop.config import ComponentConfig, Regions, component_config
 from hotloop.control import boundary
-from hotloop.control.component import CompiledFunction, Component, Entry, Lane
+from hotloop.control.component import CompiledFunction, Component, Entry, lane
 from hotloop.control.component_status import ComponentStatus, Status, status_of
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.fallback import first_available, missing
@@ -49,6 +49,7 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     options: Mapping[str, Any] | None = None,
     ladder: Iterable[_Preset] | None = None,
     strict: bool = False,
+    strict_lifetime: bool = False,
 ) -> _M:
     """Compile a model in place: names, ``state_dict``, hooks and type stay as in eager.
 
@@ -71,6 +72,8 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
         options: Inductor options, added to the preset's.
         ladder: the presets to step down to, in order; unset takes the preset's. ``none`` is always last.
         strict: raise `CompileFailedError` or `PresetUnavailableError` instead of stepping down.
+        strict_lifetime: raise `StaleOutputError` where an output of a CUDA graph is still held when a later call is
+            about to overwrite it. By default what leaves a CUDA graph is copied, so that it may be held for good.
 
     Returns:
         ``model`` itself, or the new callable.
@@ -87,7 +90,7 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     configs = {
         name: component_config(
             chosen, inference=off, regions=regions, dynamic=dynamic, fullgraph=fullgraph, options=options,
-            ladder=ladder, strict=strict,
+            ladder=ladder, strict=strict, strict_lifetime=strict_lifetime,
         )
         for name, (chosen, off) in plan.items()
     }  # fmt: skip
@@ -158,17 +161,17 @@ def _build(name: str, part: Any, config: ComponentConfig) -> Component:
     disabled = f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set" if _disabled() else ""
     cut = _cut(name, part, config)
     lanes = tuple(
-        Lane(name, mode, preset, config, cut)
+        lane(name, mode, preset, config, cut)
         for mode, preset in (("training", config.training), ("inference", config.inference))
     )
     lanes[1].tally.said = lanes[0].tally.said  # each reason once a component, not once a mode
     component = Component(name, config, (lanes[0], lanes[1]), disabled=disabled)
     device = _device(part)
-    for lane in lanes:
-        _, lacking = first_available(lane.rungs, device)
+    for made in lanes:
+        _, lacking = first_available(made.rungs, device)
         if lacking and config.strict and not disabled:
             raise PresetUnavailableError(
-                f"component {name!r}: preset {lane.preset.name} cannot run here: {lacking}; strict=True forbids another"
+                f"component {name!r}: preset {made.preset.name} cannot run here: {lacking}; strict=True forbids another"
             )
     return component
 
@@ -204,11 +207,11 @@ def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
     for name, component in built.items():
         part = target.components[name]
         device = _device(part)
-        for lane in component.lanes:
+        for each in component.lanes:
             if component.disabled:
-                lane.eager = True
+                each.eager = True
             else:
-                lane.start(device)
+                each.start(device)
         boundary.follow(component)
         if isinstance(part, torch.nn.Module):
             _attach(part, component)

@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hotloop import events as ev
+from hotloop.fallback.lifetime import steps
 from hotloop.observe import collector
 
 if TYPE_CHECKING:
@@ -45,10 +46,12 @@ def follow(component: Component) -> None:
 
 def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     collector.poll()
+    steps.optimizer_stepped()
     trained: set[int] | None = None
     for component in tuple(_live):
         for lane in component.lanes:
             _move(component, lane)
+            lane.tally.per_step.boundary(lane.tally.calls)
         if _may_be_bypassed(component):
             if trained is None:
                 trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}

@@ -16,7 +16,9 @@ from hotloop._torch import dynamo
 from hotloop._torch.module import eager_call
 from hotloop.apply import Cut, Root, root_for
 from hotloop.control import rescue
+from hotloop.control.lifetime import count_call
 from hotloop.fallback import Ladder, LadderBackend, first_available
+from hotloop.fallback.lifetime import steps
 from hotloop.observe import Tally, active, collector
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ class Lane:
     def __init__(self, component: str, mode: str, preset: Preset, config: ComponentConfig, cut: Cut) -> None:
         self.preset, self.config, self.mode = preset, config, mode
         self.rungs = config.ladder_of(preset)
-        self.backend = LadderBackend(self.rungs, cut=cut, strict=config.strict)
+        self.backend = LadderBackend(self.rungs, cut=cut, strict=config.strict, strict_lifetime=config.strict_lifetime)
         self.tally = Tally(component, mode, suppress=not (config.strict or config.fullgraph))
         self.eager = preset.backend == "eager"
         self._roots: dict[int, Root] = {}
@@ -173,6 +175,36 @@ class Lane:
         """Leave this lane eager for good, for the reason that the event gives."""
         self.eager = True
         collector.emit(event, self.tally)
+
+
+class MarkingLane(Lane):
+    """A lane of a preset with CUDA graphs: a call marks a step where that is safe, and is counted by its shapes."""
+
+    _marks = False
+
+    def start(self, device: str) -> None:
+        """See `Lane`; on a machine that cannot run CUDA graphs there is nothing to mark."""
+        super().start(device)
+        ladder = self.tally.ladder
+        self._marks = any(rung.cudagraphs for _, rung in ladder.below())
+        if self._marks and self.config.strict_lifetime:
+            steps.strict.add(self)
+
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """See `Lane`.
+
+        Raises:
+            StaleOutputError: under ``strict_lifetime``, an output is held that the call may overwrite.
+        """
+        if not self.eager:
+            count_call(self.tally, args, kwargs, marks=self._marks)
+        return super().call(target, args, kwargs)
+
+
+def lane(component: str, mode: str, preset: Preset, config: ComponentConfig, cut: Cut) -> Lane:
+    """Make the lane of one mode; only those under CUDA graphs do more than a call needs."""
+    kind = MarkingLane if any(rung.cudagraphs for rung in config.ladder_of(preset)) else Lane
+    return kind(component, mode, preset, config, cut)
 
 
 @dataclasses.dataclass(eq=False)

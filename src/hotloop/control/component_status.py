@@ -30,7 +30,12 @@ class ComponentStatus:
     or ``eager``; whenever it is not what was asked for, ``causes`` says why. ``running`` is the preset in force
     (``none`` when eager). ``frames_compiled`` and ``frames_eager`` count executions: graphs that ran on a rung above
     ``none``; and graphs that ran on ``none``, or calls that reached no graph. ``compiles`` counts compilations,
-    ``compile_seconds`` is their wall-clock time. ``modes`` holds the same counts for training and inference apart.
+    ``compile_seconds`` is their wall-clock time. ``modes`` holds the same counts for training and inference apart,
+    and ``calls_per_step``: how often so many calls were made between two optimizer steps.
+
+    Under presets with CUDA graphs also, by mode: ``calls_per_mark`` (between two marked steps), ``shapes`` (calls by
+    the shapes of their tensors) and ``calls_in_backward`` (made while a backward ran). ``outputs_copied`` and
+    ``bytes_copied`` tell what was copied so that it may be held, ``cudagraphs_skipped`` why torch captured no graph.
     """
 
     name: str
@@ -49,11 +54,18 @@ class ComponentStatus:
     cache_hits: int = 0
     cache_misses: int = 0
     regions: tuple[str, ...] = ()
-    modes: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
+    outputs_copied: int = 0
+    bytes_copied: int = 0
+    cudagraphs_skipped: tuple[str, ...] = ()
+    modes: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Give the status as plain JSON data."""
-        return {**dataclasses.asdict(self), "regions": list(self.regions), "causes": [c.to_dict() for c in self.causes]}
+        data = dataclasses.asdict(self)
+        causes = [cause.to_dict() for cause in self.causes]
+        return {
+            **data, "regions": list(self.regions), "cudagraphs_skipped": list(self.cudagraphs_skipped), "causes": causes
+        }  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +98,8 @@ class Status:
         for name, status in self.components.items():
             table.add_row(*(Text(cell) for cell in _cells(name, status)))
         notes = [f"left out: {', '.join(self.skipped)}"] if self.skipped else []
+        notes += [line for name, status in self.components.items() for line in graph_lines(name, status)]
+        table.caption_justify = "left"
         table.caption = "\n".join([*notes, *([self.hint] if self.hint else [])]) or None
         return table
 
@@ -98,6 +112,24 @@ class Status:
 
 
 _NUMBERS = ("compiles", "graphs run", "eager", "seconds")
+
+
+def graph_lines(name: str, status: ComponentStatus) -> list[str]:
+    """Say for people what a component's CUDA graphs did; nothing where it has none."""
+    lines = []
+    if status.outputs_copied:
+        size = status.bytes_copied / 2**20
+        lines.append(f"{name}: {status.outputs_copied:,} outputs of CUDA graphs copied, {size:,.1f} MiB")
+    for mode, counts in status.modes.items():
+        if (shapes := counts.get("shapes")) and (calls := counts["calls"]):
+            most = max(shapes, key=shapes.__getitem__)
+            others = f" and {len(shapes) - 1} other shapes" if len(shapes) > 1 else ""
+            pace = ", ".join(f"{times:,} steps of {each}" for each, times in counts["calls_per_step"].items())
+            again = f"; {counts['calls_in_backward']:,} inside a backward" if counts["calls_in_backward"] else ""
+            lines.append(
+                f"{name}, {mode}: {calls:,} calls on {most}{others}{f' ({pace} calls)' if pace else ''}{again}"
+            )
+    return [*lines, *(f"{name}: no CUDA graph was captured: {reason}" for reason in status.cudagraphs_skipped)]
 
 
 def _cells(name: str, status: ComponentStatus) -> tuple[str, ...]:
@@ -148,6 +180,9 @@ def status_of(name: str, component: Component) -> ComponentStatus:
         cache_hits=_total(tallies, "cache_hits"),
         cache_misses=_total(tallies, "cache_misses"),
         regions=tuple(sorted({info.region for info in graphs})),
+        outputs_copied=_total(tallies, "copied"),
+        bytes_copied=_total(tallies, "copied_bytes"),
+        cudagraphs_skipped=tuple(dict.fromkeys(reason for tally in tallies for reason in tally.cudagraphs_skipped)),
         modes={tally.mode: _mode(tally) for tally in tallies},
     )
 
@@ -156,15 +191,27 @@ def _total(tallies: Iterable[Tally], what: str) -> int:
     return sum(getattr(tally, what) for tally in tallies)
 
 
-def _mode(tally: Tally) -> dict[str, int]:
+def _mode(tally: Tally) -> dict[str, Any]:
     eager = sum(count for info, count in tally.graphs.items() if info.running == "none")
+    under_graphs = {
+        "calls_per_mark": _pace(tally.per_mark.counts),
+        "calls_in_backward": tally.in_backward,
+        "shapes": dict(tally.shapes),
+    }
     return {
         "calls": tally.calls,
         "frames_compiled": tally.executed - eager,
         "frames_eager": eager + tally.eager_calls + tally.healed_calls,
         "compiles": tally.compiles,
         "recompiles": tally.recompiles,
+        "calls_per_step": _pace(tally.per_step.counts),
+        **(under_graphs if tally.shapes else {}),
     }
+
+
+def _pace(counts: collections.Counter[int]) -> dict[str, int]:
+    """Give how often there were so many calls between two boundaries; JSON has no numbers for keys."""
+    return {str(calls): times for calls, times in sorted(counts.items())}
 
 
 def _state(component: Component, graphs: collections.Counter[GraphInfo]) -> tuple[State, str]:

@@ -12,6 +12,7 @@ import torch
 
 from hotloop._torch.ledger import capability
 from hotloop._torch.parts import dynamo_missing, inductor_missing
+from hotloop.fallback.emulation import emulation_of
 
 if TYPE_CHECKING:
     from hotloop.presets import Preset
@@ -37,7 +38,7 @@ def first_available(rungs: tuple[Preset, ...], device: str) -> tuple[int, str]:
 
 def missing(preset: Preset, device: str) -> str:
     """Give what this machine lacks for a preset on a device type (``cpu``, ``cuda``, ...), or an empty string."""
-    if preset.backend == "eager":
+    if preset.backend == "eager" or emulation_of(preset) is not None:
         return ""
     if reason := dynamo_missing():
         return reason

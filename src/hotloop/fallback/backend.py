@@ -6,6 +6,7 @@ be undone from here: eager is asked whether the error is the user's own; if it i
 
 from __future__ import annotations
 
+import functools
 import linecache
 import logging
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,16 +15,18 @@ import torch
 from torch import fx
 
 from hotloop import events as ev
-from hotloop._torch import backends
+from hotloop._torch import backends, cudagraphs
 from hotloop._torch.autograd import guard_backward
 from hotloop._torch.dynamo import is_signal
 from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
 from hotloop.apply import Cut, split
-from hotloop.errors import CompiledRunError, CompileFailedError
+from hotloop.errors import CompiledRunError, CompileFailedError, StaleOutputError
+from hotloop.fallback import lifetime
 from hotloop.fallback.causes import Failure, describe, failure_of, run_hint
+from hotloop.fallback.emulation import emulation_of
 from hotloop.fallback.ladder import Ladder
-from hotloop.observe import GraphInfo, Tally, active, collector
+from hotloop.observe import NOBODY, GraphInfo, Tally, active, collector
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
     from hotloop.presets import Preset
 
 _log = logging.getLogger("hotloop")
+_SKIPPED_WHILE_RUNNING = (
+    "torch passed a capture over as the graph ran: mostly it writes into an input (TORCH_LOGS=cudagraphs names it)"
+)
 _BACKWARD_LOOKS = 3
 """Calls with gradients in which a graph's backward is looked for; a graph that makes none is left alone after them."""
 
@@ -42,12 +48,17 @@ class LadderBackend:
         rungs: the requested preset first, ``none`` last.
         cut: where graphs are cut into pieces; by default they are compiled whole.
         strict: raise `CompileFailedError` where a rung fails.
+        strict_lifetime: hand out the memory of CUDA graphs itself, not copies of it.
     """
 
-    def __init__(self, rungs: tuple[Preset, ...], *, cut: Cut | None = None, strict: bool = False) -> None:
-        self.rungs, self.cut, self.strict = rungs, cut or Cut(), strict
+    def __init__(
+        self, rungs: tuple[Preset, ...], *, cut: Cut | None = None, strict: bool = False, strict_lifetime: bool = False
+    ) -> None:
+        self.rungs, self.cut, self.strict, self.strict_lifetime = rungs, cut or Cut(), strict, strict_lifetime
         self.__name__ = f"hotloop_{rungs[0].name}"
-        self._key = (tuple(rung.key for rung in rungs), tuple(rung.name for rung in rungs), self.cut, strict)
+        names = tuple(rung.name for rung in rungs)
+        emulation = emulation_of(rungs[0])
+        self._key = (tuple(rung.key for rung in rungs), names, self.cut, strict, strict_lifetime, emulation)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LadderBackend) and self._key == other._key
@@ -57,14 +68,18 @@ class LadderBackend:
 
     def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile one graph of dynamo's: whole, or by its blocks."""
-        if self.cut.blocks and (joined := self._by_blocks(graph, inputs)) is not None:
-            return joined
-        return self._compile(graph, inputs, "whole")
+        made: list[Preset] = []
+        run = self._by_blocks(graph, inputs, made) if self.cut.blocks else None
+        if run is None:
+            run = self._compile(graph, inputs, "whole", made)
+        copies = not self.strict_lifetime and any(rung.cudagraphs for rung in made)
+        return lifetime.Outputs(run, _active_tally) if copies else run
 
-    def _by_blocks(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any] | None:
+    def _by_blocks(self, graph: fx.GraphModule, inputs: list[Any], made: list[Preset]) -> Callable[..., Any] | None:
         """Cut the graph and compile its pieces; None where it has to be compiled whole."""
         try:
-            joined = split(copy_graph(graph), inputs, self.cut, self._compile)
+            compile_piece = functools.partial(self._compile, made=made)
+            joined = split(copy_graph(graph), inputs, self.cut, compile_piece)
         except Exception as error:
             if is_signal(error) or isinstance(error, CompileFailedError):
                 raise
@@ -75,8 +90,8 @@ class LadderBackend:
             _log.warning("%s: compiled whole, not by blocks: %s", active.tally.component, joined)
         return None
 
-    def _compile(self, graph: fx.GraphModule, inputs: list[Any], region: str) -> Callable[..., Any]:
-        """Compile a graph or piece on the first rung that takes it."""
+    def _compile(self, graph: fx.GraphModule, inputs: list[Any], region: str, made: list[Preset]) -> Callable[..., Any]:
+        """Compile a graph or piece on the first rung that takes it, which is noted in ``made``."""
         ladder: Ladder = active.tally.ladder or Ladder(self.rungs)
         pristine = copy_graph(graph)
         fallback: ev.Fallback | None = None
@@ -100,12 +115,16 @@ class LadderBackend:
             info = GraphInfo(
                 self.rungs[0].name, rung.name, region, fallback or _stepped_down(self.rungs[0], rung, ladder.reason)
             )
-            return _Runner(info, run, pristine).run
+            made.append(rung)
+            around = _Around(copy=not self.strict_lifetime) if rung.cudagraphs else None
+            return _Runner(info, run, pristine, around).run
         raise AssertionError("a ladder ends in none, which runs the graph as it is")
 
 
 def compiler_of(preset: Preset) -> backends.Compiler:
     """Give the function that compiles a graph as a preset says."""
+    if (emulation := emulation_of(preset)) is not None:
+        return emulation.compile
     if preset.backend == "inductor":
         return backends.inductor(preset.mode, preset.options, preset.dynamic)
     return backends.aot_eager() if preset.backend == "aot_eager" else backends.eager
@@ -148,12 +167,49 @@ def _stepped_down(requested: Preset, rung: Preset, reason: str) -> ev.Fallback |
     )
 
 
+def _active_tally() -> Tally:
+    return active.tally
+
+
+class _Around:
+    """What is done around each run of a graph under CUDA graphs, forward and backward, so that its outputs last."""
+
+    def __init__(self, *, copy: bool) -> None:
+        self._copy, self._tally = copy, NOBODY
+
+    def forward(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Give a graph that notes each of its runs."""
+
+        def noted(*args: Any) -> Any:
+            self._tally = active.tally
+            before = cudagraphs.skips()
+            outputs = compiled(*args)
+            if cudagraphs.skips() != before:
+                self._tally.cudagraphs_skipped[_SKIPPED_WHILE_RUNNING] += 1
+            if torch.is_grad_enabled():
+                lifetime.steps.waits(outputs)
+            return outputs
+
+        return noted
+
+    def before(self, node: Any) -> None:
+        """See `hotloop._torch.autograd.Around`."""
+        lifetime.steps.runs_backward(node, self._tally.component)
+
+    def after(self, node: Any, gradients: tuple[Any, ...], *, kept: bool) -> tuple[Any, ...]:
+        """See `hotloop._torch.autograd.Around`."""
+        lifetime.steps.ran_backward(node, kept=kept)
+        return lifetime.owned_gradients(node, gradients, self._tally) if self._copy else gradients
+
+
 class _Runner:
     """Runs one compiled graph, counts it for whoever is active, and explains what fails while it runs."""
 
-    def __init__(self, info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule) -> None:
-        self._info, self._pristine = info, pristine
-        self.run = self._make(info, compiled)
+    def __init__(
+        self, info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule, around: _Around | None
+    ) -> None:
+        self._info, self._pristine, self._around = info, pristine, around
+        self.run = self._make(info, compiled if around is None else around.forward(compiled))
 
     def _make(self, info: GraphInfo, compiled: Callable[..., Any]) -> Callable[..., Any]:
         looks = 0 if info.running == "none" else _BACKWARD_LOOKS
@@ -184,7 +240,7 @@ class _Runner:
     def _guard(self, outputs: Any, looks: int, explain: Callable[[Exception], Exception]) -> int:
         if not torch.is_grad_enabled():
             return looks
-        return 0 if guard_backward(outputs, explain) else looks - 1
+        return 0 if guard_backward(outputs, explain, self._around) else looks - 1
 
     def _explain(self, error: Exception, args: tuple[Any, ...]) -> tuple[Exception, BaseException | None]:
         """Give what to raise for a failure of the forward: the error itself, eager's own, or ours; and its cause."""
@@ -237,7 +293,7 @@ def _passes(error: Exception) -> bool:
 
     torch.utils.checkpoint ends a recomputation early by an exception, which passes through the compiled code.
     """
-    known = isinstance(error, CompiledRunError | torch.OutOfMemoryError)
+    known = isinstance(error, CompiledRunError | StaleOutputError | torch.OutOfMemoryError)
     return known or type(error).__module__ == "torch.utils.checkpoint" or _is_users(error)
 
 

@@ -44,6 +44,22 @@ class GraphInfo:
     fallback: ev.Fallback | None = None
 
 
+class Pace:
+    """How often something was called between two boundaries, which are optimizer steps or marked steps."""
+
+    __slots__ = ("_before", "counts")
+
+    def __init__(self) -> None:
+        self.counts: collections.Counter[int] = collections.Counter()
+        self._before = 0
+
+    def boundary(self, calls: int) -> None:
+        """A boundary is passed, after so many calls in all; intervals without a call are not counted."""
+        if calls != self._before:
+            self.counts[calls - self._before] += 1
+            self._before = calls
+
+
 class Tally:
     """The account of one component in one mode (``training`` or ``inference``)."""
 
@@ -55,6 +71,9 @@ class Tally:
         "compile_seconds",
         "compiles",
         "component",
+        "copied",
+        "copied_bytes",
+        "cudagraphs_skipped",
         "eager_calls",
         "events",
         "executed",
@@ -62,11 +81,15 @@ class Tally:
         "graph_breaks",
         "graphs",
         "healed_calls",
+        "in_backward",
         "ladder",
         "limited",
         "mode",
+        "per_mark",
+        "per_step",
         "recompiles",
         "said",
+        "shapes",
         "suppress",
     )
 
@@ -81,6 +104,11 @@ class Tally:
         self.eager_calls = 0
         self.healed_calls = 0
         self.graphs: collections.defaultdict[GraphInfo, int] = collections.defaultdict(int)
+        self.per_step, self.per_mark = Pace(), Pace()
+        self.shapes: collections.Counter[str] = collections.Counter()
+        self.in_backward = 0
+        self.copied = self.copied_bytes = 0
+        self.cudagraphs_skipped: collections.Counter[str] = collections.Counter()
         self.compiles = self.recompiles = self.graph_breaks = 0
         self.cache_hits = self.cache_misses = 0
         self.compile_seconds = 0.0
@@ -97,6 +125,8 @@ class Tally:
             self.compile_seconds += event.seconds
             self.cache_hits += event.cache_hits
             self.cache_misses += event.cache_misses
+            if event.cudagraphs_skipped:
+                self.cudagraphs_skipped[event.cudagraphs_skipped] += 1
         elif isinstance(event, ev.Recompiled):
             self.recompiles += 1
         elif isinstance(event, ev.GraphBreak):

@@ -11,7 +11,12 @@ from hotloop.report.text import count, line, number, place, seconds, words
 if TYPE_CHECKING:
     from hotloop.report.occurrences import Tone
 
-_SHOWN_APART = {"name", "requested", "inference", "running", "state", "causes", "compile_seconds", "regions", "modes"}
+_SHOWN_APART = {
+    *("name", "requested", "inference", "running", "state", "causes", "compile_seconds", "regions", "modes"),
+    *("outputs_copied", "bytes_copied", "cudagraphs_skipped"),
+}
+_SKIPS = 5
+"""Reasons for graphs that were not captured which are shown."""
 _COUNTS = {
     "compiles": "compile",
     "frames_compiled": "compiled run",
@@ -136,6 +141,7 @@ def _facts(entry: Mapping[str, Any]) -> list[str]:
     if spent:
         facts.append(f"{seconds(spent)} compiling")
     facts += _modes(entry.get("modes"))
+    facts += _cudagraphs(entry)
     regions = entry.get("regions")
     if isinstance(regions, list) and len(regions) > 1:
         facts.append(f"in {count(len(regions), 'region')}")
@@ -152,6 +158,27 @@ def _modes(modes: Any) -> list[str]:
     calls = {line(mode, 40): number(each.get("calls")) for mode, each in modes.items() if isinstance(each, Mapping)}
     called = [f"{count(int(many), 'call')} in {mode}" for mode, many in calls.items() if many]
     return called if len(called) > 1 else []
+
+
+def _cudagraphs(entry: Mapping[str, Any]) -> list[str]:
+    """Say what CUDA graphs cost and did: copies, the pace of calls, calls inside a backward, graphs not captured."""
+    facts = []
+    copied, held = number(entry.get("outputs_copied")), number(entry.get("bytes_copied"))
+    if copied:
+        facts.append(f"{count(int(copied), 'output')} of CUDA graphs copied, {(held or 0) / 2**20:,.1f} MiB")
+    modes = entry.get("modes")
+    for mode, each in modes.items() if isinstance(modes, Mapping) else ():
+        if not isinstance(each, Mapping) or not isinstance(each.get("shapes"), Mapping):
+            continue
+        pace = each.get("calls_per_step")
+        if isinstance(pace, Mapping) and pace:
+            said = ", ".join(line(calls, 20) for calls in list(pace)[:_SKIPS])
+            facts.append(f"{line(mode, 40)}: {said} calls a step, on {count(len(each['shapes']), 'shape')}")
+        if inside := number(each.get("calls_in_backward")):
+            facts.append(f"{line(mode, 40)}: {count(int(inside), 'call')} inside a backward")
+    skipped = entry.get("cudagraphs_skipped")
+    reasons = skipped[:_SKIPS] if isinstance(skipped, list) else []
+    return facts + [f"no CUDA graph was captured: {line(reason, 200)}" for reason in reasons]
 
 
 def _plural(many: int, noun: str) -> str:

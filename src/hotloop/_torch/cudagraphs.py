@@ -1,0 +1,189 @@
+"""CUDA graphs inside torch.compile: which generation runs, and what lies in their memory.
+
+torch keeps the graphs of a thread in one tree with one pool of memory. What a graph leaves is overwritten once a graph
+of a new generation runs: ``docs/cudagraph-lifetime.md`` has the rule.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from hotloop._torch.graphs import last_user_frame
+from hotloop._torch.ledger import CapabilityMissingError, private
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GraphOutput:
+    """One output of a CUDA graph: ``kind`` is ``forward``, ``backward`` or ``inference``, ``index`` its place there.
+
+    ``storage`` identifies its memory among what is alive; ``file`` and ``line`` are the user's, of the operation.
+    """
+
+    name: str
+    index: int
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    component: str = ""
+    file: str | None = None
+    line: int | None = None
+    storage: int = 0
+
+    def __str__(self) -> str:
+        whose = f" of component {self.component!r}" if self.component else ""
+        made = f", made at {self.file}:{self.line}" if self.file else ""
+        what = {"backward": "gradient"}.get(self.kind, "output")
+        return f"{what} {self.index} ({self.name}, {list(self.shape)}, {self.dtype}) of the {self.kind}{whose}{made}"
+
+
+class Memory(Protocol):
+    """What knows the memory of CUDA graphs: torch's own trees, or what stands in for them without a GPU."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Tell whether a tensor lies in the memory of the graphs that ran in this thread's generation."""
+
+    def alive(self) -> Iterable[GraphOutput]:
+        """Give what the graphs of this thread's generation left and somebody still holds."""
+
+    def forward_waits(self) -> bool:
+        """Tell whether torch takes a forward of this thread to wait for its backward."""
+
+
+def mark() -> None:
+    """Begin a step: the next graph that runs may overwrite what the earlier ones left."""
+    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+
+def marked() -> int:
+    """Give the counter of marked steps, which torch counts down from zero: zero where nobody marks."""
+    counter: int = private("torch._inductor.cudagraph_trees:MarkStepBox").mark_step_counter
+    return counter
+
+
+def generation() -> int:
+    """Give the generation in force: of the marked steps, else of the calls of compiled code."""
+    counted: int = marked() or private("torch._dynamo.mutation_guard:GenerationTracker").generation
+    return counted
+
+
+def running_backward() -> bool:
+    """Tell whether this thread is inside a backward."""
+    task: int = private("torch._C:_current_graph_task_id")()
+    return task != -1
+
+
+def captures_leaves(node: Any) -> bool:
+    """Tell whether the backward in progress hands the gradient of a leaf to its caller (``torch.autograd.grad``)."""
+    try:
+        private("torch._C:_will_engine_execute_node")(node)
+    except (CapabilityMissingError, RuntimeError):  # the latter is how torch answers for a leaf then
+        return True
+    return False
+
+
+def skips() -> int:
+    """Give how often torch has passed a capture over in this process."""
+    counted: int = private("torch._dynamo.utils:counters")["inductor"]["cudagraph_skips"]
+    return counted
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Give what identifies a tensor's memory while it is alive; zero where it has none of its own."""
+    if tensor.layout != torch.strided:
+        return 0
+    key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - in the ledger
+    return key
+
+
+def storage_of(reference: int) -> torch.UntypedStorage:
+    """Give the memory that a weak reference leads to; it must be alive."""
+    storage: torch.UntypedStorage = torch.UntypedStorage._new_with_weak_ptr(reference)  # noqa: SLF001 - in the ledger
+    return storage
+
+
+def is_fake(value: Any) -> bool:
+    """Tell whether a tensor has no memory, since somebody is tracing."""
+    return isinstance(value, private("torch._subclasses.fake_tensor:FakeTensor"))
+
+
+class Trees:
+    """The memory of torch's own graphs on the GPU."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """See `Memory`."""
+        if not tensor.is_cuda or tensor.layout != torch.strided:
+            return False
+        return any(node._is_cuda_graph_recorded_tensor(tensor) for _, node in self._nodes())  # noqa: SLF001 - ledger
+
+    def alive(self) -> Iterator[GraphOutput]:
+        """See `Memory`."""
+        for manager, last in self._nodes():
+            for node in last._path_from_root:  # noqa: SLF001 - in the ledger
+                kind = manager.id_to_mode[node.wrapped_function.id].name.lower()
+                traces = node.stack_traces or ()
+                for index, (storage, tensor) in enumerate(
+                    zip(node.outputs_weakrefs, node.tensor_weakrefs, strict=False)
+                ):
+                    if storage is not None and (key := storage()) is not None:
+                        trace = traces[index] if index < len(traces) else None
+                        yield _described(index, kind, key, trace, tensor() if tensor is not None else None)
+
+    def forward_waits(self) -> bool:
+        """See `Memory`."""
+        return any(manager.running_forwards_with_pending_backwards for manager in self._managers())
+
+    def _nodes(self) -> Iterator[tuple[Any, Any]]:
+        """Give the manager and the graph that ran last, for each GPU on which any did."""
+        for manager in self._managers():
+            if manager.current_node is not None:
+                yield manager, manager.current_node
+
+    def _managers(self) -> Iterator[Any]:
+        """Give this thread's manager for each GPU that has one."""
+        try:
+            manager_of = private("torch._inductor.cudagraph_trees:get_manager")
+        except CapabilityMissingError:
+            return
+        started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        for device in range(torch.cuda.device_count() if started else 0):
+            manager = manager_of(device, create_if_none_exists=False)
+            if manager is not None:
+                yield manager
+
+
+def _described(index: int, kind: str, key: int, trace: str | None, tensor: torch.Tensor | None) -> GraphOutput:
+    file, line = last_user_frame(trace or "") or (None, None)
+    shape = tuple(tensor.shape) if tensor is not None else ()
+    dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else "a view of it is held"
+    return GraphOutput(
+        name=f"{kind}[{index}]", index=index, kind=kind, shape=shape, dtype=dtype, file=file, line=line, storage=key
+    )
+
+
+_trees = Trees()
+_stand_in: list[Memory] = []
+
+
+def memory() -> Memory:
+    """Give what knows the memory of CUDA graphs now."""
+    return _stand_in[-1] if _stand_in else _trees
+
+
+@contextlib.contextmanager
+def stand_in(memory: Memory) -> Iterator[None]:
+    """Have another answer than torch's trees while the block runs, in which nobody has marked a step yet."""
+    box = private("torch._inductor.cudagraph_trees:MarkStepBox")
+    before, box.mark_step_counter = box.mark_step_counter, 0
+    _stand_in.append(memory)
+    try:
+        yield
+    finally:
+        _stand_in.remove(memory)
+        box.mark_step_counter = before

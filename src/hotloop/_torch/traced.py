@@ -1,0 +1,145 @@
+"""Compiles a graph of dynamo's ahead of time with eager kernels, and tells what each graph of it takes and gives."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import fx
+
+from hotloop._torch.cudagraphs import storage_key
+from hotloop._torch.graphs import last_user_frame
+from hotloop._torch.ledger import private
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Kind = Literal["forward", "backward", "inference"]
+_Place = tuple[str, int] | None
+_KEYS = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
+_TABLES = ("_modules", "_parameters", "_buffers")
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedGraph:
+    """One graph: forward, backward, or inference.
+
+    Args:
+        kind: which of the three.
+        graph: its operations.
+        inputs: a name for each input, in the user's terms where there is one.
+        outputs: for each output its name, and the user's line that made it.
+        written: the inputs, by place, that it writes into and whose memory may be another at each call, with the line.
+        unsafe: an operation that CUDA graphs cannot hold, with its line; None where there is none.
+    """
+
+    kind: Kind
+    graph: fx.GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[tuple[str, _Place], ...]
+    written: dict[int, _Place]
+    unsafe: tuple[str, _Place] | None
+
+    def call(self, args: list[Any]) -> Any:
+        """Run its operations."""
+        return self.graph.forward(*args)
+
+    def constants(self) -> set[int]:
+        """Give the memory of the tensors that the graph holds itself."""
+        return {storage_key(value) for value in vars(self.graph).values() if isinstance(value, torch.Tensor)}
+
+
+def compile_traced(
+    graph: fx.GraphModule, inputs: list[Any], make: Callable[[TracedGraph], Callable[[list[Any]], Any]]
+) -> Callable[..., Any]:
+    """Compile one of dynamo's graphs; ``make`` gives for each graph what runs it.
+
+    That is called with a list of the inputs, which it may empty, as Inductor's compiled code is.
+
+    Raises:
+        CapabilityMissingError: this torch has no ahead-of-time tracing to build on.
+    """
+    names = tuple(_name(node) for node in graph.graph.nodes if node.op == "placeholder")
+
+    def compiler(kind: Kind) -> Callable[[fx.GraphModule, list[Any]], Callable[[list[Any]], Any]]:
+        def compile_one(traced: fx.GraphModule, _inputs: list[Any]) -> Callable[[list[Any]], Any]:
+            return _boxed(make(_read(kind, traced, names)))
+
+        return compile_one
+
+    backend = private("torch._dynamo.backends.common:aot_autograd")(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        keep_inference_input_mutations=True,  # as Inductor has it: what a graph writes into shows in the graph
+    )
+    compiled: Callable[..., Any] = backend(graph, inputs)
+    return compiled
+
+
+def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Say that a callable takes a list of its inputs."""
+
+    @functools.wraps(run)
+    def boxed(args: list[Any]) -> Any:
+        return run(args)
+
+    boxed._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001 - in the ledger
+    return boxed
+
+
+def _read(kind: Kind, traced: fx.GraphModule, names: tuple[str, ...]) -> TracedGraph:
+    nodes = list(traced.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    given = names if kind != "backward" and len(names) == len(placeholders) else tuple(n.name for n in placeholders)
+    made = nodes[-1].args[0]
+    outputs = made if isinstance(made, list | tuple) else (made,)
+    gradients = kind == "backward" and len(outputs) == len(names)
+    described = tuple(
+        (f"of {names[index]}" if gradients else getattr(one, "name", "constant"), _line(one))
+        for index, one in enumerate(outputs)
+    )
+    written = {} if kind == "backward" else _written(nodes, placeholders)
+    return TracedGraph(kind, traced, given, described, written, _unsafe(nodes))
+
+
+def _written(nodes: list[fx.Node], placeholders: list[fx.Node]) -> dict[int, _Place]:
+    """Give the inputs that are written into, without parameters and buffers, whose memory stays where it is."""
+    context = private("torch._guards:TracingContext").try_get()
+    metadata = getattr(context, "fw_metadata", None)
+    static = set(getattr(metadata, "static_input_indices", None) or ())
+    places = {node: index for index, node in enumerate(placeholders)}
+    found: dict[int, _Place] = {}
+    for node in nodes:
+        target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
+        if isinstance(target, fx.Node) and target in places and places[target] not in static:
+            found[places[target]] = _line(node)
+    return found
+
+
+def _unsafe(nodes: list[fx.Node]) -> tuple[str, _Place] | None:
+    """Find an operation that a capture does not allow: its result's size, or what Python does next, needs the data."""
+    forbidden = {torch.Tag.cudagraph_unsafe, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+    for node in nodes:
+        if forbidden & set(getattr(node.target, "tags", ())):
+            return f"{node.target} cannot be captured: torch cuts the graph there", _line(node)
+    return None
+
+
+def _line(node: Any) -> _Place:
+    return last_user_frame(node.meta.get("stack_trace") or "") if isinstance(node, fx.Node) else None
+
+
+def _name(node: fx.Node) -> str:
+    """Give an input as the user knows it: a parameter's path, or where it stands among the arguments."""
+    source = getattr(node, "_dynamo_source", None)
+    text = getattr(source, "name", "")
+    text = str(text() if callable(text) else text)
+    if not text:
+        return node.name
+    if any(table in text for table in _TABLES):
+        return ".".join(key for table, key in re.findall(r"\.(_\w+)" + _KEYS.pattern, text) if table in _TABLES)
+    return text.removeprefix("L")

@@ -1,0 +1,133 @@
+"""Assertions for test suites: what is compiled, how often it compiled again, and how CUDA graphs are used."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from hotloop import events as ev
+from hotloop.control import status
+from hotloop.errors import ConfigError
+from hotloop.fallback.emulation import running
+from hotloop.observe import watch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hotloop.fallback.emulation import Emulation
+
+
+def assert_compiled(model: Any) -> None:
+    """Assert that every component of a model that was asked to compile has run, and ran as it was asked to.
+
+    Args:
+        model: what was given to `hotloop.compile`, or what it returned.
+
+    Raises:
+        AssertionError: nothing was asked to compile; or a component was not called, or ran eager or on a lower preset,
+            with the causes.
+    """
+    asked = {name: one for name, one in status(model).components.items() if one.requested != "none"}
+    if not asked:
+        raise AssertionError(f"{type(model).__name__} was not compiled: nothing asked for a preset but none")
+    wrong = []
+    for name, one in asked.items():
+        if one.state == "compiled":
+            continue
+        why = "; ".join(f"{_at(cause.file, cause.line)}{cause.reason}" for cause in one.causes) or "it was not called"
+        wrong.append(f"{name} is {one.state}, running {one.running}, not {one.requested}: {why}")
+    if wrong:
+        raise AssertionError("\n".join(wrong))
+
+
+@contextlib.contextmanager
+def assert_max_recompiles(n: int) -> Iterator[None]:
+    """Assert that the block compiles code again, which it compiled before, at most ``n`` times.
+
+    The first compile of a function is none. Reaching torch's recompile limit fails too: from then on unseen inputs run
+    eager, and nothing is compiled again.
+
+    Raises:
+        ConfigError: ``n`` is no number of times.
+        AssertionError: there were more; each is listed with its function and torch's reason.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise ConfigError(f"assert_max_recompiles({n!r}): expected a whole number, 0 or more")
+    with watch() as seen:
+        yield
+    again = [event for event in seen if isinstance(event, ev.Recompiled)]
+    limits = [event for event in seen if isinstance(event, ev.RecompileLimit)]
+    if len(again) <= n and not limits:
+        return
+    lines = [f"{_at(event.file, event.line)}{event.function} (no. {event.nth}): {event.reason}" for event in again]
+    lines += [f"{_at(event.file, event.line)}{event.reason}" for event in limits]
+    listed = "\n  ".join(lines)
+    raise AssertionError(f"{len(again)} recompiles, at most {n} were expected:\n  {listed}")
+
+
+@contextlib.contextmanager
+def assert_steps_marked() -> Iterator[None]:
+    """Assert that each step of compiled code begins with a marked step, inside `cudagraph_emulation`.
+
+    Without a mark torch begins a new generation at whatever call comes next while no backward is pending. What
+    `hotloop.compile` compiled marks by itself, and `hotloop.own` marks for other compiled code.
+
+    Raises:
+        ConfigError: no emulation is in force.
+        AssertionError: a generation began without one, or no CUDA graph ran; with the calls.
+    """
+    emulation = _emulation("assert_steps_marked()")
+    runs, before = emulation.runs, len(emulation.unmarked)
+    yield
+    _some_ran(emulation, runs)
+    if unmarked := emulation.unmarked[before:]:
+        places = sorted({f"{place[0]}:{place[1]}" if place else "an unknown place" for place in unmarked})
+        raise AssertionError(
+            f"{len(unmarked)} calls of compiled code began a new generation without a marked step: "
+            f"{', '.join(places)}. Pass what they return through hotloop.own(), or compile with hotloop.compile"
+        )
+
+
+@contextlib.contextmanager
+def assert_outputs_owned() -> Iterator[None]:
+    """Assert that nothing which a CUDA graph left is held when its memory is reused, inside `cudagraph_emulation`.
+
+    It fails also where nobody reads such an output afterwards: somebody will. What the graphs left last is judged at
+    the end of the block, unless a forward waits for its backward, which has to hold it.
+
+    Raises:
+        ConfigError: no emulation is in force.
+        AssertionError: an output was held, or no CUDA graph ran; with each output and where it was made.
+    """
+    emulation = _emulation("assert_outputs_owned()")
+    runs, before = emulation.runs, len(emulation.overwritten)
+    yield
+    _some_ran(emulation, runs)
+    held = [str(one) for one in emulation.overwritten[before:]]
+    if not emulation.forward_waits():
+        held += [f"{one}, still held at the end" for one in emulation.alive()]
+    if held:
+        listed = "\n  ".join(held)
+        raise AssertionError(
+            f"{len(held)} outputs of CUDA graphs were held past their step. Consume them before the next call, pass "
+            f"them through hotloop.own(), or make them again:\n  {listed}"
+        )
+
+
+def _emulation(what: str) -> Emulation:
+    found = running()
+    if found is None:
+        raise ConfigError(f"{what} needs an emulation in force: with hotloop.testing.cudagraph_emulation(): ...")
+    return found
+
+
+def _some_ran(emulation: Emulation, before: int) -> None:
+    if emulation.runs == before:
+        raise AssertionError(
+            "no CUDA graph ran in the block: compile inside cudagraph_emulation(), with a preset that has CUDA graphs "
+            "or with backend=emulation.backend"
+        )
+
+
+def _at(file: str | None, line: int | None) -> str:
+    return f"{file}:{line}: " if file else ""
