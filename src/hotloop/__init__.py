@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hotloop.presets import Preset
     from hotloop.prove.bench import bench
     from hotloop.prove.bench_result import Bench
+    from hotloop.prove.verify import verify
+    from hotloop.prove.verify_verdict import Verdict
     from hotloop.step import Loop, LoopStatus, Pad, Workload
 
 __version__ = "0.1.0"
@@ -34,12 +36,14 @@ _HOMES = {
     "Pad": "hotloop.step",
     "Preset": "hotloop.presets",
     "Status": "hotloop.control",
+    "Verdict": "hotloop.prove.verify_verdict",
     "Workload": "hotloop.step",
     "bench": "hotloop.prove.bench",
     "compile": "hotloop.control",
     "own": "hotloop.control",
     "status": "hotloop.control",
     "uncompile": "hotloop.control",
+    "verify": "hotloop.prove.verify",
     "watch": "hotloop.observe",
 }
 _MODULES = ("errors", "events", "observe", "presets", "testing")
@@ -52,6 +56,7 @@ __all__ = [
     "Pad",
     "Preset",
     "Status",
+    "Verdict",
     "Workload",
     "bench",
     "compile",
@@ -63,6 +68,7 @@ __all__ = [
     "status",
     "testing",
     "uncompile",
+    "verify",
     "watch",
 ]
 

@@ -209,6 +209,27 @@ class TierChanged(Event):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class SentinelDisagreed(Event):
+    """A step of a tier in force, run eagerly as well, did not agree: ``tensor`` is furthest past its limit.
+
+    ``region`` names what is at fault, as far as that was found; file and line are of its forward.
+    """
+
+    kind: ClassVar[str] = "sentinel_disagreed"
+    step: int
+    function: str
+    tier: str
+    tensor: str
+    measure: str
+    value: float | None
+    limit: float | None
+    reason: str
+    region: str = ""
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StepUndone(Event):
     """A step failed in its tier before a parameter was written: it was undone and run eagerly."""
 
@@ -297,6 +318,7 @@ _KINDS: dict[str, type[Event]] = {
         TierProven,
         TierDeclined,
         TierChanged,
+        SentinelDisagreed,
         StepUndone,
         HostSync,
         HostBound,

@@ -1,16 +1,20 @@
 """Measuring: the time of steps, the difference between two sets of tensors, the shapes that a run sees."""
 
+from hotloop.measure.against import RATIO, RATIO_LIMIT, against
 from hotloop.measure.buckets import Buckets, bucket_edges
 from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, VaryingDim, signature
 from hotloop.measure.differences import CHUNK, Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
-from hotloop.measure.numerics import Comparison, Failure, Score, compare
+from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare
 from hotloop.measure.steps import over_steps
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
 from hotloop.measure.tree import Structure, flatten, unflatten
 
 __all__ = [
+    "ALL",
     "CHUNK",
+    "RATIO",
+    "RATIO_LIMIT",
     "Buckets",
     "Census",
     "Comparison",
@@ -29,6 +33,7 @@ __all__ = [
     "Timing",
     "Unhashed",
     "VaryingDim",
+    "against",
     "bucket_edges",
     "compare",
     "differences",

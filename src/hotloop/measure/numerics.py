@@ -31,8 +31,8 @@ _SHOWN = 3
 class Failure:
     """One measure of one tensor (or of ``ALL``) that is past its limit.
 
-    ``measure`` is slope, residual, relative, finite, equal, missing, shape, dtype or layout. Of the first three
-    ``value`` and ``limit`` are numbers; of the last four what candidate and reference have, as text.
+    ``measure`` is slope, residual, relative, error ratio, finite, equal, missing, shape, dtype or layout. Of the first
+    four ``value`` and ``limit`` are numbers; of the last four what candidate and reference have, as text.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Failure:
             "slope": f"slope off by {value}, limit {limit}",
             "residual": f"residual {value}, limit {limit}",
             "relative": f"relative difference {value}, limit {limit}",
+            "error ratio": f"error {value} times eager's own, limit {limit}",
             "finite": "NaN or infinite in other places than the reference",
             "equal": f"not equal, by up to {value}",
             "missing": f"is {value}, the reference {limit}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
+from hotloop.measure.against import RATIO
 from hotloop.measure.numerics import Comparison, Score, conclude
 
 if TYPE_CHECKING:
@@ -16,9 +17,9 @@ def over_steps(comparisons: Sequence[Comparison]) -> Comparison:
 
     Slopes are averaged with their signs: a right compile in bfloat16 can be off by 1.4% in one matrix at one step, and
     by a fifth of that at the next with the other sign, where a wrong factor stays. Of residuals the median step
-    counts, since a ReLU that flips at its kink at one step is no fault. All else fails at any step: what a tier with
-    eager's own kernels differs by, NaN, and what is missing or of another shape or dtype. A tensor is judged over the
-    steps that judged it.
+    counts, since a ReLU that flips at its kink at one step is no fault; of error ratios the best (see `against`). All
+    else fails at any step: what a tier with eager's own kernels differs by, NaN, and what is missing or of another
+    shape or dtype. A tensor is judged over the steps that judged it.
 
     Args:
         comparisons: of ``compare``, one a step, at least one; the result has the last one's ``differences``.
@@ -44,5 +45,7 @@ def _joined(steps: list[Score]) -> Score:
         value, limit = (statistics.fmean(each) for each in zip(*((s.value, s.limit) for s in steps), strict=True))
         return Score(name, measure, value, limit)
     ranked = sorted(steps, key=lambda score: score.nearness)
+    if measure == RATIO:
+        return ranked[0]
     # The upper middle of an even number: two steps of which one is wrong are no proof.
     return ranked[len(ranked) // 2] if measure == "residual" else ranked[-1]

@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[str, Tone]] = {
     "tier_declined": ("Tier declined", "warn"),
     "tier_changed": ("Tier changed", "note"),
     "step_undone": ("Step undone", "bad"),
+    "sentinel_disagreed": ("Sentinel disagreed", "bad"),
 }
 """Label and tone of each kind of event, in the order in which a legend names them; of other kinds the name is shown."""
 _SEVERITY: dict[Tone, int] = {"bad": 0, "warn": 1, "note": 2, "good": 3}
@@ -179,6 +180,7 @@ _REASONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "tier_proven": _proven,
     "tier_declined": _of_tier,
     "step_undone": _of_tier,
+    "sentinel_disagreed": _of_tier,
     "tier_changed": _changed,
 }
 

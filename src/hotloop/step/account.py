@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hotloop.measure import Timing
     from hotloop.step.loop import Loop
     from hotloop.step.proof import Outcome
+    from hotloop.step.sentinel import SentinelStatus
 
 SAMPLES = 200
 """Times kept of each tier: enough for a median, few enough to follow a run that changes."""
@@ -93,7 +94,7 @@ class Account:
             account.time(timing.seconds)
             if tier != self._loop.given and eager is not None and self._loop.auto is None:
                 self.saved += eager - timing.seconds
-        elif eager is not None:
+        elif eager is not None and kind != "sentinel":
             self.prepare_seconds += max(0.0, timing.seconds - eager)
         if not self._owned:
             return
@@ -120,6 +121,8 @@ class Account:
         elif isinstance(event, ev.TierProven):
             self.tiers[event.tier].proven = True
             self.record.append("verdicts", {**event.to_dict(), "verdict": "proven"})
+        elif isinstance(event, ev.SentinelDisagreed):
+            self.record.append("verdicts", {**event.to_dict(), "verdict": "disagreed"})
         elif isinstance(event, ev.TierDeclined):
             at = f" at {event.location}: {event.source}" if event.file else ""
             self.tiers[event.tier].declined = f"{event.reason}{at}. {event.hint}"
@@ -152,6 +155,7 @@ class Account:
             decisions=tuple(self.decisions),
             undone=self.undone,
             dropped=tuple(self.dropped),
+            sentinels=tuple(loop.sentinels()),
         )
 
     def _eager(self) -> float | None:
@@ -188,6 +192,8 @@ class Account:
         }
         self.record.update("measurements", **{key: value for key, value in measured.items() if value is not None})
         self.record.update("measurements", shapes=self._loop.shapes())
+        if status.sentinels:
+            self.record.update("measurements", **_figures(status.sentinels))
         self.record.update("settings", run=status.asked, total_steps=self._loop.total_steps)
 
     def report(self, path: str | os.PathLike[str]) -> None:
@@ -216,6 +222,14 @@ class Account:
         self._closed = True
         if self._owned:
             self.record.__exit__(type(self._failure) if self._failure else None, self._failure, None)
+
+
+def _figures(sentinels: tuple[SentinelStatus, ...]) -> dict[str, Any]:
+    return {
+        "sentinel_checks": sum(one.checks for one in sentinels),
+        "sentinel_seconds": sum(one.seconds for one in sentinels),
+        "sentinel_every": max(one.every for one in sentinels),
+    }
 
 
 def _end(record: RunRecord, owner: int) -> None:

@@ -26,6 +26,18 @@ _AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True}
 """What torch's mode ``max-autotune-no-cudagraphs`` sets; given as options, so that another can be added."""
 
 
+def as_eager_draws(preset: Preset) -> Preset:
+    """Give a preset whose compiled code draws the random numbers that eager draws, where there is one."""
+    if preset.backend != "inductor":
+        return preset
+    options: dict[str, Any] = {**preset.options, _EAGER_RANDOM: True}
+    if preset.mode is None:
+        return preset.with_(options=options)
+    if preset.mode != "max-autotune-no-cudagraphs":
+        return preset
+    return Preset(name=preset.name, backend="inductor", options={**_AUTOTUNE, **options}, ladder=preset.ladder)
+
+
 class Compiled:
     """What is compiled at present of a loop's models.
 
@@ -68,15 +80,7 @@ class Compiled:
         """Give the arguments for `hotloop.compile`."""
         settings = tier.settings
         preset = presets.get(settings["preset"])
-        if preset.backend != "inductor" or not draws_random:
-            return settings
-        options: dict[str, Any] = {**preset.options, _EAGER_RANDOM: True}
-        if preset.mode is None:
-            return {**settings, "preset": preset.with_(options=options)}
-        if preset.mode != "max-autotune-no-cudagraphs":
-            return settings
-        tuned = Preset(name=preset.name, backend="inductor", options={**_AUTOTUNE, **options}, ladder=preset.ladder)
-        return {**settings, "preset": tuned}
+        return {**settings, "preset": as_eager_draws(preset)} if draws_random else settings
 
     def idle(self) -> str:
         """Say why nothing of the models runs compiled; empty where something does."""

@@ -25,11 +25,12 @@ from hotloop.step.optimizers import recordable, return_step_counts, with_host_st
 from hotloop.step.proof import STEPS as PROOF_STEPS
 from hotloop.step.results import without_used_graph
 from hotloop.step.runner import Runner
+from hotloop.step.sentinel import SHARE, share_of
 from hotloop.step.telling import line_of
 from hotloop.step.tiers import Tier, parse
 from hotloop.step.timed import Ran, Timed
 from hotloop.step.undo import WriteWatch
-from hotloop.step.variant import matmul_precision
+from hotloop.step.variant import compute_dtype
 
 if TYPE_CHECKING:
     import types
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from hotloop.measure.limits import ComputeDtype
     from hotloop.record import RunRecord
     from hotloop.step.proof import Outcome
+    from hotloop.step.sentinel import SentinelStatus
     from hotloop.step.status import LoopStatus
     from hotloop.step.survey import Obstacle, Survey
 
@@ -44,12 +46,6 @@ _log = logging.getLogger("hotloop")
 _UNTIMED = 7
 """Steps that run untimed after each timed one, while eager stays and nothing is tried."""
 _NOTHING = contextlib.nullcontext()
-_COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.bfloat16: "bfloat16",
-    torch.float16: "float16",
-}
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -80,6 +76,8 @@ class Loop:
         total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
         buckets: by argument name, how to pad it to one of a few sizes.
         workload: ``module:function`` or ``file.py:function`` that makes the program anew, for the background compile.
+        sentinel: the share of time that it may cost to run a compiled or captured step eagerly as well, now and then,
+            and compare; 0 or None for none.
         record: a folder in which the run record is written as the run goes; without one it is kept in memory.
 
     Raises:
@@ -96,6 +94,7 @@ class Loop:
         total_steps: int | None = None,
         buckets: Mapping[str, Pad] | None = None,
         workload: str | None = None,
+        sentinel: float | None = SHARE,
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
         models = named("model", model, torch.nn.Module)
@@ -103,6 +102,7 @@ class Loop:
             name: unwrapped(one) for name, one in named("optimizer", optimizer, torch.optim.Optimizer).items()
         }
         others = check(run, total_steps, state, workload, record)
+        self.sentinel = share_of(sentinel)
         self.holdings = Holdings(models, optimizers, others)
         self.device = device_of(self.holdings)
         self.total_steps, self.workload = total_steps, workload
@@ -315,6 +315,11 @@ class Loop:
         """Give the shapes that each step has seen, as far as they were looked at."""
         return {runner.name: runner.shapes.census.to_dict() for runner in self._runners}
 
+    def sentinels(self) -> list[SentinelStatus]:
+        """Give what the sentinels of the steps did, of those that made a check."""
+        found = [runner.sentinel.status for runner in self._runners if runner.sentinel is not None]
+        return [one for one in found if one.checks]
+
     def parameters(self) -> list[torch.nn.Parameter]:
         """Give the parameters of models and optimizers; looked up once, and again after a recording was dropped."""
         if self._parameters is None:
@@ -345,10 +350,7 @@ class Loop:
 
     def compute_dtype(self) -> ComputeDtype:
         """Name the narrowest dtype that matrix products were seen in, which sets how much rounding is honest."""
-        known = [one for one in self._matrix_dtypes if one in _COMPUTE_DTYPES]
-        found = min(known, key=lambda one: (one.itemsize, one == torch.float16), default=torch.float32)
-        fast = self.device.type == "cuda" and not matmul_precision().startswith(("highest", "ieee"))
-        return "tf32" if found == torch.float32 and fast else _COMPUTE_DTYPES[found]
+        return compute_dtype(self._matrix_dtypes, self.device)
 
     def surveyed(self, seen: Survey) -> None:
         """Take note of what a survey saw that concerns all steps."""

@@ -17,7 +17,7 @@ import torch
 
 from hotloop import measure
 from hotloop.fallback.causes import describe
-from hotloop.measure import Limits, compare, differences, flatten
+from hotloop.measure import Limits, against, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.holdings import RandomState, Snapshot
@@ -107,6 +107,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     *,
     spread: Mapping[str, Difference] | None = None,
     compare_random: bool = True,
+    wide: Mapping[str, torch.Tensor | None] | None = None,
 ) -> Outcome:
     """Run one step both ways and compare: results, gradients, parameters, optimizer state, buffers, other state.
 
@@ -120,6 +121,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         limits: how far the two may be apart.
         spread: how far the reference is from itself, by tensor, where its kernels are not deterministic.
         compare_random: whether both draw the same numbers from the same streams.
+        wide: the same step in more bits (`hotloop.step.reference`), which both are held against besides.
 
     Raises:
         CandidateFailedError: the candidate raised. The step has not been run then: the state is as before.
@@ -132,8 +134,8 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
     comparisons, failed = {}, ""
     try:
-        ours = _values(program.holdings, result, at_step)
-        comparisons = _compare(ours, theirs, start, limits, spread)
+        ours = values_of(program.holdings, result, at_step)
+        comparisons = _compare(ours, theirs, start, limits, spread, wide)
     except Exception as error:  # noqa: BLE001 - the step is done and right; that the tier is not known to be, is told
         failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
@@ -195,7 +197,7 @@ def _candidate(program: Program, run: Run) -> tuple[Snapshot, dict[str, torch.Te
     """Run a candidate and undo it; gives the values that it left, and where its random streams were."""
 
     def values() -> tuple[dict[str, torch.Tensor | None], RandomState]:
-        found = _values(program.holdings, *run())
+        found = values_of(program.holdings, *run())
         return found, RandomState([program.device])
 
     (found, after), before = undone_if_it_fails(program, values)
@@ -211,14 +213,16 @@ def _parameters(live: Mapping[str, torch.Tensor], *, on_host: bool) -> dict[str,
     return {name: one.cpu().clone() if on_host else one.clone() for name, one in found.items()}
 
 
-def _compare(
+def _compare(  # noqa: PLR0913, PLR0917 - two sides, what they began with, and how far they may be apart
     ours: dict[str, torch.Tensor | None],
     theirs: dict[str, torch.Tensor | None],
     start: dict[str, torch.Tensor],
     limits: Limits,
     spread: Mapping[str, Difference] | None,
+    wide: Mapping[str, torch.Tensor | None] | None = None,
 ) -> dict[str, Comparison]:
     compiled = limits.compute_dtype is not None
+    beyond = wide or {}
     found: dict[str, Comparison] = {}
     for kind in dict.fromkeys(_kind(name) for name in (*ours, *theirs)):
         sides = [{name: one for name, one in side.items() if _kind(name) == kind} for side in (ours, theirs)]
@@ -228,10 +232,52 @@ def _compare(
             reference, candidate = (_updates(side, start) for side in sides)
             assert limits.compute_dtype is not None
             of_updates = Limits.compiled(limits.compute_dtype, updates=True)
-            found["update"] = compare(reference, candidate, of_updates)
+            found["update"] = against(_of(kind, beyond), reference, candidate, of_updates)
         elif not compiled or kind in _OF_COMPILED:
-            found[kind] = compare(sides[0], sides[1], limits, spread=spread)
+            found[kind] = against(_of(kind, beyond), sides[0], sides[1], limits, spread=spread)
     return found
+
+
+def _of(kind: str, values: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
+    return {name: one for name, one in values.items() if _kind(name) == kind}
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What one call of a step makes as eager runs it, kept so that several candidates can be held against it.
+
+    Args:
+        start: the parameters before the step.
+        ours: eager's values, by name.
+        wide: those of the step in more bits; None without a reference.
+        spread: as `prove_step` takes it.
+    """
+
+    start: dict[str, torch.Tensor]
+    ours: dict[str, torch.Tensor | None]
+    wide: Mapping[str, torch.Tensor | None] | None = None
+    spread: Mapping[str, Difference] | None = None
+
+
+def kept(program: Program, run: Run, wide: Mapping[str, torch.Tensor | None] | None = None, **more: Any) -> Made:
+    """Run a step eagerly and undo it; gives what it made.
+
+    Raises:
+        CandidateFailedError: it raised; the state is as before.
+    """
+    before, ours, _ = _candidate(program, run)
+    start = _parameters(before.live, on_host=before.on_host)
+    return Made(start, {name: one if one is None else one.detach().clone() for name, one in ours.items()}, wide, **more)
+
+
+def held_against(program: Program, run: Run, made: Made, limits: Limits) -> dict[str, Comparison]:
+    """Run a candidate from the state that ``made`` was made from, undo it, and compare, by kind of tensor.
+
+    Raises:
+        CandidateFailedError: the candidate raised; the state is as before.
+    """
+    _, theirs, _ = _candidate(program, run)
+    return _compare(made.ours, theirs, made.start, limits, made.spread, made.wide)
 
 
 _OF_COMPILED = ("result", "gradient", "buffer")
@@ -281,7 +327,7 @@ def spread_of(program: Program, once: Run, again: Run, most: Limits) -> tuple[An
     _, first, _ = _candidate(program, once)
     result, at_step = again()
     try:
-        second = _values(program.holdings, result, at_step)
+        second = values_of(program.holdings, result, at_step)
         found, _ = differences(second, first)
         apart = [one for one in _compare(second, first, {}, most, None).values() if not one.agrees]
     except Exception as error:  # noqa: BLE001 - the step is done, whatever is wrong with the comparison
@@ -315,7 +361,7 @@ def noting_gradients(holdings: Holdings) -> Iterator[dict[str, torch.Tensor]]:
             handle.remove()
 
 
-def _values(holdings: Holdings, result: Any, at_step: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+def values_of(holdings: Holdings, result: Any, at_step: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
     """Name everything that a step has made; the tensors are live."""
     leaves, structure = flatten(result)
     pairs = zip(names(structure, "result"), leaves, strict=True)

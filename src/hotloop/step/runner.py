@@ -17,16 +17,17 @@ from hotloop.step.captured import Change, Program, Standing, capture, own_autoca
 from hotloop.step.looking import Looking
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
 from hotloop.step.rescue import Rescue, is_compiled_codes
+from hotloop.step.sentinel import Sentinel
 from hotloop.step.shapes import Shapes
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
 
     from hotloop.measure import Inputs
-    from hotloop.step.captured import CapturedStep
+    from hotloop.step.captured import Call, CapturedStep
     from hotloop.step.loop import Loop
 
 VARIANTS = 8
@@ -53,10 +54,11 @@ class Runner:
         """Bases whose code has agreed with eager."""
         self.shapes = Shapes(step)
         self._surveys = 0
+        self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
         self._once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
         self.kind, self.ran = "run", loop.given
-        """What the last call was (``run``, ``survey``, ``proof``, ``capture`` or ``undone``), and its tier."""
+        """What the last call was (``run``, ``survey``, ``proof``, ``capture``, ``sentinel``, ``undone``); its tier."""
 
     # -- one call --------------------------------------------------------------------------------------------------
 
@@ -111,6 +113,8 @@ class Runner:
             self._decline(variant, variant.seen.obstacles[0])
             return self._uncaptured(variant, run, tier)
         if variant.proven and variant.captured is not None:
+            if self.sentinel is not None and self.sentinel.due():
+                return self._checked(variant, run, tier)
             return self._replay(variant, run, flatten((args, kwargs))[0], tier)
         return self._prove_graph(variant, run, tier, args, kwargs)
 
@@ -192,7 +196,7 @@ class Runner:
         engine = self.loop.engine
         assert engine is not None
         began = time.perf_counter()
-        on_side = functools.partial(self._on_stream_of_recordings, run)
+        on_side = functools.partial(self.on_stream_of_recordings, run)
         reference = functools.partial(self.loop.beside, tier.without_graph(), on_side)
         obstacle: Obstacle | None = None
         try:
@@ -242,7 +246,7 @@ class Runner:
                 return plain_run(holdings, run)
 
         most = Limits.compiled(self.loop.compute_dtype())
-        again = functools.partial(self._on_stream_of_recordings, run)
+        again = functools.partial(self.on_stream_of_recordings, run)
         result, spread = proof.spread_of(self.program, ambient, again, most)
         if isinstance(spread, str):
             self._decline(variant, Obstacle(spread, _REPEAT_IT))
@@ -253,7 +257,7 @@ class Runner:
         self._looking.note()
         return result
 
-    def _on_stream_of_recordings(self, run: Callable[[], Any]) -> Any:
+    def on_stream_of_recordings(self, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
         """Run a step as it is; what lives on of its graph must not tie a later capture to another stream."""
         engine = self.loop.engine
         assert engine is not None
@@ -285,7 +289,8 @@ class Runner:
     def _accept(self, variant: Variant, outcome: proof.Outcome) -> None:
         assert variant.captured is not None
         variant.proven = True
-        variant.captured.forget_gradients()
+        if self.sentinel is None:  # else it compares them
+            variant.captured.forget_gradients()
         self.loop.accepted(self, outcome)
 
     def _replay(self, variant: Variant, run: Callable[[], Any], leaves: list[Any], tier: Tier) -> Any:
@@ -356,13 +361,55 @@ class Runner:
         if not self.shapes.may_compile(tier.base, inputs):
             return self.eagerly(run)
         # Other shapes are other code; where every step brings some, torch has made one code of them by now.
-        return self._guarded(run, tier) if seen or self.shapes.many else self._prove_base(run, tier)
+        if not seen and not self.shapes.many:
+            return self._prove_base(run, tier)
+        if self.sentinel is not None and self.sentinel.due():
+            return self._checked(None, run, tier)
+        return self._guarded(run, tier)
 
     def _uncaptured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
         if advice := self.shapes.advice():
             self.loop.say_once(advice)
         below = tier.without_graph()
         return self._compiled(run, below, variant.inputs) if tier.compiles else self._guarded(run, below)
+
+    # -- the sentinel ----------------------------------------------------------------------------------------------
+
+    def _checked(self, variant: Variant | None, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step both ways and compare; where the tier's code fails, it is as in a step of its own."""
+        assert self.sentinel is not None
+        assert isinstance(run, functools.partial)
+        try:
+            return self.sentinel.check(variant, (run.args, run.keywords), tier)
+        except CandidateFailedError as error:
+            failed = error
+        no_memory = isinstance(failed.__cause__, torch.OutOfMemoryError)
+        obstacle = self.rescue.candidate_failed(failed, tier)
+        if no_memory:
+            self.sentinel.stop("a step and a copy of its state do not fit in memory together")
+            self.kind = "run"
+            return self._guarded(run, tier.without_graph())
+        if variant is not None:
+            return self._instead(variant, run, tier, obstacle)
+        return self.rescue.rung_down(run, tier.without_graph(), obstacle)
+
+    def candidate_of(self, variant: Variant | None, call: Call, tier: Tier) -> proof.Run:
+        """Give what runs a step in its tier, for the sentinel to compare."""
+        if variant is not None and variant.captured is not None:
+            return functools.partial(self._candidate, variant, variant.captured, *call)
+        run: Callable[[], Any] = functools.partial(self.step, *call[0], **call[1])
+        compiled = functools.partial(self._marked, run) if tier.marks_steps else run
+        return functools.partial(plain_run, self.program.holdings, compiled)
+
+    def gave_way(self, tier: Tier, obstacle: Obstacle, variant: Variant | None) -> None:
+        """The sentinel found a tier wrong: its recordings where one of them is at fault, else its compiled code."""
+        if variant is None:
+            self._bases.discard(tier.base)
+            self._base_outcomes.pop(tier.base, None)
+            self.loop.failed(tier.without_graph(), obstacle, self)
+            return
+        for one in [one for one in self.variants.values() if one.captured is not None]:
+            self._decline(one, obstacle)
 
     def eagerly(self, run: Callable[[], Any]) -> Any:
         """Run the step with the models as they were given."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from hotloop.step.sentinel import SentinelStatus
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class LoopStatus:
         decisions: each with its reason, in order.
         undone: steps that failed in a tier, and were undone and run eagerly.
         dropped: recordings that no longer fitted, with what changed.
+        sentinels: of each decorated step, how often it was also run eagerly and compared, and what was found.
     """
 
     asked: str
@@ -51,6 +55,7 @@ class LoopStatus:
     decisions: tuple[str, ...] = ()
     undone: int = 0
     dropped: tuple[str, ...] = ()
+    sentinels: tuple[SentinelStatus, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Give the status as plain JSON data."""
@@ -69,6 +74,7 @@ class LoopStatus:
             f"saved {self.seconds_saved:.1f} s so far, {self.prepare_seconds:.1f} s spent on preparing and proving"
         ]
         notes += [f"undone: {self.undone} steps"] if self.undone else []
+        notes += map(str, self.sentinels)
         notes += [f"recorded anew: {reason}" for reason in self.dropped[-3:]]
         notes += [f"decided: {line}" for line in self.decisions[-5:]]
         return Group(table, Text("\n".join(notes)))

@@ -19,7 +19,9 @@ def line_of(event: ev.Event, *, asked: bool) -> tuple[int, str]:
         asked: the user named the tier themselves, so that anything else that runs is against their wish.
     """
     phrase = _PHRASES.get(type(event))
-    against = isinstance(event, ev.StepUndone) or (asked and isinstance(event, ev.TierDeclined | ev.TierChanged))
+    against = isinstance(event, ev.StepUndone | ev.SentinelDisagreed) or (
+        asked and isinstance(event, ev.TierDeclined | ev.TierChanged)
+    )
     return (logging.WARNING if against else logging.INFO), phrase(event) if phrase is not None else ""
 
 
@@ -44,6 +46,9 @@ _PHRASES: dict[type[ev.Event], Callable[[Any], str]] = {
     ev.Captured: _captured,
     ev.StepUndone: lambda event: (
         f"{event.function}: step {event.step + 1} failed in {event.tier} and ran eager: {event.reason}"
+    ),
+    ev.SentinelDisagreed: lambda event: (
+        f"{event.function}: step {event.step + 1} in {event.tier} does not agree with eager: {event.reason}"
     ),
     ev.CaptureDropped: lambda event: f"{event.function}: to be captured anew, since something changed: {event.reason}",
     ev.TierChanged: lambda event: (

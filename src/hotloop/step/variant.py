@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterable, Mapping
 
     from hotloop.measure import Difference, Inputs
+    from hotloop.measure.limits import ComputeDtype
     from hotloop.step.captured import CapturedStep, Standing
     from hotloop.step.survey import Obstacle, Survey
 
+_COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+}
 DROPS, WITHIN = 3, 24
 """A recording that is dropped so often within so many steps is not made again."""
 
@@ -80,6 +87,14 @@ def matmul_precision() -> str:
     except RuntimeError:
         backends: Any = torch.backends  # the types that torch ships do not know these settings
         return f"{backends.cuda.matmul.fp32_precision} {backends.mkldnn.matmul.fp32_precision}"
+
+
+def compute_dtype(matrix_dtypes: Iterable[torch.dtype], device: torch.device) -> ComputeDtype:
+    """Name the narrowest dtype that matrix products were seen in, which sets how much rounding is honest."""
+    known = [one for one in matrix_dtypes if one in _COMPUTE_DTYPES]
+    found = min(known, key=lambda one: (one.itemsize, one == torch.float16), default=torch.float32)
+    fast = device.type == "cuda" and not matmul_precision().startswith(("highest", "ieee"))
+    return "tf32" if found == torch.float32 and fast else _COMPUTE_DTYPES[found]
 
 
 def ambient_modes() -> Hashable:

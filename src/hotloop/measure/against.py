@@ -1,0 +1,137 @@
+"""Judges a candidate beside eager against a reference that computes in more bits than either.
+
+Where eager computes in float32 or wider, its own error e against the reference tells what rounding does to a tensor, so
+the candidate's error c may be a few times that::
+
+    c / max(e, m * r, eps * r, eps / 4 * R) <= 10
+
+r is the tensor's root mean square, R that of the set's median tensor, m the median of e / r over the set; eps is the
+spacing of the step's numbers. The last three keep a tensor in which eager happens to be exact, or that is all rounding,
+from being held to that. Of 100 right compiles of five models (``benchmarks/verify.py``) the largest was 8.2; a gelu
+whose gradient is wrong by 1e-5 gave 20 to 85 in every step. A ReLU that flips at its kink moves every tensor before it
+by ten thousand times that, in a right compile as well, yet not in each step: so a tensor's best step counts
+(`over_steps`).
+
+In fewer bits such a ratio is blunt: a backward wrong by 1% scores 1.1 at 10% of noise. There slope and residual against
+eager tell, by the limits of `hotloop.measure.limits`. What these do not know is the state of the training: as a loss
+goes from 2.3 to 0.1, the rounding of the logits becomes twenty times as much of it. So a limit is at least a few times
+what eager itself is off by, against the reference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING
+
+import torch
+
+from hotloop.measure.differences import differences
+from hotloop.measure.limits import SPREADS
+from hotloop.measure.numerics import ALL, Comparison, Score, compare, conclude
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hotloop.measure.differences import Difference, Tensors
+    from hotloop.measure.limits import Limits
+
+RATIO = "error ratio"
+"""The measure's name: the candidate's error against the reference over eager's."""
+RATIO_LIMIT = 10.0
+_OWN = {"slope": 3.0, "residual": 2.0, "relative": 2.0}
+"""A limit is at least so many times eager's own measure against the reference: two roundings of one size are 1.4 times
+as far from each other; tilts have signs, so that one of two may be near 0 by chance."""
+_FEW = 8
+"""With fewer effective elements a tilt is one draw, near 0 by chance: then it is `SPREADS` times."""
+_EPS = {"float64": torch.finfo(torch.float64).eps, "float32": torch.finfo(torch.float32).eps}
+
+
+def against(
+    reference: Tensors,
+    eager: Tensors,
+    candidate: Tensors,
+    limits: Limits,
+    *,
+    spread: Mapping[str, Difference] | None = None,
+) -> Comparison:
+    """Hold a candidate's tensors against eager's, as `compare` does, and both against a reference in more bits.
+
+    Args:
+        reference: the same step's tensors, computed in a wider dtype; what it lacks is judged by eager alone.
+        eager: eager's tensors by name.
+        candidate: the candidate's.
+        limits: ``Limits.compiled`` of what the step computes in.
+        spread: as `compare` takes it.
+    """
+    alone = compare(eager, candidate, limits, spread=spread)
+    theirs, ours = _errors(reference, candidate), _errors(reference, eager)
+    pairs = {name: (theirs[name], ours[name]) for name in theirs if name in ours and name in alone.differences}
+    if not pairs:
+        return alone  # there is no reference
+    scores = [_allowed(one, pairs, alone.differences) for one in alone.scores]
+    eps = _EPS.get(str(limits.compute_dtype))
+    if eps is not None and not limits.updates:
+        scores += _ratios(pairs, eps)
+    judged = {(one.name, one.measure) for one in alone.scores}
+    plain = [one for one in alone.failures if (one.name, one.measure) not in judged]
+    return conclude(plain, scores, alone.differences, alone.below_floor)
+
+
+def _errors(reference: Tensors, tensors: Tensors) -> dict[str, Difference]:
+    """Measure tensors against the reference in its dtype, one at a time: no second copy of all is held."""
+    found: dict[str, Difference] = {}
+    for name, wide in reference.items():
+        one = tensors.get(name)
+        if wide is None or one is None or one.shape != wide.shape or not one.is_floating_point():
+            continue
+        measured, _ = differences({name: wide}, {name: one.to(wide.dtype)})
+        if name in measured and measured[name].finite and measured[name].relative is not None:
+            found[name] = measured[name]
+    return found
+
+
+def _allowed(
+    score: Score, pairs: Mapping[str, tuple[Difference, Difference]], found: Mapping[str, Difference]
+) -> Score:
+    """Give a score whose limit is at least a few times eager's own measure against the reference."""
+    if score.measure not in _OWN:
+        return score
+    chosen = pairs.values() if score.name == ALL else [pairs[score.name]] if score.name in pairs else []
+    own = [value for _, ours in chosen if (value := _own(ours, score.measure)) is not None]
+    if not own:
+        return score
+    times = _OWN[score.measure]
+    if score.measure == "slope" and score.name != ALL and found[score.name].effective < _FEW:
+        times = SPREADS
+    return dataclasses.replace(
+        score, limit=max(score.limit, times * abs(statistics.median(own)) / _scale(score, found))
+    )
+
+
+def _own(error: Difference, measure: str) -> float | None:
+    """Give eager's own measure against the reference; of a small tensor the absolute error."""
+    if measure == "slope":
+        return error.tilt
+    return error.residual if measure == "residual" else error.rms_difference
+
+
+def _scale(score: Score, found: Mapping[str, Difference]) -> float:
+    """Give what a measure is in units of: a small tensor's difference, of the set's typical tensor."""
+    if score.measure != "relative":
+        return 1.0
+    difference = found[score.name].rms_difference if score.name in found else 0.0
+    return difference / score.value if score.value > 0 and difference > 0 else 1.0
+
+
+def _ratios(pairs: Mapping[str, tuple[Difference, Difference]], eps: float) -> list[Score]:
+    """Score each tensor's error ratio, by the formula of this module."""
+    sizes = [ours.rms for _, ours in pairs.values() if ours.rms > 0]
+    scale = statistics.median(sizes) if sizes else 0.0
+    typical = statistics.median([ours.rms_difference / ours.rms for _, ours in pairs.values() if ours.rms > 0] or [0.0])
+    found = []
+    for name, (theirs, ours) in pairs.items():
+        least = max(ours.rms_difference, typical * ours.rms, eps * ours.rms, eps / 4 * scale)
+        if least > 0:
+            found.append(Score(name, RATIO, theirs.rms_difference / least, RATIO_LIMIT))
+    return found

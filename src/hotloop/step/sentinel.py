@@ -1,0 +1,351 @@
+"""The sentinel: now and then a step of a proven tier is also run eagerly, from the same state, and compared.
+
+A proof looks at three steps, and a run has a million. A recording may go stale, a size may come that compiled code does
+not fit, and gradients that are wrong by 1% kill nothing. So every N steps one is run both ways, as in a proof: eager's
+outcome stays, so it is a training step like any other. N follows from what such a step costs and the share of time that
+it may cost.
+
+One comparison past its limits is a suspicion only: there are hundreds of checks of hundreds of tensors in a run, and as
+a model learns its gradients become small beside their rounding. So the next steps are run both ways too, and in more
+bits besides; joined over these, whose chance is their own, and with what eager itself is wrong by excused, a
+disagreement counts. Until then eager's outcomes stay. What no rounding makes (NaN where eager has none, a missing
+gradient) counts at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop import events as ev
+from hotloop.errors import ConfigError
+from hotloop.fallback.causes import describe
+from hotloop.measure import Limits
+from hotloop.step import blame, proof
+from hotloop.step.proof import CandidateFailedError, Outcome, plain_run, prove_step
+from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
+from hotloop.step.survey import Obstacle
+from hotloop.step.tiers import Tier
+
+if TYPE_CHECKING:
+    from hotloop.measure import Failure
+    from hotloop.step.blame import Blamed
+    from hotloop.step.captured import Call
+    from hotloop.step.loop import Loop
+    from hotloop.step.runner import Runner
+    from hotloop.step.variant import Variant
+
+_log = logging.getLogger("hotloop")
+SHARE = 0.01
+"""The share of time that sentinel steps may cost, unless the user says otherwise."""
+FIRST, LEAST = 100, 10
+"""Steps in a tier before the first check, which tells what one costs; and between two checks, at least."""
+SEARCH_SECONDS = 60.0
+"""How long a run may stand still for the search for the region at fault."""
+_SHAPES = ("missing", "shape", "dtype", "layout")
+_VERIFY = "hotloop verify FILE.py:FUNCTION says more; report it: this is a bug of the compiler's or of ours"
+
+
+def share_of(given: Any) -> float:
+    """Check the setting; 0 where there is to be no sentinel.
+
+    Raises:
+        ConfigError: it is no share of time.
+    """
+    if given is None:
+        return 0.0
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
+        raise ConfigError(
+            f"sentinel {given!r}: expected the share of time that it may cost, 0.01 say; 0 or None for none"
+        )
+    return float(given)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentinelStatus:
+    """What the sentinel of one decorated step did.
+
+    Args:
+        function: the step.
+        every: steps between two checks, as it is now.
+        checks: steps that were run both ways.
+        suspicions: how often one was past a limit, so that the next steps were looked into.
+        seconds: what checks have cost beyond their steps.
+        disagreed: what was found to be wrong, and where; empty where nothing was.
+        off: why there are no checks any more.
+    """
+
+    function: str
+    every: int
+    checks: int
+    suspicions: int
+    seconds: float
+    disagreed: str = ""
+    off: str = ""
+
+    def __str__(self) -> str:
+        if self.disagreed:
+            return f"sentinel: {self.function} did not agree with eager: {self.disagreed}"
+        said = f"sentinel: {self.function}: {self.checks:,} steps were also run eagerly and agreed, "
+        return said + (f"then no more: {self.off}" if self.off else f"one in {self.every:,}; {self.seconds:.1f} s")
+
+
+class Sentinel:
+    """Watches one decorated step of a loop.
+
+    Args:
+        loop: whose.
+        runner: of the step.
+        share: the share of time that checks may cost.
+    """
+
+    def __init__(self, loop: Loop, runner: Runner, share: float) -> None:
+        self._loop, self._runner, self._share = loop, runner, share
+        self._goal: Tier | None = None
+        self._left = self._every = FIRST
+        self._steps = 0
+        """Steps with this goal, over which the share is kept, and what checks among them have cost."""
+        self._extra = 0.0
+        self._suspects = False
+        self._evidence: list[tuple[Outcome, Call]] = []
+        self._checks = self._suspicions = 0
+        self._seconds = 0.0
+        self._disagreed = self._off = ""
+
+    @property
+    def status(self) -> SentinelStatus:
+        """What was done so far."""
+        return SentinelStatus(
+            function=self._runner.name,
+            every=self._every,
+            checks=self._checks,
+            suspicions=self._suspicions,
+            seconds=self._seconds,
+            disagreed=self._disagreed,
+            off=self._off,
+        )
+
+    def due(self) -> bool:
+        """Count a step that runs compiled or captured; tell whether it is to be checked."""
+        if self._loop.goal is not self._goal:
+            self._begin(self._loop.goal)
+        self._steps += 1
+        self._left -= 1
+        if self._left > 0 or self._off:
+            return False
+        return self._loop.auto is None or self._loop.auto.trial is None  # a trial's steps are for its times
+
+    def _begin(self, goal: Tier) -> None:
+        if goal != self._goal:
+            self._left = self._every = FIRST
+            self._steps, self._extra, self._suspects = 0, 0.0, False
+            self._evidence.clear()
+        self._goal = goal
+
+    def check(self, variant: Variant | None, call: Call, tier: Tier) -> Any:
+        """Run a step both ways and compare; gives eager's result.
+
+        Args:
+            variant: whose recording runs; None for compiled code without one.
+            call: the step's arguments.
+            tier: what it runs in.
+
+        Raises:
+            CandidateFailedError: the tier's code failed, before eager ran; all is as before.
+            Exception: eager's own, which is the user's.
+        """
+        loop, runner = self._loop, self._runner
+        runner.kind, runner.ran = "sentinel", tier.name
+        if loop.device.type == "cuda":
+            torch.cuda.synchronize(loop.device)  # what earlier steps launched is not this one's cost
+        began = time.perf_counter()
+        limits = Limits.compiled(loop.compute_dtype()) if tier.compiles else Limits.rounding()
+        wide = self._in_more_bits(call) if self._suspects and tier.compiles else None
+        eager = functools.partial(loop.beside, Tier(loop.given), functools.partial(self._eager, call, tier))
+        spread = variant.spread if variant is not None else None
+        candidate = runner.candidate_of(variant, call, tier)
+        outcome = prove_step(runner.program, candidate, eager, limits, spread=spread, wide=wide)
+        if variant is not None and variant.captured is not None:
+            variant.captured.keep_gradients()
+        self._checks += 1
+        self._plan(time.perf_counter() - began, tier)
+        try:
+            self._judge(outcome, variant, call, tier, referred=wide is not None)
+        except CandidateFailedError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the step is done and right, whatever is wrong with looking at it
+            _log.warning("a sentinel step could not be judged", exc_info=True)
+            self.stop(f"one could not be judged: {describe(error)}")
+        return outcome.result
+
+    def stop(self, why: str) -> None:
+        """Make no more checks."""
+        self._off = why
+        self._loop.say_once(f"{self._runner.name}: no more sentinel steps: {why}")
+
+    # -- both ways -------------------------------------------------------------------------------------------------
+
+    def _eager(self, call: Call, tier: Tier) -> Any:
+        """Run the step as the tier's reference: eager, on the stream of recordings where there are some."""
+        run = functools.partial(self._runner.step, *call[0], **call[1])
+        with self._loop.eager():
+            return self._runner.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
+
+    def _in_more_bits(self, call: Call) -> dict[str, torch.Tensor | None] | None:
+        """Run the step in the widest dtype that it runs in, and undo it; None where it does in none."""
+        program, run = self._runner.program, functools.partial(self._runner.step, *call[0], **call[1])
+        draws: list[Draw] = []
+
+        def noted() -> Any:
+            with noting_draws(draws):
+                return plain_run(program.holdings, run)
+
+        with self._loop.eager():
+            if self._loop.draws_random:
+                proof.kept(program, noted)
+            for dtype in candidates(self._loop.compute_dtype()):
+                try:
+                    return wide_step(program, call, dtype, draws)
+                except NotRepeatableError as error:
+                    _log.info("sentinel: %s", error)
+        return None
+
+    # -- what it means ---------------------------------------------------------------------------------------------
+
+    def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier, *, referred: bool) -> None:
+        if outcome.failed:
+            self.stop(outcome.why)
+        elif _certain(outcome, self._loop.compute_dtype()):
+            self._disagrees(outcome, [call], variant, tier)
+        elif not self._suspects and not outcome.agrees:
+            self._suspicions += 1
+            self._suspects, self._left = True, 0
+            _log.info("sentinel: step %d in %s is looked into: %s", self._loop.steps + 1, tier.name, outcome.why)
+        elif self._suspects:
+            self._evidence.append((_to_judge(outcome, referred=referred or not tier.compiles), call))
+            self._weigh(variant, tier)
+
+    def _weigh(self, variant: Variant | None, tier: Tier) -> None:
+        """Judge the steps since a suspicion: three together, and three more where these disagree by little."""
+        seen = len(self._evidence)
+        joined = proof.over_steps([one for one, _ in self._evidence])
+        sure = joined.hopeless or seen == 2 * proof.STEPS
+        if seen % proof.STEPS or not (joined.agrees or sure):
+            self._left = 0
+            return
+        calls = [one for _, one in self._evidence[-proof.STEPS :]]
+        self._suspects = False
+        self._evidence.clear()
+        if not joined.agrees:
+            self._disagrees(joined, calls, variant, tier)
+
+    def _disagrees(self, joined: Outcome, calls: list[Call], variant: Variant | None, tier: Tier) -> None:
+        """Say what disagrees, and where; from the next step on, another tier runs."""
+        recorded, blamed = self._looked_for(calls, variant, tier)
+        where = "the recording, not the code in it" if recorded else str(blamed) if blamed is not None else ""
+        region = blamed.regions[0] if blamed is not None and len(blamed.regions) == 1 else None
+        worst = _worst(joined)
+        at = f"; at fault: {where}" if where else ""
+        said = f"{worst if worst is not None else joined.why}{at}"
+        self._disagreed = f"step {self._loop.steps + 1} in {tier.name}: {said}"
+        self._loop.emit(
+            ev.SentinelDisagreed(
+                step=self._loop.steps,
+                function=self._runner.name,
+                tier=tier.name,
+                tensor=worst.name if worst is not None else "",
+                measure=worst.measure if worst is not None else "random position",
+                value=_number(worst.value) if worst is not None else None,
+                limit=_number(worst.limit) if worst is not None else None,
+                reason=joined.why,
+                region=where,
+                file=region.file if region is not None else None,
+                line=region.line if region is not None else None,
+            )
+        )
+        obstacle = Obstacle(f"a sentinel step does not agree with eager: {said}", _VERIFY)
+        self._goal = None
+        self._runner.gave_way(tier, obstacle, variant if recorded else None)
+
+    def _looked_for(self, calls: list[Call], variant: Variant | None, tier: Tier) -> tuple[bool, Blamed | None]:
+        """Tell whether a recording is at fault rather than the code in it; and which region of the code is."""
+        if not tier.compiles:
+            return True, None
+        try:
+            return self._look(calls, recorded=variant is not None)
+        except CandidateFailedError as error:
+            if not error.undone:
+                raise
+            _log.info("sentinel: the region at fault could not be searched for: %s", describe(error.__cause__ or error))
+        return False, None
+
+    def _look(self, calls: list[Call], *, recorded: bool) -> tuple[bool, Blamed | None]:
+        program, loop = self._runner.program, self._loop
+        made = []
+        for call in calls:
+            run, wide = functools.partial(self._runner.step, *call[0], **call[1]), self._in_more_bits(call)
+            with loop.eager():
+                made.append((run, proof.kept(program, functools.partial(plain_run, program.holdings, run), wide)))
+        tests = blame.Tests(
+            program,
+            loop.compiled.models,
+            made,
+            limits=Limits.compiled(loop.compute_dtype()),
+            settings=loop.compiled.settings(Tier(loop.compiled.base), draws_random=loop.draws_random),
+            seconds=SEARCH_SECONDS,
+        )
+        if recorded and not tests.disagrees_now():
+            return True, None
+        spent = sum(one.compile_seconds for one in loop.compiled.status().components.values())
+        if spent > SEARCH_SECONDS:
+            _log.info("sentinel: no search for the region at fault, as compiling took %.0f s", spent)
+            return False, None
+        return False, blame.search(loop.compiled.models, tests)
+
+    # -- when ------------------------------------------------------------------------------------------------------
+
+    def _plan(self, seconds: float, tier: Tier) -> None:
+        """Put the next check where all with this goal, and it, have cost their share of the time."""
+        usual = self._loop.account.tiers[tier.name].seconds
+        if usual is None:  # no step of this tier was timed yet
+            self._left = self._every = FIRST
+            return
+        extra = max(0.0, seconds - usual)
+        self._seconds += extra
+        self._extra += extra
+        of_one = self._share * usual
+        self._every = max(LEAST, math.ceil(extra / of_one))
+        self._left = max(LEAST, math.ceil((self._extra + extra) / of_one) - self._steps)
+
+
+def _to_judge(outcome: Outcome, *, referred: bool) -> Outcome:
+    """Give what counts of a step: without a reference not the loss of compiled code, whose rounding nobody knows.
+
+    The smaller a loss, the more of it is rounding; the gradients are judged in any case.
+    """
+    comparisons = outcome.comparisons
+    if not referred:
+        comparisons = {kind: one for kind, one in comparisons.items() if kind != "result"}
+    return dataclasses.replace(outcome, result=None, comparisons=comparisons)
+
+
+def _certain(outcome: Outcome, compute_dtype: str) -> bool:
+    """Tell whether something differs that no rounding makes; in float16 an overflow is one that rounding does make."""
+    measures = _SHAPES if compute_dtype == "float16" else (*_SHAPES, "finite")
+    return any(each.measure in measures for one in outcome.comparisons.values() for each in one.failures)
+
+
+def _worst(joined: Outcome) -> Failure | None:
+    """Give the failure of the kind of tensors that is furthest past its limits."""
+    wrong = [one for one in joined.comparisons.values() if not one.agrees]
+    return max(wrong, key=lambda one: one.nearness).failures[0] if wrong else None
+
+
+def _number(value: Any) -> float | None:
+    return value if isinstance(value, float) and math.isfinite(value) else None

@@ -1,0 +1,58 @@
+"""``hotloop verify``: exit codes, and what goes to which stream."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from verify_programs import wrong
+
+from hotloop.cli import main
+
+PROGRAM = """
+from verify_programs import workload
+def make():
+    return workload(dropout=0.1)
+def nothing():
+    return None
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    file = tmp_path / "verified_program.py"
+    file.write_text(PROGRAM)
+    return file
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", *map(str, arguments)])
+    return ended.value.code or 0
+
+
+def test_a_right_compile_exits_with_0_and_prints_the_table(program, capsys):
+    assert run(f"{program}:make", "--preset", "aot_eager", "--steps", "2") == 0
+    told = capsys.readouterr()
+    assert "passes over 2 steps" in told.out
+    assert "step 1 agrees" in told.err
+    assert "step 1 agrees" not in told.out
+
+
+def test_a_wrong_one_exits_with_1_and_json_names_the_region(program, capsys):
+    with wrong("aten.gelu_backward", 1.001):
+        assert run(f"{program}:make", "--preset", "aot_eager", "--json") == 1
+    verdict = json.loads(capsys.readouterr().out)
+    assert verdict["passes"] is False
+    assert verdict["blamed"]["regions"][0]["path"] == "model.blocks.2.act"
+
+
+@pytest.mark.parametrize("arguments", [["--preset", "none"], ["--steps", "0"], ["--reference", "half"]])
+def test_wrong_usage_exits_with_2(program, capsys, arguments):
+    assert run(f"{program}:make", *arguments) == 2
+    assert "expected" in capsys.readouterr().err
+
+
+def test_a_function_that_gives_no_workload_exits_with_2(program, capsys):
+    assert run(f"{program}:nothing") == 2
+    assert "expected a hotloop.Workload" in capsys.readouterr().err
