@@ -265,7 +265,9 @@ def test_inductor_passes_and_a_wrong_lowering_is_found(monkeypatch):
         backward = torch.ops.aten.gelu_backward.default
         right = lowering.decompositions[backward]
         monkeypatch.setitem(
-            lowering.decompositions, backward, lambda g, x, approximate="none": right(g, x, approximate=approximate) * 1.00001
+            lowering.decompositions,
+            backward,
+            lambda g, x, approximate="none": right(g, x, approximate=approximate) * 1.00001,
         )
         lowering.fast_random_decomps.cache_clear()
         verdict = hotloop.verify(program, "inductor", search_seconds=120)

@@ -47,6 +47,16 @@ class MarkedSteps:
         self._marks_after_optimizer = False
         self.strict: weakref.WeakSet[Any] = weakref.WeakSet()
         """What hands out the memory of graphs without a copy: held outputs are looked for at each mark."""
+        self._look: Callable[[list[cudagraphs.GraphOutput]], None] | None = None
+
+    @contextlib.contextmanager
+    def looking(self, look: Callable[[list[cudagraphs.GraphOutput]], None]) -> Iterator[None]:
+        """Hand what is held at each mark to a function while the block runs, in place of raising for it."""
+        before, self._look = self._look, look
+        try:
+            yield
+        finally:
+            self._look = before
 
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:
@@ -67,10 +77,13 @@ class MarkedSteps:
         with self._lock:
             if self._anything_waits():
                 return False
-            if len(self.strict) and (held := list(cudagraphs.memory().alive())):
+            held = list(cudagraphs.memory().alive()) if len(self.strict) or self._look is not None else []
+            if held and self._look is None:
                 raise StaleOutputError(_still_held(held))
             cudagraphs.mark()
-            return True
+        if held and self._look is not None:
+            self._look(held)
+        return True
 
     def _anything_waits(self) -> bool:
         if len(self._waiting):
