@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import typing
 
 import torch
 from torch import nn
@@ -54,7 +54,7 @@ class HandsOn(Net):
 class World:
     """How a case compiles its modules (``compile``), where, and after how many clean steps of each (``warm``)."""
 
-    compile: Callable
+    compile: typing.Callable
     device: str = "cpu"
     warm: int = 0
 
@@ -443,7 +443,7 @@ class Case:
     ``hotloop`` is what `hotloop.compile` makes of it: ``right`` or ``raises``.
     """
 
-    program: Callable
+    program: typing.Callable
     flagged: bool
     why: str
     hotloop: str = "right"
@@ -451,6 +451,13 @@ class Case:
     @property
     def name(self):
         return self.program.__name__
+
+
+def table():
+    """Give the table of the docs, as Markdown."""
+    heads = ("program", "`torch.compile`", "`hotloop.compile`", "why")
+    rows = [(f"`{case.name}`", "**flagged**" if case.flagged else "right", case.hotloop, case.why) for case in CASES]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))
 
 
 _OVER = "the later call overwrites it"

@@ -1,11 +1,18 @@
 """The emulation of CUDA graphs: what it flags, what it passes, and what its messages say."""
 
+import gc
+import re
+import threading
+from pathlib import Path
+
 import pytest
 import torch
-from lifetime_cases import CASES, World
+from lifetime_cases import CASES, HandsOn, Net, World, Writes, table
+from torch import nn
 
 import hotloop
-from hotloop.errors import StaleOutputError
+from hotloop.errors import ConfigError, StaleOutputError
+from hotloop.observe import holders
 from hotloop.testing import cudagraph_emulation
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -49,3 +56,194 @@ def test_strict_lifetime_is_never_silently_wrong(case):
         except StaleOutputError:
             return
         assert found == expected
+
+
+def line_of(text):
+    """Give file and line of the one line of this file that holds ``text`` and the mark ``# <-``."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    found = [number for number, line in enumerate(lines, 1) if text in line and line.endswith("# <-")]
+    return f"{__file__}:{found[0]}"
+
+
+class Scorer(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.layer = nn.Linear(width, 2)
+
+    def forward(self, x):
+        hidden = torch.relu(x)
+        return self.layer(hidden)  # <-
+
+
+def test_the_error_names_the_output_its_component_where_it_was_made_and_where_it_is_read():
+    with cudagraph_emulation() as emulation, torch.no_grad():
+        scorer = Scorer()
+        hotloop.compile({"scorer": scorer}, "reduce-overhead", strict_lifetime=True)
+        first = scorer(torch.ones(3, 8))
+        with pytest.raises(StaleOutputError, match="still held when a later call may overwrite it") as held:
+            scorer(torch.ones(3, 8))
+        plain = torch.compile(Scorer(), backend=emulation.backend)
+        torch.compiler.cudagraph_mark_step_begin()
+        plain(torch.ones(3, 8))  # torch has no strictness: this call overwrites what the component's left
+        with pytest.raises(StaleOutputError) as stale:
+            print(first * 2)  # <-
+    made = re.escape(line_of("return self.layer(hidden)"))
+    assert re.search(
+        rf"output 0 \(.*, \[3, 2\], float32\) of the inference of component 'scorer', made at {made}", str(held.value)
+    )
+    assert re.search(
+        rf"aten\.mul reads at {re.escape(line_of('print(first * 2)'))}.*component 'scorer', made at {made}",
+        str(stale.value),
+    )
+
+
+def test_a_gradient_is_named_by_its_parameter():
+    with cudagraph_emulation() as emulation:
+        scorer = torch.compile(Scorer(), backend=emulation.backend)
+        scorer(torch.ones(3, 8)).sum().backward()
+        with pytest.raises(
+            StaleOutputError, match=r"gradient \d \(of layer\.weight, \[2, 8\], float32\) of the backward"
+        ):
+            scorer(torch.zeros(3, 8)).sum().backward()
+
+
+def test_what_reads_past_the_dispatcher_finds_nan_and_largest_integers():
+    def both(x):
+        return torch.tanh(x), (x > 0).long() + 1
+
+    with cudagraph_emulation() as emulation, torch.no_grad():
+        compiled = torch.compile(both, backend=emulation.backend)
+        one, two = compiled(torch.ones(4))
+        compiled(torch.zeros(4))
+        assert one.numpy().tolist() == pytest.approx([float("nan")] * 4, nan_ok=True)
+        assert two.numpy().tolist() == [2**63 - 1] * 4
+
+
+def test_what_is_still_held_is_listed_whether_or_not_it_is_read_and_who_holds_it():
+    with cudagraph_emulation(holders=True) as emulation, torch.no_grad():
+        scorer = torch.compile(Scorer(), backend=emulation.backend)
+        log = {"scores": scorer(torch.ones(3, 8))}
+        scorer(torch.ones(3, 8))
+        (found,) = emulation.overwritten
+        assert found.output.shape == (3, 2)
+        assert "overwritten by the call at" in str(found)
+        assert "held by log['scores'] in test_what_is_still_held" in str(found)
+        assert any(
+            re.match(r"log\['scores'\] in test_what_is_still_held", who) for who in holders(found.output.storage)
+        )
+        module = Net()
+        module.kept = log.pop("scores")
+        assert "Net.kept" in holders(found.output.storage)
+        del module.kept
+        gc.collect()
+
+
+def test_gradients_and_saved_tensors_have_their_holders_named():
+    with cudagraph_emulation() as emulation:
+        net = Net()
+        compiled = torch.compile(net, backend=emulation.backend)
+        loss = compiled(torch.ones(3, 8)).sum()
+        saved = [one for one in emulation.alive() if one.kind == "forward"]
+        assert any("a graph of autograd" in who for one in saved for who in holders(one.storage))
+        loss.backward()
+        grads = {one.name: holders(one.storage) for one in emulation.alive() if one.kind == "backward"}
+        assert grads["of layer.weight"] == ["Linear.weight.grad"]
+
+
+def test_a_graph_that_writes_into_an_input_is_skipped_with_its_line_and_one_that_updates_buffers_is_not():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+
+        def forward(self, x):
+            return self.norm(x)
+
+    with cudagraph_emulation() as emulation, torch.no_grad():
+        normed = hotloop.compile(Normed(), "reduce-overhead")
+        normed(torch.randn(3, 8))
+        assert emulation.skipped == []
+        writes = hotloop.compile(Writes(), "reduce-overhead")
+        writes(torch.randn(3, 8))
+        (skipped,) = emulation.skipped
+        assert skipped.reason == "it writes into an input (args[0])"
+        assert skipped.file.endswith("lifetime_cases.py")
+        status = hotloop.status(writes)
+        assert status.components["model"].cudagraphs_skipped == ("it writes into an input (args[0])",)
+        assert "no CUDA graph was captured: it writes into an input" in str(status)
+
+
+def test_an_operation_whose_size_depends_on_the_data_is_told():
+    def picks(x):
+        return torch.nonzero(x)
+
+    with cudagraph_emulation() as emulation, torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.compile(picks, backend=emulation.backend)(torch.ones(3))
+    assert [one.reason for one in emulation.skipped] == [
+        "aten.nonzero.default cannot be captured: torch cuts the graph there"
+    ]
+
+
+def test_one_thread_does_not_overwrite_what_another_ones_graphs_left():
+    with cudagraph_emulation() as emulation, torch.no_grad():
+        scorer = torch.compile(Scorer(), backend=emulation.backend)
+        mine = scorer(torch.ones(3, 8))
+        other = threading.Thread(target=scorer, args=(torch.zeros(3, 8),))
+        other.start()
+        other.join()
+        assert emulation.overwritten == []
+        mine.sum()
+
+
+def test_a_second_thread_sees_its_stale_reads_when_it_watches():
+    raised = []
+
+    def work(emulation, scorer):
+        with emulation.watching(), torch.no_grad():
+            first = scorer(torch.ones(3, 8))
+            scorer(torch.zeros(3, 8))
+            try:
+                first.sum()
+            except StaleOutputError as error:
+                raised.append(error)
+
+    with cudagraph_emulation() as emulation:
+        scorer = torch.compile(Scorer(), backend=emulation.backend)
+        other = threading.Thread(target=work, args=(emulation, scorer))
+        other.start()
+        other.join()
+    assert len(raised) == 1
+
+
+def test_after_the_block_everything_is_as_before():
+    with cudagraph_emulation() as emulation:
+        with pytest.raises(ConfigError, match="in force already"), cudagraph_emulation():
+            pass
+        scorer = torch.compile(Scorer(), backend=emulation.backend)
+        scorer(torch.ones(3, 8))
+        marks = torch._inductor.cudagraph_trees.MarkStepBox.mark_step_counter
+        torch.compiler.cudagraph_mark_step_begin()
+    assert torch._inductor.cudagraph_trees.MarkStepBox.mark_step_counter == marks == 0
+    with torch.no_grad():  # the code runs on, unwatched
+        first = scorer(torch.ones(3, 8))
+        before = first.clone()
+        scorer(torch.zeros(3, 8))
+    assert torch.equal(first, before)
+    later = hotloop.compile(Scorer(), "reduce-overhead")  # without a GPU it steps down again
+    later(torch.ones(3, 8))
+    assert hotloop.status(later).components["model"].running != "reduce-overhead" or torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("preset", ["reduce-overhead", "triton", "max-autotune"])
+def test_every_preset_with_cuda_graphs_runs_in_the_emulation(preset):
+    with cudagraph_emulation() as emulation:
+        model = hotloop.compile(HandsOn(), preset)
+        model(torch.ones(2, 8))[0].sum().backward()
+        assert hotloop.status(model).components["model"].running == preset
+        assert emulation.runs == 2
+
+
+def test_the_table_in_the_docs_is_the_table_of_the_tests():
+    assert len(CASES) >= 15
+    page = Path(__file__).parents[2] / "docs" / "cudagraph-lifetime.md"
+    assert table() in page.read_text(encoding="utf-8")

@@ -73,19 +73,27 @@ def generation() -> int:
     return counted
 
 
+def forget_graphs() -> None:
+    """Free all CUDA graphs of this thread, as Inductor does when torch forgets what it compiled."""
+    private("torch._inductor.cudagraph_trees:reset_cudagraph_trees")()
+
+
 def running_backward() -> bool:
     """Tell whether this thread is inside a backward."""
     task: int = private("torch._C:_current_graph_task_id")()
     return task != -1
 
 
-def captures_leaves(node: Any) -> bool:
-    """Tell whether the backward in progress hands the gradient of a leaf to its caller (``torch.autograd.grad``)."""
+def accumulates(node: Any) -> bool:
+    """Tell whether the backward in progress adds the gradient of a leaf to its ``.grad``.
+
+    It does not where it hands the gradient to its caller (``torch.autograd.grad``), or where nobody asked for it.
+    """
     try:
-        private("torch._C:_will_engine_execute_node")(node)
-    except (CapabilityMissingError, RuntimeError):  # the latter is how torch answers for a leaf then
-        return True
-    return False
+        runs: bool = private("torch._C:_will_engine_execute_node")(node)
+    except (CapabilityMissingError, RuntimeError):  # the latter is how torch answers for a leaf that is handed out
+        return False
+    return runs
 
 
 def skips() -> int:
@@ -147,15 +155,11 @@ class Trees:
 
     def _managers(self) -> Iterator[Any]:
         """Give this thread's manager for each GPU that has one."""
-        try:
-            manager_of = private("torch._inductor.cudagraph_trees:get_manager")
-        except CapabilityMissingError:
-            return
-        started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        for device in range(torch.cuda.device_count() if started else 0):
-            manager = manager_of(device, create_if_none_exists=False)
-            if manager is not None:
-                yield manager
+        found = private("torch._inductor.cudagraph_trees:get_obj")
+        containers = found(private("torch._inductor.cudagraph_trees:local"), "tree_manager_containers")
+        for container in list(containers.values()):
+            if container.tree_manager is not None:
+                yield container.tree_manager
 
 
 def _described(index: int, kind: str, key: int, trace: str | None, tensor: torch.Tensor | None) -> GraphOutput:

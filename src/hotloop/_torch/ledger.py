@@ -217,9 +217,15 @@ LEDGER: tuple[PrivateName, ...] = (
         "CUDA graphs are not emulated",
     ),
     PrivateName(
-        "torch._inductor.cudagraph_trees:get_manager",
-        "the CUDA graphs of a thread: which memory is theirs, and what of it is held",
-        "hotloop.own copies nothing, and strict_lifetime raises nothing",
+        "torch._inductor.cudagraph_trees:get_obj",
+        "the CUDA graphs of a thread: which memory is theirs, what of it is held, whether a forward waits",
+        "CUDA graphs inside torch.compile are neither emulated nor safe",
+    ),
+    PrivateName("torch._inductor.cudagraph_trees:local", "where a thread's are kept", "as above"),
+    PrivateName(
+        "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
+        "frees the CUDA graphs where torch forgets what it compiled, which it asks its own backend for only",
+        "torch.compiler.reset keeps the memory of CUDA graphs",
     ),
     PrivateName(
         "CUDAGraphNode._is_cuda_graph_recorded_tensor", "tells whether a tensor lies in their memory", "as above"

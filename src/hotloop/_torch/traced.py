@@ -142,4 +142,4 @@ def _name(node: fx.Node) -> str:
         return node.name
     if any(table in text for table in _TABLES):
         return ".".join(key for table, key in re.findall(r"\.(_\w+)" + _KEYS.pattern, text) if table in _TABLES)
-    return text.removeprefix("L")
+    return re.sub(r"^L\['(\w+)'\]", r"\1", text)

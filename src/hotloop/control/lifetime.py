@@ -58,8 +58,9 @@ def count_call(tally: Tally, args: tuple[Any, ...], kwargs: dict[str, Any], *, m
     Raises:
         StaleOutputError: under ``strict_lifetime``, an output is held that the call may overwrite.
     """
-    if marks and steps.enter():
-        tally.per_mark.boundary(tally.calls)
+    if marks:
+        steps.enter()
+        tally.per_mark.at(cudagraphs.marked(), tally.calls)
     if cudagraphs.running_backward():
         tally.in_backward += 1
     shapes = _shapes(args, kwargs)

@@ -75,6 +75,11 @@ class LadderBackend:
         copies = not self.strict_lifetime and any(rung.cudagraphs for rung in made)
         return lifetime.Outputs(run, _active_tally) if copies else run
 
+    def reset(self) -> None:
+        """Forget the CUDA graphs that were recorded: ``torch.compiler.reset`` asks each backend to."""
+        if any(rung.cudagraphs for rung in self.rungs):
+            cudagraphs.forget_graphs()
+
     def _by_blocks(self, graph: fx.GraphModule, inputs: list[Any], made: list[Preset]) -> Callable[..., Any] | None:
         """Cut the graph and compile its pieces; None where it has to be compiled whole."""
         try:
@@ -206,7 +211,7 @@ class _Runner:
     """Runs one compiled graph, counts it for whoever is active, and explains what fails while it runs."""
 
     def __init__(
-        self, info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule, around: _Around | None
+        self, info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule, around: _Around | None = None
     ) -> None:
         self._info, self._pristine, self._around = info, pristine, around
         self.run = self._make(info, compiled if around is None else around.forward(compiled))

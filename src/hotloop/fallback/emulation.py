@@ -20,7 +20,7 @@ from hotloop._torch.dispatch import name_of, observing, tensors_in, user_place
 from hotloop._torch.traced import TracedGraph, compile_traced
 from hotloop.errors import ConfigError, StaleOutputError
 from hotloop.fallback.lifetime import steps
-from hotloop.observe import active
+from hotloop.observe import active, holders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,16 +36,18 @@ _Place = tuple[str, int] | None
 class Overwritten:
     """An output that was still held when its memory was reused: by a call at ``file``, ``line``.
 
-    ``output.storage`` leads to who holds it while it lives (`hotloop.observe.holders`).
+    ``holders`` says who held it, where the emulation was asked to find out.
     """
 
     output: GraphOutput
     file: str | None
     line: int | None
+    holders: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         by = f" by the call at {self.file}:{self.line}" if self.file else ""
-        return f"{self.output}, overwritten{by}"
+        held = f", held by {'; '.join(self.holders)}" if self.holders else ""
+        return f"{self.output}, overwritten{by}{held}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Emulation:
     torch would not capture; ``unmarked`` the places where a new generation began without a marked step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, holders: bool = False) -> None:
+        self._names_holders = holders
         self.overwritten: list[Overwritten] = []
         self.skipped: list[Skipped] = []
         self.unmarked: list[tuple[str, int] | None] = []
@@ -200,9 +203,11 @@ class Emulation:
         self._stale = {key: one for key, one in self._stale.items() if one.alive()}
         for one in self._of_thread.live:
             if one.alive():
+                held = tuple(holders(one.output.storage)) if self._names_holders else ()
                 one.fill()
                 self._stale[one.output.storage] = one
-                self.overwritten.append(Overwritten(one.output, *(place or (None, None))))
+                file, line = place or (None, None)
+                self.overwritten.append(Overwritten(one.output, file, line, held))
         self._of_thread.live = []
 
 
@@ -285,7 +290,7 @@ def emulation_of(preset: Preset) -> Emulation | None:
 
 
 @contextlib.contextmanager
-def cudagraph_emulation() -> Iterator[Emulation]:
+def cudagraph_emulation(*, holders: bool = False) -> Iterator[Emulation]:
     """Have compiled code behave as CUDA graphs do while the block runs: see `hotloop.testing.cudagraph_emulation`.
 
     Raises:
@@ -293,7 +298,7 @@ def cudagraph_emulation() -> Iterator[Emulation]:
     """
     if _running:
         raise ConfigError("cudagraph_emulation() is in force already: leave the outer block first")
-    emulation = Emulation()
+    emulation = Emulation(holders=holders)
     _running.append(emulation)
     try:
         with cudagraphs.stand_in(emulation), steps.afresh(), emulation.watching():

@@ -69,7 +69,7 @@ class MarkedSteps:
             self._waiting, self._marks_after_optimizer, self.strict = before
 
     def enter(self) -> bool:
-        """At the entry of a compiled call: mark a step where nothing waits for a backward, and tell whether it was.
+        """At the entry of a compiled call: mark a step where no forward waits for a backward, and tell whether it was.
 
         Raises:
             StaleOutputError: under ``strict_lifetime``, an output is held that the call may overwrite.
@@ -86,16 +86,17 @@ class MarkedSteps:
         return True
 
     def _anything_waits(self) -> bool:
+        """Tell whether a forward waits for its backward: a component's, or, as torch knows, another of this thread."""
         if len(self._waiting):
             last = self._optimizer_steps - _PATIENCE
             for node in [one for one in self._waiting if one._hotloop_made[1] < last]:  # noqa: SLF001 - ours
                 self._waiting.discard(node)
-        return bool(len(self._waiting))
+        return bool(len(self._waiting)) or cudagraphs.memory().forward_waits()
 
     def mark_where_safe(self) -> None:
-        """Mark a step, unless a forward waits for its backward: of a component's, or, as torch knows, of others."""
+        """Mark a step, unless a forward waits for its backward."""
         with self._lock:
-            if not self._anything_waits() and not cudagraphs.memory().forward_waits():
+            if not self._anything_waits():
                 cudagraphs.mark()
 
     def mark_after_optimizer(self) -> None:
@@ -230,10 +231,8 @@ def _added(node: Any, gradients: tuple[Any, ...]) -> set[int]:
     first = next(iter(leaves.values()), None)
     if first is None or len(nodes) != len(gradients) or first.variable.grad is None:
         return set()
-    if cudagraphs.captures_leaves(first):
-        return set()
-    return {place for place, one in leaves.items() if one.variable.grad is not None and not _hooked(one.variable)}
+    return {place for place, one in leaves.items() if _is_added(one.variable) and cudagraphs.accumulates(one)}
 
 
-def _hooked(parameter: torch.Tensor) -> bool:
-    return any(gradient_hooks(parameter))
+def _is_added(parameter: torch.Tensor) -> bool:
+    return parameter.grad is not None and not any(gradient_hooks(parameter))

@@ -32,10 +32,7 @@ def holders(storage: int) -> list[str]:
     del objects
     for tensor in tensors:
         found += _places(tensor, (tensors,))
-    named = list(dict.fromkeys(found))
-    if named or tensors:
-        return named[:_SHOWN] or ["a value on the way: an argument, or a result that nobody has stored"]
-    return ["a graph of autograd, which saved it for a backward or hands it on"]
+    return list(dict.fromkeys(found))[:_SHOWN] or ["nothing in Python: a graph of autograd, which saved it"]
 
 
 def _gradients(objects: list[Any], storage: int) -> Iterator[str]:
@@ -78,7 +75,7 @@ def _places(tensor: torch.Tensor, ours: tuple[Any, ...]) -> Iterator[str]:
         if isinstance(holder, types.FrameType) or any(holder is one for one in ours):
             continue
         if isinstance(holder, dict):
-            key = next((key for key, value in list(holder.items()) if value is tensor), None)
+            key = _key_of(holder, tensor)
             yield f"{_owner(holder)}{key}" if isinstance(key, str) else f"an entry {key!r} of a mapping"
         elif isinstance(holder, list | tuple | set):
             yield f"a {type(holder).__name__} of {len(holder)}"
@@ -86,6 +83,13 @@ def _places(tensor: torch.Tensor, ours: tuple[Any, ...]) -> Iterator[str]:
             yield "a variable that a function closes over"
         elif not isinstance(holder, torch.Tensor):
             yield f"an object of {type(holder).__name__}"
+
+
+def _key_of(mapping: dict[Any, Any], tensor: torch.Tensor) -> Any:
+    for key, value in list(mapping.items()):  # no generator, whose variables would hold the tensor as well
+        if value is tensor:
+            return key
+    return None
 
 
 def _owner(namespace: dict[str, Any]) -> str:

@@ -47,17 +47,24 @@ class GraphInfo:
 class Pace:
     """How often something was called between two boundaries, which are optimizer steps or marked steps."""
 
-    __slots__ = ("_before", "counts")
+    __slots__ = ("_before", "_boundary", "counts")
 
     def __init__(self) -> None:
         self.counts: collections.Counter[int] = collections.Counter()
         self._before = 0
+        self._boundary = 0
 
     def boundary(self, calls: int) -> None:
         """A boundary is passed, after so many calls in all; intervals without a call are not counted."""
         if calls != self._before:
             self.counts[calls - self._before] += 1
             self._before = calls
+
+    def at(self, number: int, calls: int) -> None:
+        """Boundaries have numbers: one was passed where it is another than the last time."""
+        if number != self._boundary:
+            self._boundary = number
+            self.boundary(calls)
 
 
 class Tally:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import contextlib
 
 
-def cudagraph_emulation() -> contextlib.AbstractContextManager[emulation.Emulation]:
+def cudagraph_emulation(*, holders: bool = False) -> contextlib.AbstractContextManager[emulation.Emulation]:
     """Have compiled code behave as CUDA graphs do while the block runs, on any machine.
 
     Presets with CUDA graphs (``reduce-overhead``, ``triton``, ``max-autotune``) run, where without a GPU they would
@@ -26,6 +26,10 @@ def cudagraph_emulation() -> contextlib.AbstractContextManager[emulation.Emulati
 
     ``docs/cudagraph-lifetime.md`` has the rule, where this differs from a GPU, and what to do about what it finds.
 
+    Args:
+        holders: also find out who holds each output that is overwritten, which looks through all objects of the
+            process: tens of milliseconds each.
+
     Yields:
         the emulation: ``backend``; ``overwritten``, every output that was held when its memory was reused, read or not;
         ``skipped``, graphs that torch would not capture, with the reason; ``unmarked``, where a new generation began
@@ -34,4 +38,4 @@ def cudagraph_emulation() -> contextlib.AbstractContextManager[emulation.Emulati
     Raises:
         ConfigError: one is in force already.
     """
-    return emulation.cudagraph_emulation()
+    return emulation.cudagraph_emulation(holders=holders)

@@ -1,0 +1,435 @@
+"""What leaves a CUDA graph may be held: copies at the boundary, steps that are marked, and their counters."""
+
+import copy
+import dataclasses
+import json
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import hotloop
+from hotloop._torch import cudagraphs
+from hotloop.config import component_config
+from hotloop.control.component import Lane, MarkingLane, lane
+from hotloop.errors import ConfigError, StaleOutputError
+from hotloop.fallback.lifetime import Outputs, copied_together, steps
+from hotloop.report import components as shown
+from hotloop.testing import assert_compiled, cudagraph_emulation
+
+PRESET = "reduce-overhead"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.two(torch.tanh(self.one(x)))
+
+
+def x(seed):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def emulation():
+    with cudagraph_emulation() as running:
+        yield running
+
+
+def both(make=Net, **settings):
+    """Give a model compiled under CUDA graphs, and its eager twin."""
+    model = make()
+    twin = copy.deepcopy(model)
+    return hotloop.compile(model, PRESET, **settings), twin
+
+
+def same(one, other):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def grads(model):
+    return [parameter.grad for parameter in model.parameters()]
+
+
+@dataclasses.dataclass
+class Opaque:
+    """What no one can look into by its type."""
+
+    def __init__(self, scores):
+        self.__dict__["_scores"] = scores
+
+    def scores(self):
+        return self._scores
+
+
+def test_outputs_are_safe_that_are_stored_on_the_module_or_inside_any_object(emulation):
+    class Remembers(Net):
+        def forward(self, x):
+            self.last = super().forward(x)
+            return Opaque(self.last * 2)
+
+    model, twin = both(Remembers)
+    with torch.no_grad():
+        kept = [(model(x(seed)).scores(), model.last, twin(x(seed)).scores(), twin.last) for seed in range(3)]
+    assert all(torch.equal(a, c) and torch.equal(b, d) for a, b, c, d in kept)
+    assert emulation.overwritten == []
+
+
+def test_an_output_that_is_an_input_or_a_view_of_one_stays_one(emulation):
+    class Rows(Net):
+        def forward(self, x):
+            return x, x[1:], self.one.weight, super().forward(x)
+
+    model, _ = both(Rows)
+    for _ in range(2):  # the second call uses what the first one found out
+        given = x(0)
+        with torch.no_grad():
+            out, rows, weight, new = model(given)
+        assert out is given or out.data_ptr() == given.data_ptr()
+        assert rows.data_ptr() == given[1:].data_ptr()
+        assert weight.data_ptr() == model.one.weight.data_ptr()
+    assert hotloop.status(model).components["model"].outputs_copied == 2
+
+
+def test_outputs_that_share_memory_share_it_afterwards(emulation):
+    class Twice(Net):
+        def forward(self, x):
+            out = super().forward(x)
+            return out, out.view(-1), out
+
+    model, _ = both(Twice)
+    with torch.no_grad():
+        one, flat, again = model(x(0))
+        one.zero_()
+    assert again is one
+    assert flat.abs().sum() == 0
+
+
+def test_copies_stay_in_the_autograd_graph_and_keep_shape_and_strides():
+    tensors = [torch.randn(3, 4, requires_grad=True).t() * 2, torch.randn(5)[::2], torch.arange(3)]
+    copies = copied_together(tensors)
+    for one, other in zip(copies, tensors, strict=True):
+        assert torch.equal(one, other)
+        assert one.requires_grad == other.requires_grad
+        assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
+    assert copies[0].stride() == tensors[0].stride()
+
+
+def test_graph_breaks_and_blocks_are_safe_too(emulation):
+    class Broken(Net):
+        def forward(self, x):
+            hidden = self.one(x)
+            torch._dynamo.graph_break()
+            return self.two(torch.tanh(hidden)), hidden
+
+    class Blocks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(Net() for _ in range(3))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return (x,)
+
+    for make, settings in ((Broken, {}), (Blocks, {"regions": "blocks"})):
+        model, twin = both(make, **settings)
+        kept, expected = [], []
+        for seed in range(3):  # gradients are accumulated
+            for each, holds in ((model, kept), (twin, expected)):
+                out = each(x(seed))
+                out[0].square().sum().backward()
+                holds.extend(out)
+        assert same(kept, expected)
+        assert same(grads(model), grads(twin))
+    assert hotloop.status(model).components["model"].regions == ("Net",)
+    assert emulation.overwritten == []
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_compiled_module_that_a_backward_enters_again_is_right_and_counted(emulation, reentrant):
+    model, twin = both()
+    for seed in range(3):
+        for each in (model, twin):
+            given = x(seed).requires_grad_()
+            checkpoint(each, checkpoint(each, given, use_reentrant=reentrant), use_reentrant=reentrant).sum().backward()
+    assert same(grads(model), grads(twin))
+    training = hotloop.status(model).components["model"].modes["training"]
+    assert training["calls_in_backward"] == 2 * 3
+    assert "inside a backward" in str(hotloop.status(model))
+
+
+def test_gradients_that_hooks_and_autograd_grad_hand_out_may_be_held(emulation):
+    model, twin = both()
+    seen = {id(model): [], id(twin): []}
+    for each in (model, twin):
+        each.one.weight.register_hook(seen[id(each)].append)
+    for seed in range(3):
+        for each in (model, twin):
+            given = x(seed).requires_grad_()
+            out = each(given)
+            seen[id(each)] += torch.autograd.grad(out.sum(), [given, each.two.weight], retain_graph=True)
+            out.sum().backward()  # from the second step on, hooks see what is added to an existing gradient
+    assert len(seen[id(model)]) == 9
+    assert same(seen[id(model)], seen[id(twin)])
+    assert emulation.overwritten == []
+
+
+def test_a_gradient_that_is_added_to_an_existing_one_is_not_copied(emulation):
+    model, _ = both()
+    model(x(0)).sum().backward()
+    first = hotloop.status(model).components["model"].outputs_copied
+    model(x(1)).sum().backward()
+    assert first == 1 + 4
+    assert hotloop.status(model).components["model"].outputs_copied == first + 1
+
+
+def test_a_forward_that_waits_in_one_thread_keeps_another_from_marking(emulation):
+    model, twin = both()
+    pending, ready = threading.Event(), threading.Event()
+    found = []
+
+    def train():
+        first = model(x(0))
+        pending.set()
+        ready.wait(30)
+        second = model(x(1))
+        (first.sum() * second.sum()).backward()
+        found.append(grads(model))
+
+    other = threading.Thread(target=train)
+    other.start()
+    pending.wait(30)
+    before = cudagraphs.marked()
+    with torch.no_grad():
+        model(x(2))
+    assert cudagraphs.marked() == before
+    ready.set()
+    other.join()
+    (twin(x(0)).sum() * twin(x(1)).sum()).backward()
+    assert same(found[0], grads(twin))
+
+
+def test_a_forward_without_backward_holds_steps_up_for_a_while_only_and_its_late_backward_raises(emulation):
+    model, _ = both()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    lost = model(x(0)).sum()
+    marks = []
+    for seed in range(12):
+        model(x(seed)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        marks.append(cudagraphs.marked())
+    assert len(set(marks[:8])) == 1
+    assert marks[-1] < marks[0]
+    with pytest.raises(StaleOutputError, match="marked between a forward and its backward"):
+        lost.backward()
+
+
+def test_dropped_forwards_hold_nothing_up(emulation):
+    model, _ = both()
+    for seed in range(3):
+        model(x(seed))
+    assert cudagraphs.marked() == -1  # torch cannot know that they were dropped, so neither is a step marked
+    model(x(0)).sum().backward()
+    model(x(0))
+    assert cudagraphs.marked() == -2
+
+
+def test_a_plain_forward_that_waits_keeps_a_component_from_marking(emulation):
+    model, _ = both()
+    net, twin = Net(), Net()
+    plain = torch.compile(net, backend=emulation.backend)
+    out = plain(x(0))
+    with torch.no_grad():
+        kept = [model(x(seed)) for seed in range(2)]
+    out.sum().backward()
+    twin(x(0)).sum().backward()
+    assert same(grads(net), grads(twin))
+    assert not torch.equal(*kept)
+
+
+def test_a_kept_graph_may_be_gone_through_again(emulation):
+    model, twin = both()
+    for each in (model, twin):
+        loss = each(x(0)).square().sum()
+        loss.backward(retain_graph=True)
+        each(x(1)).sum().backward()  # the first graph is still needed
+        loss.backward()
+    assert same(grads(model), grads(twin))
+
+
+def test_own_gives_the_same_structure_and_copies_graph_memory_only(emulation):
+    net = Net()
+    compiled = torch.compile(net, backend=emulation.backend)
+    given = x(0)
+    with torch.no_grad():
+        out = compiled(given)
+        owned = hotloop.own({"out": out, "again": [out], "given": given, "weight": net.one.weight, "n": 3})
+        assert owned["out"] is owned["again"][0] is not out
+        assert owned["given"] is given
+        assert owned["weight"] is net.one.weight
+        assert owned["n"] == 3
+        assert cudagraphs.marked() == -1
+        expected = out.clone()
+        compiled(x(1))
+        assert torch.equal(owned["out"], expected)
+        assert hotloop.own(given) is given
+
+
+def test_own_keeps_autograd_and_marks_after_the_optimizer_step(emulation):
+    net, twin = Net(), Net()
+    compiled = torch.compile(net, backend=emulation.backend)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for seed in range(3):
+        loss = hotloop.own(compiled(x(seed)).square())
+        assert loss.requires_grad
+        losses.append(hotloop.own(compiled(x(seed))))
+        loss.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert cudagraphs.marked() < 0
+    assert all(torch.isfinite(one).all() for one in losses)
+    assert torch.equal(losses[0], twin(x(0)))
+
+
+def test_own_does_not_mark_while_a_backward_is_pending(emulation):
+    net, twin, other = Net(), Net(), Net()
+    trained = torch.compile(net, backend=emulation.backend)
+    asked = torch.compile(other, backend=emulation.backend)
+    out = trained(x(0))
+    with torch.no_grad():
+        hotloop.own(asked(x(1)))
+    assert cudagraphs.marked() == 0
+    out.sum().backward()
+    twin(x(0)).sum().backward()
+    assert same(grads(net), grads(twin))
+
+
+def test_own_copies_nothing_twice(emulation):
+    model, _ = both()
+    with torch.no_grad():
+        out = model(x(0))
+    assert hotloop.own(out) is out
+
+
+def test_counts_tell_the_pace_the_shapes_and_the_copies(emulation):
+    model, _ = both()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        for part in range(2):
+            model(x(part)).sum().backward()
+        with torch.no_grad():
+            for _ in range(step):
+                model(x(5)[:2])
+        optimizer.step()
+        optimizer.zero_grad()
+    status = hotloop.status(model)
+    one = status.components["model"]
+    training, inference = one.modes["training"], one.modes["inference"]
+    assert training["calls_per_step"] == {"2": 3}
+    assert inference["calls_per_step"] == {"1": 1, "2": 1}
+    assert training["shapes"] == {"4x6": 6}
+    assert inference["shapes"] == {"2x6": 3}
+    assert training["calls_per_mark"] == {"1": 5}  # the last one is not over
+    assert one.outputs_copied == 6 + 3 * 4 + 3
+    assert one.bytes_copied == (6 * 24 + 3 * (2 * 36 + 2 * 6) + 3 * 12) * 4
+    data = json.loads(json.dumps(status.to_dict()))["components"]
+    text = str(status)
+    assert "21 outputs of CUDA graphs copied" in text
+    assert "model, training: 6 calls on 4x6 (3 steps of 2 calls)" in text
+    facts = shown.components(data)[0].facts
+    assert "21 outputs of CUDA graphs copied, 0.0 MiB" in facts
+    assert "training: 2 calls a step, on 1 shape" in facts
+
+
+def test_hostile_counts_in_a_record_do_no_harm():
+    entry = {
+        "requested": "x",
+        "running": "x",
+        "outputs_copied": "<b>",
+        "modes": {"<i>": {"shapes": {"<s>": 1}, "calls_per_step": 3}},
+    }
+    entry["cudagraphs_skipped"] = ["<script>\n" * 200, 3]
+    facts = shown.components({"model": entry})[0].facts
+    assert all("\n" not in fact and len(fact) < 300 for fact in facts)
+
+
+def test_presets_without_cuda_graphs_get_nothing_of_this():
+    model = hotloop.compile(Net(), "aot_eager")
+    kept = [model(x(seed)) for seed in range(2)]
+    kept[0].sum().backward()
+    assert type(model._compiled_call_impl._training) is Lane
+    status = hotloop.status(model).components["model"]
+    assert status.outputs_copied == 0
+    assert "shapes" not in status.modes["training"]
+    for preset, kind in (("default", Lane), ("inductor", Lane), ("triton", MarkingLane), ("max-autotune", MarkingLane)):
+        config = component_config(preset)
+        from hotloop.apply import Cut
+
+        assert type(lane("model", "training", config.training, config, Cut())) is kind
+
+
+def test_options_that_turn_cuda_graphs_on_count_as_well_as_modes():
+    config = component_config("default", options={"triton.cudagraphs": True})
+    assert config.training.cudagraphs
+    assert not component_config("triton", options={"triton.cudagraphs": False}).training.cudagraphs
+
+
+def test_without_a_gpu_a_preset_with_cuda_graphs_marks_nothing_and_copies_nothing():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    model = hotloop.compile(Net(), PRESET, ladder=("aot_eager", "none"))
+    before = cudagraphs.marked()
+    with torch.no_grad():
+        model(x(0))
+    assert cudagraphs.marked() == before
+    one = hotloop.status(model).components["model"]
+    assert (one.running, one.outputs_copied) == ("none", 0)
+
+
+def test_strict_lifetime_raises_where_a_gradient_is_held_and_copies_nothing(emulation):
+    model, _ = both(strict_lifetime=True)
+    model(x(0)).sum().backward()
+    with pytest.raises(StaleOutputError, match=r"gradient \d \(of one\.weight.*zero_grad\(\)"):
+        model(x(1))
+    model.zero_grad()
+    model(x(1)).sum().backward()
+    assert hotloop.status(model).components["model"].outputs_copied == 0
+    assert_compiled(model)
+
+
+def test_strict_lifetime_wants_true_or_false():
+    with pytest.raises(ConfigError, match="strict_lifetime 1: expected True or False"):
+        hotloop.compile(Net(), PRESET, strict_lifetime=1)
+
+
+def test_an_output_wrapper_gives_what_the_graph_gives_in_number_and_kind():
+    class Count:
+        copied = copied_bytes = 0
+
+    count = Count()
+    given = torch.ones(3)
+    outputs = Outputs(lambda x: (x, x * 2, None, 3), lambda: count)
+    for _ in range(2):
+        one, two, nothing, number = outputs(given)
+        assert one is given
+        assert (two.tolist(), nothing, number) == ([2.0] * 3, None, 3)
+    assert (count.copied, count.copied_bytes) == (2, 24)
+
+
+def test_nothing_is_left_waiting_after_the_emulation():
+    with cudagraph_emulation():
+        model, _ = both()
+        held = model(x(0))
+        assert not steps.enter()
+    assert held.requires_grad
+    with cudagraph_emulation():
+        assert steps.enter()
