@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from hotloop.presets import Preset
     from hotloop.prove.bench import bench
     from hotloop.prove.bench_result import Bench
+    from hotloop.prove.harness import harness
+    from hotloop.prove.harness_result import Harness
     from hotloop.prove.verify import verify
     from hotloop.prove.verify_verdict import Verdict
     from hotloop.step import Loop, LoopStatus, Pad, Workload
@@ -31,6 +33,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Bench": "hotloop.prove.bench_result",
     "ComponentStatus": "hotloop.control",
+    "Harness": "hotloop.prove.harness_result",
     "Loop": "hotloop.step",
     "LoopStatus": "hotloop.step",
     "Pad": "hotloop.step",
@@ -40,6 +43,7 @@ _HOMES = {
     "Workload": "hotloop.step",
     "bench": "hotloop.prove.bench",
     "compile": "hotloop.control",
+    "harness": "hotloop.prove.harness",
     "own": "hotloop.control",
     "status": "hotloop.control",
     "uncompile": "hotloop.control",
@@ -51,6 +55,7 @@ _MODULES = ("errors", "events", "observe", "presets", "testing")
 __all__ = [
     "Bench",
     "ComponentStatus",
+    "Harness",
     "Loop",
     "LoopStatus",
     "Pad",
@@ -62,6 +67,7 @@ __all__ = [
     "compile",
     "errors",
     "events",
+    "harness",
     "observe",
     "own",
     "presets",
