@@ -42,9 +42,7 @@ def harness(  # noqa: PLR0913, PLR0917 - the options of the command
     from hotloop.prove.harness import harness as run  # noqa: PLC0415 - torch, for this command only
 
     with Console(stderr=True).status("training and calling, eager and compiled"):
-        found = run(
-            workload, preset, inference=inference, rounds=rounds, calls=calls, strict_lifetime=strict_lifetime
-        )
+        found = run(workload, preset, inference=inference, rounds=rounds, calls=calls, strict_lifetime=strict_lifetime)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
     else:

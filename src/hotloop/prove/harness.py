@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
@@ -20,6 +21,7 @@ from hotloop.errors import ConfigError, StaleOutputError
 from hotloop.fallback import emulation
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits
+from hotloop.presets import Preset
 from hotloop.prove.bench_source import source_of
 from hotloop.prove.bench_way import seeded
 from hotloop.prove.harness_held import Lookout
@@ -31,12 +33,12 @@ from hotloop.step.survey import survey
 from hotloop.step.variant import compute_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Sequence
+
+    import torch
 
     from hotloop.config import Regions
     from hotloop.control import ComponentStatus
-    from hotloop.presets import Preset
-    from hotloop.prove.bench_source import Source
     from hotloop.prove.harness_program import Calls
     from hotloop.step import Workload
 
@@ -46,32 +48,46 @@ CALLS = 6
 """Calls without gradients after each."""
 
 
+Presets = str | Preset | Mapping[str, str | Preset]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What the models are compiled with, as `hotloop.compile` takes it."""
+    """What the models are compiled with, as `hotloop.compile` takes it.
 
-    training: Preset
-    inference: Preset
-    regions: Regions = "auto"
-    options: Mapping[str, Any] | None = None
+    Args:
+        chosen: by model, its preset in training and without gradients; a model that is not named stays as written.
+        more: further arguments of `hotloop.compile`.
+    """
 
-    def put_on(self, subject: Subject, *, strict_lifetime: bool) -> None:
-        """Compile the models in place."""
+    chosen: Mapping[str, tuple[Preset, Preset]]
+    more: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def cudagraphs(self) -> bool:
+        """Whether any of the presets has CUDA graphs."""
+        return any(one.cudagraphs for both in self.chosen.values() for one in both)
+
+    def put_on(self, models: Mapping[str, torch.nn.Module], *, strict_lifetime: bool) -> None:
+        """Compile models in place."""
         compile_in_place(
-            dict(subject.models),
-            self.training,
-            inference=self.inference,
-            regions=self.regions,
-            options=self.options,
+            {name: models[name] for name in self.chosen},
+            {name: training for name, (training, _) in self.chosen.items()},
+            inference={name: inference for name, (_, inference) in self.chosen.items()},
             strict_lifetime=strict_lifetime,
+            **self.more,
         )
+
+    def names(self, place: int) -> str:
+        """Name the presets of training (0) or of inference (1)."""
+        return ", ".join(dict.fromkeys(both[place].name for both in self.chosen.values()))
 
 
 def harness(  # noqa: PLR0913 - the public settings
     workload: Workload | Callable[[], Workload] | str,
-    preset: str | Preset = "reduce-overhead",
+    preset: Presets = "reduce-overhead",
     *,
-    inference: str | Preset | None = None,
+    inference: Presets | None = None,
     rounds: int = ROUNDS,
     calls: int = CALLS,
     regions: Regions = "auto",
@@ -87,7 +103,7 @@ def harness(  # noqa: PLR0913 - the public settings
         workload: a function that makes a `hotloop.Workload`, or its name as ``file.py:make``; a Workload whose step
             can be copied with its model. Its ``infer`` is called between the steps; without one each model is called as
             the training step called it, in evaluation mode.
-        preset: of the training calls.
+        preset: of the training calls, or by model (``model``, or ``model[0]`` and on where there are several).
         inference: of the calls without gradients; None takes ``preset``'s.
         rounds: training steps, 3 or more.
         calls: calls without gradients after each, 2 or more.
@@ -103,25 +119,49 @@ def harness(  # noqa: PLR0913 - the public settings
     for name, value, least in (("rounds", rounds, 3), ("calls", calls, 2)):
         if type(value) is not int or value < least:
             raise ConfigError(f"{name} {value!r}: expected a whole number of {least} or more")
-    training = presets.get(preset)
-    settings = Settings(
-        training=training,
-        inference=training if inference is None else presets.get(inference),
-        regions=regions,
-        options=options,
-    )
-    if not (settings.training.cudagraphs or settings.inference.cudagraphs):
+    source = source_of(workload)
+    with seeded():
+        models = tuple(source.make().models())
+    settings = Settings(chosen=_chosen(models, preset, inference), more={"regions": regions, "options": options})
+    if not settings.cudagraphs:
         named = ", ".join(one.name for one in presets.PRESETS.values() if one.cudagraphs)
-        raise ConfigError(f"preset {training.name!r}: it has no CUDA graphs; expected one that has: {named}")
+        raise ConfigError(f"preset {settings.names(0)!r}: it has no CUDA graphs; expected one that has: {named}")
+    return rehearse(source.make, settings, rounds, calls, strict_lifetime=strict_lifetime, look=look)
+
+
+def rehearse(  # noqa: PLR0913 - see `harness`
+    make: Callable[[], Workload],
+    settings: Settings,
+    rounds: int = ROUNDS,
+    calls: int = CALLS,
+    *,
+    strict_lifetime: bool = False,
+    look: bool = False,
+) -> Harness:
+    """Do what `harness` does, with settings by model, for a program that is about to train."""
     with seeded(), same_random_numbers():
-        return _Run(source_of(workload), settings, rounds, calls).result(strict_lifetime=strict_lifetime, look=look)
+        return _Run(make, settings, rounds, calls).result(strict_lifetime=strict_lifetime, look=look)
+
+
+def _chosen(models: Sequence[str], preset: Presets, inference: Presets | None) -> dict[str, tuple[Preset, Preset]]:
+    """Give each model's presets, in training and without gradients."""
+    given = {"preset": preset, "inference": preset if inference is None else inference}
+    for what, one in given.items():
+        if isinstance(one, Mapping) and (unknown := [name for name in one if name not in models]):
+            raise ConfigError(f"{what} names {unknown[0]!r}: expected one of the models, {', '.join(models)}")
+
+    def of(name: str, one: Presets) -> Preset:
+        return presets.get(one.get(name, "none") if isinstance(one, Mapping) else one)
+
+    both = {name: (of(name, given["preset"]), of(name, given["inference"])) for name in models}
+    return {name: pair for name, pair in both.items() if any(one.backend != "eager" for one in pair)}
 
 
 class _Run:
     """The programs of one harness, and what is found."""
 
-    def __init__(self, source: Source, settings: Settings, rounds: int, calls: int) -> None:
-        self._source, self._settings, self._rounds, self._calls = source, settings, rounds, calls
+    def __init__(self, make: Callable[[], Workload], settings: Settings, rounds: int, calls: int) -> None:
+        self._new, self._settings, self._rounds, self._calls = make, settings, rounds, calls
         self._findings: list[Finding] = []
         self._components: dict[str, dict[str, Any]] = {}
 
@@ -140,8 +180,8 @@ class _Run:
             self._findings = [one for one in self._findings if one.kind != "held"]
             self._findings += [Finding(kind="held", what=str(one), remedy=REMEDY) for one in held]
         return Harness(
-            preset=self._settings.training.name,
-            inference=self._settings.inference.name,
+            preset=self._settings.names(0),
+            inference=self._settings.names(1),
             emulated=emulated,
             rounds=self._rounds,
             calls=self._calls,
@@ -154,7 +194,7 @@ class _Run:
 
     def _make(self) -> Subject:
         with seeded():
-            return Subject(self._source.make())
+            return Subject(self._new())
 
     def _first_step(self, eager: Subject) -> Limits:
         """Run eager's first step, which sets things up, and see what it computes in."""
@@ -167,7 +207,7 @@ class _Run:
         compiled = self._make()
         with seeded():
             compiled.step(next(compiled.workload.endless()))  # as written, as eager's first step was
-        self._settings.put_on(compiled, strict_lifetime=strict_lifetime)
+        self._settings.put_on(compiled.models, strict_lifetime=strict_lifetime)
         lockstep = Lockstep(eager, compiled, limits, hold=not strict_lifetime)
         lockstep.run(self._rounds, self._calls)
         self._findings += lockstep.findings
@@ -177,8 +217,9 @@ class _Run:
     def _what_ran(self, compiled: Subject, *, complete: bool) -> None:
         """Hold what ran against what was asked for: presets, captures, calls."""
         for name, part in status(dict(compiled.models)).components.items():
-            self._components[name] = part.to_dict()
-            self._findings += list(_of_component(name, part, self._settings, complete=complete))
+            if name in self._settings.chosen:
+                self._components[name] = part.to_dict()
+                self._findings += _of_component(name, part, self._settings.chosen[name], complete=complete)
 
     def _look(self, lookout: Lookout) -> None:
         """Run a program whose outputs are not copied, and note what it holds at each mark."""
@@ -187,7 +228,7 @@ class _Run:
         calls: Calls = {}
         with seeded(), noting_calls(subject.models, calls):
             subject.step(next(batches))
-        self._settings.put_on(subject, strict_lifetime=True)
+        self._settings.put_on(subject.models, strict_lifetime=True)
         try:
             with lookout.looking():
                 for _ in range(self._rounds):
@@ -209,7 +250,7 @@ def _graphs(*, emulated: bool) -> contextlib.AbstractContextManager[Any]:
     return emulation.cudagraph_emulation()
 
 
-def _of_component(name: str, part: ComponentStatus, settings: Settings, *, complete: bool) -> list[Finding]:
+def _of_component(name: str, part: ComponentStatus, chosen: tuple[Preset, Preset], *, complete: bool) -> list[Finding]:
     causes = "; ".join(dict.fromkeys(cause.reason for cause in part.causes)) or "no cause is known"
     found = []
     if part.state not in {"compiled", "pending"}:
@@ -219,7 +260,7 @@ def _of_component(name: str, part: ComponentStatus, settings: Settings, *, compl
         Finding(kind="skipped", what=f"{name}: no CUDA graph was captured: {reason}")
         for reason in part.cudagraphs_skipped
     ]
-    for mode, asked in (("training", settings.training), ("inference", settings.inference)):
+    for mode, asked in zip(("training", "inference"), chosen, strict=True):
         if complete and asked.backend != "eager" and not part.modes.get(mode, {}).get("calls"):
             what = f"{name} was never called in {mode}"
             hint = "call the module itself, model(x), not its forward() or another method"
