@@ -15,7 +15,8 @@ import hotloop
 from hotloop.errors import StaleOutputError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "testing"))
-from lifetime_cases import CASES, World
+from lifetime_cases import CASES
+from lifetime_programs import World, Writes
 from two_networks import Ranker, batches, run
 
 pytestmark = [
@@ -107,8 +108,6 @@ def test_strict_lifetime_is_never_silently_wrong(case, warm):
 
 
 def test_a_graph_that_writes_into_its_input_is_skipped_with_a_reason():
-    from lifetime_cases import Writes
-
     model = hotloop.compile(Writes().cuda(), PRESET)
     with torch.no_grad():
         for _ in range(3):

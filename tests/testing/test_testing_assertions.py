@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lifetime_cases import Net
+from lifetime_programs import Net
 
 import hotloop
 from hotloop.errors import ConfigError
@@ -94,7 +94,7 @@ def test_calls_without_a_mark_are_found_with_their_line():
         compiled = torch.compile(Net(), backend=emulation.backend)
         with (
             pytest.raises(
-                AssertionError, match=r"2 calls of compiled code began a new generation .*lifetime_cases\.py"
+                AssertionError, match=r"2 calls of compiled code began a new generation .*lifetime_programs\.py"
             ),
             assert_steps_marked(),
         ):

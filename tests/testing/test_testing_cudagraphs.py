@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lifetime_cases import CASES, HandsOn, Net, World, Writes, table
+from lifetime_cases import CASES, table
+from lifetime_programs import HandsOn, Net, World, Writes
 from torch import nn
 
 import hotloop
@@ -167,7 +168,7 @@ def test_a_graph_that_writes_into_an_input_is_skipped_with_its_line_and_one_that
         writes(torch.randn(3, 8))
         (skipped,) = emulation.skipped
         assert skipped.reason == "it writes into an input (args[0])"
-        assert skipped.file.endswith("lifetime_cases.py")
+        assert skipped.file.endswith("lifetime_programs.py")
         status = hotloop.status(writes)
         assert status.components["model"].cudagraphs_skipped == ("it writes into an input (args[0])",)
         assert "no CUDA graph was captured: it writes into an input" in str(status)

@@ -1,0 +1,109 @@
+"""What is counted of components under CUDA graphs, and that presets without them pay nothing."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import hotloop
+from hotloop._torch import cudagraphs
+from hotloop.apply import Cut
+from hotloop.config import component_config
+from hotloop.control.component import Lane, MarkingLane, lane
+from hotloop.report import components as shown
+from hotloop.testing import cudagraph_emulation
+
+PRESET = "reduce-overhead"
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.two(torch.tanh(self.one(x)))
+
+
+def x(seed):
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def emulation():
+    with cudagraph_emulation() as running:
+        yield running
+
+
+def test_counts_tell_the_pace_the_shapes_and_the_copies(emulation):
+    model = hotloop.compile(Net(), PRESET)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        for part in range(2):
+            model(x(part)).sum().backward()
+        with torch.no_grad():
+            for _ in range(step):
+                model(x(5)[:2])
+        optimizer.step()
+        optimizer.zero_grad()
+    status = hotloop.status(model)
+    one = status.components["model"]
+    training, inference = one.modes["training"], one.modes["inference"]
+    assert training["calls_per_step"] == {"2": 3}
+    assert inference["calls_per_step"] == {"1": 1, "2": 1}
+    assert training["shapes"] == {"4x6": 6}
+    assert inference["shapes"] == {"2x6": 3}
+    assert training["calls_per_mark"] == {"1": 5}  # the last one is not over
+    assert one.outputs_copied == 6 + 3 * 4 + 3
+    assert one.bytes_copied == (6 * 24 + 3 * (2 * 36 + 2 * 6) + 3 * 12) * 4
+    data = json.loads(json.dumps(status.to_dict()))["components"]
+    text = str(status)
+    assert "21 outputs of CUDA graphs copied" in text
+    assert "model, training: 6 calls on 4x6 (3 steps of 2 calls)" in text
+    facts = shown.components(data)[0].facts
+    assert "21 outputs of CUDA graphs copied, 0.0 MiB" in facts
+    assert "training: 2 calls a step, on 1 shape" in facts
+
+
+def test_hostile_counts_in_a_record_do_no_harm():
+    entry = {
+        "requested": "x",
+        "running": "x",
+        "outputs_copied": "<b>",
+        "modes": {"<i>": {"shapes": {"<s>": 1}, "calls_per_step": 3}},
+    }
+    entry["cudagraphs_skipped"] = ["<script>\n" * 200, 3]
+    facts = shown.components({"model": entry})[0].facts
+    assert all("\n" not in fact and len(fact) < 300 for fact in facts)
+
+
+def test_presets_without_cuda_graphs_get_nothing_of_this():
+    model = hotloop.compile(Net(), "aot_eager")
+    kept = [model(x(seed)) for seed in range(2)]
+    kept[0].sum().backward()
+    assert type(model._compiled_call_impl._training) is Lane
+    status = hotloop.status(model).components["model"]
+    assert status.outputs_copied == 0
+    assert "shapes" not in status.modes["training"]
+    for preset, kind in (("default", Lane), ("inductor", Lane), ("triton", MarkingLane), ("max-autotune", MarkingLane)):
+        config = component_config(preset)
+        assert type(lane("model", "training", config.training, config, Cut())) is kind
+
+
+def test_options_that_turn_cuda_graphs_on_count_as_well_as_modes():
+    config = component_config("default", options={"triton.cudagraphs": True})
+    assert config.training.cudagraphs
+    assert not component_config("triton", options={"triton.cudagraphs": False}).training.cudagraphs
+
+
+def test_without_a_gpu_a_preset_with_cuda_graphs_marks_nothing_and_copies_nothing():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    model = hotloop.compile(Net(), PRESET, ladder=("aot_eager", "none"))
+    before = cudagraphs.marked()
+    with torch.no_grad():
+        model(x(0))
+    assert cudagraphs.marked() == before
+    one = hotloop.status(model).components["model"]
+    assert (one.running, one.outputs_copied) == ("none", 0)
