@@ -253,7 +253,8 @@ def _graphs(*, emulated: bool) -> contextlib.AbstractContextManager[Any]:
 def _of_component(name: str, part: ComponentStatus, chosen: tuple[Preset, Preset], *, complete: bool) -> list[Finding]:
     causes = "; ".join(dict.fromkeys(cause.reason for cause in part.causes)) or "no cause is known"
     found = []
-    if part.state not in {"compiled", "pending"}:
+    uncalled = not any(counts.get("calls") for counts in part.modes.values())
+    if part.state not in {"compiled", "pending"} and not uncalled:
         what = f"{name} was asked for {part.requested} and is {part.state}, running {part.running}: {causes}"
         found.append(Finding(kind="stepped down", what=what))
     found += [
