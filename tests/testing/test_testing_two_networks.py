@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from two_networks import Ranker, batches, make, run
+from two_networks import ITEMS, PICKS, Ranker, allocator, batches, make, run
 
 import hotloop
 from hotloop.errors import StaleOutputError
@@ -74,3 +74,6 @@ def test_the_training_is_a_workload_that_runs():
     workload = make()
     epochs = [sum(workload.run(batch).item() for batch in workload.epoch()) for _ in range(3)]
     assert epochs[2] < epochs[0]
+    order, _, scores = allocator(workload)(next(workload.epoch()))
+    assert len(set(order)) == PICKS
+    assert scores.shape == (1, ITEMS)

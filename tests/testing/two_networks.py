@@ -63,21 +63,26 @@ class Ranker:
         self.optimizer.zero_grad()
         return loss
 
-    @torch.no_grad()
-    def allocate(self, items, picks=PICKS):
-        """Choose ``picks`` items of one row greedily; give them, and the gist and the scores of the surest choice."""
-        chosen = torch.zeros(1, items.shape[1], device=items.device)
-        order, best = [], None
-        for _ in range(picks):
-            gist = self.gist(items, chosen)
-            scores = self.lens(gist, items).masked_fill(chosen.bool(), -torch.inf)
-            pick = int(scores.argmax())
-            sure = scores.softmax(-1).max().item()
-            if best is None or sure > best[0]:
-                best = (sure, gist, scores)
-            order.append(pick)
-            chosen = chosen.index_fill(1, torch.tensor([pick], device=items.device), 1.0)
-        return order, best[1], best[2]
+    def allocate(self, items):
+        """See `allocate`."""
+        return allocate(self.gist, self.lens, items)
+
+
+@torch.no_grad()
+def allocate(gist, lens, items, picks=PICKS):
+    """Choose ``picks`` items of one row greedily; give them, and the gist and the scores of the surest choice."""
+    chosen = torch.zeros(1, items.shape[1], device=items.device)
+    order, best = [], None
+    for _ in range(picks):
+        summed = gist(items, chosen)
+        scores = lens(summed, items).masked_fill(chosen.bool(), -torch.inf)
+        pick = int(scores.argmax())
+        sure = scores.softmax(-1).max().item()
+        if best is None or sure > best[0]:
+            best = (sure, summed, scores)
+        order.append(pick)
+        chosen = chosen.index_fill(1, torch.tensor([pick], device=items.device), 1.0)
+    return order, best[1], best[2]
 
 
 def batches(many, device="cpu", rows=8):
@@ -103,6 +108,12 @@ def run(ranker, given, *, every=1):
             orders.append(order)
             gists += [gist, scores]
     return [loss.item() for loss in losses], orders, gists
+
+
+def allocator(workload):
+    """Give what asks a workload's networks for one row of a batch, between its steps."""
+    gist, lens = workload.model
+    return lambda batch: allocate(gist, lens, batch[0][:1])
 
 
 def make(device="cpu"):

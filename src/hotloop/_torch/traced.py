@@ -122,7 +122,8 @@ def _written(nodes: list[fx.Node], placeholders: list[fx.Node]) -> dict[int, _Pl
 
 def _unsafe(nodes: list[fx.Node]) -> tuple[str, _Place] | None:
     """Find an operation that a capture does not allow: its result's size, or what Python does next, needs the data."""
-    forbidden = {torch.Tag.cudagraph_unsafe, torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+    names = ("cudagraph_unsafe", "dynamic_output_shape", "data_dependent_output")
+    forbidden = {tag for name in names if (tag := getattr(torch.Tag, name, None)) is not None}
     for node in nodes:
         if forbidden & set(getattr(node.target, "tags", ())):
             return f"{node.target} cannot be captured: torch cuts the graph there", _line(node)

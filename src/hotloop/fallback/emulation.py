@@ -165,7 +165,8 @@ class Emulation:
         mine = self._of_thread
         if made is not None:
             mine.generation, mine.marked = cudagraphs.generation(), cudagraphs.marked()
-            mine.live += [_Tracked(output, tensor) for output, tensor in made]
+            before = [one for one in mine.live if one.alive()]
+            mine.live = before + [_Tracked(output, tensor) for output, tensor in made]
         if kind != "inference":
             mine.forward_waits = kind == "forward"
 
@@ -195,7 +196,8 @@ class Emulation:
                 )
 
     def _operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._stale and not (operation.is_view or operation is torch.ops.aten.detach.default):
+        looks_only = getattr(operation, "is_view", False) or operation is torch.ops.aten.detach.default
+        if self._stale and not looks_only:
             self.check(tensors_in(*args, *kwargs.values()), name_of(operation))
         return operation(*args, **kwargs)
 

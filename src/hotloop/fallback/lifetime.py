@@ -41,7 +41,7 @@ class MarkedSteps:
     """The steps of all CUDA graphs in this process: which forwards wait for their backward, and when one is marked."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the collector may run a user's code at any allocation, also inside of it
         self._optimizer_steps = 0
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._marks_after_optimizer = False

@@ -1,0 +1,138 @@
+"""How torch's own trees of CUDA graphs are read, with stand-ins for what only a GPU makes."""
+
+import inspect
+import types
+
+import pytest
+import torch
+
+import hotloop
+from hotloop._torch import cudagraphs
+from hotloop._torch.cudagraphs import Trees
+
+
+@pytest.fixture
+def trees():
+    import torch._inductor.cudagraph_trees as found
+
+    return found
+
+
+class Node:
+    """A graph that ran: it left one tensor."""
+
+    def __init__(self, tensor, function):
+        self.outputs_weakrefs = [lambda: cudagraphs.storage_key(tensor), None, lambda: None]
+        self.tensor_weakrefs = [lambda: tensor, None, lambda: None]
+        self.stack_traces = ['  File "/home/user/train.py", line 7, in forward\n    return x', None, None]
+        self.wrapped_function = types.SimpleNamespace(id=function)
+        self._path_from_root = [self]
+        self._tensor = tensor
+
+    def _is_cuda_graph_recorded_tensor(self, tensor):
+        return tensor.untyped_storage().data_ptr() == self._tensor.untyped_storage().data_ptr()
+
+
+@pytest.fixture
+def manager(trees, monkeypatch):
+    made = types.SimpleNamespace(
+        current_node=None,
+        running_forwards_with_pending_backwards=False,
+        id_to_mode={1: trees.CompilationMode.BACKWARD},
+    )
+    containers = {0: types.SimpleNamespace(tree_manager=made), 1: types.SimpleNamespace(tree_manager=None)}
+    monkeypatch.setattr(trees.local, "tree_manager_containers", containers, raising=False)
+    return made
+
+
+def test_without_any_graph_nothing_is_held_and_nothing_waits(manager):
+    assert list(Trees().alive()) == []
+    assert not Trees().forward_waits()
+
+
+def test_what_is_alive_is_described_and_what_is_dead_is_not(manager):
+    tensor = torch.ones(2, 3)
+    manager.current_node = Node(tensor, 1)
+    (found,) = Trees().alive()
+    assert (found.kind, found.index, found.shape, found.dtype) == ("backward", 0, (2, 3), "float32")
+    assert (found.file, found.line) == ("/home/user/train.py", 7)
+    assert found.storage == cudagraphs.storage_key(tensor)
+    assert "made at /home/user/train.py:7" in str(found)
+
+
+def test_a_forward_that_waits_keeps_hotloop_from_marking(manager):
+    from hotloop.fallback.lifetime import MarkedSteps
+
+    steps = MarkedSteps()
+    before = cudagraphs.marked()
+    manager.running_forwards_with_pending_backwards = True
+    assert not steps.enter()
+    assert cudagraphs.marked() == before
+    manager.running_forwards_with_pending_backwards = False
+    assert steps.enter()
+    assert cudagraphs.marked() == before - 1
+
+
+def test_tensors_outside_the_gpu_are_in_no_graph(manager):
+    tensor = torch.ones(2)
+    manager.current_node = Node(tensor, 1)
+    assert not Trees().holds(tensor)
+    assert hotloop.own(tensor) is tensor
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        ("CUDAGraphTreeManager", ("current_node", "running_forwards_with_pending_backwards", "id_to_mode")),
+        (
+            "CUDAGraphNode",
+            (
+                "outputs_weakrefs",
+                "tensor_weakrefs",
+                "stack_traces",
+                "wrapped_function",
+                "_path_from_root",
+                "_is_cuda_graph_recorded_tensor",
+            ),
+        ),
+        (
+            "CUDAWarmupNode",
+            (
+                "outputs_weakrefs",
+                "tensor_weakrefs",
+                "stack_traces",
+                "wrapped_function",
+                "_path_from_root",
+                "_is_cuda_graph_recorded_tensor",
+            ),
+        ),
+        ("TreeManagerContainer", ("tree_manager",)),
+    ],
+)
+def test_what_is_read_of_torchs_trees_is_there(trees, kind, names):
+    cls = getattr(trees, kind)
+    source = inspect.getsource(cls)
+    for name in names:
+        assert hasattr(cls, name) or f"self.{name}" in source, name
+
+
+def test_the_rule_of_generations_is_the_one_that_was_copied(trees):
+    """Where torch changes it, the emulation has to follow."""
+    manager = trees.CUDAGraphTreeManager
+    rule = inspect.getsource(manager.can_start_new_generation)
+    assert "in_new_torch_compile_invocation" in rule
+    assert "user_invoked_mark_step" in rule
+    assert "running_forwards_with_pending_backwards" in rule
+    assert "mark_step_counter != 0" in inspect.getsource(manager.get_curr_generation)
+    assert "BACKWARD" in inspect.getsource(manager.run)
+    asked = types.SimpleNamespace(current_gen=1, running_forwards_with_pending_backwards=True)
+    asked.get_curr_generation = lambda: 2
+    asked.in_new_torch_compile_invocation = lambda: manager.in_new_torch_compile_invocation(asked)
+    asked.user_invoked_mark_step = lambda: False
+    assert not manager.can_start_new_generation(asked)
+    asked.user_invoked_mark_step = lambda: True
+    assert manager.can_start_new_generation(asked)
+    asked.user_invoked_mark_step, asked.running_forwards_with_pending_backwards = (lambda: False), False
+    assert manager.can_start_new_generation(asked)
+    asked.current_gen = 2
+    assert not manager.can_start_new_generation(asked)
