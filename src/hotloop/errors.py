@@ -20,6 +20,11 @@ The user's own exceptions are never wrapped in one of these.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 class HotloopError(Exception):
     """Base of every exception that hotloop raises itself."""
@@ -60,8 +65,12 @@ class StaleOutputError(HotloopError, RuntimeError):
     """An output of a CUDA graph was read after a later call overwrote it, or is held where it is about to be.
 
     The message names the output, its component, where it was made, and what to do: consume it, clone it
-    (`hotloop.own`), or make it again.
+    (`hotloop.own`), or make it again. ``outputs`` has each with name, shape, place and memory, however many there are.
     """
+
+    def __init__(self, message: str, outputs: Iterable[Any] = ()) -> None:
+        super().__init__(message)
+        self.outputs = tuple(outputs)
 
 
 class StepLostError(HotloopError, RuntimeError):

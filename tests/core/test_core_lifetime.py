@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hotloop
 from hotloop._torch import cudagraphs
+from hotloop._torch.foreach import copies
 from hotloop.errors import ConfigError, StaleOutputError
 from hotloop.fallback.lifetime import Outputs, copied_together, steps
 from hotloop.testing import assert_compiled, cudagraph_emulation
@@ -115,6 +116,49 @@ def test_copies_stay_in_the_autograd_graph_and_keep_shape_and_strides():
         assert one.requires_grad == other.requires_grad
         assert one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
     assert copies[0].stride() == tensors[0].stride()
+
+
+def test_gradients_are_copied_with_their_strides_sparse_ones_too():
+    dense = [torch.randn(3, 4).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.randn(0)]
+    sparse = torch.eye(3).to_sparse()
+    for given in (dense, [*dense, sparse], []):
+        found = copies(given)
+        assert len(found) == len(given)
+        for one, other in zip(found, given, strict=True):
+            assert one is not other
+            assert torch.equal(one.to_dense(), other.to_dense())
+            assert one.layout == other.layout
+    for one, other in zip(copies(dense), dense, strict=True):
+        assert one.stride() == other.stride()
+        assert not one.numel() or one.data_ptr() != other.data_ptr()
+
+
+def test_tied_weights_autocast_inference_mode_and_outputs_in_a_mapping(emulation):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.words, self.head = nn.Embedding(10, 8), nn.Linear(8, 10)
+            self.head.weight = self.words.weight
+
+        def forward(self, ids):
+            scores = self.head(torch.tanh(self.words(ids)))
+            return {"scores": scores, "loss": nn.functional.cross_entropy(scores.flatten(0, 1), ids.flatten())}
+
+    model, twin = both(Tied)
+    hotloop.compile(twin, "aot_eager")  # the same kernels, without graphs to overwrite anything
+    held = {id(model): [], id(twin): []}
+    for _ in range(3):
+        ids = torch.randint(10, (2, 5))
+        for each in (model, twin):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = each(ids)
+            out["loss"].backward()  # accumulates
+            with torch.inference_mode():
+                held[id(each)] += [*out.values(), *each(ids).values()]
+    assert same(held[id(model)], held[id(twin)])
+    assert same(grads(model), grads(twin))
+    assert emulation.overwritten == []
 
 
 def test_graph_breaks_and_blocks_are_safe_too(emulation):
@@ -319,8 +363,16 @@ def test_own_copies_nothing_twice(emulation):
 def test_strict_lifetime_raises_where_a_gradient_is_held_and_copies_nothing(emulation):
     model, _ = both(strict_lifetime=True)
     model(x(0)).sum().backward()
-    with pytest.raises(StaleOutputError, match=r"gradient \d \(of one\.weight.*zero_grad\(\)"):
+    with pytest.raises(
+        StaleOutputError, match=r"gradient \d \(of one\.weight.*held by Linear\.weight\.grad.*zero_grad"
+    ) as found:
         model(x(1))
+    assert sorted(one.name for one in found.value.outputs) == [
+        "of one.bias",
+        "of one.weight",
+        "of two.bias",
+        "of two.weight",
+    ]
     model.zero_grad()
     model(x(1)).sum().backward()
     assert hotloop.status(model).components["model"].outputs_copied == 0

@@ -16,7 +16,7 @@ PRIVATE_ROOM = SOURCE / "_torch"
 # Attributes with an underscore that are no torch names: Python's own, and those of public Python types.
 NOT_TORCH = re.compile(r"^__\w+__$|^_(fields|replace|asdict|make|private_to|hotloop\w*)$")
 # A dotted private path of torch in a string: "torch._dynamo.x", or "torch:_Name".
-SINCE = {"torch._C:_override_stale_capture_stream": "2.13"}
+SINCE = {"torch._C:_override_stale_capture_stream": "2.13", "torch:_foreach_clone": "2.13"}
 DOTTED = re.compile(r"^torch(\.\w+)*[.:]_\w+([.:]\w+)*$")
 
 

@@ -25,8 +25,17 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
 
 
 def copies(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy each tensor into memory of its own, without gradients: all dense ones in few launches."""
-    made = [torch.empty_like(one) if one.layout == torch.strided else one.clone() for one in sources]
-    dense = [place for place, one in enumerate(sources) if one.layout == torch.strided]
-    copy_all([made[place] for place in dense], [sources[place] for place in dense])
-    return made
+    """Copy each tensor into memory of its own, without gradients; dense ones in few launches."""
+    if any(one.layout != torch.strided for one in sources):
+        return [one.detach().clone() for one in sources]
+    if not sources:
+        return []
+    try:
+        clone = private("torch:_foreach_clone")
+    except CapabilityMissingError:
+        made = [torch.empty_like(one) for one in sources]
+        copy_all(made, sources)
+        return made
+    with torch.no_grad():
+        cloned: list[torch.Tensor] = list(clone(list(sources)))
+    return cloned

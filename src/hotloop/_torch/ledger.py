@@ -177,6 +177,11 @@ LEDGER: tuple[PrivateName, ...] = (
         "saving the state of a step costs more",
     ),
     PrivateName(
+        "torch:_foreach_clone",
+        "copies the gradients that a CUDA graph hands out in few launches, its memory included (torch 2.13)",
+        "the memory of each copy is asked for from Python",
+    ),
+    PrivateName(
         "torch._C:_cuda_endAllocateToPool",
         "tells the allocator that a capture is over which failed half-way",
         "after a failed capture, memory that crosses streams is kept back",

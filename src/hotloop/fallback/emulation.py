@@ -192,7 +192,8 @@ class Emulation:
                 raise StaleOutputError(
                     f"{what} reads{at} what a later call of compiled code has overwritten under CUDA graphs: "
                     f"{found.output}. Read it before that call, keep a copy (hotloop.own, or .clone()), or make it "
-                    "again"
+                    "again",
+                    [found.output],
                 )
 
     def _operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -55,7 +55,7 @@ def _variables(tensors: list[torch.Tensor]) -> Iterator[str]:
     while frame is not None:
         if is_user_file(frame.f_code.co_filename):
             for name, value in frame.f_locals.items():
-                if path := _inside(value, tensors):
+                if (path := _inside(value, tensors)) is not None:
                     yield f"{name}{path} in {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
         frame = frame.f_back
 
@@ -63,7 +63,7 @@ def _variables(tensors: list[torch.Tensor]) -> Iterator[str]:
 def _inside(value: Any, tensors: list[torch.Tensor]) -> str | None:
     """Give the path to one of the tensors in a variable, through one list or mapping; None where there is none."""
     if any(value is one for one in tensors):
-        return " "
+        return ""
     if isinstance(value, dict):
         entries: Any = value.items()
     elif isinstance(value, list | tuple):

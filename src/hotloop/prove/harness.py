@@ -2,8 +2,8 @@
 
 The program runs twice in lockstep, eager and compiled as its settings say: each training step from the same state, then
 many calls without gradients on the same modules. Outputs are held, as an allocator or a sampler holds its best, and
-looked at again after later calls and the next step. A third program then hands out the memory of the graphs itself, and
-at each mark it is noted what is held of it, and by whom.
+looked at again after later calls and the next step. Of a third program it is noted at each mark what it holds of what
+the graphs handed out, and who.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
 from hotloop.control import compile as compile_in_place
 from hotloop.control import status
-from hotloop.errors import ConfigError, StaleOutputError
+from hotloop.errors import ConfigError
 from hotloop.fallback import emulation
 from hotloop.fallback.causes import describe
+from hotloop.fallback.lifetime import steps
 from hotloop.measure import Limits
 from hotloop.presets import Preset
 from hotloop.prove.bench_source import source_of
 from hotloop.prove.bench_way import seeded
-from hotloop.prove.harness_held import Lookout
+from hotloop.prove.harness_held import Holdings
 from hotloop.prove.harness_lockstep import Lockstep
 from hotloop.prove.harness_program import Subject, noting_calls
 from hotloop.prove.harness_result import REMEDY, Finding, Harness
@@ -170,7 +172,7 @@ class _Run:
         eager = self._make()
         emulated = eager.device.type != "cuda" or emulation.running() is not None
         limits = self._first_step(eager)
-        lookout = Lookout()
+        lookout = Holdings()
         with _graphs(emulated=emulated):
             nearest = self._in_lockstep(eager, Limits.rounding() if emulated else limits, strict_lifetime)
             del eager
@@ -221,24 +223,21 @@ class _Run:
                 self._components[name] = part.to_dict()
                 self._findings += _of_component(name, part, self._settings.chosen[name], complete=complete)
 
-    def _look(self, lookout: Lookout) -> None:
-        """Run a program whose outputs are not copied, and note what it holds at each mark."""
+    def _look(self, lookout: Holdings) -> None:
+        """Run a program that nobody else holds anything of, and note what it holds at each mark."""
         subject = self._make()
         batches = subject.workload.endless()
         calls: Calls = {}
         with seeded(), noting_calls(subject.models, calls):
             subject.step(next(batches))
-        self._settings.put_on(subject.models, strict_lifetime=True)
+        self._settings.put_on(subject.models, strict_lifetime=False)
         try:
-            with lookout.looking():
-                for _ in range(self._rounds):
-                    batch = next(batches)
+            with steps.looking(lookout):
+                for batch in itertools.islice(batches, self._rounds):
                     subject.step(batch)
                     for number in range(self._calls):
                         collections.deque(subject.infer(batch, calls, number), maxlen=0)
-        except StaleOutputError:
-            pass  # it reads what was overwritten: what it held until then is noted, and copies spare it that
-        except Exception as error:  # noqa: BLE001 - on a GPU it computes with what was overwritten, which may fail anyhow
+        except Exception as error:  # noqa: BLE001 - the lockstep has told already what goes wrong
             what = f"the list of held outputs ends early: {describe(error)}"
             self._findings.append(Finding(kind="held", what=what, fails=False))
 
