@@ -13,41 +13,45 @@ _RESET_PEAK = "5"
 
 
 class Peak:
-    """The peak of memory from now on.
+    """The peak of the memory that a program takes which is made after this.
 
     Args:
-        device: where the program runs.
         alone: this process runs nothing else, so that its own memory is the program's; only then a CPU has a peak.
     """
 
-    def __init__(self, device: torch.device, *, alone: bool) -> None:
-        self._device, self._alone = device, alone
-        self._others = 0
-        self._known = True
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(device)
-            self._others = torch.cuda.memory_reserved(device)
+    def __init__(self, *, alone: bool) -> None:
+        self._alone, self._known = alone, True
+        started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        self._others = {index: _forget(index) for index in range(torch.cuda.device_count() if started else 0)}
 
-    def again(self) -> None:
+    def again(self, device: torch.device) -> None:
         """Forget the peak so far; what others held at the start is still theirs."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if device.type == "cuda":
+            _forget(_index(device))
             return
         try:
             _CLEAR.write_text(_RESET_PEAK, encoding="ascii")
         except OSError:  # not Linux, or a sandbox that forbids it
             self._known = False
 
-    def bytes(self) -> int | None:
+    def bytes(self, device: torch.device) -> int | None:
         """Give the peak: of memory reserved by torch on a GPU, captured graphs included; None where it is not known."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-            return max(0, torch.cuda.max_memory_reserved(self._device) - self._others)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            return max(0, torch.cuda.max_memory_reserved(device) - self._others.get(_index(device), 0))
         return _resident_peak() if self._alone and self._known else None
+
+
+def _index(device: torch.device) -> int:
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _forget(index: int) -> int:
+    """Give back what is not in use, forget the peak, and give the memory that is reserved now."""
+    torch.cuda.synchronize(index)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(index)
+    return torch.cuda.memory_reserved(index)
 
 
 def free_bytes(device: torch.device) -> int | None:

@@ -166,11 +166,12 @@ def start(name: str, make: Callable[[], Workload], *, alone: bool = False) -> tu
         NotRunError: it does not run as asked here.
         Exception: what the user's own code raises in eager.
     """
+    memory = Peak(alone=alone)
     with seeded():
         workload = make()
         running = Running(name, workload)
         try:
-            return running, _get_ready(running, workload.endless(), Peak(running.device, alone=alone))
+            return running, _get_ready(running, workload.endless(), memory)
         except BaseException:
             running.close()
             raise
@@ -180,8 +181,8 @@ def _get_ready(running: Running, batches: Iterator[Any], memory: Peak) -> Ready:
     """Run a way until `READY` steps in a row ran as asked and did nothing besides."""
     ends = _first_steps(running, batches)
     running.check()
-    preparing = memory.bytes()
-    memory.again()
+    preparing = memory.bytes(running.device)
+    memory.again(running.device)
     for batch in itertools.islice(batches, READY):
         running.run(batch)
     prepared = len(ends) - 1 - READY
@@ -196,7 +197,7 @@ def _get_ready(running: Running, batches: Iterator[Any], memory: Peak) -> Ready:
         cache_hits=sum(part.cache_hits for part in parts),
         cache_misses=sum(part.cache_misses for part in parts),
         preparing_bytes=preparing,
-        peak_bytes=memory.bytes(),
+        peak_bytes=memory.bytes(running.device),
     )
 
 
