@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from hotloop.errors import ConfigError, HotloopError
 
@@ -67,7 +68,7 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of the command
             total_steps=total_steps,
             cold=cold,
             record=record,
-            say=lambda line: shown.update(line.replace("[", "\\[")),
+            say=lambda line: shown.update(escape(line)),
         )
     page = _page(found, html) if html is not None else None
     if as_json:

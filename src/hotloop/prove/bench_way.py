@@ -102,6 +102,9 @@ class Running:
         ):
             self.close()
             raise NotRunError(f"this machine cannot run it: {lacking}")
+        if self.tier.settings.get("regions") == "blocks" and not self.loop.compiled.in_blocks:
+            self.close()
+            raise NotRunError("the model has no repeated blocks, so that it would be compiled as a whole: that is full")
 
     def run(self, batch: Any) -> tuple[str, str]:
         """Run one step; gives what it ran in and what it did."""

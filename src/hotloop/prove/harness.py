@@ -26,7 +26,7 @@ from hotloop.measure import Limits
 from hotloop.presets import Preset
 from hotloop.prove.bench_source import source_of
 from hotloop.prove.bench_way import seeded
-from hotloop.prove.harness_held import Holdings
+from hotloop.prove.harness_held import HeldOutputs
 from hotloop.prove.harness_lockstep import Lockstep
 from hotloop.prove.harness_program import Subject, noting_calls
 from hotloop.prove.harness_result import REMEDY, Finding, Harness
@@ -172,7 +172,7 @@ class _Run:
         eager = self._make()
         emulated = eager.device.type != "cuda" or emulation.running() is not None
         limits = self._first_step(eager)
-        lookout = Holdings()
+        lookout = HeldOutputs()
         with _graphs(emulated=emulated):
             nearest = self._in_lockstep(eager, Limits.rounding() if emulated else limits, strict_lifetime)
             del eager
@@ -223,7 +223,7 @@ class _Run:
                 self._components[name] = part.to_dict()
                 self._findings += _of_component(name, part, self._settings.chosen[name], complete=complete)
 
-    def _look(self, lookout: Holdings) -> None:
+    def _look(self, lookout: HeldOutputs) -> None:
         """Run a program that nobody else holds anything of, and note what it holds at each mark."""
         subject = self._make()
         batches = subject.workload.endless()

@@ -20,7 +20,7 @@ MOST = 50
 """Different outputs that are looked after: finding a holder looks through everything that is alive."""
 
 
-class Holdings:
+class HeldOutputs:
     """Notes what was handed out and is alive at the next mark; equal ones of later steps are counted.
 
     What a program gets are copies, so it runs on as it does; each copy that is alive at the mark is one that would have
