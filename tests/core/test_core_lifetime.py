@@ -305,61 +305,6 @@ def test_a_kept_graph_may_be_gone_through_again(emulation):
     assert same(grads(model), grads(twin))
 
 
-def test_own_gives_the_same_structure_and_copies_graph_memory_only(emulation):
-    net = Net()
-    compiled = torch.compile(net, backend=emulation.backend)
-    given = x(0)
-    with torch.no_grad():
-        out = compiled(given)
-        owned = hotloop.own({"out": out, "again": [out], "given": given, "weight": net.one.weight, "n": 3})
-        assert owned["out"] is owned["again"][0] is not out
-        assert owned["given"] is given
-        assert owned["weight"] is net.one.weight
-        assert owned["n"] == 3
-        assert cudagraphs.marked() == -1
-        expected = out.clone()
-        compiled(x(1))
-        assert torch.equal(owned["out"], expected)
-        assert hotloop.own(given) is given
-
-
-def test_own_keeps_autograd_and_marks_after_the_optimizer_step(emulation):
-    net, twin = Net(), Net()
-    compiled = torch.compile(net, backend=emulation.backend)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    losses = []
-    for seed in range(3):
-        loss = hotloop.own(compiled(x(seed)).square())
-        assert loss.requires_grad
-        losses.append(hotloop.own(compiled(x(seed))))
-        loss.sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert cudagraphs.marked() < 0
-    assert all(torch.isfinite(one).all() for one in losses)
-    assert torch.equal(losses[0], twin(x(0)))
-
-
-def test_own_does_not_mark_while_a_backward_is_pending(emulation):
-    net, twin, other = Net(), Net(), Net()
-    trained = torch.compile(net, backend=emulation.backend)
-    asked = torch.compile(other, backend=emulation.backend)
-    out = trained(x(0))
-    with torch.no_grad():
-        hotloop.own(asked(x(1)))
-    assert cudagraphs.marked() == 0
-    out.sum().backward()
-    twin(x(0)).sum().backward()
-    assert same(grads(net), grads(twin))
-
-
-def test_own_copies_nothing_twice(emulation):
-    model, _ = both()
-    with torch.no_grad():
-        out = model(x(0))
-    assert hotloop.own(out) is out
-
-
 def test_strict_lifetime_raises_where_a_gradient_is_held_and_copies_nothing(emulation):
     model, _ = both(strict_lifetime=True)
     model(x(0)).sum().backward()

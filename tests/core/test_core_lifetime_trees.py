@@ -7,8 +7,10 @@ import pytest
 import torch
 
 import hotloop
+from hotloop import presets
 from hotloop._torch import cudagraphs
 from hotloop._torch.cudagraphs import Trees
+from hotloop.fallback import LadderBackend
 
 
 @pytest.fixture
@@ -78,6 +80,17 @@ def test_tensors_outside_the_gpu_are_in_no_graph(manager):
     manager.current_node = Node(tensor, 1)
     assert not Trees().holds(tensor)
     assert hotloop.own(tensor) is tensor
+
+
+def test_a_reset_of_torch_frees_the_graphs_of_components_too(trees, monkeypatch):
+    asked = []
+    monkeypatch.setattr(trees, "reset_cudagraph_trees", lambda: asked.append(True))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(cudagraphs, "private", lambda path: getattr(trees, path.partition(":")[2]))
+    LadderBackend((presets.get("reduce-overhead"), presets.get("none"))).reset()
+    assert asked == [True]
+    LadderBackend((presets.get("aot_eager"), presets.get("none"))).reset()
+    assert asked == [True]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from lifetime_programs import HandsOn, Net, World, Writes
 from torch import nn
 
 import hotloop
+from hotloop._torch import cudagraphs
 from hotloop.errors import ConfigError, StaleOutputError
 from hotloop.observe import holders
 from hotloop.testing import cudagraph_emulation
@@ -217,20 +218,22 @@ def test_a_second_thread_sees_its_stale_reads_when_it_watches():
 
 
 def test_after_the_block_everything_is_as_before():
+    torch.compiler.cudagraph_mark_step_begin()
+    before = cudagraphs.marked()
     with cudagraph_emulation() as emulation:
+        assert cudagraphs.marked() == 0
         with pytest.raises(ConfigError, match="in force already"), cudagraph_emulation():
             pass
         scorer = torch.compile(Scorer(), backend=emulation.backend)
         scorer(torch.ones(3, 8))
-        marks = torch._inductor.cudagraph_trees.MarkStepBox.mark_step_counter
         torch.compiler.cudagraph_mark_step_begin()
-    assert torch._inductor.cudagraph_trees.MarkStepBox.mark_step_counter == marks == 0
+    assert cudagraphs.marked() == before
     with torch.no_grad():  # the code runs on, unwatched
         first = scorer(torch.ones(3, 8))
-        before = first.clone()
+        copy = first.clone()
         scorer(torch.zeros(3, 8))
-    assert torch.equal(first, before)
-    later = hotloop.compile(Scorer(), "reduce-overhead")  # without a GPU it steps down again
+    assert torch.equal(first, copy)
+    later = hotloop.compile(Scorer(), "reduce-overhead", ladder=())  # without a GPU it steps down again
     later(torch.ones(3, 8))
     assert hotloop.status(later).components["model"].running != "reduce-overhead" or torch.cuda.is_available()
 

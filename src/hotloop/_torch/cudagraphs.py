@@ -75,7 +75,8 @@ def generation() -> int:
 
 def forget_graphs() -> None:
     """Free all CUDA graphs of this thread, as Inductor does when torch forgets what it compiled."""
-    private("torch._inductor.cudagraph_trees:reset_cudagraph_trees")()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        private("torch._inductor.cudagraph_trees:reset_cudagraph_trees")()
 
 
 def running_backward() -> bool:

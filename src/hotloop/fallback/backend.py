@@ -57,7 +57,7 @@ class LadderBackend:
         self.rungs, self.cut, self.strict, self.strict_lifetime = rungs, cut or Cut(), strict, strict_lifetime
         self.__name__ = f"hotloop_{rungs[0].name}"
         names = tuple(rung.name for rung in rungs)
-        emulation = emulation_of(rungs[0])
+        emulation = next((found for rung in rungs if (found := emulation_of(rung)) is not None), None)
         self._key = (tuple(rung.key for rung in rungs), names, self.cut, strict, strict_lifetime, emulation)
 
     def __eq__(self, other: object) -> bool:

@@ -14,9 +14,9 @@ def cudagraph_emulation(*, holders: bool = False) -> contextlib.AbstractContextM
     """Have compiled code behave as CUDA graphs do while the block runs, on any machine.
 
     Presets with CUDA graphs (``reduce-overhead``, ``triton``, ``max-autotune``) run, where without a GPU they would
-    step down; they run eager kernels, so numbers are those of preset ``aot_eager``. Plain ``torch.compile`` takes part with
-    ``torch.compile(model, backend=emulation.backend)`` in place of ``mode="reduce-overhead"``. What is compiled in the
-    block belongs to it: afterwards such code runs on, unwatched.
+    step down; they run eager kernels, so numbers are those of preset ``aot_eager``. Plain ``torch.compile`` takes part
+    with ``torch.compile(model, backend=emulation.backend)`` in place of ``mode="reduce-overhead"``. What is compiled in
+    the block belongs to it: afterwards such code runs on, unwatched.
 
     A new call of compiled code overwrites what earlier ones left, by torch's own rule, and reading it then raises
     `hotloop.errors.StaleOutputError`, which names the output, its component, where it was made and where it is read.
