@@ -104,17 +104,24 @@ def main():
         row["usual"] = train(MODELS[name], options)
         print(json.dumps(row["usual"]), flush=True)
         rows.append(row)
-    if options.out:
-        document = {
-            "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-            "command": "python benchmarks/sentinel.py",
-            "machine": torch.cuda.get_device_name() if options.device == "cuda" else processor(),
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "preset": options.preset,
-            "rows": rows,
-        }
-        options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        if options.out:
+            write(rows, options)
+
+
+def write(rows, options):
+    """Write the document; rows of other models that are in it already stay."""
+    kept = json.loads(options.out.read_text(encoding="utf-8"))["rows"] if options.out.exists() else []
+    here = {(row["model"], row["mode"]) for row in rows}
+    document = {
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "command": "python benchmarks/sentinel.py",
+        "machine": torch.cuda.get_device_name() if options.device == "cuda" else processor(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "preset": options.preset,
+        "rows": [row for row in kept if (row["model"], row["mode"]) not in here] + rows,
+    }
+    options.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_a_wrong_one_exits_with_1_and_json_names_the_region(program, capsys):
         assert run(f"{program}:make", "--preset", "aot_eager", "--json") == 1
     verdict = json.loads(capsys.readouterr().out)
     assert verdict["passes"] is False
-    assert verdict["blamed"]["regions"][0]["path"] == "model.blocks.2.act"
+    assert verdict["blamed"]["regions"][0]["path"] == "model.blocks.1.act"
 
 
 @pytest.mark.parametrize("arguments", [["--preset", "none"], ["--steps", "0"], ["--reference", "half"]])

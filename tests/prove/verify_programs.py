@@ -26,12 +26,12 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Four blocks, one of them with gelu, then BatchNorm, dropout and a head."""
+    """Blocks, some of them with gelu, then BatchNorm, dropout and a head."""
 
-    def __init__(self, *, gelus=(2,), dropout=0.0, width=24):
+    def __init__(self, *, gelus=(1,), dropout=0.0, width=16, blocks=2):
         super().__init__()
         self.embed = nn.Linear(16, width)
-        self.blocks = nn.ModuleList(Block(width, gelu=number in gelus) for number in range(4))
+        self.blocks = nn.ModuleList(Block(width, gelu=number in gelus) for number in range(blocks))
         self.norm, self.drop = nn.BatchNorm1d(width), nn.Dropout(dropout)
         self.head = nn.Linear(width, 5)
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _DEVICES = ("cpu", "cuda")
 _DROPOUT = "aten.native_dropout"
+_SINGLE = ("aten._amp_", "aten._fused_")
 
 
 class NotRepeatableError(Exception):
@@ -111,6 +112,8 @@ class _Wide:
         """Run one operation."""
         if _draws(operation, args, kwargs):
             return self._draw(operation, args, kwargs)
+        if name_of(operation).startswith(_SINGLE):
+            return self._in_single(operation, args, kwargs)
         written = {id(one) for one in written_by(operation, args, kwargs)}
         if not written and _is_view(operation):
             if any(isinstance(one, torch.dtype) for one in args):
@@ -118,6 +121,17 @@ class _Wide:
             return operation(*args, **kwargs)
         args = tuple(self._widen(one, written) for one in args)
         return operation(*args, **{name: self._widen(one, written) for name, one in kwargs.items()})
+
+    def _in_single(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation that takes its scales as float32 only: a GradScaler's, a fused optimizer's."""
+        given = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        single = {id(one): one.float() for one in given if one.dim() == 0 and one.dtype == torch.float64}
+        arguments = [single.get(id(one), one) for one in args]
+        result = operation(*arguments, **{name: single.get(id(one), one) for name, one in kwargs.items()})
+        for one in written_by(operation, args, kwargs):
+            if id(one) in single:
+                one.copy_(single[id(one)])
+        return result
 
     def _widen(self, value: Any, written: set[int]) -> Any:
         if isinstance(value, torch.dtype):

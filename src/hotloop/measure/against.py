@@ -28,7 +28,7 @@ import torch
 
 from hotloop.measure.differences import differences
 from hotloop.measure.limits import SPREADS
-from hotloop.measure.numerics import ALL, Comparison, Score, compare, conclude
+from hotloop.measure.numerics import ALL, Comparison, Score, compare, conclude, pooled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,8 @@ def against(
     pairs = {name: (theirs[name], ours[name]) for name in theirs if name in ours and name in alone.differences}
     if not pairs:
         return alone  # there is no reference
-    scores = [_allowed(one, pairs, alone.differences) for one in alone.scores]
+    shared = _shared(alone, pairs, limits)
+    scores = [_allowed(one, pairs, alone.differences, shared) for one in alone.scores]
     eps = _EPS.get(str(limits.compute_dtype))
     if eps is not None and not limits.updates:
         scores += _ratios(pairs, eps)
@@ -91,18 +92,35 @@ def _errors(reference: Tensors, tensors: Tensors) -> dict[str, Difference]:
     return found
 
 
+def _shared(alone: Comparison, pairs: Mapping[str, tuple[Difference, Difference]], limits: Limits) -> float | None:
+    """Give eager's own tilt of all tensors together, each weighted as in the candidate's."""
+    if limits.updates:
+        tilts = [ours.tilt for _, ours in pairs.values() if ours.tilt is not None]
+        return statistics.median(tilts) if tilts else None
+    slopes = [one for one in alone.scores if one.measure == "slope" and one.name in pairs]
+    pool = [
+        (ours.tilt, one.limit) for one in slopes if (ours := pairs[one.name][1]).numel > 1 and ours.tilt is not None
+    ]
+    return pooled(pool) if pool else None
+
+
 def _allowed(
-    score: Score, pairs: Mapping[str, tuple[Difference, Difference]], found: Mapping[str, Difference]
+    score: Score,
+    pairs: Mapping[str, tuple[Difference, Difference]],
+    found: Mapping[str, Difference],
+    shared: float | None,
 ) -> Score:
     """Give a score whose limit is at least a few times eager's own measure against the reference."""
     if score.measure not in _OWN:
         return score
     chosen = pairs.values() if score.name == ALL else [pairs[score.name]] if score.name in pairs else []
     own = [value for _, ours in chosen if (value := _own(ours, score.measure)) is not None]
+    if score.measure == "slope" and score.name == ALL:
+        own = [shared] if shared is not None else []
     if not own:
         return score
     times = _OWN[score.measure]
-    if score.measure == "slope" and score.name != ALL and found[score.name].effective < _FEW:
+    if score.measure == "slope" and score.name in found and found[score.name].effective < _FEW:
         times = SPREADS
     return dataclasses.replace(
         score, limit=max(score.limit, times * abs(statistics.median(own)) / _scale(score, found))

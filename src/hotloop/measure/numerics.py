@@ -244,7 +244,7 @@ def _score_compiled(
         scored.append(Score(each.name, "slope", each.tilt, slope))
         scored.append(Score(each.name, "residual", each.residual, residual))
     # Of updates the median tensor tells, since any one of them can be random.
-    shared = _median([each.tilt for each in numeric if each.tilt is not None]) if limits.updates else _pooled(pool)
+    shared = _median([each.tilt for each in numeric if each.tilt is not None]) if limits.updates else pooled(pool)
     scored.append(Score(ALL, "residual", median, max(figures.median, spread.allowed("", "residual"))))
     scored.append(Score(ALL, "slope", shared, max(pooled_limit(figures, median), spread.allowed("", "slope"))))
     return scored, below_floor
@@ -258,7 +258,7 @@ def _score_small(each: Difference, figures: Figures, scale: float, spread: _Spre
     return Score(each.name, "relative", each.rms_difference / scale, limit)
 
 
-def _pooled(pool: list[tuple[float, float]]) -> float:
+def pooled(pool: list[tuple[float, float]]) -> float:
     """Give the mean tilt, each weighted by 1 / limit^2, as a least-squares mean of unlike precisions is.
 
     An error that all tensors share (a loss scaled wrongly) adds up here, while rounding averages out.

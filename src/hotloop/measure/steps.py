@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def over_steps(comparisons: Sequence[Comparison]) -> Comparison:
+SCATTERS = 5.0
+"""Standard errors of a mean slope that scatter alone explains: of six steps it passes that in one of 250 sets."""
+
+
+def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> Comparison:
     """Give the verdict of a proof over several steps, of the same kind of tensors each.
 
     Slopes are averaged with their signs: a right compile in bfloat16 can be off by 1.4% in one matrix at one step, and
@@ -23,6 +28,9 @@ def over_steps(comparisons: Sequence[Comparison]) -> Comparison:
 
     Args:
         comparisons: of ``compare``, one a step, at least one; the result has the last one's ``differences``.
+        scatter: also allow a mean slope what its scatter from step to step explains, and judge small tensors by their
+            median step: where thousands of comparisons must not go wrong by chance. A fault at every step does not
+            hide behind that; one at some steps does.
 
     Returns:
         a comparison that reads as one of a single step does; ``below_floor`` are the tensors that were so at each step.
@@ -35,17 +43,24 @@ def over_steps(comparisons: Sequence[Comparison]) -> Comparison:
     plain = {each: None for one in comparisons for each in one.failures if (each.name, each.measure) not in measured}
     below = set.intersection(*(set(one.below_floor) for one in comparisons))
     return conclude(
-        list(plain), [_joined(each) for each in scores.values()], comparisons[-1].differences, sorted(below)
+        list(plain),
+        [_joined(each, scatter=scatter) for each in scores.values()],
+        comparisons[-1].differences,
+        sorted(below),
     )
 
 
-def _joined(steps: list[Score]) -> Score:
+def _joined(steps: list[Score], *, scatter: bool) -> Score:
     name, measure = steps[0].name, steps[0].measure
     if measure == "slope":
         value, limit = (statistics.fmean(each) for each in zip(*((s.value, s.limit) for s in steps), strict=True))
+        if scatter and len(steps) > 1:
+            apart = statistics.stdev(each.value for each in steps) / math.sqrt(len(steps))
+            limit = max(limit, SCATTERS * apart)
         return Score(name, measure, value, limit)
     ranked = sorted(steps, key=lambda score: score.nearness)
     if measure == RATIO:
         return ranked[0]
     # The upper middle of an even number: two steps of which one is wrong are no proof.
-    return ranked[len(ranked) // 2] if measure == "residual" else ranked[-1]
+    typical = measure == "residual" or (scatter and measure == "relative")
+    return ranked[len(ranked) // 2] if typical else ranked[-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import logging
 import statistics
 import time
@@ -18,11 +17,12 @@ from hotloop._torch.settings import patched
 from hotloop.control import compile as compile_in_place
 from hotloop.errors import ConfigError, HotloopError
 from hotloop.fallback.causes import describe
-from hotloop.measure import ALL, RATIO, Limits
+from hotloop.measure import ALL, Limits, flatten
 from hotloop.presets import Preset
 from hotloop.prove.verify_verdict import StepVerdict, Verdict, worst_of
 from hotloop.step import blame, proof
 from hotloop.step.asked import device_of
+from hotloop.step.blame import Blamed
 from hotloop.step.captured import Program
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.holdings import Snapshot
@@ -37,14 +37,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from hotloop.measure import Difference
-    from hotloop.step.blame import Blamed
 
 Reference = Literal["auto", "float64", "float32", "eager"]
 REFERENCES = ("auto", "float64", "float32", "eager")
 STEPS = proof.STEPS
 SEARCH_SECONDS = 300.0
 _ROUNDS = 3
-"""Where only error ratios are past their limits, so many times the steps are run: a ReLU at its kink passes."""
+"""Where limits are passed by so little that chance may do it, the steps are run so many times, and all judged."""
 _log = logging.getLogger("hotloop")
 
 
@@ -150,6 +149,8 @@ class _Case:
         self._draws: list[Draw] = []
         self._spread: dict[str, Difference] = {}
         self._limits = Limits.rounding()
+        self._dtypes: list[torch.dtype] = []
+        """What references may be computed in, the widest first, and which the last one was."""
         self._dtype: torch.dtype | None = None
         self._why = ""
         self._failed = ""
@@ -201,7 +202,7 @@ class _Case:
         """Run two real steps eagerly: one looked at, one twice, to learn how far eager is from itself."""
         holdings, device = self.program.holdings, self.program.device
         call = self._next()
-        inputs = [one for one in call[0] if isinstance(one, torch.Tensor)]
+        inputs = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
         _log.info("verify: looking at a step")
         _, seen = survey(holdings, device, inputs, self._step(call))
         holdings.found += seen.written_found
@@ -250,7 +251,7 @@ class _Case:
                 if self._failed:
                     return joined
             joined = proof.over_steps(self._outcomes)
-            if not _only_ratios(joined):
+            if joined.agrees or joined.hopeless:
                 break
         return joined
 
@@ -276,6 +277,7 @@ class _Case:
             self._failed = f"compiled code failed: {describe(error.__cause__ or error)}"
             if not error.undone:
                 raise HotloopError(f"{self._failed}, and could not be undone") from error
+            eager()  # what it raises as well is the user's own, and passes
             return
         self._outcomes.append(outcome)
         self._tried.append(call)
@@ -310,12 +312,10 @@ class _Case:
             return None
         _log.info("verify: searching for the region at fault")
         self.compiled.take_off()
-        calls = []
-        for call in self._tried[: proof.STEPS]:
-            run = self._step(call)
-            wide, _ = self._wide(call)
-            eager = functools.partial(proof.plain_run, self.program.holdings, run)
-            calls.append((run, proof.kept(self.program, eager, wide, spread=self._spread)))
+        try:
+            calls = [self._kept(call) for call in self._tried[: proof.STEPS]]
+        except CandidateFailedError as error:
+            return Blamed((), f"no search: a step failed: {describe(error.__cause__ or error)}", 0, 0.0)
         tests = blame.Tests(
             self.program,
             self.compiled.models,
@@ -326,12 +326,12 @@ class _Case:
         )
         return blame.search(self.compiled.models, tests)
 
-
-def _only_ratios(joined: Outcome) -> bool:
-    """Tell whether all that is wrong are error ratios, which chance can do."""
-    failures = list(itertools.chain.from_iterable(one.failures for one in joined.comparisons.values()))
-    plain = joined.random_moved or joined.failed
-    return bool(failures) and not plain and all(one.measure == RATIO for one in failures)
+    def _kept(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Callable[[], Any], proof.Made]:
+        """Run a step eagerly and in more bits, each undone; gives what runs it, and what it made."""
+        run = self._step(call)
+        wide, _ = self._wide(call)
+        eager = functools.partial(proof.plain_run, self.program.holdings, run)
+        return run, proof.kept(self.program, eager, wide, spread=self._spread)
 
 
 def _visible(joined: Mapping[str, Any]) -> float | None:

@@ -90,6 +90,7 @@ class Blamed:
 
 
 _SHOWN = 3
+NOT_AGAIN = "it did not show again on the same batches, so that no part could be searched for"
 
 
 class _OutOfTimeError(Exception):
@@ -177,11 +178,19 @@ def _compiled_alone(
                 uncompile(part)
 
 
-def search(models: Mapping[str, torch.nn.Module], tests: Tests) -> Blamed:
-    """Find the smallest set of regions that disagrees; the whole is known to."""
+def search(models: Mapping[str, torch.nn.Module], tests: Tests, *, shown: bool = False) -> Blamed:
+    """Find the smallest set of regions that disagrees.
+
+    Args:
+        models: by name.
+        tests: compiles and compares.
+        shown: the whole is known to disagree in these tests; else that is looked at first.
+    """
     suspects = [_region(name, model) for name, model in models.items()]
     how = ""
     try:
+        if not shown and not tests.disagrees(suspects):
+            return Blamed((), NOT_AGAIN, tests.done, tests.spent)
         while not how:
             if len(suspects) > 1:
                 suspects, how = _halved(suspects, tests)

@@ -302,12 +302,14 @@ def _updates(side: dict[str, torch.Tensor | None], start: dict[str, torch.Tensor
     }
 
 
-def over_steps(outcomes: Sequence[Outcome]) -> Outcome:
-    """Join the outcomes of several steps into one: what is wrong stays wrong, rounding changes its sign."""
+def over_steps(outcomes: Sequence[Outcome], *, scatter: bool = False) -> Outcome:
+    """Join the outcomes of several steps into one, as `hotloop.measure.over_steps` does."""
     last = outcomes[-1]
     kinds = dict.fromkeys(kind for one in outcomes for kind in one.comparisons)
     joined = {
-        kind: measure.over_steps([one.comparisons[kind] for one in outcomes if kind in one.comparisons])
+        kind: measure.over_steps(
+            [one.comparisons[kind] for one in outcomes if kind in one.comparisons], scatter=scatter
+        )
         for kind in kinds
     }
     moved = tuple(dict.fromkeys(name for one in outcomes for name in one.random_moved))

@@ -57,7 +57,10 @@ def wide_step(
     """
     if why := too_large(program, dtype):
         raise NotRepeatableError(why)
-    kept = Snapshot(program.holdings, [program.device], everything=False, gradients=False)
+    try:
+        kept = Snapshot(program.holdings, [program.device], everything=False, gradients=False)
+    except Exception as error:
+        raise NotRepeatableError(f"what it changes cannot be copied: {describe(error)}") from error
     try:
         with _bound(program.holdings, dtype) as starts:
             made = _run(program, call, dtype, draws)

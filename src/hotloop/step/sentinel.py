@@ -6,14 +6,15 @@ outcome stays, so it is a training step like any other. N follows from what such
 it may cost.
 
 One comparison past its limits is a suspicion only: there are hundreds of checks of hundreds of tensors in a run, and as
-a model learns its gradients become small beside their rounding. So the next steps are run both ways too, and in more
-bits besides; joined over these, whose chance is their own, and with what eager itself is wrong by excused, a
-disagreement counts. Until then eager's outcomes stay. What no rounding makes (NaN where eager has none, a missing
-gradient) counts at once.
+a model learns, its gradients become small beside their rounding. So the next three steps are run both ways too, and in
+more bits besides, and three more where these are past their limits by little. Joined over these, whose chance is their
+own, with what eager itself is wrong by and how far the steps scatter allowed for, a disagreement counts. Until then
+eager's outcomes stay. What no rounding makes (NaN where eager has none, a missing gradient) counts at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -28,14 +29,16 @@ from hotloop.errors import ConfigError
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits
 from hotloop.step import blame, proof
+from hotloop.step.blame import Blamed
 from hotloop.step.proof import CandidateFailedError, Outcome, plain_run, prove_step
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
-    from hotloop.measure import Failure
-    from hotloop.step.blame import Blamed
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hotloop.measure import Comparison, Failure
     from hotloop.step.captured import Call
     from hotloop.step.loop import Loop
     from hotloop.step.runner import Runner
@@ -112,7 +115,7 @@ class Sentinel:
         self._steps = 0
         """Steps with this goal, over which the share is kept, and what checks among them have cost."""
         self._extra = 0.0
-        self._suspects = False
+        self._suspects, self._code = False, True
         self._evidence: list[tuple[Outcome, Call]] = []
         self._checks = self._suspicions = 0
         self._seconds = 0.0
@@ -165,23 +168,27 @@ class Sentinel:
         if loop.device.type == "cuda":
             torch.cuda.synchronize(loop.device)  # what earlier steps launched is not this one's cost
         began = time.perf_counter()
-        limits = Limits.compiled(loop.compute_dtype()) if tier.compiles else Limits.rounding()
-        wide = self._in_more_bits(call) if self._suspects and tier.compiles else None
-        eager = functools.partial(loop.beside, Tier(loop.given), functools.partial(self._eager, call, tier))
+        code = self._of_code(variant, tier)
+        limits = Limits.compiled(loop.compute_dtype()) if code else Limits.rounding()
+        wide = self._in_more_bits(call) if self._suspects and code else None
+        other = Tier(loop.given) if code else tier.without_graph()
+        reference = functools.partial(loop.beside, other, functools.partial(self._otherwise, call, tier, code=code))
         spread = variant.spread if variant is not None else None
         candidate = runner.candidate_of(variant, call, tier)
-        outcome = prove_step(runner.program, candidate, eager, limits, spread=spread, wide=wide)
+        outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide)
         if variant is not None and variant.captured is not None:
             variant.captured.keep_gradients()
         self._checks += 1
         self._plan(time.perf_counter() - began, tier)
         try:
-            self._judge(outcome, variant, call, tier, referred=wide is not None)
+            self._judge(_to_judge(outcome, referred=wide is not None or not code), variant, call, tier)
         except CandidateFailedError:
             raise
         except Exception as error:  # noqa: BLE001 - the step is done and right, whatever is wrong with looking at it
             _log.warning("a sentinel step could not be judged", exc_info=True)
             self.stop(f"one could not be judged: {describe(error)}")
+        if not self._suspects:
+            self._code = not self._code
         return outcome.result
 
     def stop(self, why: str) -> None:
@@ -189,13 +196,28 @@ class Sentinel:
         self._off = why
         self._loop.say_once(f"{self._runner.name}: no more sentinel steps: {why}")
 
+    def _of_code(self, variant: Variant | None, tier: Tier) -> bool:
+        """Tell whether this check is of compiled code.
+
+        A recording of such code is held against eager and, by turns, to a few ulp against that code itself.
+        """
+        return tier.compiles and (variant is None or self._code)
+
     # -- both ways -------------------------------------------------------------------------------------------------
 
-    def _eager(self, call: Call, tier: Tier) -> Any:
-        """Run the step as the tier's reference: eager, on the stream of recordings where there are some."""
+    def _otherwise(self, call: Call, tier: Tier, *, code: bool) -> Any:
+        """Run the step eagerly or, to judge the recording alone, as what was recorded; on the stream of recordings."""
         run = functools.partial(self._runner.step, *call[0], **call[1])
-        with self._loop.eager():
+        with self._loop.eager() if code else contextlib.nullcontext():
             return self._runner.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Run eagerly, and leave nothing behind that would tie a later capture to another stream."""
+        engine = self._loop.engine
+        stream = engine.reference_stream(self._loop.device) if engine is not None else contextlib.nullcontext()
+        with self._loop.eager(), stream:
+            yield
 
     def _in_more_bits(self, call: Call) -> dict[str, torch.Tensor | None] | None:
         """Run the step in the widest dtype that it runs in, and undo it; None where it does in none."""
@@ -206,7 +228,7 @@ class Sentinel:
             with noting_draws(draws):
                 return plain_run(program.holdings, run)
 
-        with self._loop.eager():
+        with self._aside():
             if self._loop.draws_random:
                 proof.kept(program, noted)
             for dtype in candidates(self._loop.compute_dtype()):
@@ -218,7 +240,7 @@ class Sentinel:
 
     # -- what it means ---------------------------------------------------------------------------------------------
 
-    def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier, *, referred: bool) -> None:
+    def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier) -> None:
         if outcome.failed:
             self.stop(outcome.why)
         elif _certain(outcome, self._loop.compute_dtype()):
@@ -228,17 +250,21 @@ class Sentinel:
             self._suspects, self._left = True, 0
             _log.info("sentinel: step %d in %s is looked into: %s", self._loop.steps + 1, tier.name, outcome.why)
         elif self._suspects:
-            self._evidence.append((_to_judge(outcome, referred=referred or not tier.compiles), call))
+            self._evidence.append((outcome, call))
             self._weigh(variant, tier)
 
     def _weigh(self, variant: Variant | None, tier: Tier) -> None:
         """Judge the steps since a suspicion: three together, and three more where these disagree by little."""
-        seen = len(self._evidence)
-        joined = proof.over_steps([one for one, _ in self._evidence])
-        sure = joined.hopeless or seen == 2 * proof.STEPS
-        if seen % proof.STEPS or not (joined.agrees or sure):
+        outcomes = [one for one, _ in self._evidence]
+        if len(outcomes) % proof.STEPS:
             self._left = 0
             return
+        joined = proof.over_steps(outcomes)
+        if self._of_code(variant, tier) and not joined.hopeless:
+            joined = proof.over_steps(outcomes, scatter=True)
+            if not joined.agrees and len(outcomes) == proof.STEPS:
+                self._left = 0
+                return
         calls = [one for _, one in self._evidence[-proof.STEPS :]]
         self._suspects = False
         self._evidence.clear()
@@ -275,7 +301,7 @@ class Sentinel:
 
     def _looked_for(self, calls: list[Call], variant: Variant | None, tier: Tier) -> tuple[bool, Blamed | None]:
         """Tell whether a recording is at fault rather than the code in it; and which region of the code is."""
-        if not tier.compiles:
+        if not self._of_code(variant, tier):
             return True, None
         try:
             return self._look(calls, recorded=variant is not None)
@@ -290,7 +316,7 @@ class Sentinel:
         made = []
         for call in calls:
             run, wide = functools.partial(self._runner.step, *call[0], **call[1]), self._in_more_bits(call)
-            with loop.eager():
+            with self._aside():
                 made.append((run, proof.kept(program, functools.partial(plain_run, program.holdings, run), wide)))
         tests = blame.Tests(
             program,
@@ -300,13 +326,13 @@ class Sentinel:
             settings=loop.compiled.settings(Tier(loop.compiled.base), draws_random=loop.draws_random),
             seconds=SEARCH_SECONDS,
         )
-        if recorded and not tests.disagrees_now():
-            return True, None
+        if not tests.disagrees_now():
+            return recorded, None if recorded else Blamed((), blame.NOT_AGAIN, 1, tests.spent)
         spent = sum(one.compile_seconds for one in loop.compiled.status().components.values())
         if spent > SEARCH_SECONDS:
             _log.info("sentinel: no search for the region at fault, as compiling took %.0f s", spent)
             return False, None
-        return False, blame.search(loop.compiled.models, tests)
+        return False, blame.search(loop.compiled.models, tests, shown=True)
 
     # -- when ------------------------------------------------------------------------------------------------------
 
@@ -325,14 +351,19 @@ class Sentinel:
 
 
 def _to_judge(outcome: Outcome, *, referred: bool) -> Outcome:
-    """Give what counts of a step: without a reference not the loss of compiled code, whose rounding nobody knows.
+    """Give what counts of a step: not what compiled code returns, unless there is a reference.
 
-    The smaller a loss, the more of it is rounding; the gradients are judged in any case.
+    The smaller a loss, the more of it is rounding, and without a reference nobody knows how much; the gradients are
+    judged in any case. NaN is one in any case too.
     """
     comparisons = outcome.comparisons
-    if not referred:
+    if not referred and not any(one.measure == "finite" for one in _failures(comparisons, "result")):
         comparisons = {kind: one for kind, one in comparisons.items() if kind != "result"}
     return dataclasses.replace(outcome, result=None, comparisons=comparisons)
+
+
+def _failures(comparisons: Mapping[str, Comparison], kind: str) -> Sequence[Failure]:
+    return comparisons[kind].failures if kind in comparisons else ()
 
 
 def _certain(outcome: Outcome, compute_dtype: str) -> bool:

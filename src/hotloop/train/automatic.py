@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.decide import EAGER_STEPS
 from hotloop.errors import StepLostError
-from hotloop.events import Captured, CaptureDropped, Event, StepUndone, TierChanged, TierDeclined, TierProven
+from hotloop.events import (
+    Captured,
+    CaptureDropped,
+    Event,
+    SentinelDisagreed,
+    StepUndone,
+    TierChanged,
+    TierDeclined,
+    TierProven,
+)
 from hotloop.step.tiers import Tier, parse
 from hotloop.train.compiling import DISABLED, PREFIX, Compiling
 
@@ -21,7 +30,7 @@ if TYPE_CHECKING:
     from hotloop.train.batches import Batch
     from hotloop.train.settings import Settings
 
-_WRITTEN_BY_THE_LOOP = (Captured, CaptureDropped, StepUndone, TierChanged, TierDeclined, TierProven)
+_WRITTEN_BY_THE_LOOP = (Captured, CaptureDropped, SentinelDisagreed, StepUndone, TierChanged, TierDeclined, TierProven)
 _FIGURES = re.compile(r"[\d.,]+")
 
 
@@ -176,6 +185,9 @@ def _line(event: Event) -> str:
         at = f" ({event.location})" if event.location else ""
         what = "Compilation failed" if parse(event.tier).compiles else "Not captured"
         return f"{PREFIX} {what}: {event.tier}: {event.reason.rstrip('.')}{at}. {event.hint}"
+    if isinstance(event, SentinelDisagreed):
+        at = f", at fault: {event.region}" if event.region else ""
+        return f"{PREFIX} Step {event.step + 1} in {event.tier} does not agree with eager: {event.reason}{at}"
     if isinstance(event, StepUndone):
         return f"{PREFIX} Step {event.step + 1} failed in {event.tier} and was done eagerly: {event.reason}"
     return ""

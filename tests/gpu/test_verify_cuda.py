@@ -1,0 +1,133 @@
+"""`hotloop.verify` and the sentinel on a GPU: TF32, bfloat16, masks drawn by CUDA kernels, recordings as candidates."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hotloop
+from hotloop import events as ev
+from hotloop.step import sentinel
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    # Inductor suggests TF32 on such a card, and uses deprecated parts of torch: an error there would break a lowering.
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"),
+]
+
+
+class Net(nn.Module):
+    """Attention with dropout, an MLP with gelu, and a normalisation."""
+
+    def __init__(self, dropout=0.1):
+        super().__init__()
+        self.embed = nn.Linear(16, 64)
+        self.layer = nn.TransformerEncoderLayer(64, 4, 128, dropout, activation="gelu", batch_first=True)
+        self.head = nn.Linear(64, 5)
+
+    def forward(self, x):
+        return self.head(self.layer(self.embed(x)).mean(1))
+
+
+def workload(dropout=0.1, autocast=None):
+    torch.manual_seed(0)
+    model = Net(dropout).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+
+    def step(x, y):
+        with torch.autocast("cuda", autocast or torch.bfloat16, enabled=autocast is not None):
+            loss = F.cross_entropy(model(x).float(), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    draws = torch.Generator().manual_seed(1)
+    batches = [
+        (torch.randn(32, 12, 16, generator=draws).cuda(), torch.randint(5, (32,), generator=draws).cuda())
+        for _ in range(6)
+    ]
+    return hotloop.Workload(model, optimizer, step, batches)
+
+
+@pytest.fixture(params=["highest", "high"])
+def precision(request):
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(request.param)
+    yield request.param
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("preset", ["inductor", "reduce-overhead"])
+def test_right_code_passes_in_float32_and_tf32(precision, preset):
+    verdict = hotloop.verify(workload(), preset)
+    assert verdict.passes, verdict
+    assert verdict.compute_dtype == ("float32" if precision == "highest" else "tf32")
+    assert verdict.reference == "float64", verdict.reference_why
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_right_code_passes_under_autocast(dtype):
+    verdict = hotloop.verify(workload(autocast=dtype), "inductor")
+    assert verdict.passes, verdict
+
+
+def test_the_float32_reference_multiplies_in_float32(precision):
+    """And the setting comes back."""
+    from hotloop._torch.wide import widened
+
+    a, b = (torch.randn(256, 256, device="cuda") for _ in range(2))
+    exact = (a.double() @ b.double()).float()
+    before = torch.backends.cuda.matmul.fp32_precision
+    with widened(torch.float32, []):
+        error = (a @ b - exact).norm() / exact.norm()
+    assert error < 1e-5
+    assert torch.backends.cuda.matmul.fp32_precision == before
+    assert torch.get_float32_matmul_precision() == precision
+
+
+def test_dropout_masks_in_float64_are_those_of_the_step():
+    """eager's error against float64 is rounding: other masks would be another step."""
+    verdict = hotloop.verify(workload(dropout=0.4), "aot_eager", search=False)
+    assert verdict.passes, verdict
+    assert verdict.reference == "float64", verdict.reference_why
+
+
+@pytest.mark.inductor
+def test_a_wrong_lowering_is_found_in_float32_and_named(monkeypatch):
+    import torch._inductor.config
+    import torch._inductor.decomposition as lowering
+
+    backward = torch.ops.aten.gelu_backward.default
+    right = lowering.decompositions[backward]
+    torch.set_float32_matmul_precision("highest")
+    with torch._inductor.config.patch(force_disable_caches=True):
+        monkeypatch.setitem(
+            lowering.decompositions,
+            backward,
+            lambda g, x, approximate="none": right(g, x, approximate=approximate) * 1.0001,
+        )
+        lowering.fast_random_decomps.cache_clear()
+        verdict = hotloop.verify(workload(), "inductor")
+        lowering.fast_random_decomps.cache_clear()
+    assert not verdict.passes
+    assert [one.path for one in verdict.blamed.regions] == ["model.layer"]  # it calls F.gelu, no module
+
+
+@pytest.mark.parametrize("tier", ["eager+graph", "aot_eager+graph"])
+def test_a_recording_is_a_candidate_of_the_sentinel_and_training_goes_on(tier):
+    program = workload(autocast=torch.bfloat16)
+    loop = hotloop.Loop(program.model, program.optimizer, run=tier, sentinel=1.0)
+    step = loop.step(program.step)
+    with hotloop.watch() as events, mock.patch.object(sentinel, "FIRST", 10):
+        losses = [step(*batch) for _, batch in zip(range(200), program.endless(), strict=False)]
+    assert not [one for one in events if isinstance(one, ev.SentinelDisagreed | ev.TierDeclined)]
+    assert loop.status().sentinels[0].checks >= 2
+    assert float(losses[-1].detach()) < float(losses[0].detach())

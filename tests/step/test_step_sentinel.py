@@ -1,0 +1,244 @@
+"""The sentinel: what goes wrong in a run is found within its period, right code never is, and training is not touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from unittest import mock
+
+import pytest
+import torch
+from step_sentinels import Run, Stale, checked_every, faulty
+
+import hotloop
+from hotloop import events as ev
+from hotloop.errors import ConfigError
+from hotloop.step import proof, sentinel
+from hotloop.step.tiers import Tier
+from hotloop.testing import captured, captured_step_emulation
+
+BF16 = torch.bfloat16
+PERIOD = 10
+FROM = 25
+"""The step from which code is wrong."""
+
+
+def goes_wrong(fault, factor):
+    return lambda step: fault.set(factor) if step == FROM else None
+
+
+def test_compiled_code_that_goes_wrong_is_found_within_a_period_and_left():
+    with faulty() as fault, checked_every(PERIOD):
+        run = Run("aot_eager", 60, before=goes_wrong(fault, 1.0001))
+    (told,) = run.told()
+    assert FROM <= told.step <= FROM + PERIOD + 6
+    assert told.tier == "aot_eager"
+    assert told.value > told.limit
+    assert told.region.startswith("model.act (GELU")
+    assert told.file.endswith("activation.py")
+    assert run.loop.status().tier == "eager"
+    assert "did not agree with eager" in str(run.loop.status())
+    assert "first." in run.watched.disagreed or "all tensors" in run.watched.disagreed
+    run.loop.close()
+    verdicts = {one["kind"]: one for one in run.loop.record.document["verdicts"]}
+    assert verdicts["sentinel_disagreed"]["verdict"] == "disagreed"
+    assert verdicts["sentinel_disagreed"]["tensor"] == told.tensor
+    assert "sentinel step does not agree" in verdicts["tier_declined"]["reason"]
+    assert run.loop.record.document["measurements"]["sentinel_checks"] >= 3
+
+
+def test_under_bfloat16_a_backward_wrong_by_1_percent_is_found():
+    with faulty("aten.mm") as fault, checked_every(PERIOD):
+        run = Run("aot_eager", 70, autocast=BF16, size=256, before=goes_wrong(fault, 1.01))
+    (told,) = run.told()
+    assert FROM <= told.step <= FROM + PERIOD + 6
+    assert "(Linear, " in told.region
+    assert run.loop.status().tier == "eager"
+
+
+def test_nan_counts_at_once():
+    with faulty() as fault, checked_every(1):
+        run = Run("aot_eager", 40, before=goes_wrong(fault, math.nan))
+    (told,) = run.told()
+    assert told.measure == "finite"
+    assert told.step == FROM
+    assert run.watched.suspicions == 0
+    assert all(torch.isfinite(one).all() for one in run.losses)  # eager's outcome of that step was the one that stayed
+
+
+@pytest.mark.parametrize("autocast", [None, BF16], ids=["float32", "bfloat16"])
+def test_right_code_is_never_told_on(autocast):
+    with checked_every(1):
+        run = Run("aot_eager", 150, autocast=autocast)
+    assert run.told() == []
+    assert run.told(ev.TierDeclined) == []
+    assert run.watched.checks > 130
+    assert run.loop.status().tier == "aot_eager"
+
+
+@pytest.mark.parametrize("tier", ["aot_eager", "eager+graph", "aot_eager+graph"])
+def test_the_sentinel_trains_as_eager_does(tier):
+    """With dropout, BatchNorm and AdamW, to the last bit."""
+    eager = Run(None, 40).left()
+    with captured_step_emulation(), checked_every(7):
+        run = Run(tier, 40)
+    assert run.watched.checks >= 3
+    assert run.told() == []
+    assert all(torch.equal(a, b) for a, b in zip(eager, run.left(), strict=True))
+
+
+def test_a_recording_that_goes_stale_is_dropped_for_the_step_itself():
+    def spoil(step):
+        Stale.factor = 1.01 if step >= FROM else 1.0
+
+    try:
+        with captured_step_emulation(), mock.patch.object(captured, "Tape", Stale), checked_every(PERIOD):
+            run = Run("eager+graph", 60, before=spoil)
+    finally:
+        Stale.factor = 1.0
+    (told,) = run.told()
+    assert FROM <= told.step <= FROM + PERIOD + 6
+    assert told.region.startswith("the recording")
+    assert "parameter" in told.reason
+    assert run.loop.status().tier == "eager"
+
+
+def test_wrong_code_in_a_recording_is_told_from_a_wrong_recording():
+    with captured_step_emulation(), faulty() as fault, checked_every(PERIOD):
+        run = Run("aot_eager+graph", 60, before=goes_wrong(fault, 1.001))
+    (told,) = run.told()
+    assert told.tier == "aot_eager+graph"
+    assert told.region.startswith("model.act (GELU")
+    declined = run.told(ev.TierDeclined)[-1]
+    assert declined.tier == "aot_eager"
+    assert run.loop.status().tier == "eager+graph"
+
+
+def test_a_wrong_recording_of_right_code_is_left_and_the_code_stays():
+    def spoil(step):
+        Stale.factor = 1.01 if step >= FROM else 1.0
+
+    try:
+        with captured_step_emulation(), mock.patch.object(captured, "Tape", Stale), checked_every(PERIOD):
+            run = Run("aot_eager+graph", 60, before=spoil)
+    finally:
+        Stale.factor = 1.0
+    (told,) = run.told()
+    assert told.region.startswith("the recording")
+    assert run.loop.status().tier == "aot_eager"
+
+
+def test_one_odd_step_is_looked_into_and_forgiven():
+    seen = []
+
+    def once(step):
+        factor = 1.001 if step == PERIOD + 5 else 1.0
+        fault.set(factor)
+        seen.append(factor)
+
+    with faulty() as fault, checked_every(1):
+        run = Run("aot_eager", 40, before=once)
+    assert 1.001 in seen
+    assert run.watched.suspicions == 1
+    assert run.told() == []
+    assert run.loop.status().tier == "aot_eager"
+
+
+def test_code_that_fails_in_a_checked_step_is_undone_like_any_other():
+    with faulty() as fault, checked_every(PERIOD):
+
+        def breaks(step):
+            fault.fails = RuntimeError("illegal kernel") if step == FROM else None
+
+        # The step that fails is a checked one.
+        with mock.patch.object(sentinel.Sentinel, "due", lambda self: self._loop.steps == FROM):
+            run = Run("aot_eager", 40, before=breaks)
+    eager = Run(None, 40).left()
+    assert all(torch.equal(a, b) for a, b in zip(eager, run.left(), strict=True))
+    (undone,) = run.told(ev.StepUndone)
+    assert undone.step == FROM
+    assert "illegal kernel" in undone.reason
+    assert run.loop.status().tier == "eager"
+
+
+def test_where_no_copy_of_the_state_fits_the_sentinel_ends_and_the_tier_stays():
+    before = proof._Before
+
+    def full(program):
+        if program.step.__name__ == "train_step" and full.on:
+            raise torch.OutOfMemoryError("no memory for a copy")
+        return before(program)
+
+    full.on = False
+    with checked_every(PERIOD), mock.patch.object(proof, "_Before", full):
+        run = Run("aot_eager", 40, before=lambda step: setattr(full, "on", step > FROM))
+    assert run.loop.status().tier == "aot_eager"
+    assert "memory" in run.loop._runners[0].sentinel.status.off
+    assert run.told(ev.TierDeclined) == []
+    assert all(torch.equal(a, b) for a, b in zip(Run(None, 40).left(), run.left(), strict=True))
+
+
+@pytest.mark.parametrize("off", [0, None, 0.0])
+def test_without_a_sentinel_there_is_none(off):
+    run = Run("aot_eager", 12, sentinel=off)
+    assert run.loop._runners[0].sentinel is None
+    assert run.loop.status().sentinels == ()
+
+
+def test_eager_steps_are_not_checked():
+    with checked_every(1):
+        run = Run("auto", 12, sentinel=0.5)
+    assert run.loop.status().sentinels == ()
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, "1%", True, math.nan])
+def test_a_share_that_is_none_is_refused(share):
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match="sentinel"):
+        hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.1), sentinel=share)
+
+
+def test_the_period_follows_from_what_a_check_costs():
+    run = Run("aot_eager", 8, sentinel=0.01)
+    watched, tier = run.loop._runners[0].sentinel, Tier("aot_eager")
+    usual = run.loop.account.tiers["aot_eager"]
+    usual.samples.clear()
+    usual.samples.append(0.010)
+    usual._known = 0.010
+    usual._known_at = 10**9
+    watched._steps, watched._extra = 100, 0.0
+    watched._plan(0.060, tier)  # 50 ms more than a step
+    assert watched.status.every == 500
+    assert watched._left == 900  # this check and the next one are 1% of 1,000 steps
+    watched._steps = 1000
+    watched._plan(0.060, tier)
+    assert watched._left == 500
+    watched._plan(0.0101, tier)
+    assert watched.status.every == sentinel.LEAST
+
+
+def test_two_steps_have_a_sentinel_each():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with checked_every(5):
+        loop = hotloop.Loop(model, optimizer, run="aot_eager")
+
+        def made(name, sign):
+            def step(x):
+                loss = sign * model(x).pow(2).mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return loss
+
+            step.__name__ = name
+            return loop.step(step)
+
+        first, second = made("first", 1.0), made("second", 0.5)
+        for number in range(60):
+            (first if number % 3 else second)(torch.randn(4, 4))
+    found = {one.function: one for one in loop.status().sentinels}
+    assert found["first"].checks >= 4
+    assert found["second"].checks >= 1
+    assert all(dataclasses.asdict(one)["disagreed"] == "" for one in found.values())
