@@ -49,7 +49,11 @@ class Compiled(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recompiled(Event):
-    """Code that was compiled before no longer fitted; ``reason`` is torch's failed guard, ``nth`` counts from 1."""
+    """Code that was compiled before no longer fitted; ``reason`` is torch's failed guard, ``nth`` counts from 1.
+
+    The place is the user's line that the guard comes from where torch tells it, else where the function begins;
+    ``frame`` is that of the `Compiled` which follows.
+    """
 
     kind: ClassVar[str] = "recompiled"
     function: str
@@ -57,11 +61,17 @@ class Recompiled(Event):
     line: int | None
     reason: str
     nth: int
+    frame: str = ""
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GraphBreak(Event):
-    """Tracing had to stop and go on in a new graph; ``source`` is the user's line, ``hint`` how to mend it."""
+    """Tracing had to stop and go on in a new graph; ``source`` is the user's line, ``hint`` how to mend it.
+
+    Where that line is an installed package's, ``by_file``, ``by_line`` and ``by_source`` are the program's own line
+    that led there.
+    """
 
     kind: ClassVar[str] = "graph_break"
     file: str | None
@@ -69,6 +79,9 @@ class GraphBreak(Event):
     source: str
     reason: str
     hint: str
+    by_file: str | None = None
+    by_line: int | None = None
+    by_source: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +108,7 @@ class FrameEager(Event):
     line: int | None
     reason: str
     hint: str
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -6,13 +6,15 @@ from report_documents import FILE, HOSTILE, fresh
 from rich.console import Console
 
 from hotloop.diagnose import Advice
+from hotloop.events import CheckpointOutside, EagerPart, HostBound, SettingSwitched
 from hotloop.report import build, summary, write_html
 from hotloop.report.advice import ROWS
 from hotloop.report.terminal import draw_diagnosis
 
 WAYS = {
     "eager": {"step_ms": 12.0, "peak_bytes": 2**30},
-    "default": {"step_ms": 10.0, "cold_seconds": 31.0, "peak_bytes": 2**30},
+    "default": {"step_ms": 10.0, "step_ms_low": 9.5, "step_ms_high": 10.75, "cold_seconds": 31.0, "peak_bytes": 2**30},
+    "as given": {"step_ms": 9.0, "cold_seconds": 3.0, "cache_hits": 4},
     "default by blocks": {"failed": "CUDA out of memory"},
 }
 BREAK = Advice(
@@ -47,7 +49,10 @@ def shown(renderable, width=120):
 
 def test_the_sentence_says_how_fast_what_it_costs_and_where_to_begin():
     said = build(diagnosed()).diagnosis
-    assert said == "default: 1.2x eager. 2 findings cost 800 µs a step and 20 s once; fix …/encoder.py:41 first."
+    assert said == (
+        "default: 1.2x eager. 2 findings, the worst graph break (800 µs a step, 2 compiles, 1 MiB, seen 3x); "
+        "fix …/encoder.py:41 first."
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,7 +63,7 @@ def test_the_sentence_says_how_fast_what_it_costs_and_where_to_begin():
             {"settings": {"preset": "default by blocks"}, "advice": []},
             "default by blocks failed: CUDA out of memory. Nothing",
         ),
-        ({"advice": [COLD.to_dict()]}, "default: 1.2x eager. 1 finding costs 20 s once; first: keep the cache folder."),
+        ({"advice": [COLD.to_dict()]}, "default: 1.2x eager. Cold cache (20 s once); first: keep the cache folder."),
         ({"measurements": {}, "advice": []}, ""),
         (
             {"measurements": {"ways": {"default": {}}}, "advice": []},
@@ -82,7 +87,7 @@ def test_a_row_says_where_and_each_cost():
 @pytest.mark.parametrize("draw", [lambda d: draw_diagnosis(build(d)), summary])
 def test_the_terminal_shows_ways_and_advice_in_order(draw):
     text = shown(draw(diagnosed()))
-    for said in ("default by blocks", "CUDA out of memory", "1.2x", "31 s", "1. Graph break", "2. Cold cache",
+    for said in ("default by blocks", "CUDA out of memory", "10 ms (9.5 to 10.8)", "3 s (cached)", "1.2x", "31 s", "1. Graph break", "2. Cold cache",
                  "if loss.item() > 3:", "change: keep the value a tensor", "why: a tensor is read in Python"):  # fmt: skip
         assert said in text
     assert text.index("Graph break") < text.index("Cold cache")
@@ -94,6 +99,7 @@ def test_a_record_without_advice_shows_none_of_it(document):
     view = build(older)
     assert (view.diagnosis, view.ways, view.advice) == ("", [], [])
     assert "Advice" not in shown(summary(older))
+    assert shown(draw_diagnosis(view)).startswith("Nothing to mend was found")
 
 
 def test_the_page_shows_it_escaped(tmp_path):
@@ -112,6 +118,22 @@ def test_the_page_shows_the_figures(tmp_path):
     text = write_html(diagnosed(), tmp_path / "a.html").read_text(encoding="utf-8")
     for said in ("800 µs a step", f"{FILE}:41", "if loss.item() &gt; 3:", "31 s", "1.2x"):
         assert said in text
+
+
+def test_what_the_doctor_observes_reads_as_a_sentence():
+    events = [
+        HostBound(busy=0.25, step_seconds=0.01, kernels=900),
+        EagerPart(part="loss", operations=3, share=0.125, seconds=0.002),
+        CheckpointOutside(function="Block"),
+        SettingSwitched(setting="cudnn.benchmark", before="False", after="True", by="lightning"),
+    ]
+    rows = {row.label: row.reason for row in build(fresh(events=[one.to_dict() for one in events])).events}
+    assert rows == {
+        "Host-bound": "the device works 25% of a step, in 900 kernels",
+        "Eager part": "loss: 12% of a step, 3 operations",
+        "Checkpoint outside": "torch.utils.checkpoint is around Block",
+        "Setting switched": "cudnn.benchmark: False → True, by lightning",
+    }
 
 
 def test_more_advice_than_anybody_reads_is_counted():

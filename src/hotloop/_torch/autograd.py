@@ -62,6 +62,15 @@ def _is_compiled(node: Any) -> bool:
     return function is not None and function.__name__ == "CompiledFunction"
 
 
+def in_backward() -> bool:
+    """Tell whether this thread is running a backward; False where this torch does not tell."""
+    try:
+        task: int = private("torch._C:_current_graph_task_id")()
+    except CapabilityMissingError:
+        return False
+    return task != -1
+
+
 def guard_backward(outputs: Any, explain: Callable[[Exception], Exception], around: Around | None = None) -> bool:
     """Wrap the backward of the autograd function that made ``outputs``; True once it is found.
 

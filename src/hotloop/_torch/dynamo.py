@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from hotloop._torch.graphs import is_own_file, is_user_file
 from hotloop._torch.ledger import CapabilityMissingError, private
 
 if TYPE_CHECKING:
@@ -39,12 +40,18 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Break:
-    """One graph break, with the innermost line of the user's code."""
+    """One graph break, with the innermost line of the user's code, and the program's own line that led there.
+
+    ``by_*`` are None and empty where the line itself is the program's own, or no line of it is known.
+    """
 
     reason: str
     file: str | None
     line: int | None
     source: str
+    by_file: str | None = None
+    by_line: int | None = None
+    by_source: str = ""
 
 
 class Callbacks:
@@ -145,10 +152,15 @@ class Reader:
 
 
 def _break(reason: str, stack: Any) -> Break:
-    frame = stack[-1] if stack else None
+    frames = list(stack or ())
+    frame = next((one for one in reversed(frames) if is_user_file(one.filename)), frames[-1] if frames else None)
     if frame is None:
         return Break(reason, None, None, "")
-    return Break(reason, frame.filename, frame.lineno, (frame.line or "").strip())
+    place = frame.filename, frame.lineno, (frame.line or "").strip()
+    own = next((one for one in reversed(frames) if is_own_file(one.filename)), None)
+    if own is None or own is frame:
+        return Break(reason, *place)
+    return Break(reason, *place, own.filename, own.lineno, (own.line or "").strip())
 
 
 def forget_code(code: types.CodeType) -> bool:

@@ -71,6 +71,28 @@ def kept_graph() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def quiet_tracing() -> Iterator[None]:
+    """Keep dynamo's warnings off the log while the block runs, where whoever runs it hears of them as events."""
+    logger: logging.Logger | None = logging.getLogger(_TRACING_LOG)
+    room = _TRACING_LOG.rpartition(".")[0]
+    handlers: list[logging.Handler] = []
+    while logger is not None:
+        handlers += logger.handlers
+        logger = logger.parent
+
+    def passes(record: logging.LogRecord) -> bool:
+        return not record.name.startswith(room) or record.levelno != logging.WARNING
+
+    for handler in handlers:
+        handler.addFilter(passes)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(passes)
+
+
 class CompileWindow:
     """The settings of one compile: opened by torch's start callback, closed when the component's call returns.
 

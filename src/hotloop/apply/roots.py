@@ -88,5 +88,5 @@ def root_for(  # noqa: PLR0913 - what a compile is keyed by
 
 
 def _make(name: str, target: Any, backend: Callable[..., Any], dynamic: bool | None, fullgraph: bool) -> Root:
-    function = root_function(name, module=isinstance(target, torch.nn.Module))
+    function = root_function(name, target)
     return Root(function, torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph))

@@ -108,10 +108,15 @@ class Modes:
             yield
 
 
+def torch_settings() -> dict[str, Any]:
+    """Give torch's own settings of this process, without the compiler's; None where a newer one says more."""
+    found = {name: get() for name, (get, _) in _FUNCTIONS.items()}
+    return found | {name: operator.attrgetter(name)(torch) for name in _ATTRIBUTES}
+
+
 def process_settings() -> dict[str, Any]:
     """Give the settings of this process, by name: plain data that pickles."""
-    found = {name: get() for name, (get, _) in _FUNCTIONS.items()}
-    found |= {name: operator.attrgetter(name)(torch) for name in _ATTRIBUTES}
+    found = torch_settings()
     for path in _COMPILERS:
         if path.replace(":", ".") in sys.modules:  # else nobody has changed them, and importing them costs a second
             values = private(path).get_config_copy()

@@ -5,9 +5,19 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from hotloop.diagnose.words import count, figure, safe, size
+
 Remedy = Literal["mark_dynamic", "buckets", "odd_batch_eager", "regions", "tier"]
 """What `hotloop.Loop` can do by itself: sizes made dynamic from the first batch on; batches padded to suggested sizes
 (only where the user said with what); the odd batch run eager; another choice of regions; another tier."""
+REMEDIES: dict[Remedy, str] = {
+    "mark_dynamic": "marks the size dynamic from the first batch on, when told",
+    "buckets": "pads batches to suggested sizes, when told with what",
+    "odd_batch_eager": "runs the odd batch eager and keeps the full ones on their graph, when told",
+    "regions": "compiles other regions, when told",
+    "tier": "chooses another tier, when told",
+}
+"""Each remedy as it is told to people."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,6 +26,8 @@ class Advice:
 
     Args:
         rule: the rule that found it, as `hotloop.diagnose` and the catalogue name it: ``graph_break``.
+        kind: which of the rule's problems in the catalogue it is: ``item`` of ``graph_break``; the rule's own name
+            where it has one only.
         what: one sentence in the user's terms, with its figures.
         cause: why it is so, where that is not plain.
         change: what to change, as an order: "move the print out of the model".
@@ -32,6 +44,7 @@ class Advice:
     rule: str
     what: str
     change: str
+    kind: str = ""
     cause: str = ""
     component: str | None = None
     file: str | None = None
@@ -52,6 +65,28 @@ class Advice:
     def lost_seconds(self, steps: int) -> float:
         """Give what it costs over so many steps, as far as that was measured."""
         return self.seconds + steps * max(0.0, self.milliseconds or 0.0) / 1e3
+
+    @property
+    def cost(self) -> str:
+        """What it costs for people, as far as it was measured; an empty string where nothing was."""
+        parts = []
+        if self.milliseconds is not None:
+            parts.append(f"{figure(self.milliseconds)} ms a step")
+        if self.compiles:
+            parts.append(count(self.compiles, "compile"))
+        if self.seconds:
+            parts.append(f"{figure(self.seconds)} s")
+        if self.nbytes:
+            parts.append(size(self.nbytes))
+        return ", ".join(parts)
+
+    def __str__(self) -> str:
+        at = f"\n  at {self.location}: {self.source}".rstrip(": ") if self.file else ""
+        head = f"{self.component}: {self.what}" if self.component else self.what
+        lines = [("costs", self.cost), ("cause", self.cause), ("change", self.change)]
+        if self.remedy is not None:
+            lines.append(("hotloop.Loop", REMEDIES[self.remedy]))
+        return safe(f"[{self.rule}] {head}{at}" + "".join(f"\n  {label}: {text}" for label, text in lines if text))
 
     def to_dict(self) -> dict[str, Any]:
         """Give the advice as plain JSON data."""

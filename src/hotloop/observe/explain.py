@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import linecache
 import logging
+import os
 import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
 from hotloop._torch.graphs import is_user_file, last_user_frame
-from hotloop._torch.module import root_name
+from hotloop._torch.module import inlined_by, root_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,14 +22,20 @@ _EXPLANATION = re.compile(r"Explanation: (.*)")
 _HINT = re.compile(r"Hint: (.*)")
 _GUARD_NUMBER = re.compile(r"^\s*-?\s*\d+/\d+:\s*")
 _GUARD_COMMENT = re.compile(r"\s{2,}#\s")
+_GUARD_ADVICE = re.compile(r"\. Guard failed on a parameter, .*")
+_GUARD_PLACE = re.compile(r"# ([^#\n]+?):(\d+) in ")
+_ROOT_ARGUMENT = re.compile(r"\bargs\[(\d+)\]")
+_DECORATORS = 20
+"""Lines between the first decorator of a function and its ``def``, at most."""
 _LONGEST_REASON = 300
 _RAISED_BY = re.compile(r"^backend='.*' raised:$")
 
 _BREAK_HINTS: tuple[tuple[str, str], ...] = (
     (".item()", "keep the value a tensor inside the model, and call .item() outside it"),
+    ("_local_scalar_dense", "keep the value a tensor inside the model, and read it outside"),
     ("Data-dependent branching", "use torch.where, or move the branch out of the model"),
     ("data-dependent", "use torch.where, or move the branch out of the model"),
-    ("print", "move the print out of the model, or log from a hook outside it"),
+    ("`print`", "move the print out of the model, or log from a hook outside it"),
     ("logging", "move the log call out of the model"),
     ("Observed exception", "the code raised an exception of its own here, again and again, so it is no longer traced"),
     ("graph_break()", "remove the call to torch._dynamo.graph_break()"),
@@ -48,11 +56,7 @@ def metric_events(metric: Metric, component: str | None) -> list[ev.Event]:
         return [_failure(metric, function, component, whole=whole is not None)]
     found: list[ev.Event] = []
     if metric.recompile_reason:
-        nth = int(metric.frame.rpartition("/")[2] or 0) if "/" in metric.frame else 0
-        reason = clean_guard(metric.recompile_reason)
-        found.append(
-            ev.Recompiled(component=component, function=function, reason=reason, nth=nth, file=file, line=line)
-        )
+        found.append(_recompiled_event(metric, metric.recompile_reason, function, component, (file, line)))
     if (metric.has_code and metric.ops) or not metric.is_forward:  # code without operations holds no graph
         found.append(
             ev.Compiled(
@@ -71,6 +75,61 @@ def metric_events(metric: Metric, component: str | None) -> list[ev.Event]:
             )
         )
     return found
+
+
+def _recompiled_event(
+    metric: Metric, text: str, function: str, component: str | None, begins: tuple[str | None, int | None]
+) -> ev.Recompiled:
+    """Give the event of a recompile, in the words of what the root calls where the guard is the root's own."""
+    inlined = inlined_by(metric.function)
+    reason = clean_guard(text)
+    if inlined is not None:
+        reason = _ROOT_ARGUMENT.sub(lambda found: _argument(inlined.parameters, int(found[1])), reason)
+        if is_user_file(inlined.file):
+            begins = inlined.file, _def_line(inlined.file, inlined.line)
+    file, line = _guard_place(text) or begins
+    return ev.Recompiled(
+        component=component,
+        function=function,
+        reason=reason,
+        nth=int(metric.frame.rpartition("/")[2] or 0) if "/" in metric.frame else 0,
+        file=file,
+        line=line,
+        frame=metric.frame,
+        source=_source(file, line),
+    )
+
+
+def _def_line(file: str, line: int) -> int:
+    """Give the line of a function's ``def``; its code begins with the first decorator."""
+    for number in range(line, line + _DECORATORS):
+        if linecache.getline(file, number).lstrip().startswith(("def ", "async def ")):
+            return number
+    return line
+
+
+def _argument(names: tuple[str, ...], place: int) -> str:
+    return names[place] if place < len(names) else f"args[{place}]"
+
+
+def _guard_place(text: str) -> tuple[str, int] | None:
+    """Give the user's line that a failed guard comes from.
+
+    torch 2.13 gives the whole stack with the first guard of a kind; else the comment behind the guard names the file by
+    the end of its path, which is looked up among the files whose lines were read for it.
+    """
+    if (found := last_user_frame(text)) is not None:
+        return found
+    for short, line in reversed(_GUARD_PLACE.findall(text)):
+        ending = os.sep + short.strip().removeprefix("./").replace("/", os.sep)
+        known = [file for file in list(linecache.cache) if file.endswith(ending) and is_user_file(file)]
+        if len(known) == 1:
+            return known[0], int(line)
+    return None
+
+
+def _source(file: str | None, line: int | None) -> str:
+    return linecache.getline(file, line).strip() if file and line else ""
 
 
 def _users_place(metric: Metric, *, whole: bool) -> tuple[str | None, int | None]:
@@ -105,6 +164,7 @@ def _failure(metric: Metric, function: str, component: str | None, *, whole: boo
         line=line,
         reason=f"{metric.fail_type}: {summary(text)}",
         hint=hint_of(text),
+        source=_source(file, line),
     )
 
 
@@ -117,6 +177,9 @@ def break_event(entry: Break, component: str | None) -> ev.GraphBreak:
         source=entry.source,
         reason=summary(entry.reason),
         hint=hint_of(f"{entry.source}\n{entry.reason}"),
+        by_file=entry.by_file,
+        by_line=entry.by_line,
+        by_source=entry.by_source,
     )
 
 
@@ -131,17 +194,20 @@ def summary(text: str) -> str:
 
 def hint_of(text: str) -> str:
     """Give how to mend it: our own words for the common causes, else torch's first hint."""
-    for needle, hint in _BREAK_HINTS:
-        if needle in text:
-            return hint
     found = _HINT.search(text)
+    told = _HINT.sub("", text)  # torch's hints name other causes than this one
+    for needle, hint in _BREAK_HINTS:
+        if needle in told:
+            return hint
     return found[1].strip() if found else _TRACE_HINT
 
 
 def clean_guard(reason: str) -> str:
     """Give the failed guard of the newest compiled version, without torch's numbering."""
     lines = [_GUARD_NUMBER.sub("", line).strip() for line in reason.splitlines() if line.strip()]
-    return " ".join(_GUARD_COMMENT.split(lines[0])[0].split()) if lines else "unknown"
+    if not lines:
+        return "unknown"
+    return " ".join(_GUARD_ADVICE.sub("", _GUARD_COMMENT.split(lines[0])[0]).split())
 
 
 def log_key(event: ev.Event) -> tuple[str, ...]:

@@ -44,7 +44,11 @@ class AdviceRow:
 
 @dataclasses.dataclass(frozen=True)
 class WayRow:
-    """One way to run the program. ``against`` is how many times as fast as eager it runs; ``note``: why it did not."""
+    """One way to run the program. ``against`` is how many times as fast as eager it runs; ``note``: why it did not.
+
+    ``step`` is a typical step, with its 95% interval in milliseconds where that was measured; ``cold`` what it took to
+    get there, and whether torch's caches had a part of it.
+    """
 
     name: str
     step: str
@@ -79,11 +83,10 @@ def verdict(document: Mapping[str, Any]) -> str:
     said = [_of_way(best)] if best is not None else []
     if not entries:
         return " ".join([*said, "Nothing to mend was found."])
-    costs = _sum(entries)
-    many = count(len(entries), "finding")
     first = advice(entries[:1])[0]
+    many = f"{count(len(entries), 'finding')}, the worst {first.label.lower()}" if len(entries) > 1 else first.label
+    cost = f" ({', '.join(first.costs)})" if first.costs else ""
     start = f"fix {short_place(first.where, 1)} first" if first.where else f"first: {first.change}"
-    cost = f" {'costs' if len(entries) == 1 else 'cost'} {costs}" if costs else ""
     return " ".join([*said, f"{many}{cost}; {start.rstrip('.')}."])
 
 
@@ -122,11 +125,14 @@ def _costs(entry: Mapping[str, Any]) -> list[str]:
 
 def _way(name: Any, entry: Mapping[str, Any], base: float | None) -> WayRow:
     step, cold, peak = (number(entry.get(key)) for key in ("step_ms", "cold_seconds", "peak_bytes"))
+    low, high = number(entry.get("step_ms_low")), number(entry.get("step_ms_high"))
+    cached = " (cached)" if number(entry.get("cache_hits")) else ""
+    between = "" if low is None or high is None else f" ({figure(low, 3)} to {figure(high, 3)})"
     return WayRow(
         name=line(name, 80),
-        step="" if step is None else seconds(step / 1e3),
+        step="" if step is None else f"{seconds(step / 1e3)}{between}",
         against=f"{figure(base / step, 3)}{_TIMES}" if base and step else "",
-        cold="" if cold is None else seconds(cold),
+        cold=f"{seconds(cold)}{cached}" if cold else "",
         peak="" if peak is None else size(peak),
         note=line(entry.get("failed") or "", _LONG),
     )
@@ -138,10 +144,3 @@ def _of_way(row: WayRow) -> str:
     if row.against:
         return f"{row.name}: {row.against} eager."
     return f"{row.name}: {row.step} a step." if row.step else f"{row.name} was not timed."
-
-
-def _sum(entries: Sequence[Mapping[str, Any]]) -> str:
-    step = sum(max(0.0, number(entry.get("milliseconds")) or 0.0) for entry in entries)
-    once = sum(max(0.0, number(entry.get("seconds")) or 0.0) for entry in entries)
-    parts = [f"{seconds(step / 1e3)} a step"] if step else []
-    return " and ".join([*parts, *([f"{seconds(once)} once"] if once else [])])

@@ -36,6 +36,11 @@ KINDS: dict[str, tuple[str, Tone]] = {
     "tier_changed": ("Tier changed", "note"),
     "step_undone": ("Step undone", "bad"),
     "sentinel_disagreed": ("Sentinel disagreed", "bad"),
+    "host_sync": ("Host sync", "warn"),
+    "host_bound": ("Host-bound", "warn"),
+    "eager_part": ("Eager part", "note"),
+    "checkpoint_outside": ("Checkpoint outside", "warn"),
+    "setting_switched": ("Setting switched", "note"),
 }
 """Label and tone of each kind of event, in the order in which a legend names them; of other kinds the name is shown."""
 _SEVERITY: dict[Tone, int] = {"bad": 0, "warn": 1, "note": 2, "good": 3}
@@ -172,6 +177,28 @@ def _changed(event: Mapping[str, Any]) -> str:
     return f"{text(event.get('from_tier'))} → {text(event.get('to_tier'))}: {text(event.get('reason'))}"
 
 
+def _share(event: Mapping[str, Any], key: str) -> str:
+    known = number(event.get(key))
+    return "an unknown share" if known is None else f"{known:.0%}"
+
+
+def _busy(event: Mapping[str, Any]) -> str:
+    return f"the device works {_share(event, 'busy')} of a step, in {text(event.get('kernels'))} kernels"
+
+
+def _part(event: Mapping[str, Any]) -> str:
+    return f"{text(event.get('part'))}: {_share(event, 'share')} of a step, {text(event.get('operations'))} operations"
+
+
+def _around(event: Mapping[str, Any]) -> str:
+    return f"torch.utils.checkpoint is around {text(event.get('function'))}"
+
+
+def _switched(event: Mapping[str, Any]) -> str:
+    values = f"{text(event.get('before'))} → {text(event.get('after'))}"
+    return f"{text(event.get('setting'))}: {values}, by {text(event.get('by'))}"
+
+
 _REASONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "compiled": _compiled,
     "fallback": _fallback,
@@ -182,6 +209,10 @@ _REASONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "step_undone": _of_tier,
     "sentinel_disagreed": _of_tier,
     "tier_changed": _changed,
+    "host_bound": _busy,
+    "eager_part": _part,
+    "checkpoint_outside": _around,
+    "setting_switched": _switched,
 }
 
 

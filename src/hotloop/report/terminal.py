@@ -56,7 +56,8 @@ def draw(view: View) -> RenderableType:
 
 def draw_diagnosis(view: View) -> RenderableType:
     """Draw what a diagnosis is about: its sentence, the ways that were measured, and the advice."""
-    return Group(Text(view.diagnosis, style="bold"), *_titled(_diagnosis(view)))
+    said = view.diagnosis or "Nothing to mend was found: the record holds no event or figure that a rule knows."
+    return Group(Text(said, style="bold"), *_titled(_diagnosis(view)))
 
 
 def _diagnosis(view: View) -> list[tuple[str, RenderableType | None]]:
@@ -66,11 +67,14 @@ def _diagnosis(view: View) -> list[tuple[str, RenderableType | None]]:
 def _ways(view: View) -> RenderableType | None:
     if not view.ways:
         return None
+    rows = [(row.name, row.step, row.against, row.cold, row.peak, row.note) for row in view.ways]
+    names = ("", "a step", "against eager", "to get there", "peak memory", "")
+    kept = [index for index in range(len(names)) if any(row[index] for row in rows)]
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("", "a step", "against eager", "to get there", "peak memory", ""):
-        table.add_column(name, justify="right" if name else "left", overflow="fold")
-    for row in view.ways:
-        table.add_row(*(Text(cell) for cell in (row.name, row.step, row.against, row.cold, row.peak, row.note)))
+    for index in kept:
+        table.add_column(names[index], justify="right" if names[index] else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(row[index]) for index in kept))
     return table
 
 

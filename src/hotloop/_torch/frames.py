@@ -1,0 +1,96 @@
+"""Whose code a running operation belongs to, by the frames of its Python stack: compiled code, a module, the user's."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.checkpoint
+
+from hotloop._torch.graphs import is_own_file, is_user_file
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+_COMPILED = ("_functorch", "_inductor")
+_TRACING = ("_dynamo", "convert_frame.py")
+_CHECKPOINT = torch.utils.checkpoint.__file__
+_CALL = torch.nn.Module.__call__.__code__.co_filename
+_CALLS = ("_call_impl", "_call_module")
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """A Python stack, read from the inside out.
+
+    Args:
+        compiled: it runs in compiled code.
+        tracing: it runs while dynamo traces, and is no work of the step.
+        place: file and line of the innermost frame that is not torch's: of an installed package, or of the program.
+        own: file and line of the innermost frame of the program's own; `place` where there is none.
+        modules: the modules whose call is going on, the outermost first.
+        checkpointed: file and line of the call of ``torch.utils.checkpoint``, with the modules called inside of it.
+    """
+
+    compiled: bool
+    tracing: bool
+    place: tuple[str, int] | None
+    own: tuple[str, int] | None
+    modules: tuple[torch.nn.Module, ...]
+    checkpointed: tuple[tuple[str, int], tuple[torch.nn.Module, ...]] | None = None
+
+
+def stack_of(frame: FrameType | None) -> Stack:
+    """Read the stack that ends in a frame."""
+    place: tuple[str, int] | None = None
+    own: tuple[str, int] | None = None
+    modules: list[Any] = []
+    inside: tuple[Any, ...] | None = None
+    checkpointed = None
+    compiled = tracing = False
+    while frame is not None:
+        kind = _kind(frame.f_code)
+        compiled = compiled or kind == "compiled"
+        tracing = tracing or kind == "tracing"
+        if kind == "call":
+            called = frame.f_locals.get("self", frame.f_locals.get("module"))
+            modules += [called] if isinstance(called, torch.nn.Module) else []
+        elif kind == "checkpoint":
+            inside = tuple(reversed(modules))
+        elif kind in ("user", "own"):
+            here = (frame.f_code.co_filename, frame.f_lineno)
+            place, own = place or here, own or (here if kind == "own" else None)
+            if inside is not None and checkpointed is None:
+                checkpointed = (here, inside)
+        frame = frame.f_back
+    return Stack(compiled, tracing, place, own or place, tuple(reversed(modules)), checkpointed)
+
+
+@functools.cache
+def _kind(code: CodeType) -> str:
+    """Tell what a frame of a code object is; most are nothing that matters."""
+    file = code.co_filename
+    if file.startswith(_compiled_folders()) or "torchinductor_" in file:
+        return "compiled"
+    if file.endswith(os.path.join(*_TRACING)):  # noqa: PTH118 - compared as strings, for every operation
+        return "tracing"
+    if file == _CHECKPOINT:
+        return "checkpoint"
+    if code.co_name in _CALLS and (file == _CALL or "hotloop" in file):
+        return "call"
+    if is_own_file(file):
+        return "own"
+    return "user" if is_user_file(file) else ""
+
+
+@functools.cache
+def _compiled_folders() -> tuple[str, ...]:
+    """Give the folders of torch's own run-time of compiled code, and of the code that Inductor wrote."""
+    home = os.path.dirname(torch.__file__)  # noqa: PTH120 - compared as strings
+    folders = [os.path.join(home, name, "") for name in _COMPILED]  # noqa: PTH118
+    if where := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        folders += [os.path.join(where, ""), os.path.join(os.path.realpath(where), "")]  # noqa: PTH118
+    return tuple(folders)

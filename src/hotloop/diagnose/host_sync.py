@@ -1,0 +1,56 @@
+"""Python waits for the device inside a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hotloop import events as ev
+from hotloop.diagnose.problem import Problem
+from hotloop.diagnose.words import several, times
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hotloop.diagnose.advice import Advice
+    from hotloop.diagnose.case import Case
+
+RULE = "host_sync"
+PROBLEMS = (
+    Problem(
+        rule=RULE,
+        kind=RULE,
+        symptom="a step waits for the device at a line",
+        cause="a value is read on the host (.item(), float(), print, .cpu(), a branch), so that nothing can be "
+        "launched ahead, and the step cannot be captured",
+        cost="the wait, and the gap that the device has after it",
+        change="return the tensor from the step and read it outside, every so many steps",
+    ),
+)
+
+
+def find(case: Case) -> Iterator[Advice]:
+    """Give one advice a line, with the tiers that it rules out; a line that breaks a graph has its advice there."""
+    broken = {(event.file, event.line) for event in case.of(ev.GraphBreak)}
+    broken |= {(event.file, event.line) for event in case.of(ev.FrameEager)}
+    declined: dict[tuple[str, int | None], list[str]] = {}
+    for event in case.of(ev.TierDeclined):
+        if event.file:
+            declined.setdefault((event.file, event.line), []).append(event.tier)
+    groups: dict[tuple[object, ...], list[ev.HostSync]] = {}
+    for sync in case.of(ev.HostSync):
+        if sync.file and (sync.file, sync.line) in broken:
+            continue
+        groups.setdefault((sync.component, sync.file, sync.line, sync.reason), []).append(sync)
+    for group in groups.values():
+        one = group[-1]
+        tiers = several(declined.get((one.file or "", one.line), ()))
+        yield PROBLEMS[0].advice(
+            f"the step waits for the device {times(one.times)} a step: {one.reason}"
+            + (f"; it rules out {tiers}" if tiers else ""),
+            component=one.component,
+            file=one.file,
+            line=one.line,
+            source=one.source or case.source(one.file, one.line),
+            milliseconds=None if one.seconds is None else one.seconds * 1e3,
+            times=len(group),
+        )

@@ -1,0 +1,68 @@
+"""``docs/catalogue.md``, made of the rules' own words, the programs and what the rules say of the saved documents:
+``python tests/diagnose/diagnose_catalogue.py`` writes it; a test keeps the two alike."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from diagnose_documents import PROGRAMS, SAVED, WRITTEN
+
+from hotloop.diagnose import CATALOGUE, REMEDIES, RULES, diagnose
+
+PAGE = Path(__file__).parents[2] / "docs" / "catalogue.md"
+HEAD = """# Catalogue of advice
+
+What `hotloop doctor` can find, rule by rule: symptom, cause, cost, remedy, the shortest program that shows it, and the
+advice as it is printed. Made by `python tests/diagnose/diagnose_catalogue.py` of the words in `src/hotloop/diagnose` and
+the programs in `tests/diagnose/programs`; a test keeps the page and the rules alike, and runs every program.
+
+```python
+from hotloop import diagnose, record
+
+for advice in diagnose.diagnose(record.load("runs/mine")):  # worst first, by what it costs over the steps planned
+    print(advice)
+```
+
+- A rule is named `rule`, or `rule: kind` where it tells several things apart (`Advice.rule`, `Advice.kind`).
+- Costs are what was measured in that run, and none is named where nothing was. Seconds below come from two CPU cores and
+  models of one layer: read them as an example.
+- One problem is one advice, whatever the number of events; `Advice.times` says how often it was observed.
+- The line that ends in `# here` is the one that the advice has to name.
+- "By itself" names what `hotloop.Loop` can do about it without a change to your code.
+- Problems without a program need a GPU or what the doctor measures; their advice comes from events written by hand.
+"""
+
+
+def render():
+    """Give the whole page."""
+    rules = "\n".join(f"- [`{name}`](#{name}): {_about(name)}" for name in RULES)
+    parts = [HEAD, "## Rules\n", rules]
+    for name in RULES:
+        parts.append(f"\n## {name}\n")
+        parts += [_problem(problem) for problem in CATALOGUE if problem.rule == name]
+    return "\n".join(parts)
+
+
+def _about(rule):
+    return "; ".join(problem.symptom for problem in CATALOGUE if problem.rule == rule)
+
+
+def _problem(problem):
+    name = problem.rule if problem.kind == problem.rule else f"{problem.rule}-{problem.kind}"
+    title = problem.symptom if problem.kind == problem.rule else f"{problem.kind}: {problem.symptom}"
+    rows = [f"### {title}\n", f"- Cause: {problem.cause}.", f"- Cost: {problem.cost}.", f"- Remedy: {problem.change}."]
+    if problem.remedy is not None:
+        rows.append(f"- By itself (`{problem.remedy}`): `hotloop.Loop` {REMEDIES[problem.remedy]}.")
+    program = PROGRAMS / f"{name}.py"
+    if program.exists():
+        rows.append(f"\n```python\n{program.read_text(encoding='utf-8').rstrip()}\n```")
+    folder = SAVED if program.exists() else WRITTEN
+    document = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    told = [str(one) for one in diagnose(document) if (one.rule, one.kind) == (problem.rule, problem.kind)]
+    rows.append("\n```\n" + "\n".join(told) + "\n```\n")
+    return "\n".join(rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")

@@ -1,0 +1,22 @@
+import logging
+
+import torch
+
+import hotloop
+
+log = logging.getLogger("model")
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.linear(x)
+        log.info("mean %s", y.mean())  # here
+        return y
+
+
+model = hotloop.compile(Model(), "aot_eager")
+model(torch.randn(4, 8)).sum().backward()

@@ -1,0 +1,18 @@
+import torch
+
+import hotloop
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.generator = torch.Generator()
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y + torch.rand(8, generator=self.generator)  # here
+
+
+model = hotloop.compile(Model(), "aot_eager")
+model(torch.randn(4, 8)).sum().backward()

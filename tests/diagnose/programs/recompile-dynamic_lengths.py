@@ -1,0 +1,17 @@
+import torch
+
+import hotloop
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):  # here
+        return self.linear(x)
+
+
+model = hotloop.compile(Model(), "aot_eager", dynamic=False)
+for length in (5, 6, 7, 8):
+    model(torch.randn(4, length, 8)).sum().backward()

@@ -1,0 +1,17 @@
+import torch
+
+import hotloop
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):  # here
+        return self.linear(x)
+
+
+model = hotloop.compile(Model(), "aot_eager")
+for size in (32, 32, 7, 32):
+    model(torch.randn(size, 8)).sum().backward()

@@ -1,0 +1,19 @@
+import torch
+
+import hotloop
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+        self.dropout = torch.nn.Dropout(0.1)
+
+    def forward(self, x):
+        return self.dropout(self.linear(x))  # here
+
+
+model = hotloop.compile(Model(), "aot_eager")
+model(torch.randn(4, 8)).sum().backward()
+model.eval()
+model(torch.randn(4, 8))

@@ -1,0 +1,77 @@
+"""Guard texts of torch, as 2.13 gives them and as earlier versions do, read as causes."""
+
+from __future__ import annotations
+
+import pytest
+
+from hotloop import events as ev
+from hotloop.diagnose.guards import guard_of
+
+GUARDS = [
+    ("tensor 'x' size mismatch at index 0. expected 32, actual 7", "size", "x", ("32", "7")),
+    ("tensor 'L['x']' size mismatch at index 1. expected 5, actual 6", "size", "x", ("5", "6")),
+    ("2 <= x.size()[0]", "size", "x", ("2 or more", "1")),
+    ("2 <= x.size()[0] <= 16", "size_relation", "2 <= x.size()[0] <= 16", ()),
+    ("Eq(L['x'].size()[0], L['y'].size()[0])", "size_relation", "Eq(L['x'].size()[0], L['y'].size()[0])", ()),
+    ("x.size()[0] == y.size()[0]", "size_relation", "x.size()[0] == y.size()[0]", ()),
+    ("module.n == 3", "int_attribute", "n", ("3",)),
+    ("module._modules['sub'].k == 0", "int_attribute", "sub.k", ("0",)),
+    ("L['self']._modules['sub'].k == 0", "int_attribute", "self.sub.k", ("0",)),
+    ("G['__import___main__'].STEP == 2", "int_attribute", "STEP", ("2",)),
+    ("G['STEP'] == 2", "int_attribute", "STEP", ("2",)),
+    ("module.scale == 1.5", "float_attribute", "scale", ("1.5",)),
+    ("module.scale == 1e-05", "float_attribute", "scale", ("1e-05",)),
+    ("module._modules['drop'].p == 0.30000000000000004", "dropout", "drop.p", ("0.30000000000000004",)),
+    ("module.attention_dropout == 0.1", "dropout", "attention_dropout", ("0.1",)),
+    ("module.phase == 'warm-up'", "attribute", "phase", ("'warm-up'",)),
+    ("module._modules['drop'].training == True", "train_eval", "drop.training", ("True",)),
+    ("k == True", "arguments", "k", ("True",)),
+    ("args[1] == 2", "arguments", "args[1]", ("2",)),
+    ("len(xs) == 2", "arguments", "xs", ("2",)),
+    ("len(args) == 1", "arguments", "args", ("1",)),
+    ("not module.hist", "growth", "hist", ("0",)),
+    ("len(module.hist) == 3", "growth", "hist", ("3",)),
+    ("len(module.d) != 2", "growth", "d", ("2",)),
+    ("GLOBAL_STATE changed: grad_mode", "grad_mode", "", ()),
+    ("GLOBAL_STATE changed: num_threads", "threads", "", ()),
+    ("GLOBAL_STATE changed: autocast(cpu)_enabled", "precision", "autocast", ()),
+    ("GLOBAL_STATE changed: default_dtype", "precision", "the default dtype", ()),
+    ("GLOBAL_STATE changed: deterministic_algorithms", "setting", "deterministic_algorithms", ()),
+    ("tensor 'x' dtype mismatch. expected Float, actual Double", "precision", "x", ("Float", "Double")),
+    ("tensor 'x' rank mismatch. expected 2, actual 3", "rank", "x", ("2", "3")),
+    ("tensor 'x' stride mismatch at index 0. expected 8, actual 1", "strides", "x", ("stride 8", "1")),
+    ("tensor 'x' requires_grad mismatch. expected requires_grad=0", "requires_grad", "x", ("requires_grad=0",)),
+    ("tensor 'module._modules['l']._parameters['weight']' requires_grad mismatch. expected requires_grad=1",
+     "requires_grad", "l.weight", ("requires_grad=1",)),
+    ("tensor 'module._modules['l']._parameters['bias']' size mismatch at index 0. expected 8, actual 9",
+     "new_object", "l.bias", ()),
+    ("___check_type_id(module._modules['act'], 0), type=<class 'torch.nn.modules.activation.ReLU'>",
+     "new_object", "act", ()),
+    ("___check_obj_id(G['loss_fn'], 0)", "new_object", "loss_fn", ()),
+    ("tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU, ADInplaceOrView, AutogradCPU), actual DispatchKeySet(CPU)",
+     "grad_mode", "x", ()),
+    ("___stack0 == 5.06", "break_value", "___stack0 == 5.06", ()),
+    ("something that no version says", "other", "something that no version says", ()),
+]  # fmt: skip
+
+
+def event(reason, source=""):
+    return ev.Recompiled(function="f", file=None, line=None, reason=reason, nth=1, source=source)
+
+
+@pytest.mark.parametrize(("reason", "cause", "subject", "values"), GUARDS)
+def test_a_guard_text_is_read(reason, cause, subject, values):
+    guard = guard_of(event(reason))
+    assert (guard.cause, guard.subject, guard.values) == (cause, subject, values)
+
+
+def test_a_probability_is_known_by_the_line_that_uses_it():
+    line = "return F.dropout(x, self.rate, self.training)"
+    assert guard_of(event("module.rate == 0.1", line)).cause == "dropout"
+    assert guard_of(event("module.rate == 3.5", line)).cause == "float_attribute"
+
+
+def test_another_device_is_no_other_gradient_mode():
+    keys = "DispatchKeySet({0}, BackendSelect, ADInplaceOrView, Autograd{0})"
+    reason = f"tensor 'x' dispatch key set mismatch. expected {keys.format('CPU')}, actual {keys.format('CUDA')}"
+    assert guard_of(event(reason)).cause == "device"

@@ -1,0 +1,90 @@
+"""Each rule on a real program: through the compile, the events and the status to the advice, with line and remedy."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diagnose_documents import PROGRAMS, document_of, line_of
+from test_diagnose_rules import ALSO, NAMES, problem_names
+from torch import nn
+
+import hotloop
+from hotloop import events as ev
+from hotloop.diagnose import diagnose
+
+REAL = sorted(path.stem for path in PROGRAMS.glob("*.py") if not path.stem.startswith("clean-"))
+INDUCTOR = {"cold_cache"}
+
+
+@pytest.mark.filterwarnings("ignore")  # programs as users write them: their warnings are theirs
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.inductor] if name in INDUCTOR else []) for name in REAL]
+)
+def test_a_program_gives_its_advice(name):
+    if name == "graph_break-self_log":
+        pytest.importorskip("lightning")
+    program = PROGRAMS / f"{name}.py"
+    found = diagnose(document_of(program))
+    assert problem_names(found) == {name} | ALSO.get(name, set())
+    (advice,) = [one for one in found if problem_names([one]) == {name}]
+    if (line := line_of(program)) is not None:
+        assert (advice.file, advice.line) == (str(program), line)
+    told, problem = str(advice), NAMES[name]
+    assert advice.change in told
+    assert advice.remedy == (None if name == "recompile_limit" else problem.remedy)
+    if problem.remedy is not None and name != "recompile_limit":
+        assert "hotloop.Loop" in told
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["clean-train", "clean-loop"])
+def test_a_clean_program_gives_none(name):
+    document = document_of(PROGRAMS / f"{name}.py")
+    assert document["events"]
+    assert diagnose(document) == []
+
+
+def test_a_program_that_knows_nothing_of_hotloop():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.count = nn.Linear(4, 4), 1
+
+        def forward(self, x):
+            return self.linear(x) * self.count
+
+    model = Model()
+    compiled = torch.compile(model, backend="aot_eager")
+    with hotloop.watch() as events:
+        for model.count in (1, 2, 3):
+            compiled(torch.ones(2, 4)).sum().backward()
+    (advice,) = diagnose({"events": [event.to_dict() for event in events]})
+    assert (advice.rule, advice.kind, advice.component) == ("recompile", "int_attribute", None)
+    assert advice.compiles == 2
+    assert advice.source == "return self.linear(x) * self.count"
+    assert "self.count changed (it was 1, 2)" in advice.what
+
+
+@pytest.mark.parametrize(("sizes", "kind"), [((16, 7, 16), "ragged_batch"), ((16, 12, 9), "dynamic_lengths")])
+def test_a_loops_census_tells_lengths_from_an_odd_batch(sizes, kind):
+    """torch makes the size dynamic at its second value, and says nothing of the others. A loop runs a new size eager
+    at first."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hotloop.watch() as events, hotloop.Loop(model, optimizer, run="aot_eager") as loop:
+
+        @loop.step
+        def train_step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for size in sizes:
+            for _ in range(5):
+                train_step(torch.randn(size, 4))
+    document = {**loop.record.document, "events": [event.to_dict() for event in events]}
+    assert len([one for one in events if isinstance(one, ev.Recompiled)]) == 1
+    (advice,) = diagnose(document)
+    assert (advice.rule, advice.kind) == ("recompile", kind)
