@@ -36,8 +36,10 @@ def test_ways_are_timed_side_by_side_and_the_verdict_names_one():
         assert len(one.block_ms) == 6
         assert one.step_ms_low <= one.step_ms <= one.step_ms_high
         assert one.step_ms == pytest.approx(sorted(one.block_ms)[2] / 2 + sorted(one.block_ms)[3] / 2, rel=1e-3)
-        assert one.total_seconds == pytest.approx(one.cold_seconds + 500 * one.step_ms / 1e3)
+        assert one.total_seconds == pytest.approx(one.cold_seconds + 500 * one.paired_ms / 1e3)
     assert eager.speed is None
+    assert eager.paired_ms == eager.step_ms
+    assert compiled.paired_ms == pytest.approx(eager.step_ms / compiled.speed)
     assert compiled.speed_low <= compiled.speed <= compiled.speed_high
     assert compiled.compile_seconds > 0
     assert compiled.prepared_steps == 4, "a survey and three proofs"

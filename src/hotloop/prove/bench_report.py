@@ -43,7 +43,11 @@ def finish(
     """
     noise = bench_verdict.noise_of(plan.again)
     figures = {way: bench_verdict.steady(plan.times, way, noise) for way in plan.live()}
-    courses = {way: _course(plan, way, one) for way, one in figures.items()}
+    eager = figures[BASELINE].ms / 1e3
+    courses = {
+        way: Course(way, _cold_seconds(plan, way), eager if way == BASELINE else eager / one.speed.median)
+        for way, one in figures.items()
+    }
     verdict = bench_verdict.conclude(list(courses.values()), plan.times, noise, total_steps)
     ways = tuple(
         _way(plan, way, figures[way], courses, total_steps)
@@ -63,10 +67,9 @@ def finish(
     return dataclasses.replace(found, document=_written(found, plan, verdict, settings, record))
 
 
-def _course(plan: Plan, way: str, figures: Steady) -> Course:
-    """Give a way's total time; what was compiled for it by another way in this process is counted as its own."""
-    cold = _start_of(plan, way).cold_seconds + _compiled_before(plan, way)
-    return Course(way, cold, figures.ms / 1e3)
+def _cold_seconds(plan: Plan, way: str) -> float:
+    """Give what getting ready took; what was compiled for it by another way in this process is counted as its own."""
+    return _start_of(plan, way).cold_seconds + _compiled_before(plan, way)
 
 
 def _start_of(plan: Plan, way: str) -> Ready:
@@ -92,6 +95,7 @@ def _way(plan: Plan, way: str, figures: Steady, courses: dict[str, Course], tota
         speed_low=speed.low if beside else None,
         speed_high=speed.high if beside else None,
         difference=figures.difference if beside else None,
+        paired_ms=1e3 * course.step_seconds,
         cold_seconds=course.cold_seconds,
         prepared_steps=ready.prepared_steps,
         prepared_seconds=ready.prepared_seconds,

@@ -36,6 +36,8 @@ class Way:
         step_ms: of a steady step: median over blocks, with its 95% interval ``step_ms_low`` to ``step_ms_high``.
         speed: how many times as fast as eager's a step is, with its 95% interval.
         difference: ``faster`` or ``slower`` than eager by more than noise, or ``none``.
+        paired_ms: eager's step over ``speed``: what totals count with, since a machine that slows down for a while does
+            so for both sides of a pair.
         cold_seconds: what getting ready takes beyond the way's own steps.
         prepared_steps: training steps until the first steady one, which began after ``prepared_seconds``.
         caches: the compile caches that it began with: ``empty``, ``warm``, or ``none`` where nothing is compiled.
@@ -59,6 +61,7 @@ class Way:
     speed_low: float | None = None
     speed_high: float | None = None
     difference: Difference | None = None
+    paired_ms: float | None = None
     cold_seconds: float | None = None
     prepared_steps: int | None = None
     prepared_seconds: float | None = None

@@ -60,7 +60,8 @@ def _course(entry: Any) -> tuple[float, float] | None:
     """Read seconds to get ready and seconds of a step."""
     if not isinstance(entry, Mapping):
         return None
-    step, cold = number(entry.get("step_ms")), number(entry.get("cold_seconds"))
+    step = number(entry.get("paired_ms")) or number(entry.get("step_ms"))
+    cold = number(entry.get("cold_seconds"))
     return None if step is None else (cold or 0.0, step / 1e3)
 
 
