@@ -136,7 +136,7 @@ def _at(stretches: Sequence[Stretch], courses: Mapping[str, Course], steps: int)
     eager = courses[BASELINE].seconds(steps)
     said = f"At {steps:,} steps: {here.way}"
     if here.way != BASELINE:
-        said += f", {eager / courses[here.way].seconds(steps):.2g}\N{MULTIPLICATION SIGN} in all"
+        said += f", {eager / courses[here.way].seconds(steps):.3g}\N{MULTIPLICATION SIGN} in all"
     return said + "".join(f"; {_where(stretches, one)}: {one.way}" for one in stretches if one is not here)
 
 
@@ -159,7 +159,7 @@ def _where(stretches: Sequence[Stretch], one: Stretch) -> str:
 def _speed(courses: Mapping[str, Course], way: str) -> str:
     if way == BASELINE:
         return ""
-    return f" ({courses[BASELINE].step_seconds / courses[way].step_seconds:.2g}\N{MULTIPLICATION SIGN} a step)"
+    return f" ({courses[BASELINE].step_seconds / courses[way].step_seconds:.3g}\N{MULTIPLICATION SIGN} a step)"
 
 
 def _why_eager(courses: Sequence[Course], times: Mapping[str, Sequence[Sample | None]], noise: float) -> str:
