@@ -10,6 +10,7 @@ import time
 import torch
 
 import hotloop
+from hotloop.prove.bench_way import synchronize
 
 from . import clock
 from .plan import SHORT, VARYING, Row
@@ -129,7 +130,7 @@ def first_steps(bench, turns, result):
     begin = time.perf_counter()
     for _ in range(FIRST[bench.size]):
         losses.append(float(turns.step().detach()))
-        clock.synchronize(bench.device)
+        synchronize(bench.device)
         ends.append(time.perf_counter() - begin)
     result |= {"first_seconds": [round(end, 5) for end in ends], "losses": losses}
 
@@ -187,7 +188,7 @@ def real_run(bench, turns, result):
         begin = time.perf_counter()
         for _ in range(steps):
             turns.step()
-        clock.synchronize(bench.device)
+        synchronize(bench.device)
         blocks.append([steps, round(time.perf_counter() - begin, 5)])
         spent, done = spent + blocks[-1][1], done + steps
         if done in _MARKS or done == bench.row.steps:
@@ -244,7 +245,7 @@ def run_auto(bench):
     for mark in marks:
         while turns.done < mark:
             turns.step()
-        clock.synchronize(bench.device)
+        synchronize(bench.device)
         result["real"][str(mark)] = round(time.perf_counter() - begin, 4)
         bench.keep()
     if row.told > row.steps:
@@ -273,7 +274,7 @@ def settle(bench, turns, result, begin):
     while quiet < 2 * _BLOCK and time.perf_counter() < until and turns.done < bench.row.told:
         turns.step()
         quiet = 0 if auto.trial is not None or auto.background.tier is not None else quiet + 1
-    clock.synchronize(bench.device)
+    synchronize(bench.device)
     result["real"][str(turns.done)] = round(time.perf_counter() - begin, 4)
     result["settled"] = quiet >= 2 * _BLOCK
 

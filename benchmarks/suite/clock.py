@@ -12,6 +12,7 @@ import time
 import torch
 
 from hotloop.measure import interval, ratio_interval
+from hotloop.prove.bench_way import in_turns, synchronize
 
 PAIRS = 12
 """Blocks of each way: with 12, the 95% interval of a median goes from the third to the tenth."""
@@ -22,12 +23,6 @@ _MEBI = 2**20
 _WARM = 2
 """Steps at the begin of a block that are not timed: the step before was another way's."""
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
-
-
-def synchronize(device):
-    """Wait until the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 class Turns:
@@ -54,7 +49,7 @@ class Turns:
 
 
 def side_by_side(way, eager, *, pairs=PAIRS, seconds=BLOCK_SECONDS, together=False):
-    """Time a way and eager in blocks by turns (AB, BA, AB, ...).
+    """Time a way and eager in blocks by turns (AB, BA, BA, AB, ...).
 
     Args:
         way: `Turns` of it.
@@ -72,10 +67,9 @@ def side_by_side(way, eager, *, pairs=PAIRS, seconds=BLOCK_SECONDS, together=Fal
     if together:
         counts = [min(counts)] * len(ways)
     times = [[] for _ in ways]
-    for pair in range(pairs):
+    for order in in_turns(len(ways), pairs):
         if together and eager is not None:
             eager.done = way.done
-        order = range(len(ways)) if pair % 2 == 0 else reversed(range(len(ways)))
         for place in order:
             times[place].append(1e3 * ways[place].block(counts[place]))
     low, high = interval(times[0])

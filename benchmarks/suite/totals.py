@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import statistics
 
+from hotloop.decide import Course
+
 STEPS = (50, 200, 1_000, 10_000, 100_000)
 
 
@@ -69,7 +71,8 @@ def total(rows, row, steps, *, eager_ms=None, real=True):
     ms = steady["ms"]
     if eager_ms is not None:
         ms = eager_ms / steady["ratio"] if "ratio" in steady else eager_ms
-    return {"seconds": start[1] + (steps - start[0]) * ms / 1e3, "computed": True}
+    course = Course.of_start(row["way"], *start, ms / 1e3)
+    return {"seconds": course.seconds(steps), "computed": True}
 
 
 def best_fixed(rows, workload, steps, *, eager_ms=None):

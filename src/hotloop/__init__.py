@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     )
     from hotloop.observe import watch
     from hotloop.presets import Preset
+    from hotloop.prove.bench import bench
+    from hotloop.prove.bench_result import Bench
+    from hotloop.prove.harness import harness
+    from hotloop.prove.harness_result import Harness
     from hotloop.prove.verify import verify
     from hotloop.prove.verify_verdict import Verdict
     from hotloop.step import Loop, LoopStatus, Pad, Workload
@@ -27,7 +31,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Bench": "hotloop.prove.bench_result",
     "ComponentStatus": "hotloop.control",
+    "Harness": "hotloop.prove.harness_result",
     "Loop": "hotloop.step",
     "LoopStatus": "hotloop.step",
     "Pad": "hotloop.step",
@@ -35,7 +41,9 @@ _HOMES = {
     "Status": "hotloop.control",
     "Verdict": "hotloop.prove.verify_verdict",
     "Workload": "hotloop.step",
+    "bench": "hotloop.prove.bench",
     "compile": "hotloop.control",
+    "harness": "hotloop.prove.harness",
     "own": "hotloop.control",
     "status": "hotloop.control",
     "uncompile": "hotloop.control",
@@ -45,7 +53,9 @@ _HOMES = {
 _MODULES = ("errors", "events", "observe", "presets", "testing")
 
 __all__ = [
+    "Bench",
     "ComponentStatus",
+    "Harness",
     "Loop",
     "LoopStatus",
     "Pad",
@@ -53,9 +63,11 @@ __all__ = [
     "Status",
     "Verdict",
     "Workload",
+    "bench",
     "compile",
     "errors",
     "events",
+    "harness",
     "observe",
     "own",
     "presets",

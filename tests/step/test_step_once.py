@@ -85,6 +85,20 @@ def test_what_must_happen_once_happens_once(run, inside, cause):
     assert any(cause in tier.why for tier in ours[3].tiers)
 
 
+def set_up(program, _):
+    program.model.kind = "set by the first call, as transformers notes the kind of a task in its config"
+
+
+@pytest.mark.parametrize("run", ["aot_eager", "aot_eager+graph", "eager+graph"])
+def test_what_only_the_first_call_sets_up_declines_nothing(run):
+    theirs = Program(set_up).train("eager")
+    with hotloop.testing.captured_step_emulation():
+        ours = Program(set_up).train(run)
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
+    assert ours[3].tier == run
+    assert not any(tier.why for tier in ours[3].tiers)
+
+
 def test_a_loss_whose_backward_is_the_callers_is_not_captured():
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)

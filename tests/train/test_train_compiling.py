@@ -6,7 +6,10 @@ import torch
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
 from hotloop.events import Fallback
+from hotloop.fallback import emulation
+from hotloop.testing import cudagraph_emulation
 from hotloop.train import compiling, configure
+from hotloop.train.rehearse import Rehearsal
 
 ON = {"training__optimization__use_torch_compile": "true"}
 
@@ -151,3 +154,68 @@ def test_recipes_are_found_by_name():
     assert recipes.load("criteria").COMPONENTS == ("model", "loss")
     with pytest.raises(ConfigError, match="did you mean criteria"):
         recipes.load("criterion")
+
+
+GRAPHS = {**ON, "compile__preset": "reduce-overhead", "compile__measure_eager_steps": 1}
+
+
+@pytest.fixture
+def graphs():
+    """CUDA graphs, on any machine."""
+    with cudagraph_emulation() as emulation:
+        yield emulation
+
+
+def test_cuda_graphs_are_tried_on_copies_before_they_are_turned_on(tmp_path, train, capsys, graphs):
+    train(**GRAPHS, training__max_steps=4)
+    assert (
+        "[torch.compile] reduce-overhead: tried on copies of the model, training and inference, and safe here"
+        in lines(capsys)
+    )
+    document = record.load(tmp_path / "run")
+    assert [entry["running"] for entry in document["steps"]] == ["none"] + ["reduce-overhead"] * 3
+    assert document["components"]["model"]["state"] == "compiled"
+    assert not any("model[0]" in str(event.get("component")) for event in document["events"]), (
+        "a rehearsal's are its own"
+    )
+
+
+def test_where_cuda_graphs_are_not_safe_the_run_stays_eager_with_the_reason(
+    tmp_path, train, capsys, graphs, monkeypatch
+):
+    def broken(self, args):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(emulation._Graph, "run", broken)
+    train(**GRAPHS, training__max_steps=4)
+    (said,) = [line for line in lines(capsys) if "is not safe here" in line]
+    assert "Running in eager mode." in said
+    document = record.load(tmp_path / "run")
+    assert [entry["running"] for entry in document["steps"]] == ["none"] * 4
+    model = document["components"]["model"]
+    assert (model["requested"], model["running"], model["state"]) == ("reduce-overhead", "none", "eager")
+    assert model["causes"][0]["stage"] == "harness"
+
+
+def test_a_rehearsal_changes_nothing_of_the_run(tmp_path, train, graphs, monkeypatch):
+    train(**GRAPHS, training__max_steps=4)
+    tried = [entry["loss"] for entry in record.load(tmp_path / "run")["steps"]]
+    monkeypatch.setattr(Rehearsal, "unsafe", lambda self, plan: "")
+    train(**GRAPHS, training__max_steps=4, run__folder=tmp_path / "other")
+    assert [entry["loss"] for entry in record.load(tmp_path / "other")["steps"]] == tried
+
+
+def test_a_copy_that_cannot_be_made_leaves_the_run_eager(tmp_path, train, capsys, graphs, monkeypatch):
+    def refuse(self, memo):
+        raise RuntimeError("no copy of this")
+
+    monkeypatch.setattr(torch.nn.Linear, "__deepcopy__", refuse, raising=False)
+    train(**GRAPHS, training__max_steps=2)
+    assert any("could not be tried on a copy of the model" in line for line in lines(capsys))
+    assert [entry["running"] for entry in record.load(tmp_path / "run")["steps"]] == ["none"] * 2
+
+
+def test_without_a_gpu_there_is_nothing_to_try(tmp_path, train, monkeypatch):
+    monkeypatch.setattr(Rehearsal, "unsafe", lambda self, plan: pytest.fail("there are no CUDA graphs here"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    train(**ON, compile__preset="triton", compile__ladder="[none]", training__max_steps=4)

@@ -30,15 +30,6 @@ def _keeps_graph() -> Callable[[], bool]:
     return asked
 
 
-def in_backward() -> bool:
-    """Tell whether this thread is running a backward; False where this torch does not tell."""
-    try:
-        task: int = private("torch._C:_current_graph_task_id")()
-    except CapabilityMissingError:
-        return False
-    return task != -1
-
-
 class Around(Protocol):
     """What is to be done around each run of a compiled backward; ``node`` is the autograd node of its forward."""
 
@@ -69,6 +60,15 @@ def compiled_nodes(outputs: Any) -> list[Any]:
 def _is_compiled(node: Any) -> bool:
     function = getattr(node, "_forward_cls", None)
     return function is not None and function.__name__ == "CompiledFunction"
+
+
+def in_backward() -> bool:
+    """Tell whether this thread is running a backward; False where this torch does not tell."""
+    try:
+        task: int = private("torch._C:_current_graph_task_id")()
+    except CapabilityMissingError:
+        return False
+    return task != -1
 
 
 def guard_backward(outputs: Any, explain: Callable[[Exception], Exception], around: Around | None = None) -> bool:

@@ -79,12 +79,6 @@ def forget_graphs() -> None:
         private("torch._inductor.cudagraph_trees:reset_cudagraph_trees")()
 
 
-def running_backward() -> bool:
-    """Tell whether this thread is inside a backward."""
-    task: int = private("torch._C:_current_graph_task_id")()
-    return task != -1
-
-
 def accumulates(node: Any) -> bool:
     """Tell whether the backward in progress adds the gradient of a leaf to its ``.grad``.
 

@@ -122,12 +122,19 @@ def _written(nodes: list[fx.Node], placeholders: list[fx.Node]) -> dict[int, _Pl
 
 def _unsafe(nodes: list[fx.Node]) -> tuple[str, _Place] | None:
     """Find an operation that a capture does not allow: its result's size, or what Python does next, needs the data."""
-    names = ("cudagraph_unsafe", "dynamic_output_shape", "data_dependent_output")
+    names = ("cudagraph_unsafe", "data_dependent_output")
     forbidden = {tag for name in names if (tag := getattr(torch.Tag, name, None)) is not None}
     for node in nodes:
-        if forbidden & set(getattr(node.target, "tags", ())):
+        tags = set(getattr(node.target, "tags", ()))
+        if forbidden & tags or (torch.Tag.dynamic_output_shape in tags and not _is_sized(node)):
             return f"{node.target} cannot be captured: torch cuts the graph there", _line(node)
     return None
+
+
+def _is_sized(node: fx.Node) -> bool:
+    """Tell whether a result's sizes are known: an index by whole numbers has them, one by a mask has not."""
+    made = node.meta.get("val")
+    return isinstance(made, torch.Tensor) and all(isinstance(size, int) for size in made.shape)
 
 
 def _line(node: Any) -> _Place:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from hotloop._torch import cudagraphs
+from hotloop._torch.autograd import in_backward
 from hotloop.control import boundary
 from hotloop.fallback.lifetime import copied_together, steps
 from hotloop.measure import flatten, unflatten
@@ -61,7 +62,7 @@ def count_call(tally: Tally, args: tuple[Any, ...], kwargs: dict[str, Any], *, m
     if marks:
         steps.enter()
         tally.per_mark.at(cudagraphs.marked(), tally.calls)
-    if cudagraphs.running_backward():
+    if in_backward():
         tally.in_backward += 1
     shapes = _shapes(args, kwargs)
     if shapes in tally.shapes or len(tally.shapes) < _SHAPES:

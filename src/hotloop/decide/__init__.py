@@ -8,6 +8,7 @@ turns.
 from __future__ import annotations
 
 from hotloop.decide.choose import EAGER_STEPS, decide
+from hotloop.decide.courses import Course, Stretch, envelope
 from hotloop.decide.horizon import Horizon, horizon, remaining
 from hotloop.decide.options import Action, Decision, Option, Source, Standing
 from hotloop.decide.priors import Facts, expect
@@ -18,6 +19,7 @@ from hotloop.decide.trial import Outcome, Trial, Turn, Verdict, median_interval
 __all__ = [
     "EAGER_STEPS",
     "Action",
+    "Course",
     "Decision",
     "Facts",
     "Horizon",
@@ -27,10 +29,12 @@ __all__ = [
     "Source",
     "Speeds",
     "Standing",
+    "Stretch",
     "Trial",
     "Turn",
     "Verdict",
     "decide",
+    "envelope",
     "expect",
     "horizon",
     "median_interval",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -38,6 +38,16 @@ _REMEDY = (
 )
 
 
+class Lookout(Protocol):
+    """Wants to know what is held of what CUDA graphs handed out."""
+
+    def copied(self, outputs: list[torch.Tensor], copies: list[torch.Tensor]) -> None:
+        """Outputs of a graph were copied at the boundary: the program gets the copies."""
+
+    def marked(self) -> None:
+        """A step was marked: what a graph handed out before may be overwritten from here on."""
+
+
 class MarkedSteps:
     """The steps of all CUDA graphs in this process: which forwards wait for their backward, and when one is marked."""
 
@@ -48,6 +58,17 @@ class MarkedSteps:
         self._marks_after_optimizer = False
         self.strict: weakref.WeakSet[Any] = weakref.WeakSet()
         """What hands out the memory of graphs without a copy: held outputs are looked for at each mark."""
+        self.lookout: Lookout | None = None
+        """Is told of each copy at the boundary, and of each mark; see `looking`."""
+
+    @contextlib.contextmanager
+    def looking(self, lookout: Lookout) -> Iterator[None]:
+        """Have somebody told of copies and marks while the block runs."""
+        before, self.lookout = self.lookout, lookout
+        try:
+            yield
+        finally:
+            self.lookout = before
 
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:
@@ -71,7 +92,9 @@ class MarkedSteps:
             if len(self.strict) and (held := list(cudagraphs.memory().alive())):
                 raise StaleOutputError(_still_held(held), held)
             cudagraphs.mark()
-            return True
+        if self.lookout is not None:
+            self.lookout.marked()
+        return True
 
     def _anything_waits(self) -> bool:
         """Tell whether a forward waits for its backward: a component's, or, as torch knows, another of this thread."""
@@ -153,6 +176,8 @@ class Outputs:
         assert self._fresh is not None
         mine = [outputs[place] for place in self._fresh]
         owned = copied(mine) if self._alone else copied_together(mine)
+        if steps.lookout is not None:
+            steps.lookout.copied(mine, owned)
         tally = self._tally_of()
         tally.copied += len(mine)
         tally.copied_bytes += sum(one.nbytes for one in mine)
@@ -205,7 +230,10 @@ def owned_gradients(node: Any, gradients: tuple[Any, ...], tally: Tally) -> tupl
     leave = _added(node, gradients)
     places = [place for place, one in enumerate(gradients) if isinstance(one, torch.Tensor) and place not in leave]
     result = list(gradients)
-    for place, copy in zip(places, copies([gradients[place] for place in places]), strict=True):
+    made = copies([gradients[place] for place in places])
+    if steps.lookout is not None:
+        steps.lookout.copied([gradients[place] for place in places], made)
+    for place, copy in zip(places, made, strict=True):
         result[place] = copy
         tally.copied_bytes += copy.nbytes
     tally.copied += len(places)

@@ -83,7 +83,7 @@ def verify(  # noqa: PLR0913 - the public settings
     case = _Case(found, settings, reference)
     before = Snapshot(case.program.holdings, [case.program.device]) if given else None
     try:
-        with _same_random_numbers():
+        with same_random_numbers():
             return case.verdict(steps, search_seconds if search else 0.0)
     finally:
         case.compiled.take_off()
@@ -122,7 +122,7 @@ def _made(workload: Any) -> Workload:
 
 
 @contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
+def same_random_numbers() -> Iterator[None]:
     """Have compiled code draw the numbers that eager draws, also where a preset's mode takes no options."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(CapabilityMissingError):  # without Inductor there is nobody to draw others

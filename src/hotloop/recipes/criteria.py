@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.nn import functional
 
+from hotloop.measure import machine
 from hotloop.train import baselines, batches, checkpoint, closing, compiling, csv_pairs, encoder, environment, icd10
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
@@ -41,7 +42,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
-    display.say(f"Recipe criteria on {environment.device_name(device)} ({device})")
+    display.say(f"Recipe criteria on {machine.device_name(device)} ({device})")
 
     # The data: pairs, and a split that keeps each group on one side.
     split = load_pairs(settings.data, settings.run.seed)

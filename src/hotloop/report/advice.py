@@ -127,11 +127,13 @@ def _way(name: Any, entry: Mapping[str, Any], base: float | None) -> WayRow:
     step, cold, peak = (number(entry.get(key)) for key in ("step_ms", "cold_seconds", "peak_bytes"))
     low, high = number(entry.get("step_ms_low")), number(entry.get("step_ms_high"))
     cached = " (cached)" if number(entry.get("cache_hits")) else ""
+    speed = number(entry.get("speed")) or (base / step if base and step else None)  # measured in pairs, if it was
+    none = " (no difference)" if entry.get("difference") == "none" else ""
     between = "" if low is None or high is None else f" ({figure(low, 3)} to {figure(high, 3)})"
     return WayRow(
         name=line(name, 80),
         step="" if step is None else f"{seconds(step / 1e3)}{between}",
-        against=f"{figure(base / step, 3)}{_TIMES}" if base and step else "",
+        against=f"{figure(speed, 3)}{_TIMES}{none}" if speed else "",
         cold=f"{seconds(cold)}{cached}" if cold else "",
         peak="" if peak is None else size(peak),
         note=line(entry.get("failed") or "", _LONG),

@@ -29,7 +29,8 @@ class Chart:
     """One chart: a common axis of steps, a column of values for each line, and what is marked on it.
 
     ``styles`` has for each line how it is drawn: ``line``, ``faint`` (raw values behind a smoothed line) or ``dots``.
-    ``log``: a logarithmic axis makes sense, and ``log_first``: it is the better one to start with.
+    ``log``: a logarithmic axis makes sense, and ``log_first``: it is the better one to start with. ``apart``: its steps
+    are not those of the run that the other charts show.
     """
 
     key: str
@@ -45,6 +46,7 @@ class Chart:
     log: bool = False
     log_first: bool = False
     wide: bool = False
+    apart: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hotloop import record
-from hotloop.report import advice, charts, components, headline, occurrences
+from hotloop.report import advice, charts, components, headline, occurrences, ways
 from hotloop.report.series import Line, read_steps, steady
 from hotloop.report.text import count, flat, line, moment, nth, place, quantity, text, words
 
@@ -77,7 +77,7 @@ def build(document: Mapping[str, Any]) -> View:
     return View(
         headline=headline.headline(document, steps, parts, killed=record.was_killed(document)),
         cards=headline.cards(document["measurements"], steps, times, charts.metric_rows(lines)),
-        charts=charts.charts(steps, lines, document["events"]),
+        charts=[*ways.charts(document), *charts.charts(steps, lines, document["events"])],
         components=parts,
         events=rows,
         events_total=len(document["events"]),
@@ -88,7 +88,7 @@ def build(document: Mapping[str, Any]) -> View:
         environment=_rows(document["environment"]),
         decisions=_entries(document["decisions"]),
         verdicts=_entries(document["verdicts"]),
-        diagnosis=advice.verdict(document),
+        diagnosis=ways.verdict(document) or advice.verdict(document),
         ways=advice.ways(document["measurements"]),
         advice=advice.advice(document.get("advice", ())),
         advice_left=max(0, len(document.get("advice", ())) - advice.ROWS),
@@ -106,7 +106,8 @@ def _extra(times: Line) -> dict[float, float]:
 
 def _measurements(known: Mapping[str, Any], times: Line) -> list[tuple[str, str]]:
     """List every measurement, the unknown ones too, and after them what the steps themselves say."""
-    rest = {key: value for key, value in known.items() if key != "ways" or not advice.ways(known)}  # a table of theirs
+    apart = {"ways", "bench"} if advice.ways(known) else set()  # they have a table and a chart of their own
+    rest = {key: value for key, value in known.items() if key not in apart}
     rows = [(words(key), line(quantity(key, value), VALUE_LENGTH)) for key, value in flat(rest) if value is not None]
     usual = steady(times)
     if usual is not None and "steady_step_ms" not in known:

@@ -124,6 +124,7 @@ class Loop:
         self.steps = 0
         self.account = Account(self, record)
         self._runners: list[Runner] = []
+        self._latest: Runner | None = None
         self._said: set[str] = set()
         self._parameters: list[torch.nn.Parameter] | None = None
         self._modules: list[torch.nn.Module] | None = None
@@ -277,10 +278,12 @@ class Loop:
         if self._untimed and self.auto is not None:
             self._untimed -= 1
             self.steps += 1
+            self._latest = None
             self.account.untimed(self.given)
             return self._returned(runner.step(*args, **kwargs))
         if self.auto is not None:
             self._carefully(self.auto.at_step_boundary, runner.step, args, kwargs)
+        self._latest = runner
         tier, trial = self.goal, self.auto.now() if self.auto is not None else None
         with self.auto.noting_calls() if self.auto is not None else _NOTHING:
             result = self.times.run(lambda: runner.run(args, kwargs, tier), lambda: Ran(runner.ran, runner.kind, trial))
@@ -320,6 +323,12 @@ class Loop:
             self.account.step(ran.tier, ran.kind, timing)
             if self.auto is not None:
                 self.auto.timed(ran.tier, ran.kind, timing, ran.turn)
+
+    def last_ran(self) -> tuple[str, str]:
+        """Give the last step's tier and what it did: ``run``, ``survey``, ``proof``, ``capture`` or ``undone``."""
+        if self.plain or self._latest is None:
+            return self.given, "run"
+        return self._latest.ran, self._latest.kind
 
     # -- what runners ask and tell ---------------------------------------------------------------------------------
 

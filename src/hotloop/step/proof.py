@@ -288,6 +288,11 @@ def held_against(program: Program, run: Run, made: Made, limits: Limits) -> dict
         CandidateFailedError: the candidate raised; the state is as before.
     """
     _, theirs, _ = _candidate(program, run)
+    return compared(made, theirs, limits)
+
+
+def compared(made: Made, theirs: dict[str, torch.Tensor | None], limits: Limits) -> dict[str, Comparison]:
+    """Hold the values of another run against those that eager made, by kind of tensor."""
     return _compare(made.ours, theirs, made.start, limits, made.spread, made.wide)
 
 

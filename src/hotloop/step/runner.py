@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 VARIANTS = 8
 """Recordings of one step, at most: each holds memory."""
+SURVEYS = 2
+"""Looks at a step before it is taken for one whose Python must run exactly once."""
 _KEYS = 256
 """Keys that are remembered, at most."""
 
@@ -53,7 +55,7 @@ class Runner:
         self._bases: set[str] = set()
         """Bases whose code has agreed with eager."""
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
-        self._surveyed = False
+        self._surveys = 0
         self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
         self._once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
@@ -90,8 +92,11 @@ class Runner:
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
     ) -> Any:
         """A step on the way to compiled code that is proven: looked at first, then run both ways."""
-        if not self._surveyed:
-            self._surveyed = True
+        if self._surveys < SURVEYS and (not self._surveys or self._once is not None):
+            # What the first call of all sets up (transformers notes the kind of task in its config) is found once.
+            self._surveys, self._once = self._surveys + 1, None
+            for one in self.variants.values():
+                one.seen = None
             return self._looking.survey(variant, run, args, kwargs)
         if self._once is not None:
             self.loop.failed(tier.without_graph(), self._once, self)

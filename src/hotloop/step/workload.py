@@ -32,6 +32,8 @@ class Workload:
         loss: gives the loss of a batch without training on it; only what compares losses needs it.
         metrics: gives a mapping of figures of the model as it is.
         state: what else the step changes.
+        infer: what is called without gradients between the steps, many times: sampling, an evaluation, an allocator;
+            takes one batch as the step does. Only the harness needs it.
 
     Raises:
         ConfigError: ``step`` cannot be called, or ``batches`` is neither iterable nor a function.
@@ -44,10 +46,13 @@ class Workload:
     loss: Callable[..., Any] | None = None
     metrics: Callable[..., Any] | None = None
     state: Any = ()
+    infer: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.step):
             raise ConfigError(f"Workload step {self.step!r}: expected a function of one batch")
+        if self.infer is not None and not callable(self.infer):
+            raise ConfigError(f"Workload infer {self.infer!r}: expected a function of one batch, or None")
         if not callable(self.batches) and not isinstance(self.batches, Iterable):
             raise ConfigError(f"Workload batches {self.batches!r}: expected an iterable, or a function that gives one")
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 import hotloop
 from hotloop import presets
@@ -14,11 +16,16 @@ from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.events import Compiled, Event, Recompiled
 from hotloop.presets import Preset
 from hotloop.train.coerce import nearest
+from hotloop.train.rehearse import without_graphs
 from hotloop.train.settings import CompileSettings, ComponentSettings, PresetSettings, Settings
+
+if TYPE_CHECKING:
+    from hotloop.train.rehearse import Rehearsal
 
 STEADY_STEPS = 10
 """Compiled steps without a compile in them that are timed before a speed-up is stated."""
 PREFIX = "[torch.compile]"
+_TRY = "run `hotloop harness` on the program to see each finding; or choose a preset without CUDA graphs"
 DISABLED = f"{PREFIX} Disabled (eager execution mode)"
 
 Plan = Mapping[str, tuple[Preset, Preset]]
@@ -89,10 +96,19 @@ class Compiling:
         settings: the run's.
         parts: the recipe's components by name; what cannot be compiled in place is replaced in it.
         say: prints a line.
+        rehearsal: makes what tries CUDA graphs on copies before they are turned on; None turns them on untried.
     """
 
-    def __init__(self, chosen: Plan, settings: Settings, parts: dict[str, Any], say: Callable[[str], None]) -> None:
-        self.chosen, self.settings, self.parts, self._say = chosen, settings, parts, say
+    def __init__(
+        self,
+        chosen: Plan,
+        settings: Settings,
+        parts: dict[str, Any],
+        say: Callable[[str], None],
+        rehearsal: Callable[[], Rehearsal] | None = None,
+    ) -> None:
+        self.chosen, self.settings, self.parts, self._say, self._rehearsal = chosen, settings, parts, say, rehearsal
+        self._left_eager: dict[str, dict[str, Any]] = {}
         self.running = "none"
         self.applied = False
         self._said: set[str] = set()
@@ -118,9 +134,32 @@ class Compiling:
         """Compile once the eager steps to measure are done; what compiles does so in the steps that follow."""
         done = self._done_before + len(self._eager)
         if self.chosen and not self.applied and done >= self.settings.compile.measure_eager_steps:
+            self._rehearse()
+        if self.chosen and not self.applied and done >= self.settings.compile.measure_eager_steps:
             apply(self.chosen, self.settings.compile, self.parts)
             self.applied = True
             self.running = self._main().running
+
+    def _rehearse(self) -> None:
+        """Try CUDA graphs on copies; where they are not safe for this run, what was to have them stays eager."""
+        device = next((one.device.type for one in _parameters(self.parts)), "cpu")
+        safe = without_graphs(self.chosen, device)
+        changed = {name: both for name, both in self.chosen.items() if safe.get(name) != both}
+        if self._rehearsal is None or not changed:
+            return
+        reason = self._rehearsal().unsafe(changed)
+        names = ", ".join(dict.fromkeys(one.name for both in changed.values() for one in both if one.cudagraphs))
+        if not reason:
+            self._say(f"{PREFIX} {names}: tried on copies of the model, training and inference, and safe here")
+            return
+        self._say(f"{PREFIX} Compilation failed: {names} is not safe here: {reason}. Running in eager mode.")
+        self.chosen = safe
+        for name, (training, inference) in changed.items():
+            cause = {"reason": reason, "stage": "harness", "file": None, "line": None, "source": "", "hint": _TRY}
+            self._left_eager[name] = {
+                "requested": training.name, "inference": inference.name, "running": "none", "state": "eager",
+                "causes": [cause],
+            }  # fmt: skip
 
     def after_step(self, seconds: float, tokens: int, events: Sequence[Event]) -> None:
         """Take note of a step: its time, how many tokens it had with padding, and what was observed in it."""
@@ -153,7 +192,8 @@ class Compiling:
         """Give each component's status as plain data; those that are not compiled say that nobody asked."""
         found = hotloop.status(self.parts).components if self.applied else {}
         eager = {"requested": "none", "running": "none", "state": "eager", "causes": []}
-        return {name: found[name].to_dict() if name in found else eager for name in self.parts}
+        left = {name: self._left_eager.get(name, eager) for name in self.parts}
+        return {name: found[name].to_dict() if name in found else left[name] for name in self.parts}
 
     @property
     def speed_up(self) -> float | None:
@@ -223,6 +263,12 @@ class Compiling:
         return ", ".join(f"{name} ({training.name})" for name, (training, _) in self.chosen.items())
 
 
+def _parameters(parts: Mapping[str, Any]) -> Iterator[torch.nn.Parameter]:
+    for part in parts.values():
+        if isinstance(part, torch.nn.Module):
+            yield from part.parameters()
+
+
 def _seconds_a_token(steps: Iterable[tuple[float, int]]) -> float:
     return statistics.median(seconds / tokens for seconds, tokens in steps)
 
@@ -233,13 +279,20 @@ def apply(chosen: Plan, settings: CompileSettings, parts: dict[str, Any]) -> Non
         parts,
         {name: training for name, (training, _) in chosen.items()},
         inference={name: inference for name, (_, inference) in chosen.items()},
-        regions=settings.regions,
-        dynamic=... if settings.dynamic is None else settings.dynamic,
-        fullgraph=settings.fullgraph,
-        options=settings.options or None,
-        ladder=settings.ladder,
-        strict=settings.strict,
+        **arguments(settings),
     )
+
+
+def arguments(settings: CompileSettings) -> dict[str, Any]:
+    """Give the arguments of `hotloop.compile` besides the presets."""
+    return {
+        "regions": settings.regions,
+        "dynamic": ... if settings.dynamic is None else settings.dynamic,
+        "fullgraph": settings.fullgraph,
+        "options": settings.options or None,
+        "ladder": settings.ladder,
+        "strict": settings.strict,
+    }
 
 
 def problems(name: str, status: Any) -> list[str]:

@@ -13,16 +13,18 @@ import torch
 
 import hotloop
 from hotloop.errors import MissingExtraError
+from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.batches import Batch, Dataset, epoch_order
 from hotloop.train.checkpoint import Position
-from hotloop.train.compiling import Compiling, Plan
+from hotloop.train.compiling import Compiling, Plan, arguments
 from hotloop.train.evaluate import evaluate
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.optional import require
+from hotloop.train.rehearse import Rehearsal
 from hotloop.train.update import Update
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
     from hotloop.train.display import Display
     from hotloop.train.settings import Settings, TrainingSettings
     from hotloop.train.start import Start
+
+REHEARSED = 4
+"""Batches on which CUDA graphs are tried before they are turned on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,7 +148,7 @@ class _Fitting:
         self.settings, self.training, self.folder = start.settings, start.settings.training, start.folder
         self.position, self.doing, self.began = Position(), "start", time.monotonic()
         self.device = device = environment.choose_device(self.settings.run.device)
-        live.record.update("environment", **environment.describe(device))
+        live.record.update("environment", **machine.describe(device))
         accumulate = self.training.gradient_accumulation
         batches = max(1, len(task.train) // min(self.training.batch_size, len(task.train)))
         self.steps_per_epoch = max(1, batches // accumulate)
@@ -171,7 +176,7 @@ class _Fitting:
         )
         self.seen = len(live.events)
         self.automatic = self.make_automatic() if self.training.optimization.use_torch_compile == "auto" else None
-        self.compiling = self.automatic or Compiling(chosen, self.settings, task.parts, display.say)
+        self.compiling = self.automatic or Compiling(chosen, self.settings, task.parts, display.say, self.rehearsal)
         self.account = Account(live.record, self.training.batch_size * accumulate)
 
     def run(self) -> Outcome:
@@ -206,6 +211,20 @@ class _Fitting:
             self.task.model, self.optimizer, run="auto", total_steps=self.total, record=self.live.record
         )
         return Automatic(self.settings, self.task.parts, self.display.say, loop, self.one.optimizer_step)
+
+    def rehearsal(self) -> Rehearsal:
+        """Give what tries CUDA graphs on copies of the model before they are turned on."""
+        size, seed = self.training.batch_size, self.settings.run.seed
+        order = epoch_order(self.task.train, size, seed, self.position.epoch)[:REHEARSED]
+        return Rehearsal(
+            model=self.task.model,
+            parts=self.task.parts,
+            batches=[self.task.train.take(rows).to(self.device) for rows in order],
+            optimizer=lambda model: torch.optim.AdamW(parameter_groups(model, self.training.weight_decay)),
+            autocast=self.fabric.autocast,
+            more=arguments(self.settings.compile),
+            events=self.live.events,
+        )
 
     def over(self) -> bool:
         """Say whether there is nothing left to do: all steps done and validated, or early stopping."""

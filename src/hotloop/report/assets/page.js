@@ -12,7 +12,7 @@ const GLYPHS = {
   fallback: ["down", "--bad"], recompile_limit: ["cross", "--bad"], frame_eager: ["circle", "--s7"],
   unavailable: ["cross", "--s4"], no_effect: ["circle", "--s4"], run_failed: ["cross", "--s1"], not_finite: ["cross", "--bad"],
   captured: ["triangle", "--s2"], capture_dropped: ["diamond", "--s2"], tier_changed: ["square", "--s0"],
-  tier_proven: ["circle", "--s0"], tier_declined: ["down", "--s1"], step_undone: ["cross", "--s3"],
+  overtakes: ["diamond", "--s0"], tier_proven: ["circle", "--s0"], tier_declined: ["down", "--s1"], step_undone: ["cross", "--s3"],
 };
 const glyphOf = (kind) => GLYPHS[kind] || ["circle", "--s6"];
 const SHAPES = {
@@ -48,10 +48,11 @@ function plain(value) {
   return size >= 1e4 ? value.toLocaleString("en", {maximumFractionDigits: 1}) : trim(value, 4);
 }
 
-/* All charts reach from the first step of any to the last, so that what is under one another happened together. */
-const first = Math.min(...charts.map((chart) => chart.steps[0]));
-const last = Math.max(...charts.map((chart) => chart.steps[chart.steps.length - 1]));
-for (const chart of charts) {
+/* Charts of one run reach from the first step of any to the last, so that what is under one another happened together. */
+const together = charts.filter((chart) => !chart.apart);
+const first = Math.min(...together.map((chart) => chart.steps[0]));
+const last = Math.max(...together.map((chart) => chart.steps[chart.steps.length - 1]));
+for (const chart of together) {
   if (chart.steps[0] > first) { chart.steps.unshift(first); chart.columns.forEach((column) => column.unshift(null)); }
   if (chart.steps[chart.steps.length - 1] < last) { chart.steps.push(last); chart.columns.forEach((column) => column.push(null)); }
 }
@@ -195,7 +196,7 @@ function options(chart, state, width) {
     },
     series: [{}, ...series(chart)],
     axes: [x, y],
-    cursor: {y: false, points: {size: 7, fill: (u, i) => u.series[i].stroke(u, i)}, dataIdx: nearest, sync: {key: "steps", scales: ["x", null]}},
+    cursor: {y: false, points: {size: 7, fill: (u, i) => u.series[i].stroke(u, i)}, dataIdx: nearest, sync: {key: chart.apart ? chart.key : "steps", scales: ["x", null]}},
     hooks: {
       draw: [(u) => drawBands(u, chart), (u) => drawMarks(u, chart, state)],
       setCursor: [(u) => showTip(u, chart, state)],

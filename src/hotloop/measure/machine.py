@@ -1,0 +1,50 @@
+"""Where a run runs: versions and device, as plain data for its record."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from typing import Any
+
+import torch
+
+import hotloop
+
+_PACKAGES = ("lightning", "transformers", "tokenizers", "torchmetrics", "hydra-core", "scikit-learn", "triton", "numpy")
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Give what a reader needs to know to compare this run with another."""
+    return {
+        "hotloop": hotloop.__version__,
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": str(device),
+        "device_name": device_name(device),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """Give the device's name as its maker calls it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if sys.platform == "linux" and device.type == "cpu":
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - no file of the user's
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

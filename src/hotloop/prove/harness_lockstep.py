@@ -1,0 +1,178 @@
+"""Two programs of the same making in lockstep, one eager and one compiled, and what of the compiled one is wrong."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.errors import StaleOutputError
+from hotloop.measure import compare, flatten, over_steps
+from hotloop.measure.tree import names
+from hotloop.prove.harness_program import Calls, noting_calls
+from hotloop.prove.harness_result import REMEDY, Finding
+from hotloop.step.holdings import RandomState
+from hotloop.step.proof import compared, plain_run, values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hotloop.measure import Comparison, Limits
+    from hotloop.prove.harness_program import Subject
+
+_REPORT_IT = "train without this preset, and report it: this is a bug of the compiler's or of ours"
+
+
+@dataclasses.dataclass
+class _Kept:
+    """An output that is held: what it is, as it was when it came, and itself."""
+
+    what: str
+    copies: dict[str, torch.Tensor]
+    live: dict[str, torch.Tensor]
+
+
+class _WrongError(Exception):
+    """The compiled program cannot go on; the finding says why."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+class Lockstep:
+    """Runs the two and compares.
+
+    Args:
+        eager: the reference.
+        compiled: the same program, compiled, after the same steps.
+        limits: how far the two may be apart.
+        hold: hold what the compiled program gives, and look at it again after later calls.
+    """
+
+    def __init__(self, eager: Subject, compiled: Subject, limits: Limits, *, hold: bool) -> None:
+        self._eager, self._compiled, self._limits, self._hold = eager, compiled, limits, hold
+        self._noted: Calls = {}
+        self._comparisons: dict[str, list[Comparison]] = collections.defaultdict(list)
+        self._held: list[_Kept] = []
+        self.findings: list[Finding] = []
+        self.nearest = ""
+        self.ended = False
+        """Something was so wrong that the compiled program could not go on."""
+
+    def run(self, rounds: int, calls: int) -> None:
+        """Run rounds of a training step and calls without gradients; what is wrong ends it."""
+        batches = self._eager.workload.endless()
+        try:
+            for number in range(rounds):
+                batch = next(batches)
+                before, self._held = self._held, []
+                self._step(batch, number)
+                for call in range(calls):
+                    self._infer(batch, number, call, calls)
+                self._outlived(before)
+            self._outlived(self._held)
+        except _WrongError as wrong:
+            self.ended = True
+            self.findings.append(wrong.finding)
+        self._judge()
+
+    def _step(self, batch: Any, number: int) -> None:
+        """One training step of both, from the same state with the same random numbers."""
+        what = f"training step {number + 1}"
+        self._compiled.follow(self._eager)
+        random = RandomState([self._eager.device])
+        with noting_calls(self._eager.models, self._noted):
+            made = self._eager.made(batch)
+        random.restore()
+        result, theirs = self._compiled_call(what, lambda: self._values(batch))
+        for kind, comparison in self._compiled_call(what, lambda: compared(made, theirs, self._limits)).items():
+            self._comparisons[kind].append(comparison)
+        self._keep(f"the result of {what}", result)
+        self._compiled.follow(self._eager)
+
+    def _values(self, batch: Any) -> tuple[Any, dict[str, torch.Tensor | None]]:
+        result, at_step = plain_run(self._compiled.holdings, lambda: self._compiled.step(batch))
+        return result, values_of(self._compiled.holdings, result, at_step)
+
+    def _infer(self, batch: Any, number: int, call: int, calls: int) -> None:
+        """One call of both without gradients."""
+        what = f"call {call + 1} of {calls} after training step {number + 1}"
+        random = RandomState([self._eager.device])
+        eager = [_taken(one) for one in self._eager.infer(batch, self._noted, call)]
+        random.restore()
+        given = self._compiled.infer(batch, self._noted, call)
+        for ours, others in eager:
+            output = self._compiled_call(what, lambda: next(given))
+            theirs, rest = self._compiled_call(what, functools.partial(_taken, output))
+            comparison = compare(ours, theirs, self._limits)
+            self._comparisons["without gradients"].append(comparison)
+            if others != rest and comparison.agrees:
+                said = f"{what} gave {rest}, eager {others}, from values that agree"
+                self.findings.append(Finding(kind="numerics", what=said, fails=False))
+            self._keep(f"the output of {what}", output)
+            del output
+
+    def _compiled_call(self, what: str, run: Callable[[], Any]) -> Any:
+        """Run something of the compiled program; eager has done the same, so what it raises is not the user's own."""
+        try:
+            return run()
+        except StaleOutputError as error:
+            raise _WrongError(Finding(kind="held", what=f"{what}: {error}")) from error
+        except Exception as error:
+            said = f"{what} raised where eager does not: {type(error).__name__}: {error}"
+            raise _WrongError(Finding(kind="error", what=said, remedy=_REPORT_IT)) from error
+
+    def _keep(self, what: str, output: Any) -> None:
+        """Hold an output as a program may, to be looked at later."""
+        if self._hold:
+            copies, _ = self._compiled_call(what, lambda: _taken(output))
+            self._held.append(_Kept(what, copies, _tensors(output)[0]))
+
+    def _outlived(self, held: list[_Kept]) -> None:
+        """What was held must be as it was, after whatever ran since."""
+        for kept in held:
+            same = self._compiled_call(f"{kept.what}, held,", functools.partial(_unchanged, kept))
+            if same:
+                continue
+            what = f"{kept.what} changed while it was held: a later call has overwritten it"
+            raise _WrongError(Finding(kind="held", what=what, remedy=REMEDY))
+
+    def _judge(self) -> None:
+        nearest = 0.0
+        for kind, comparisons in self._comparisons.items():
+            try:
+                found = over_steps(comparisons)
+            except StaleOutputError as error:
+                self.findings.append(Finding(kind="held", what=str(error)))
+                continue
+            if not found.agrees:
+                self.findings.append(Finding(kind="numerics", what=f"{kind}: {found}", remedy=_REPORT_IT))
+            elif found.worst is not None and found.nearness > nearest:
+                nearest = found.nearness
+                self.nearest = f"{kind} nearest its limit: {found.worst.name}, at {found.nearness:.0%} of it"
+
+
+def _tensors(output: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Give the tensors of an output by name, and what is none."""
+    leaves, structure = flatten(output)
+    named = dict(zip(names(structure, "output"), leaves, strict=True))
+    tensors = {name: one for name, one in named.items() if isinstance(one, torch.Tensor)}
+    return tensors, {name: one for name, one in named.items() if name not in tensors}
+
+
+def _taken(output: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Give the tensors of an output as copies, and what is none."""
+    live, others = _tensors(output)
+    return {name: one.detach().clone() for name, one in live.items()}, others
+
+
+def _unchanged(kept: _Kept) -> bool:
+    with torch.no_grad():
+        return all(
+            bool(((one == kept.copies[name]) | ((one != one) & (kept.copies[name] != kept.copies[name]))).all())  # noqa: PLR0124 - NaN
+            for name, one in kept.live.items()
+        )

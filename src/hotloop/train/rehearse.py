@@ -1,0 +1,108 @@
+"""Before CUDA graphs are turned on: the harness tries them on copies of the model, with batches of the run."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop import presets
+from hotloop.fallback import missing
+from hotloop.fallback.causes import describe
+from hotloop.prove.harness import Settings, rehearse
+from hotloop.step import Workload
+from hotloop.step.holdings import RandomState
+
+if TYPE_CHECKING:
+    from hotloop.events import Event
+    from hotloop.presets import Preset
+    from hotloop.train.batches import Batch
+    from hotloop.train.compiling import Plan
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+CALLS = 2
+"""Calls without gradients after each training step of a rehearsal."""
+ROUNDS = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What a rehearsal trains: copies of these.
+
+    Args:
+        model: gives logits, shape (batch,), of inputs by name; still eager.
+        parts: the components by name; those that are modules are parts of the model.
+        batches: a few of the run's own, on its device.
+        optimizer: makes one for a copy.
+        autocast: gives the run's context of precision.
+        more: arguments of `hotloop.compile` besides the presets.
+        events: of the run, as they are observed; those of a rehearsal are taken out again.
+    """
+
+    model: torch.nn.Module
+    parts: Mapping[str, Any]
+    batches: Sequence[Batch]
+    optimizer: Callable[[torch.nn.Module], torch.optim.Optimizer]
+    autocast: Callable[[], Any]
+    more: Mapping[str, Any]
+    events: list[Event]
+
+    def unsafe(self, plan: Plan) -> str:
+        """Say why the presets with CUDA graphs of a plan are not safe here; empty where they are.
+
+        Only modules are rehearsed: a loss that is a function stays as written. The run's random numbers are left alone.
+        """
+        names = [name for name in plan if isinstance(self.parts[name], torch.nn.Module)]
+        chosen = {f"model[{place}]": plan[name] for place, name in enumerate(names)}
+        settings, random = Settings(chosen=chosen, more=self.more), RandomState([self.batches[0].labels.device])
+        observed = len(self.events)
+        try:
+            found = rehearse(lambda: self._workload(names), settings, ROUNDS, CALLS)
+        except Exception as error:  # noqa: BLE001 - whatever keeps it from being tried, the run goes on eager
+            return f"it could not be tried on a copy of the model: {describe(error)}"
+        finally:
+            random.restore()
+            del self.events[observed:]
+        failing = next((one for one in found.findings if one.fails), None)
+        said = "" if failing is None else f"{failing.kind}: {failing.what}"
+        for place, name in enumerate(names):
+            said = said.replace(f"model[{place}]", name)
+        return said
+
+    def _workload(self, names: Sequence[str]) -> Workload:
+        """Give a copy of the run's training, which begins at the run's own state."""
+        model, parts = copy.deepcopy((self.model, {name: self.parts[name] for name in names}))
+        model.train()
+        loss: Loss = parts.get("loss", self.parts["loss"])
+        optimizer = self.optimizer(model)
+
+        def step(batch: Batch) -> torch.Tensor:
+            with self.autocast():
+                value = loss(model(**batch.inputs), batch.labels)
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad()
+            return value.detach()
+
+        def infer(batch: Batch) -> torch.Tensor:
+            model.eval()
+            with self.autocast():
+                logits: torch.Tensor = model(**batch.inputs)
+            model.train()
+            return logits
+
+        return Workload(list(parts.values()), optimizer, step, list(self.batches), infer=infer)
+
+
+def without_graphs(plan: Plan, device: str) -> Plan:
+    """Give a plan with eager in place of each preset with CUDA graphs that this machine can run; equal if none can."""
+    eager = presets.get("none")
+
+    def safe(preset: Preset) -> Preset:
+        return eager if preset.cudagraphs and not missing(preset, device) else preset
+
+    found = {name: (safe(training), safe(inference)) for name, (training, inference) in plan.items()}
+    return {name: both for name, both in found.items() if any(one.backend != "eager" for one in both)}
