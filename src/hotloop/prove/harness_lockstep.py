@@ -14,6 +14,7 @@ from hotloop.measure import compare, flatten, over_steps
 from hotloop.measure.tree import names
 from hotloop.prove.harness_program import Calls, noting_calls
 from hotloop.prove.harness_result import REMEDY, Finding
+from hotloop.step.engines import traced_path
 from hotloop.step.holdings import RandomState
 from hotloop.step.proof import compared, plain_run, values_of
 
@@ -85,7 +86,7 @@ class Lockstep:
         what = f"training step {number + 1}"
         self._compiled.follow(self._eager)
         random = RandomState([self._eager.device])
-        with noting_calls(self._eager.models, self._noted):
+        with noting_calls(self._eager.models, self._noted), traced_path(self._eager.device):
             made = self._eager.made(batch)
         random.restore()
         result, theirs = self._compiled_call(what, lambda: self._values(batch))

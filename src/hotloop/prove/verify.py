@@ -25,6 +25,7 @@ from hotloop.step.asked import device_of
 from hotloop.step.blame import Blamed
 from hotloop.step.captured import Program
 from hotloop.step.compiled import Compiled, as_eager_draws
+from hotloop.step.engines import traced_path
 from hotloop.step.holdings import Snapshot
 from hotloop.step.proof import CandidateFailedError, Outcome
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
@@ -147,6 +148,7 @@ class _Case:
         self.program = Program(workload.step, holdings, device_of(holdings), lambda: False)
         self._batches = workload.endless()
         self._draws: list[Draw] = []
+        self._draws_random = False
         self._spread: dict[str, Difference] = {}
         self._limits = Limits.rounding()
         self._dtypes: list[torch.dtype] = []
@@ -205,6 +207,7 @@ class _Case:
         inputs = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
         _log.info("verify: looking at a step")
         _, seen = survey(holdings, device, inputs, self._step(call))
+        self._draws_random = seen.random_operations > 0
         holdings.found += seen.written_found
         compute = compute_dtype(seen.matrix_dtypes, device)
         self._limits = Limits.compiled(compute)
@@ -213,9 +216,9 @@ class _Case:
         def noted() -> Any:
             self._draws.clear()
             with noting_draws(self._draws):
-                return proof.plain_run(holdings, run)
+                return self._eagerly(run)
 
-        again = functools.partial(proof.plain_run, holdings, run)
+        again = functools.partial(self._eagerly, run)
         try:
             _, spread = proof.spread_of(self.program, noted, again, self._limits)
         except CandidateFailedError as error:
@@ -235,6 +238,14 @@ class _Case:
         elif not self._dtypes:
             self._why = f"the step itself computes in {compute}"
         return compute
+
+    def _path(self) -> contextlib.AbstractContextManager[None]:
+        """Run eager code on the path that compilers take, where another would draw other random numbers."""
+        return traced_path(self.program.device) if self._draws_random else contextlib.nullcontext()
+
+    def _eagerly(self, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
+        with self._path():
+            return proof.plain_run(self.program.holdings, run)
 
     def _compile(self) -> None:
         for model in self.compiled.models.values():
@@ -264,7 +275,7 @@ class _Case:
 
         def eager() -> Any:
             with self.compiled.aside():
-                return proof.plain_run(holdings, run)
+                return self._eagerly(run)
 
         def candidate() -> Any:
             if self.program.device.type == "cuda":  # a preset may capture for itself
@@ -292,7 +303,8 @@ class _Case:
         while self._dtypes:
             dtype = self._dtypes[0]
             try:
-                found = wide_step(self.program, call, dtype, self._draws)
+                with self._path():
+                    found = wide_step(self.program, call, dtype, self._draws)
             except NotRepeatableError as error:
                 if self._asked not in ("auto", "eager"):
                     raise HotloopError(f"there is no reference in {_short(dtype)}: {error}") from error
@@ -330,8 +342,7 @@ class _Case:
         """Run a step eagerly and in more bits, each undone; gives what runs it, and what it made."""
         run = self._step(call)
         wide, _ = self._wide(call)
-        eager = functools.partial(proof.plain_run, self.program.holdings, run)
-        return run, proof.kept(self.program, eager, wide, spread=self._spread)
+        return run, proof.kept(self.program, functools.partial(self._eagerly, run), wide, spread=self._spread)
 
 
 def _visible(joined: Mapping[str, Any]) -> float | None:

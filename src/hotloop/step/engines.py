@@ -225,6 +225,14 @@ def told_capturing() -> contextlib.AbstractContextManager[None]:
     )
 
 
+def traced_path(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Run eager code as it is while it is compiled: there, too, transformers takes the path that looks at no mask.
+
+    The two paths may have other attention kernels, which draw other dropout masks: then nothing could be compared.
+    """
+    return told_capturing() if device.type == "cuda" else contextlib.nullcontext()
+
+
 def _an_optimizer_asks() -> bool:
     """Tell whether an optimizer is stepping in this thread: torch wraps each one's ``step`` in a function of one file.
 

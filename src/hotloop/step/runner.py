@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import time
@@ -16,6 +17,7 @@ from hotloop.measure import Limits, flatten, unflatten
 from hotloop.step import proof
 from hotloop.step.ahead import worth_a_compile
 from hotloop.step.captured import Change, Program, Standing, capture, own_autocast_cache, prepare
+from hotloop.step.engines import traced_path
 from hotloop.step.looking import Looking
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
 from hotloop.step.rescue import Rescue, is_compiled_codes
@@ -26,7 +28,7 @@ from hotloop.step.tiers import Tier
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
     from hotloop.measure import Inputs
     from hotloop.step.captured import Call, CapturedStep
@@ -57,6 +59,7 @@ class Runner:
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
         self._surveys = 0
         self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
+        self._traced_path = False
         self._once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
         self.kind, self.ran = "run", loop.given
@@ -267,6 +270,13 @@ class Runner:
         self._looking.note()
         return result
 
+    @contextlib.contextmanager
+    def as_given(self) -> Iterator[None]:
+        """Run the models as they were given, on the path that compilers take where another draws other numbers."""
+        path = traced_path(self.program.device) if self._traced_path else contextlib.nullcontext()
+        with self.loop.eager(), path:
+            yield
+
     def reference(self, variant: Variant, run: Callable[[], Any]) -> Any:
         """Run a step as it is, on the path of a capture only where it draws other random numbers there."""
         return self._on_path(run) if variant.own_path else self.on_stream_of_recordings(run)
@@ -341,7 +351,7 @@ class Runner:
         holdings, began = self.program.holdings, time.perf_counter()
 
         def eager() -> Any:
-            with self.loop.eager():
+            with self.as_given():
                 return self.loop.beside(Tier(self.loop.given), functools.partial(plain_run, holdings, run))
 
         limits = Limits.compiled(self.loop.compute_dtype())
@@ -363,7 +373,10 @@ class Runner:
         outcomes.append(dataclasses.replace(outcome, result=None))
         del outcomes[: -proof.STEPS]
         verdict = proof.over_steps(outcomes)
-        if verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):
+        if verdict.random_moved and not self._traced_path and self.program.device.type == "cuda":
+            self._traced_path = True  # from the next step on, eager is compared on the path that compilers take
+            outcomes.clear()
+        elif verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):
             self._bases.discard(tier.base)
             reason = f"compiled code does not agree with eager: {verdict.why}"
             self.loop.failed(tier.without_graph(), Obstacle(reason, _REPORT_IT), self)

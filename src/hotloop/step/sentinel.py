@@ -210,7 +210,7 @@ class Sentinel:
     def _otherwise(self, variant: Variant | None, call: Call, tier: Tier, *, code: bool) -> Any:
         """Run the step eagerly or, to judge the recording alone, as what was recorded; on the stream of recordings."""
         run = functools.partial(self._runner.step, *call[0], **call[1])
-        with self._loop.eager() if code else contextlib.nullcontext():
+        with self._runner.as_given() if code else contextlib.nullcontext():
             if variant is not None:
                 return self._runner.reference(variant, run)
             return self._runner.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
@@ -220,7 +220,7 @@ class Sentinel:
         """Run eagerly, and leave nothing behind that would tie a later capture to another stream."""
         engine = self._loop.engine
         stream = engine.reference_stream(self._loop.device) if engine is not None else contextlib.nullcontext()
-        with self._loop.eager(), stream:
+        with self._runner.as_given(), stream:
             yield
 
     def _in_more_bits(self, call: Call) -> dict[str, torch.Tensor | None] | None:
