@@ -79,14 +79,16 @@ def guard_backward(outputs: Any, explain: Callable[[Exception], Exception], arou
     AOTAutograd makes one class a graph, so this touches no other graph. ``explain`` maps an exception that escapes from
     the compiled backward to the one to raise.
     """
+    run_kept = _run_kept if around is None else _run_kept_outside_cudagraphs
     for function in _functions(outputs, through_views=around is not None):
         inner = function.backward
         keeps_graph = keeps_graph_probe()
-        run_kept = _run_kept if around is None else _run_kept_outside_cudagraphs
 
         def backward(ctx: Any, *gradients: Any, inner: Any = inner, keeps_graph: Any = keeps_graph) -> Any:
             try:
-                return run_kept(inner, ctx, gradients) if keeps_graph() else inner(ctx, *gradients)
+                if keeps_graph():
+                    return run_kept(inner, ctx, gradients)
+                return inner(ctx, *gradients)
             except Exception as error:
                 raised = error if _while_unpacking(error) else explain(error)
                 if raised is error:
