@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import hotloop
 from hotloop._torch import cudagraphs
 from hotloop._torch.foreach import copies
+from hotloop._torch.settings import captures
 from hotloop.errors import ConfigError, StaleOutputError
 from hotloop.fallback.lifetime import Outputs, copied_together, steps
 from hotloop.testing import assert_compiled, cudagraph_emulation
@@ -303,6 +304,59 @@ def test_a_kept_graph_may_be_gone_through_again(emulation):
         each(x(1)).sum().backward()  # the first graph is still needed
         loss.backward()
     assert same(grads(model), grads(twin))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_backward_that_keeps_its_graph_runs_outside_of_cuda_graphs_and_is_told(emulation, strict):
+    model, twin = both(strict_lifetime=strict)
+    for seed in range(3):
+        for each in (model, twin):
+            loss = each(x(seed)).square().sum()
+            loss.backward(retain_graph=True)
+            runs = emulation.runs
+            loss.backward(retain_graph=True)
+            assert emulation.runs == runs  # no graph of the emulation's ran
+            loss.backward()
+        assert same(grads(model), grads(twin))
+        for each in (model, twin):
+            each.zero_grad()
+        del loss
+    (reason,) = hotloop.status(model).components["model"].cudagraphs_skipped
+    assert "retain_graph=True" in reason
+    assert captures()
+    assert emulation.overwritten == []
+
+
+def test_strict_lifetime_raises_at_the_entry_where_somebody_else_has_marked_a_step(emulation):
+    model, _ = both(strict_lifetime=True)
+    first = model(x(0))
+    model(x(1))  # no step is marked: the first forward waits
+    torch.compiler.cudagraph_mark_step_begin()
+    with pytest.raises(StaleOutputError, match="still held when a later call may overwrite it") as found:
+        model(x(2))
+    assert {one.kind for one in found.value.outputs} == {"forward"}
+    del first
+
+
+@pytest.mark.parametrize("how", ["a mark of somebody else", "too long"])
+def test_graphs_hand_out_new_tensors_once_a_forward_was_given_up(emulation, monkeypatch, how):
+    renewed = []
+    monkeypatch.setattr(emulation, "renew_outputs", lambda: renewed.append(True))
+    model, _ = both()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    lost = model(x(0))
+    if how == "too long":
+        for _ in range(9):
+            optimizer.step()
+    else:
+        torch.compiler.cudagraph_mark_step_begin()
+    renewed.clear()  # of what an earlier test gave up
+    for seed in range(3):
+        model(x(seed)).sum().backward()
+        optimizer.zero_grad()
+    assert renewed == [True]
+    with pytest.raises(StaleOutputError, match="marked between a forward and its backward"):
+        lost.sum().backward()
 
 
 def test_strict_lifetime_raises_where_a_gradient_is_held_and_copies_nothing(emulation):

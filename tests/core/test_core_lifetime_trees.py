@@ -10,6 +10,7 @@ import hotloop
 from hotloop import presets
 from hotloop._torch import cudagraphs
 from hotloop._torch.cudagraphs import Trees
+from hotloop._torch.settings import outside_cudagraphs
 from hotloop.fallback import LadderBackend
 
 
@@ -75,6 +76,36 @@ def test_a_forward_that_waits_keeps_hotloop_from_marking(manager):
     assert cudagraphs.marked() == before - 1
 
 
+def test_a_step_that_was_marked_since_a_graph_ran_ends_its_generation(manager):
+    cudagraphs.mark()
+    assert not Trees().ends_generation()  # nothing ran
+    manager.current_node, manager.current_gen = Node(torch.ones(2), 1), cudagraphs.generation()
+    assert not Trees().ends_generation()
+    cudagraphs.mark()
+    assert Trees().ends_generation()
+
+
+def test_a_backward_outside_of_the_graphs_is_told_to_torch_and_every_graph_forgets_its_tensors(manager):
+    told = []
+    child = types.SimpleNamespace(children={}, remove_node_cached_tensors=lambda: told.append("child"))
+    root = types.SimpleNamespace(children={1: [child]}, remove_node_cached_tensors=lambda: told.append("root"))
+    manager.get_roots = lambda: iter([root])
+    manager.set_to_running_backward = lambda: told.append("backward")
+    Trees().backward_ran()
+    Trees().renew_outputs()
+    assert told == ["backward", "root", "child"]
+
+
+def test_torch_uses_no_graph_of_any_size_outside_of_them(trees):
+    sizes = (None, 3, (3, 4))
+    assert all(trees.is_cudagraph_capture_sizes(size) for size in sizes)
+    with outside_cudagraphs():
+        assert not any(trees.is_cudagraph_capture_sizes(size) for size in sizes)
+    assert all(trees.is_cudagraph_capture_sizes(size) for size in sizes)
+    asked = "if not is_cudagraph_capture_sizes(int_key):\n            return model(inputs)"
+    assert asked in inspect.getsource(trees.cudagraphify_impl)
+
+
 def test_tensors_outside_the_gpu_are_in_no_graph(manager):
     tensor = torch.ones(2)
     manager.current_node = Node(tensor, 1)
@@ -96,10 +127,22 @@ def test_a_reset_of_torch_frees_the_graphs_of_components_too(trees, monkeypatch)
 @pytest.mark.parametrize(
     ("kind", "names"),
     [
-        ("CUDAGraphTreeManager", ("current_node", "running_forwards_with_pending_backwards", "id_to_mode")),
+        (
+            "CUDAGraphTreeManager",
+            (
+                "current_node",
+                "current_gen",
+                "running_forwards_with_pending_backwards",
+                "id_to_mode",
+                "get_roots",
+                "set_to_running_backward",
+            ),
+        ),
         (
             "CUDAGraphNode",
             (
+                "children",
+                "remove_node_cached_tensors",
                 "outputs_weakrefs",
                 "tensor_weakrefs",
                 "stack_traces",

@@ -15,13 +15,15 @@ import lifetime_programs as programs
 class Case:
     """One program: whether plain ``torch.compile`` with CUDA graphs gets it wrong, and why.
 
-    ``hotloop`` is what `hotloop.compile` makes of it: ``right`` or ``raises``.
+    ``hotloop`` is what `hotloop.compile` makes of it: ``right`` or ``raises``. With ``dies`` torch fails by an internal
+    error that leaves the process unsound, so that on a GPU plain ``torch.compile`` runs it in a process of its own.
     """
 
     program: typing.Callable
     flagged: bool
     why: str
     hotloop: str = "right"
+    dies: bool = False
 
     @property
     def name(self):
@@ -70,7 +72,7 @@ CASES = (
     Case(programs.hidden_state_across_calls, True, "the call that takes it begins a new generation"),
     Case(programs.hidden_state_cloned, False, _COPY),
     Case(programs.hidden_state_in_training, False, "no generation begins while a backward is pending"),
-    Case(programs.backward_twice, False, "a kept graph keeps its memory until the next call"),
+    Case(programs.backward_twice, True, "a backward that keeps its graph cannot be replayed: torch raises", dies=True),
     Case(programs.exception_before_backward, False, "a forward without backward holds its generation open"),
     Case(programs.evaluation_before_backward, False, "no generation begins while a backward is pending"),
     Case(programs.plain_training, False, "gradients are dropped before the next forward"),

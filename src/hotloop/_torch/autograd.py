@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from hotloop._torch.ledger import CapabilityMissingError, private
-from hotloop._torch.settings import kept_graph
+from hotloop._torch.settings import kept_graph, outside_cudagraphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,9 +19,11 @@ _VIEWS = 4
 """Views on the way from an output of a graph to the graph's own node."""
 _NEAREST = 64
 """Nodes of a graph that are asked whether they were freed."""
+_ALIGNED = 16
+"""Bytes that Inductor's kernels take addresses to be multiples of."""
 
 
-def _keeps_graph() -> Callable[[], bool]:
+def keeps_graph_probe() -> Callable[[], bool]:
     """Give the function that tells whether the backward in progress is to keep its graph (``retain_graph=True``)."""
     try:
         asked: Callable[[], bool] = private("torch._C._autograd:_get_current_graph_task_keep_graph")
@@ -77,16 +79,16 @@ def guard_backward(outputs: Any, explain: Callable[[Exception], Exception], arou
     AOTAutograd makes one class a graph, so this touches no other graph. ``explain`` maps an exception that escapes from
     the compiled backward to the one to raise.
     """
+    run_kept = _run_kept if around is None else _run_kept_outside_cudagraphs
     for function in _functions(outputs, through_views=around is not None):
         inner = function.backward
-        keeps_graph = _keeps_graph()
+        keeps_graph = keeps_graph_probe()
 
         def backward(ctx: Any, *gradients: Any, inner: Any = inner, keeps_graph: Any = keeps_graph) -> Any:
             try:
-                if not keeps_graph():
-                    return inner(ctx, *gradients)
-                with kept_graph():
-                    return inner(ctx, *gradients)
+                if keeps_graph():
+                    return run_kept(inner, ctx, gradients)
+                return inner(ctx, *gradients)
             except Exception as error:
                 raised = error if _while_unpacking(error) else explain(error)
                 if raised is error:
@@ -97,6 +99,41 @@ def guard_backward(outputs: Any, explain: Callable[[Exception], Exception], arou
         function.backward = staticmethod(backward if around is None else _surrounded(backward, around, keeps_graph))
         return True
     return False
+
+
+def _run_kept(inner: Callable[..., Any], ctx: Any, gradients: tuple[Any, ...]) -> Any:
+    """Run a compiled backward that keeps its graph for another."""
+    with kept_graph():
+        return inner(ctx, *gradients)
+
+
+def _run_kept_outside_cudagraphs(inner: Callable[..., Any], ctx: Any, gradients: tuple[Any, ...]) -> Any:
+    """Run it by its kernels.
+
+    A CUDA graph of a backward was recorded while what the forward saved died in it. torch refuses to replay it where
+    that lives on, having dropped its inputs, and records wrongly the second time.
+    """
+    with kept_graph(), outside_cudagraphs():
+        return inner(_Aligned(ctx), *_aligned(gradients))
+
+
+class _Aligned:
+    """An autograd node whose tensors are copied, as they are read, where a kernel could not take their address."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        return _aligned(getattr(self._node, name))
+
+
+def _aligned(value: Any) -> Any:
+    """Give a tensor, or a list or tuple of them, with those copied that lie on an address Inductor does not expect."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(_aligned(one) for one in value) if type(value) in (tuple, list) else value
+    if type(value) is torch.Tensor and value.is_cuda and value.data_ptr() % _ALIGNED:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
+    return value
 
 
 def _functions(outputs: Any, *, through_views: bool) -> Iterator[Any]:

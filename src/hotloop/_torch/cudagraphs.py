@@ -55,6 +55,19 @@ class Memory(Protocol):
     def forward_waits(self) -> bool:
         """Tell whether torch takes a forward of this thread to wait for its backward."""
 
+    def ends_generation(self) -> bool:
+        """Tell whether somebody has marked a step since a graph of this thread ran: the next one overwrites."""
+
+    def backward_ran(self) -> None:
+        """A backward of this thread ran outside of the graphs: torch is to take no forward to wait any more."""
+
+    def renew_outputs(self) -> None:
+        """Have each graph of this thread hand out new tensors.
+
+        torch hands out the same ones from replay to replay, so what holds the tensors of a forward that was given up
+        would hold those of the next one.
+        """
+
 
 def mark() -> None:
     """Begin a step: the next graph that runs may overwrite what the earlier ones left."""
@@ -141,6 +154,24 @@ class Trees:
     def forward_waits(self) -> bool:
         """See `Memory`."""
         return any(manager.running_forwards_with_pending_backwards for manager in self._managers())
+
+    def ends_generation(self) -> bool:
+        """See `Memory`."""
+        return bool(marked()) and any(manager.current_gen != generation() for manager, _ in self._nodes())
+
+    def backward_ran(self) -> None:
+        """See `Memory`."""
+        for manager in self._managers():
+            manager.set_to_running_backward()
+
+    def renew_outputs(self) -> None:
+        """See `Memory`."""
+        for manager in self._managers():
+            nodes = list(manager.get_roots())
+            while nodes:
+                node = nodes.pop()
+                nodes += [child for children in node.children.values() for child in children]
+                node.remove_node_cached_tensors()
 
     def _nodes(self) -> Iterator[tuple[Any, Any]]:
         """Give the manager and the graph that ran last, for each GPU on which any did."""

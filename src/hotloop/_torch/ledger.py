@@ -234,6 +234,12 @@ LEDGER: tuple[PrivateName, ...] = (
     ),
     PrivateName("torch._inductor.cudagraph_trees:local", "where a thread's are kept", "as above"),
     PrivateName(
+        "torch._inductor.config:triton",
+        "the sizes that CUDA graphs are used for: none while a backward runs that keeps its graph, where they raise",
+        "a backward with retain_graph=True raises under CUDA graphs, and leaves the process unsound",
+        "torch._inductor.config.triton.cudagraph_capture_sizes is documented for whole runs",
+    ),
+    PrivateName(
         "torch._inductor.cudagraph_trees:reset_cudagraph_trees",
         "frees the CUDA graphs where torch forgets what it compiled, which it asks its own backend for only",
         "torch.compiler.reset keeps the memory of CUDA graphs",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _SETTINGS_OF_A_THREAD = (2, 12)
 """From this version on dynamo's settings belong to a thread."""
+_TRITON = "torch._inductor.config:triton"
 _TRACING_LOG = "torch._dynamo.convert_frame"
 
 
@@ -57,18 +58,47 @@ def without_donated_buffers() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def kept_graph() -> Iterator[None]:
-    """Run a compiled backward with ``retain_graph=True``: torch asks the setting of now whether it may.
-
-    Since torch 2.12 a backward runs in a copy of the settings that its call stashed, which ends with it.
-    """
-    with without_donated_buffers():
-        try:
-            stashed = private("torch._C:_get_obj_in_tls")("context")
-        except (CapabilityMissingError, RuntimeError):  # torch 2.11 has no such copy
-            stashed = None
-        if stashed is not None:
-            stashed.run(setattr, private("torch._functorch:config"), "donated_buffer", False)
+    """Run a compiled backward with ``retain_graph=True``: torch asks the setting of now whether it may."""
+    with without_donated_buffers(), _in_backward("torch._functorch:config", "donated_buffer", False):
         yield
+
+
+@contextlib.contextmanager
+def outside_cudagraphs() -> Iterator[None]:
+    """Run a compiled backward by its kernels, not by the CUDA graph that it was recorded in.
+
+    The setting names the sizes that are captured, and is read at each call. Inputs are not aligned for it then, as
+    they are on the way into a graph.
+    """
+    with (
+        patched(_TRITON, cudagraph_capture_sizes=()),
+        _in_backward(_TRITON, "cudagraph_capture_sizes", ()),
+    ):
+        yield
+
+
+def captures() -> bool:
+    """Tell whether CUDA graphs are used now: see `outside_cudagraphs`."""
+    return private(_TRITON).cudagraph_capture_sizes is None
+
+
+@contextlib.contextmanager
+def _in_backward(path: str, name: str, value: Any) -> Iterator[None]:
+    """Set a setting where a backward looks: since torch 2.12 that is a copy of its caller's, which the call stashed."""
+    try:
+        stashed = private("torch._C:_get_obj_in_tls")("context")
+    except (CapabilityMissingError, RuntimeError):  # torch 2.11 has no such copy
+        stashed = None
+    if stashed is None:
+        yield
+        return
+    module = private(path)
+    before = stashed.run(getattr, module, name)
+    stashed.run(setattr, module, name, value)
+    try:
+        yield
+    finally:
+        stashed.run(setattr, module, name, before)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ _log = logging.getLogger("hotloop")
 _SKIPPED_WHILE_RUNNING = (
     "torch passed a capture over as the graph ran: mostly it writes into an input (TORCH_LOGS=cudagraphs names it)"
 )
+_KEPT = "a backward that keeps its graph (retain_graph=True) runs outside of CUDA graphs"
 _BACKWARD_LOOKS = 3
 """Calls with gradients in which a graph's backward is looked for; a graph that makes none is left alone after them."""
 
@@ -204,6 +205,9 @@ class _Around:
     def after(self, node: Any, gradients: tuple[Any, ...], *, kept: bool) -> tuple[Any, ...]:
         """See `hotloop._torch.autograd.Around`."""
         lifetime.steps.ran_backward(node, kept=kept)
+        if kept:
+            cudagraphs.memory().backward_ran()
+            self._tally.cudagraphs_skipped[_KEPT] += 1
         return lifetime.owned_gradients(node, gradients, self._tally) if self._copy else gradients
 
 

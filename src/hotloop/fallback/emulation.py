@@ -15,8 +15,10 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from hotloop._torch import cudagraphs
+from hotloop._torch.autograd import keeps_graph_probe
 from hotloop._torch.cudagraphs import GraphOutput
 from hotloop._torch.dispatch import name_of, observing, tensors_in, user_place
+from hotloop._torch.settings import captures
 from hotloop._torch.traced import TracedGraph, compile_traced
 from hotloop.errors import ConfigError, StaleOutputError
 from hotloop.fallback.lifetime import steps
@@ -143,6 +145,17 @@ class Emulation:
         """See `hotloop._torch.cudagraphs.Memory`."""
         return self._of_thread.forward_waits
 
+    def ends_generation(self) -> bool:
+        """See `hotloop._torch.cudagraphs.Memory`."""
+        return bool(cudagraphs.marked()) and self._of_thread.generation not in (None, cudagraphs.generation())
+
+    def backward_ran(self) -> None:
+        """See `hotloop._torch.cudagraphs.Memory`."""
+        self._of_thread.forward_waits = False
+
+    def renew_outputs(self) -> None:
+        """See `hotloop._torch.cudagraphs.Memory`: here each run hands out new tensors."""
+
     def close(self) -> None:
         """Overwrite nothing more; code that was compiled here runs on, unwatched."""
         self._open = False
@@ -220,6 +233,7 @@ class _Graph:
     def __init__(self, emulation: Emulation, traced: TracedGraph) -> None:
         self._emulation, self._traced = emulation, traced
         self._component = active.tally.component
+        self._keeps_graph = keeps_graph_probe()
         if traced.unsafe is not None:
             self._skip(*traced.unsafe)
 
@@ -231,16 +245,26 @@ class _Graph:
         given = list(args)
         args.clear()
         real = not any(cudagraphs.is_fake(one) for one in given)
-        watched = real and emulation.begin_run(user_place())
+        watched = real and captures() and emulation.begin_run(user_place())
         captured = False
         if watched:
             emulation.check(tensors_in(given), f"the {traced.kind}{self._whose()}")
             captured = not self._writes_inputs(given)
+            self._refuse_to_keep()
         inputs = {cudagraphs.storage_key(one) for one in given if isinstance(one, torch.Tensor)} | traced.constants()
         outputs = traced.call(given)
         if watched:
             emulation.ran(traced.kind, self._made(outputs, inputs) if captured else None)
         return outputs
+
+    def _refuse_to_keep(self) -> None:
+        """Refuse a backward that keeps its graph, as torch does once it has recorded one that did not."""
+        if self._traced.kind == "backward" and self._keeps_graph():
+            raise StaleOutputError(
+                f"the backward{self._whose()} keeps its graph (retain_graph=True), which a CUDA graph that was "
+                "recorded without cannot replay: torch raises an internal error there. Compute what needs it in one "
+                "backward, or leave CUDA graphs off for this module"
+            )
 
     def _made(self, outputs: Any, inputs: set[int]) -> list[tuple[GraphOutput, torch.Tensor]]:
         made: dict[int, tuple[GraphOutput, torch.Tensor]] = {}

@@ -48,6 +48,12 @@ class Lookout(Protocol):
         """A step was marked: what a graph handed out before may be overwritten from here on."""
 
 
+class _OfThread(threading.local):
+    """How many of the forwards that were given up this thread's graphs know of."""
+
+    given_up = 0
+
+
 class MarkedSteps:
     """The steps of all CUDA graphs in this process: which forwards wait for their backward, and when one is marked."""
 
@@ -56,6 +62,8 @@ class MarkedSteps:
         self._optimizer_steps = 0
         self._waiting: weakref.WeakSet[Any] = weakref.WeakSet()
         self._marks_after_optimizer = False
+        self._given_up = 0
+        self._of_thread = _OfThread()
         self.strict: weakref.WeakSet[Any] = weakref.WeakSet()
         """What hands out the memory of graphs without a copy: held outputs are looked for at each mark."""
         self.lookout: Lookout | None = None
@@ -87,10 +95,15 @@ class MarkedSteps:
             StaleOutputError: under ``strict_lifetime``, an output is held that the call may overwrite.
         """
         with self._lock:
-            if self._anything_waits():
-                return False
-            if len(self.strict) and (held := list(cudagraphs.memory().alive())):
+            waits, memory = self._anything_waits(), cudagraphs.memory()
+            overwrites = not waits or memory.ends_generation()
+            if len(self.strict) and overwrites and (held := list(memory.alive())):
                 raise StaleOutputError(_still_held(held), held)
+            if self._of_thread.given_up != self._given_up:
+                memory.renew_outputs()
+                self._of_thread.given_up = self._given_up
+            if waits:
+                return False
             cudagraphs.mark()
         if self.lookout is not None:
             self.lookout.marked()
@@ -100,8 +113,11 @@ class MarkedSteps:
         """Tell whether a forward waits for its backward: a component's, or, as torch knows, another of this thread."""
         if len(self._waiting):
             last = self._optimizer_steps - _PATIENCE
-            for node in [one for one in self._waiting if one._hotloop_made[1] < last]:  # noqa: SLF001 - ours
-                self._waiting.discard(node)
+            for node in list(self._waiting):
+                made, at = node._hotloop_made  # noqa: SLF001 - ours
+                if at < last or _lost(made):
+                    self._waiting.discard(node)
+                    self._given_up += 1
         return bool(len(self._waiting)) or cudagraphs.memory().forward_waits()
 
     def mark_where_safe(self) -> None:
@@ -136,7 +152,7 @@ class MarkedSteps:
             StaleOutputError: somebody marked a step since the forward, so that what it saved is lost.
         """
         made, _ = getattr(node, "_hotloop_made", (None, 0))
-        if made is not None and cudagraphs.marked() and made != cudagraphs.generation():
+        if made is not None and _lost(made):
             raise StaleOutputError(
                 f"component {component!r}: a step was marked between a forward and its backward, which lets CUDA "
                 "graphs overwrite what the forward saved: the gradients would be wrong. Call "
@@ -152,6 +168,11 @@ class MarkedSteps:
 
 
 steps = MarkedSteps()
+
+
+def _lost(made: int) -> bool:
+    """Tell whether a step was marked since a forward ran in the generation ``made``, so that what it saved is lost."""
+    return bool(cudagraphs.marked()) and made != cudagraphs.generation()
 
 
 def _still_held(held: list[cudagraphs.GraphOutput]) -> str:

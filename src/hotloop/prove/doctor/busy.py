@@ -27,11 +27,16 @@ def host_bound(run: Callable[[], Any], device: torch.device, step_seconds: float
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with profiled(torch.profiler.ProfilerActivity.CUDA) as profile:
         for _ in range(STEPS):
             run()
         torch.cuda.synchronize(device)
     return judged(kernels_of(profile), STEPS, step_seconds)
+
+
+def profiled(*activities: Any) -> torch.profiler.profile:
+    """Give a profile of all that runs in it; without accumulation torch warns that cycles forget theirs."""
+    return torch.profiler.profile(activities=activities, acc_events=True)
 
 
 def kernels_of(profile: Any) -> list[tuple[float, float]]:

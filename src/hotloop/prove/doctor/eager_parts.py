@@ -18,7 +18,7 @@ from hotloop import events as ev
 from hotloop._torch.autograd import in_backward
 from hotloop._torch.dispatch import name_of, observing, tensors_in
 from hotloop._torch.frames import stack_of
-from hotloop.prove.doctor.busy import covered, kernels_of
+from hotloop.prove.doctor.busy import covered, kernels_of, profiled
 from hotloop.prove.doctor.eager_look import source_of
 
 if TYPE_CHECKING:
@@ -161,8 +161,7 @@ def _arrives(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
 
 def device_seconds(run: Callable[[], Any]) -> tuple[dict[str, float], float]:
     """Profile a step on a GPU: seconds of the device by the name of each range, and of all its kernels together."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    with profiled(torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA) as profile:
         run()
         torch.cuda.synchronize()
     ranges: collections.Counter[str] = collections.Counter()
