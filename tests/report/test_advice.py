@@ -7,6 +7,7 @@ from rich.console import Console
 
 from hotloop.diagnose import Advice
 from hotloop.events import CheckpointOutside, EagerPart, HostBound, SettingSwitched
+from hotloop.remedies import REMEDIES
 from hotloop.report import build, summary, write_html
 from hotloop.report.advice import ROWS
 from hotloop.report.terminal import draw_diagnosis
@@ -81,7 +82,7 @@ def test_a_row_says_where_and_each_cost():
     assert (row.label, row.where, row.source) == ("Graph break", f"{FILE}:41", "if loss.item() > 3:")
     assert row.costs == ("800 µs a step", "2 compiles", "1 MiB", "seen 3x")
     assert not row.remedy
-    assert build(diagnosed()).advice[1].remedy.startswith("hotloop.Loop can do this by itself: ")
+    assert build(diagnosed()).advice[1].remedy == f"hotloop.Loop {REMEDIES['tier']}"
 
 
 @pytest.mark.parametrize("draw", [lambda d: draw_diagnosis(build(d)), summary])

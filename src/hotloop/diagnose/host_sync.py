@@ -20,8 +20,8 @@ PROBLEMS = (
         rule=RULE,
         kind=RULE,
         symptom="a step waits for the device at a line",
-        cause="a value is read on the host (.item(), float(), print, .cpu(), a branch), so that nothing can be "
-        "launched ahead, and the step cannot be captured",
+        cause="a value is read on the host (.item(), float(), print, .cpu(), a branch): nothing can be launched ahead on a GPU, "
+        "and the step cannot be captured",
         cost="the wait, and the gap that the device has after it",
         change="return the tensor from the step and read it outside, every so many steps",
     ),
@@ -44,8 +44,9 @@ def find(case: Case) -> Iterator[Advice]:
     for group in groups.values():
         one = group[-1]
         tiers = several(declined.get((one.file or "", one.line), ()))
+        waits = "on a GPU the step would wait for the device" if case.on_cpu else "the step waits for the device"
         yield PROBLEMS[0].advice(
-            f"the step waits for the device {times(one.times)} a step: {one.reason}"
+            f"{waits} {times(one.times)} a step: {one.reason}"
             + (f"; it rules out {tiers}" if tiers else ""),
             component=one.component,
             file=one.file,

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hotloop.remedies import REMEDIES
 from hotloop.report.text import count, figure, line, number, place, seconds, short_place, size
 
 if TYPE_CHECKING:
@@ -16,18 +17,13 @@ ROWS = 200
 EAGER = "eager"
 _LONG = 1_000
 _TIMES = "x"
-_BY_ITSELF = {
-    "mark_dynamic": "mark the sizes that vary as dynamic from the first batch on",
-    "buckets": "pad batches to the suggested sizes, once it is told with what",
-    "odd_batch_eager": "run the odd batch eager",
-    "regions": "compile other regions",
-    "tier": "run the step in another tier",
-}
+_REMEDIES: Mapping[str, str] = REMEDIES
+
 
 
 @dataclasses.dataclass(frozen=True)
 class AdviceRow:
-    """One piece of advice. ``costs`` are phrases, the measured ones first; ``remedy`` is what hotloop can do itself."""
+    """One piece of advice. ``costs`` are phrases, the measured ones first; ``remedy`` is what hotloop does itself."""
 
     rule: str
     label: str
@@ -93,7 +89,7 @@ def verdict(document: Mapping[str, Any]) -> str:
 def _row(entry: Mapping[str, Any]) -> AdviceRow:
     rule = line(entry.get("rule") or "advice", 60)
     said = {key: line(entry.get(key) or "", _LONG) for key in ("what", "cause", "change", "source")}
-    remedy = _BY_ITSELF.get(str(entry.get("remedy")))
+    remedy = _REMEDIES.get(str(entry.get("remedy")))
     costs = tuple(_costs(entry))
     return AdviceRow(
         rule=rule,
@@ -102,7 +98,7 @@ def _row(entry: Mapping[str, Any]) -> AdviceRow:
         component=line(entry.get("component") or "", 80),
         where=place(entry),
         costs=costs,
-        remedy=f"hotloop.Loop can do this by itself: {remedy}" if remedy else "",
+        remedy=f"hotloop.Loop {remedy}" if remedy else "",
         **said,
     )
 
