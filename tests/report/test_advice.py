@@ -77,6 +77,22 @@ def test_the_sentence_of_other_cases(fields, said):
     assert bool(build(diagnosed(**fields)).diagnosis) == bool(said)
 
 
+def test_ways_whose_intervals_meet_have_no_difference():
+    eager = {**WAYS["eager"], "step_ms_low": 10.5, "step_ms_high": 12.5}
+    measured = {
+        "ways": {"eager": eager, "default": WAYS["default"], "as given": {**WAYS["default"], "step_ms_high": 10.4}}
+    }
+    rows = build(diagnosed(measurements=measured)).ways
+    assert [row.against for row in rows] == ["1x", "1.2x (no difference)", "1.2x"]
+    measured["ways"]["default"] = {**WAYS["default"], "difference": "faster"}  # measured in pairs, which is sharper
+    assert build(diagnosed(measurements=measured)).ways[1].against == "1.2x"
+
+
+def test_a_place_in_an_installed_package_is_told_from_the_package_on():
+    entry = {**BREAK.to_dict(), "file": "/home/me/.venv/lib/python3.11/site-packages/transformers/modeling_bert.py"}
+    assert build(diagnosed(advice=[entry])).advice[0].where == "transformers/modeling_bert.py:41"
+
+
 def test_a_row_says_where_and_each_cost():
     row = build(diagnosed()).advice[0]
     assert (row.label, row.where, row.source) == ("Graph break", f"{FILE}:41", "if loss.item() > 3:")

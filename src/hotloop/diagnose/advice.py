@@ -27,7 +27,7 @@ class Advice:
         compiles: how many compiles it has cost.
         nbytes: memory that it costs.
         times: how often it was observed.
-        remedy: what hotloop's loop does about it by itself, as `hotloop.remedies` names it; None where only the user can.
+        remedy: what hotloop's loop does about it by itself (`hotloop.remedies`); None where only the user can.
     """
 
     rule: str

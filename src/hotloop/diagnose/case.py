@@ -118,7 +118,8 @@ def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Tell whether the 95% intervals of two ways' steps meet, so that neither is known to be faster.
 
     Args:
-        one, other: figures of ways; where an interval is missing, they are taken not to meet.
+        one: a way's figures; where an interval is missing, they are taken not to meet.
+        other: another way's.
     """
     ends = [number(figures.get(key)) for figures in (one, other) for key in ("step_ms_low", "step_ms_high")]
     low, high, other_low, other_high = ends

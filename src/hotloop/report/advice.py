@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hotloop.remedies import REMEDIES
-from hotloop.report.text import count, figure, line, number, place, seconds, short_place, size
+from hotloop.report.text import count, figure, in_package, line, number, place, seconds, short_place, size
 
 if TYPE_CHECKING:
     from hotloop.report.occurrences import Tone
@@ -18,7 +18,6 @@ EAGER = "eager"
 _LONG = 1_000
 _TIMES = "x"
 _REMEDIES: Mapping[str, str] = REMEDIES
-
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +63,8 @@ def ways(measured: Mapping[str, Any]) -> list[WayRow]:
     known = measured.get("ways")
     rows = known.items() if isinstance(known, Mapping) else ()
     found = {name: each for name, each in rows if isinstance(each, Mapping)}
-    base = number(found.get(EAGER, {}).get("step_ms"))
-    return [_way(name, each, base) for name, each in found.items()]
+    eager = found.get(EAGER, {})
+    return [_way(name, each, eager) for name, each in found.items()]
 
 
 def verdict(document: Mapping[str, Any]) -> str:
@@ -96,7 +95,7 @@ def _row(entry: Mapping[str, Any]) -> AdviceRow:
         label=rule.replace("_", " ").capitalize(),
         tone="warn" if costs else "note",
         component=line(entry.get("component") or "", 80),
-        where=place(entry),
+        where=in_package(place(entry)),
         costs=costs,
         remedy=f"hotloop.Loop {remedy}" if remedy else "",
         **said,
@@ -119,12 +118,13 @@ def _costs(entry: Mapping[str, Any]) -> list[str]:
     return costs
 
 
-def _way(name: Any, entry: Mapping[str, Any], base: float | None) -> WayRow:
+def _way(name: Any, entry: Mapping[str, Any], eager: Mapping[str, Any]) -> WayRow:
     step, cold, peak = (number(entry.get(key)) for key in ("step_ms", "cold_seconds", "peak_bytes"))
     low, high = number(entry.get("step_ms_low")), number(entry.get("step_ms_high"))
     cached = " (cached)" if number(entry.get("cache_hits")) else ""
+    base = number(eager.get("step_ms"))
     speed = number(entry.get("speed")) or (base / step if base and step else None)  # measured in pairs, if it was
-    none = " (no difference)" if entry.get("difference") == "none" else ""
+    none = " (no difference)" if name != EAGER and _no_difference(entry, eager) else ""
     between = "" if low is None or high is None else f" ({figure(low, 3)} to {figure(high, 3)})"
     return WayRow(
         name=line(name, 80),
@@ -134,6 +134,17 @@ def _way(name: Any, entry: Mapping[str, Any], base: float | None) -> WayRow:
         peak="" if peak is None else size(peak),
         note=line(entry.get("failed") or "", _LONG),
     )
+
+
+def _no_difference(entry: Mapping[str, Any], eager: Mapping[str, Any]) -> bool:
+    """Tell whether a way is as fast as eager: as measured in pairs, or else by whether the intervals meet."""
+    if "difference" in entry:
+        return entry["difference"] == "none"
+    ends = [number(each.get(key)) for each in (entry, eager) for key in ("step_ms_low", "step_ms_high")]
+    low, high, eager_low, eager_high = ends
+    if low is None or high is None or eager_low is None or eager_high is None:
+        return False
+    return low <= eager_high and eager_low <= high
 
 
 def _of_way(row: WayRow) -> str:
