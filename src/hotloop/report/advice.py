@@ -17,7 +17,7 @@ ROWS = 200
 EAGER = "eager"
 _LONG = 1_000
 _TIMES = "x"
-_REMEDIES: Mapping[str, str] = REMEDIES
+_REMEDIES: dict[str, str] = {**REMEDIES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ def _way(name: Any, entry: Mapping[str, Any], eager: Mapping[str, Any]) -> WayRo
 def _no_difference(entry: Mapping[str, Any], eager: Mapping[str, Any]) -> bool:
     """Tell whether a way is as fast as eager: as measured in pairs, or else by whether the intervals meet."""
     if "difference" in entry:
-        return entry["difference"] == "none"
+        return bool(entry["difference"] == "none")
     ends = [number(each.get(key)) for each in (entry, eager) for key in ("step_ms_low", "step_ms_high")]
     low, high, eager_low, eager_high = ends
     if low is None or high is None or eager_low is None or eager_high is None:
