@@ -83,6 +83,7 @@ def test_ways_whose_intervals_meet_have_no_difference():
         "ways": {"eager": eager, "default": WAYS["default"], "as given": {**WAYS["default"], "step_ms_high": 10.4}}
     }
     rows = build(diagnosed(measurements=measured)).ways
+    assert build(diagnosed(measurements=measured)).diagnosis.startswith("default: 1.2x eager (no difference). ")
     assert [row.against for row in rows] == ["1x", "1.2x (no difference)", "1.2x"]
     measured["ways"]["default"] = {**WAYS["default"], "difference": "faster"}  # measured in pairs, which is sharper
     assert build(diagnosed(measurements=measured)).ways[1].against == "1.2x"
@@ -90,7 +91,10 @@ def test_ways_whose_intervals_meet_have_no_difference():
 
 def test_a_place_in_an_installed_package_is_told_from_the_package_on():
     entry = {**BREAK.to_dict(), "file": "/home/me/.venv/lib/python3.11/site-packages/transformers/modeling_bert.py"}
-    assert build(diagnosed(advice=[entry])).advice[0].where == "transformers/modeling_bert.py:41"
+    view = build(diagnosed(advice=[entry]))
+    assert view.advice[0].where == "transformers/modeling_bert.py:41"
+    assert "fix" not in view.diagnosis
+    assert f"first: {BREAK.change}" in view.diagnosis
 
 
 def test_a_row_says_where_and_each_cost():

@@ -29,7 +29,7 @@ PROBLEMS = (
         "the last batch of an epoch is smaller",
         "code is compiled for exact sizes first; hotloop.compile makes code of its own for a second batch size and "
         "leaves the full batches theirs, torch.compile runs them on one dynamic graph from then on",
-        "nothing where the one compile pays; else drop the odd batch (drop_last=True in the DataLoader), or pad it",
+        "leave it where the one compile pays; else drop the odd batch (drop_last=True in the DataLoader), or pad it",
         cost="one compile more; with torch.compile alone also a dynamic graph for all later full batches",
         remedy="odd_batch_eager",
     ),

@@ -81,7 +81,8 @@ def verdict(document: Mapping[str, Any]) -> str:
     first = advice(entries[:1])[0]
     many = f"{count(len(entries), 'finding')}, the worst {first.label.lower()}" if len(entries) > 1 else first.label
     cost = f" ({', '.join(first.costs)})" if first.costs else ""
-    start = f"fix {short_place(first.where, 1)} first" if first.where else f"first: {first.change}"
+    here = first.where if first.where == place(entries[0]) else ""  # no line of an installed package is to be fixed
+    start = f"fix {short_place(here, 1)} first" if here else f"first: {first.change}"
     return " ".join([*said, f"{many}{cost}; {start.rstrip('.')}."])
 
 
@@ -151,5 +152,6 @@ def _of_way(row: WayRow) -> str:
     if row.note:
         return f"{row.name} failed: {row.note.rstrip('.')}."
     if row.against:
-        return f"{row.name}: {row.against} eager."
+        times, _, none = row.against.partition(" ")
+        return f"{row.name}: {times} eager{none and ' '}{none}."
     return f"{row.name}: {row.step} a step." if row.step else f"{row.name} was not timed."
