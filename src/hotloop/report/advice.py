@@ -17,7 +17,6 @@ ROWS = 200
 EAGER = "eager"
 _LONG = 1_000
 _TIMES = "x"
-_REMEDIES: dict[str, str] = {**REMEDIES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,7 @@ def verdict(document: Mapping[str, Any]) -> str:
 def _row(entry: Mapping[str, Any]) -> AdviceRow:
     rule = line(entry.get("rule") or "advice", 60)
     said = {key: line(entry.get(key) or "", _LONG) for key in ("what", "cause", "change", "source")}
-    remedy = _REMEDIES.get(str(entry.get("remedy")))
+    remedy = next((words for name, words in REMEDIES.items() if name == entry.get("remedy")), "")
     costs = tuple(_costs(entry))
     return AdviceRow(
         rule=rule,
