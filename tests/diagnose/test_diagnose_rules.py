@@ -105,6 +105,47 @@ def test_a_break_that_torch_asks_for_in_its_own_code_is_nobodys_to_mend():
     assert diagnose(document) == []
 
 
+@pytest.mark.parametrize("name", ["slower_preset", "slower_regions", "never_pays"])
+def test_ways_whose_intervals_meet_are_not_told_apart(name):
+    document = loaded(name)
+    ways = document["measurements"]["ways"]
+    for way in ways.values():
+        way["step_ms_low"], way["step_ms_high"] = way["step_ms"] * 0.999, way["step_ms"] * 1.001
+    assert name in {one.rule for one in diagnose(document)}
+    slowest = max(way["step_ms"] for way in ways.values())
+    for way in ways.values():
+        way["step_ms_high"] = slowest
+    assert diagnose(document) == []
+
+
+def test_on_a_cpu_there_is_no_device_to_wait_for():
+    assert the("host_sync").what.startswith("the step waits for the device")
+    document = loaded("host_sync")
+    document["environment"] = {"device": "cuda:0"}
+    assert diagnose(document)[0].what.startswith("the step waits for the device")
+    document["environment"] = {"device": "cpu"}
+    (advice,) = diagnose(document)
+    assert advice.what.startswith("on a GPU the step would wait for the device")
+
+
+def test_a_value_read_in_a_package_is_not_the_users_to_return():
+    document = loaded("host_sync")
+    for event in document["events"]:
+        if event["kind"] == "host_sync":
+            event["reason"] += " (in masking_utils.py:369, an installed package)"
+    (advice,) = diagnose(document)
+    assert "return the tensor" not in advice.change
+    assert "the package's line" in advice.change
+
+
+def test_a_batch_size_that_got_code_of_its_own_costs_the_compile_before_it():
+    document = loaded("recompile-ragged_batch")
+    (advice,) = diagnose(document)
+    document["events"] = sorted(document["events"], key=lambda one: one["kind"] == "recompiled")
+    (behind,) = diagnose(document)
+    assert behind.seconds == advice.seconds > 0
+
+
 def test_only_the_way_that_was_asked_for_is_weighed():
     ways = {"eager": {"step_ms": 1.0}, "aot_eager": {"step_ms": 2.0}, "default": {"step_ms": 3.0}}
     both = diagnose({"measurements": {"ways": ways}})

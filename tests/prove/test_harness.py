@@ -107,6 +107,7 @@ def test_a_capture_that_is_passed_over_fails():
     kinds = {kind for kind, _ in failures(found)}
     assert kinds == {"skipped"}
     assert any("no CUDA graph was captured: it writes into an input" in what for _, what in failures(found))
+    assert found.verdict.startswith("reduce-overhead does not run as asked here")
 
 
 def test_outputs_that_are_not_copied_are_found(monkeypatch):

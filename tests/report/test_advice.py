@@ -7,6 +7,7 @@ from rich.console import Console
 
 from hotloop.diagnose import Advice
 from hotloop.events import CheckpointOutside, EagerPart, HostBound, SettingSwitched
+from hotloop.remedies import REMEDIES
 from hotloop.report import build, summary, write_html
 from hotloop.report.advice import ROWS
 from hotloop.report.terminal import draw_diagnosis
@@ -76,12 +77,32 @@ def test_the_sentence_of_other_cases(fields, said):
     assert bool(build(diagnosed(**fields)).diagnosis) == bool(said)
 
 
+def test_ways_whose_intervals_meet_have_no_difference():
+    eager = {**WAYS["eager"], "step_ms_low": 10.5, "step_ms_high": 12.5}
+    measured = {
+        "ways": {"eager": eager, "default": WAYS["default"], "as given": {**WAYS["default"], "step_ms_high": 10.4}}
+    }
+    rows = build(diagnosed(measurements=measured)).ways
+    assert build(diagnosed(measurements=measured)).diagnosis.startswith("default: 1.2x eager (no difference). ")
+    assert [row.against for row in rows] == ["1x", "1.2x (no difference)", "1.2x"]
+    measured["ways"]["default"] = {**WAYS["default"], "difference": "faster"}  # measured in pairs, which is sharper
+    assert build(diagnosed(measurements=measured)).ways[1].against == "1.2x"
+
+
+def test_a_place_in_an_installed_package_is_told_from_the_package_on():
+    entry = {**BREAK.to_dict(), "file": "/home/me/.venv/lib/python3.11/site-packages/transformers/modeling_bert.py"}
+    view = build(diagnosed(advice=[entry]))
+    assert view.advice[0].where == "transformers/modeling_bert.py:41"
+    assert "fix" not in view.diagnosis
+    assert f"first: {BREAK.change}" in view.diagnosis
+
+
 def test_a_row_says_where_and_each_cost():
     row = build(diagnosed()).advice[0]
     assert (row.label, row.where, row.source) == ("Graph break", f"{FILE}:41", "if loss.item() > 3:")
     assert row.costs == ("800 µs a step", "2 compiles", "1 MiB", "seen 3x")
     assert not row.remedy
-    assert build(diagnosed()).advice[1].remedy.startswith("hotloop.Loop can do this by itself: ")
+    assert build(diagnosed()).advice[1].remedy == f"hotloop.Loop {REMEDIES['tier']}"
 
 
 @pytest.mark.parametrize("draw", [lambda d: draw_diagnosis(build(d)), summary])

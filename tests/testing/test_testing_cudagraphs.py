@@ -186,6 +186,20 @@ def test_an_operation_whose_size_depends_on_the_data_is_told():
     ]
 
 
+def test_an_index_by_whole_numbers_is_captured_at_any_length_and_one_by_a_mask_is_not():
+    def picks(x, rows):
+        return x[rows, : x.shape[1] - 1] * 2
+
+    x = torch.ones(3, 5)
+    torch._dynamo.mark_dynamic(x, 1)
+    with cudagraph_emulation() as emulation, torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        torch.compile(picks, backend=emulation.backend)(x, torch.tensor([2, 0]))
+        assert emulation.skipped == []
+        torch.compile(picks, backend=emulation.backend)(torch.ones(3, 5), torch.tensor([True, False, True]))
+    (skipped,) = emulation.skipped
+    assert "cannot be captured" in skipped.reason
+
+
 def test_one_thread_does_not_overwrite_what_another_ones_graphs_left():
     with cudagraph_emulation() as emulation, torch.no_grad():
         scorer = torch.compile(Scorer(), backend=emulation.backend)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hotloop._torch.cudagraphs import storage_key
 from hotloop._torch.graphs import last_user_frame
@@ -132,9 +133,9 @@ def _unsafe(nodes: list[fx.Node]) -> tuple[str, _Place] | None:
 
 
 def _is_sized(node: fx.Node) -> bool:
-    """Tell whether a result's sizes are known: an index by whole numbers has them, one by a mask has not."""
+    """Tell whether a result's sizes follow from the inputs' sizes: by whole numbers they do, by a mask they do not."""
     made = node.meta.get("val")
-    return isinstance(made, torch.Tensor) and all(isinstance(size, int) for size in made.shape)
+    return isinstance(made, torch.Tensor) and not free_unbacked_symbols(made)
 
 
 def _line(node: Any) -> _Place:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations of a command when it runs
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +10,11 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from hotloop.cli.printing import console
 from hotloop.errors import ConfigError, HotloopError
 
 if TYPE_CHECKING:
     from hotloop.prove.bench_result import Bench
-
-WIDTH = 120
-"""Characters of a line where the output is no terminal, and nobody says how wide it is."""
 
 
 def register(app: typer.Typer) -> None:
@@ -74,7 +71,7 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of the command
     if as_json:
         typer.echo(json.dumps({**found.to_dict(), "html": page and str(page)}, indent=2))
     else:
-        Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH).print(found)
+        console().print(found)
         if page:
             typer.echo(f"\nReport: {page}")
     others = found.ways[1:]

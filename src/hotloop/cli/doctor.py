@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
+from hotloop.cli.printing import console
 from hotloop.errors import ConfigError, HotloopError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _machine(fail_on: str | None, *, as_json: bool, trials: bool) -> None:
         data = {"findings": [one.to_dict() for one in found], "machine": machine.to_dict()}
         typer.echo(json.dumps(data, indent=2))
     else:
-        Console(highlight=False).print(showing.draw(found))
+        console().print(showing.draw(found))
     if wanted & {one.level for one in found}:
         raise typer.Exit(1)
 
@@ -170,6 +170,6 @@ def _show(document: Mapping[str, Any], html: Path | None, *, as_json: bool) -> N
         kept = {key: document[key] for key in ("settings", "environment", "measurements", "components", "advice")}
         typer.echo(json.dumps({"verdict": view.diagnosis, **kept, "html": str(page) if page else None}, indent=2))
         return
-    Console(highlight=False).print(draw_diagnosis(view))
+    console().print(draw_diagnosis(view))
     if page:
         typer.echo(f"\nReport: {page}")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-WIDTH = 120
-"""Characters of a line where the output is no terminal, and nobody says how wide it is."""
+from hotloop.cli.printing import console
 
 
 def register(app: typer.Typer) -> None:
@@ -46,6 +44,6 @@ def harness(  # noqa: PLR0913, PLR0917 - the options of the command
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))
     else:
-        Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH).print(found)
+        console().print(found)
     if not found.passed:
         raise typer.Exit(1)

@@ -7,9 +7,9 @@ from pathlib import Path  # noqa: TC003 - Typer reads the annotations of a comma
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from hotloop import record
+from hotloop.cli.printing import console
 from hotloop.errors import HotloopError
 from hotloop.report import View, build
 from hotloop.report.page import write_view
@@ -42,8 +42,7 @@ def report(
     if as_json:
         typer.echo(json.dumps({**view.to_dict(), "html": str(page) if page else None}, indent=2))
         return
-    console = Console(highlight=False)
-    console.print(draw(view))
+    console().print(draw(view))
     if page:
         typer.echo(f"\nReport: {page}")
 

@@ -9,7 +9,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+
+from hotloop.cli.printing import console
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +54,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one a setting
     if as_json:
         typer.echo(json.dumps(verdict.to_dict(), indent=2))
     else:
-        Console(highlight=False).print(verdict)
+        console().print(verdict)
     if not verdict.passes:
         raise typer.Exit(1)
 

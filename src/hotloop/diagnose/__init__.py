@@ -28,9 +28,10 @@ from hotloop.diagnose import (
     step_undone,
     tier_declined,
 )
-from hotloop.diagnose.advice import REMEDIES, Advice, Remedy
+from hotloop.diagnose.advice import Advice
 from hotloop.diagnose.case import Case
 from hotloop.diagnose.problem import Problem
+from hotloop.remedies import REMEDIES, Remedy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 from hotloop.diagnose.words import count, figure, safe, size
-
-Remedy = Literal["mark_dynamic", "buckets", "odd_batch_eager", "regions", "tier"]
-"""What `hotloop.Loop` can do by itself: sizes made dynamic from the first batch on; batches padded to suggested sizes
-(only where the user said with what); the odd batch run eager; another choice of regions; another tier."""
-REMEDIES: dict[Remedy, str] = {
-    "mark_dynamic": "marks the size dynamic from the first batch on, when told",
-    "buckets": "pads batches to suggested sizes, when told with what",
-    "odd_batch_eager": "runs the odd batch eager and keeps the full ones on their graph, when told",
-    "regions": "compiles other regions, when told",
-    "tier": "chooses another tier, when told",
-}
-"""Each remedy as it is told to people."""
+from hotloop.remedies import REMEDIES, Remedy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +27,7 @@ class Advice:
         compiles: how many compiles it has cost.
         nbytes: memory that it costs.
         times: how often it was observed.
-        remedy: what hotloop's loop does about it by itself when told; None where only the user can.
+        remedy: what hotloop's loop does about it by itself (`hotloop.remedies`); None where only the user can.
     """
 
     rule: str

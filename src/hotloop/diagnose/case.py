@@ -64,6 +64,11 @@ class Case:
         """How many steps costs are weighed over: those that are planned, else `DEFAULT_STEPS`."""
         return self.planned or DEFAULT_STEPS
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the run is known to be on the CPU, where there is no device to wait for."""
+        return str(self.environment.get("device", "")).partition(":")[0] == "cpu"
+
     def causes(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         """Give each cause that the components' status names, with the component's name."""
         for name, status in self.components.items():
@@ -107,6 +112,20 @@ def number(value: object) -> float | None:
     """Read a positive finite number; None for everything else, which a record may hold as well."""
     known = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if known and 0 < value < math.inf else None  # type: ignore[operator,arg-type]
+
+
+def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Tell whether the 95% intervals of two ways' steps meet, so that neither is known to be faster.
+
+    Args:
+        one: a way's figures; where an interval is missing, they are taken not to meet.
+        other: another way's.
+    """
+    ends = [number(figures.get(key)) for figures in (one, other) for key in ("step_ms_low", "step_ms_high")]
+    low, high, other_low, other_high = ends
+    if low is None or high is None or other_low is None or other_high is None:
+        return False
+    return low <= other_high and other_low <= high
 
 
 def _source(event: ev.Event) -> str:

@@ -28,16 +28,20 @@ class Recompile:
 
 
 def recompiles(case: Case) -> list[Recompile]:
-    """Give every recompile, in order; its compiles follow it under the same frame."""
+    """Give every recompile with its compiles, of the same frame: before it where a batch size got code of its own."""
     found: list[Recompile] = []
     latest: dict[tuple[str | None, str], Recompile] = {}
+    before: dict[tuple[str | None, str], list[ev.Compiled]] = {}
     for event in case.events:
         if isinstance(event, ev.Recompiled):
-            found.append(Recompile(event))
+            key = event.component, event.frame
+            found.append(Recompile(event, before.pop(key, [])))
             if event.frame:
-                latest[event.component, event.frame] = found[-1]
-        elif isinstance(event, ev.Compiled) and (owner := latest.get((event.component, event.frame))):
-            owner.compiles.append(event)
+                latest[key] = found[-1]
+        elif isinstance(event, ev.Compiled) and event.frame:
+            key = event.component, event.frame
+            owner = latest.get(key)
+            (owner.compiles if owner else before.setdefault(key, [])).append(event)
     return found
 
 

@@ -20,11 +20,17 @@ PROBLEMS = (
         rule=RULE,
         kind=RULE,
         symptom="a step waits for the device at a line",
-        cause="a value is read on the host (.item(), float(), print, .cpu(), a branch), so that nothing can be "
+        cause="a value is read on the host (.item(), float(), print, .cpu(), a branch): on a GPU nothing can be "
         "launched ahead, and the step cannot be captured",
         cost="the wait, and the gap that the device has after it",
         change="return the tensor from the step and read it outside, every so many steps",
     ),
+)
+IN_A_PACKAGE = "an installed package"
+"""What the reason of an event says where the value is read in code that is not the user's."""
+_NOT_YOURS = (
+    "see at the package's line what the value is read for: an argument or setting may spare it, and compiled or "
+    "captured code often takes another path; hotloop.Loop says whether it keeps the step from being captured"
 )
 
 
@@ -44,13 +50,14 @@ def find(case: Case) -> Iterator[Advice]:
     for group in groups.values():
         one = group[-1]
         tiers = several(declined.get((one.file or "", one.line), ()))
+        waits = "on a GPU the step would wait for the device" if case.on_cpu else "the step waits for the device"
         yield PROBLEMS[0].advice(
-            f"the step waits for the device {times(one.times)} a step: {one.reason}"
-            + (f"; it rules out {tiers}" if tiers else ""),
+            f"{waits} {times(one.times)} a step: {one.reason}" + (f"; it rules out {tiers}" if tiers else ""),
             component=one.component,
             file=one.file,
             line=one.line,
             source=one.source or case.source(one.file, one.line),
             milliseconds=None if one.seconds is None else one.seconds * 1e3,
             times=len(group),
+            change=_NOT_YOURS if IN_A_PACKAGE in one.reason else PROBLEMS[0].change,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hotloop.diagnose.case import number
+from hotloop.diagnose.case import number, overlap
 from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import figure
 
@@ -37,7 +37,7 @@ def find(case: Case) -> Iterator[Advice]:
     for name, figures in case.measured_ways().items():
         cold = number(figures.get("cold_seconds")) or 0.0
         saves = eager - (number(figures.get("step_ms")) or eager)
-        if saves <= 0 or cold <= 0:  # one that is slower is another rule's
+        if saves <= 0 or cold <= 0 or overlap(figures, case.way("eager")):  # one that is slower is another rule's
             continue
         pays = math.ceil(cold * 1e3 / saves)
         if pays > case.steps:

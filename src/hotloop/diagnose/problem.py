@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.diagnose.advice import Advice
 
 if TYPE_CHECKING:
-    from hotloop.diagnose.advice import Remedy
+    from hotloop.remedies import Remedy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Problem:
         cause: why it is so.
         cost: what it costs, in words; figures are the advice's.
         change: what to change, as an order.
-        remedy: what hotloop's loop does about it by itself when told.
+        remedy: what hotloop's loop does about it by itself.
     """
 
     rule: str

@@ -10,8 +10,8 @@ from hotloop.diagnose.words import count, several
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hotloop.diagnose.advice import Remedy
     from hotloop.diagnose.guards import Guard
+    from hotloop.remedies import Remedy
 
 _ONE_EACH = "one compile for each, until torch's limit of 8 a function; then unseen ones run eager"
 _ONE_MORE = "one compile more"
@@ -27,10 +27,10 @@ PROBLEMS = (
     _problem(
         "ragged_batch",
         "the last batch of an epoch is smaller",
-        "code is compiled for exact sizes first; at a second one torch makes the size dynamic, and every full batch "
-        "then runs the dynamic graph as well",
-        "drop the odd batch (drop_last=True in the DataLoader), or pad it to the full size",
-        cost="one compile more, and all later full batches on a dynamic graph",
+        "code is compiled for exact sizes first; hotloop.compile makes code of its own for a second batch size and "
+        "leaves the full batches theirs, torch.compile runs them on one dynamic graph from then on",
+        "leave it where the one compile pays; else drop the odd batch (drop_last=True in the DataLoader), or pad it",
+        cost="one compile more; with torch.compile alone also a dynamic graph for all later full batches",
         remedy="odd_batch_eager",
     ),
     _problem(

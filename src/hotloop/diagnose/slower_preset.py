@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.diagnose.case import number
+from hotloop.diagnose.case import number, overlap
 from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import figure
 
@@ -32,13 +32,13 @@ PROBLEMS = (
 
 
 def find(case: Case) -> Iterator[Advice]:
-    """Give one advice for each way that was measured to be slower."""
+    """Give one advice for each way that was measured to be slower, beyond the noise of the measurement."""
     eager = number(case.way("eager").get("step_ms"))
     if eager is None:
         return
     for name, figures in case.measured_ways().items():
         took = number(figures.get("step_ms")) or 0.0
-        if took > eager * NOISE:
+        if took > eager * NOISE and not overlap(figures, case.way("eager")):
             yield PROBLEMS[0].advice(
                 f"{name} takes {figure(took)} ms a step, eager {figure(eager)}: {figure(took / eager)} times as long",
                 milliseconds=took - eager,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.diagnose.case import number
+from hotloop.diagnose.case import number, overlap
 from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.slower_preset import NOISE
 from hotloop.diagnose.words import figure
@@ -51,6 +51,8 @@ def _compared(case: Case, blocks: str, whole: str, asked: object) -> Advice | No
     slow, fast = (blocks, whole) if of_blocks > of_whole else (whole, blocks)
     took, best = max(of_blocks, of_whole), min(of_blocks, of_whole)
     saved = (_cold(case, fast) - _cold(case, slow)) * 1e3  # what the slower regions save once, in ms
+    if overlap(case.way(slow), case.way(fast)):
+        return None
     if took <= best * NOISE or (took - best) * case.steps <= saved or asked == fast:
         return None
     regions = "whole" if fast == whole else "blocks"

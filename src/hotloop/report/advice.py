@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hotloop.report.text import count, figure, line, number, place, seconds, short_place, size
+from hotloop.remedies import REMEDIES
+from hotloop.report.text import count, figure, in_package, line, number, place, seconds, short_place, size
 
 if TYPE_CHECKING:
     from hotloop.report.occurrences import Tone
@@ -16,18 +17,11 @@ ROWS = 200
 EAGER = "eager"
 _LONG = 1_000
 _TIMES = "x"
-_BY_ITSELF = {
-    "mark_dynamic": "mark the sizes that vary as dynamic from the first batch on",
-    "buckets": "pad batches to the suggested sizes, once it is told with what",
-    "odd_batch_eager": "run the odd batch eager",
-    "regions": "compile other regions",
-    "tier": "run the step in another tier",
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class AdviceRow:
-    """One piece of advice. ``costs`` are phrases, the measured ones first; ``remedy`` is what hotloop can do itself."""
+    """One piece of advice. ``costs`` are phrases, the measured ones first; ``remedy`` is what hotloop does itself."""
 
     rule: str
     label: str
@@ -68,8 +62,8 @@ def ways(measured: Mapping[str, Any]) -> list[WayRow]:
     known = measured.get("ways")
     rows = known.items() if isinstance(known, Mapping) else ()
     found = {name: each for name, each in rows if isinstance(each, Mapping)}
-    base = number(found.get(EAGER, {}).get("step_ms"))
-    return [_way(name, each, base) for name, each in found.items()]
+    eager = found.get(EAGER, {})
+    return [_way(name, each, eager) for name, each in found.items()]
 
 
 def verdict(document: Mapping[str, Any]) -> str:
@@ -86,23 +80,24 @@ def verdict(document: Mapping[str, Any]) -> str:
     first = advice(entries[:1])[0]
     many = f"{count(len(entries), 'finding')}, the worst {first.label.lower()}" if len(entries) > 1 else first.label
     cost = f" ({', '.join(first.costs)})" if first.costs else ""
-    start = f"fix {short_place(first.where, 1)} first" if first.where else f"first: {first.change}"
+    here = first.where if first.where == place(entries[0]) else ""  # no line of an installed package is to be fixed
+    start = f"fix {short_place(here, 1)} first" if here else f"first: {first.change}"
     return " ".join([*said, f"{many}{cost}; {start.rstrip('.')}."])
 
 
 def _row(entry: Mapping[str, Any]) -> AdviceRow:
     rule = line(entry.get("rule") or "advice", 60)
     said = {key: line(entry.get(key) or "", _LONG) for key in ("what", "cause", "change", "source")}
-    remedy = _BY_ITSELF.get(str(entry.get("remedy")))
+    remedy = next((words for name, words in REMEDIES.items() if name == entry.get("remedy")), "")
     costs = tuple(_costs(entry))
     return AdviceRow(
         rule=rule,
         label=rule.replace("_", " ").capitalize(),
         tone="warn" if costs else "note",
         component=line(entry.get("component") or "", 80),
-        where=place(entry),
+        where=in_package(place(entry)),
         costs=costs,
-        remedy=f"hotloop.Loop can do this by itself: {remedy}" if remedy else "",
+        remedy=f"hotloop.Loop {remedy}" if remedy else "",
         **said,
     )
 
@@ -123,12 +118,13 @@ def _costs(entry: Mapping[str, Any]) -> list[str]:
     return costs
 
 
-def _way(name: Any, entry: Mapping[str, Any], base: float | None) -> WayRow:
+def _way(name: Any, entry: Mapping[str, Any], eager: Mapping[str, Any]) -> WayRow:
     step, cold, peak = (number(entry.get(key)) for key in ("step_ms", "cold_seconds", "peak_bytes"))
     low, high = number(entry.get("step_ms_low")), number(entry.get("step_ms_high"))
     cached = " (cached)" if number(entry.get("cache_hits")) else ""
+    base = number(eager.get("step_ms"))
     speed = number(entry.get("speed")) or (base / step if base and step else None)  # measured in pairs, if it was
-    none = " (no difference)" if entry.get("difference") == "none" else ""
+    none = " (no difference)" if name != EAGER and _no_difference(entry, eager) else ""
     between = "" if low is None or high is None else f" ({figure(low, 3)} to {figure(high, 3)})"
     return WayRow(
         name=line(name, 80),
@@ -140,9 +136,21 @@ def _way(name: Any, entry: Mapping[str, Any], base: float | None) -> WayRow:
     )
 
 
+def _no_difference(entry: Mapping[str, Any], eager: Mapping[str, Any]) -> bool:
+    """Tell whether a way is as fast as eager: as measured in pairs, or else by whether the intervals meet."""
+    if "difference" in entry:
+        return bool(entry["difference"] == "none")
+    ends = [number(each.get(key)) for each in (entry, eager) for key in ("step_ms_low", "step_ms_high")]
+    low, high, eager_low, eager_high = ends
+    if low is None or high is None or eager_low is None or eager_high is None:
+        return False
+    return low <= eager_high and eager_low <= high
+
+
 def _of_way(row: WayRow) -> str:
     if row.note:
         return f"{row.name} failed: {row.note.rstrip('.')}."
     if row.against:
-        return f"{row.name}: {row.against} eager."
+        times, _, none = row.against.partition(" ")
+        return f"{row.name}: {times} eager{none and ' '}{none}."
     return f"{row.name}: {row.step} a step." if row.step else f"{row.name} was not timed."

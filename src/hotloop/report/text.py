@@ -131,6 +131,11 @@ def place(entry: Mapping[str, Any]) -> str:
     return text(file) if at is None else f"{text(file)}:{text(at)}"
 
 
+def in_package(where: str) -> str:
+    """Give a place in an installed package from the package on, and any other as it is."""
+    return re.split(r"[/\\](?:site|dist)-packages[/\\]", where)[-1]
+
+
 def short_place(where: str, parts: int = 2) -> str:
     """Give the end of a long path: its last folders and the file."""
     pieces = re.split(r"[/\\]", where)
