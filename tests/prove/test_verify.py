@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from verify_programs import Block, Net, batches, workload, wrong
 
 import hotloop
+from hotloop._torch import backends
 from hotloop.errors import ConfigError, HotloopError
 
 BF16 = torch.bfloat16
@@ -173,7 +174,7 @@ def test_nothing_compiled_is_no_pass(monkeypatch):
     monkeypatch.setenv("HOTLOOP_DISABLE", "1")
     verdict = hotloop.verify(workload(), "aot_eager")
     assert not verdict.passes
-    assert "nothing of the model ran compiled" in verdict.why
+    assert "not compiled as asked" in verdict.why
 
 
 def test_a_step_that_does_not_repeat_itself_cannot_be_verified():
@@ -280,3 +281,16 @@ def test_inductor_passes_and_a_wrong_lowering_is_found(monkeypatch):
         lowering.fast_random_decomps.cache_clear()
     assert not verdict.passes
     assert "gradient of 0." in verdict.why
+
+
+def test_code_on_a_lower_rung_is_not_what_was_asked_for(monkeypatch):
+    """aot_eager's agreement says nothing of Inductor's kernels."""
+
+    def refuse(*_args):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(backends, "inductor", lambda *_: refuse)
+    verdict = hotloop.verify(workload(), "default", steps=1, reference="eager")
+    assert not verdict.passes
+    assert "on a lower rung than default" in verdict.why
+    assert "planted" in verdict.why

@@ -428,7 +428,7 @@ def test_a_recording_that_cannot_begin_leaves_no_context_open(monkeypatch):
 def test_the_side_stream_is_waited_for_where_the_step_raises(monkeypatch):
     graphs, _ = recording(monkeypatch)
     engine = engines.CudaEngine()
-    monkeypatch.setattr(engine, "_side", lambda device: Stream("side", graphs))
+    monkeypatch.setattr(engines, "_side_stream", lambda device: Stream("side", graphs))
     with pytest.raises(ValueError, match="theirs"), engine.ambience(torch.device("cuda", 1)):
         raise ValueError("theirs")
     assert graphs.calls[-1] == "current waits for side"
@@ -441,7 +441,7 @@ def engine_on(monkeypatch, graphs):
     handles = (f"pool {number}" for number in itertools.count(1))
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(handles))
     engine = engines.CudaEngine()
-    monkeypatch.setattr(engine, "_side", lambda device: Stream("side", graphs))
+    monkeypatch.setattr(engines, "_side_stream", lambda device: Stream("side", graphs))
     return engine
 
 

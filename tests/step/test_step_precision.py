@@ -227,16 +227,23 @@ def test_a_step_whose_dropout_takes_another_kernel_while_captured_is_compared_wi
     assert "takes another path while it is captured" in caplog.text
 
 
-def test_a_step_that_takes_another_path_without_random_numbers_is_declined(both):
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("what", ["loss", "gradients"])
+def test_a_step_that_computes_something_else_while_captured_is_declined(both, dropout, what):
+    """That it draws random numbers as well is no excuse."""
+
     def program(run):
-        model = Classifier().to(run.device)
+        model = Classifier(dropout=dropout).to(run.device)
         optimizer = adamw(model)
 
         @run.loop(model, optimizer).step
         def train_step(x, y):
             scale = 0.5 if capturing() else 1.0
-            loss = F.cross_entropy(model(x), y) * scale
+            loss = F.cross_entropy(model(x), y) * (scale if what == "loss" else 1.0)
             loss.backward()
+            if what == "gradients":
+                for parameter in model.parameters():
+                    parameter.grad.mul_(0.0 if capturing() else 1.0)
             optimizer.step()
             optimizer.zero_grad()
             return loss

@@ -57,7 +57,8 @@ def widened(dtype: torch.dtype, draws: Sequence[Draw]) -> Iterator[None]:
     """Compute in a floating dtype, or wider, while the block runs: autocast does nothing, compiled code runs eagerly.
 
     Args:
-        dtype: ``torch.float64``, or ``torch.float32`` for steps that compute in fewer bits; the block's default dtype.
+        dtype: ``torch.float64``, or ``torch.float32`` for steps that compute in fewer bits. torch's default dtype, which
+            is the whole process's, is left alone: what is made in the block is widened as it is made.
         draws: what `noting_draws` found in the same step.
 
     Raises:
@@ -70,8 +71,6 @@ def widened(dtype: torch.dtype, draws: Sequence[Draw]) -> Iterator[None]:
             torch.set_autocast_enabled(kind, False)
         # What enters autocast in the block asks this function to; all else of it is harmless.
         stack.enter_context(replaced(torch, "set_autocast_enabled", lambda _real: lambda *_args: None))
-        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
-        torch.set_default_dtype(dtype)
         stack.enter_context(_exact_products())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(observing(wide.operation))
@@ -120,7 +119,9 @@ class _Wide:
                 raise NotRepeatableError(f"the bits of a number are read: {name_of(operation)}")
             return operation(*args, **kwargs)
         args = tuple(self._widen(one, written) for one in args)
-        return operation(*args, **{name: self._widen(one, written) for name, one in kwargs.items()})
+        result = operation(*args, **{name: self._widen(one, written) for name, one in kwargs.items()})
+        made = isinstance(result, torch.Tensor) and next(tensors_in(*args, *kwargs.values()), None) is None
+        return result.to(self._wider(result.dtype)) if made and result.dim() else result
 
     def _in_single(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation that takes its scales as float32 only: a GradScaler's, a fused optimizer's."""

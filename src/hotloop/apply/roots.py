@@ -86,6 +86,8 @@ class Roots:
             return self._unseen(name, size, args, kwargs)
 
     def _unseen(self, name: str, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
+        if (found := self._sizes.get(size)) is not None:  # another thread was first
+            return found, ""
         if not self._sizes:
             self._sizes[size] = self.first
             return self.first, ""

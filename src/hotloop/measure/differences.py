@@ -168,8 +168,8 @@ def _chunks(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, to
 
 def _unequal(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """Tell in a tensor of shape [1] whether the two have to be measured: where an element differs, or is not finite."""
-    narrow = r.is_floating_point() and r.itemsize == 1  # torch compares no numbers of 8 bits
-    if r.device != c.device or not r.numel() or narrow:
+    odd = r.is_quantized or (r.is_floating_point() and r.itemsize == 1)  # torch cannot compare these
+    if r.device != c.device or not r.numel() or odd:
         return torch.ones(1, device=c.device if r.device.type == "cpu" else r.device)
     return torch.stack([((a != b) | a.isfinite().logical_not()).any() for a, b in _chunks(r, c)]).any().reshape(1)
 
@@ -177,10 +177,9 @@ def _unequal(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
 def _alone(r: torch.Tensor) -> torch.Tensor:
     """Give the sums of `_measure` for a tensor and its equal."""
     sums = torch.zeros(_SUMS + 1, dtype=torch.float64, device=r.device)
-    if not _is_numeric(r):
-        r = r.to(torch.float64)
     for part, _ in _chunks(r, r):
-        values = torch.view_as_real(part.resolve_conj()) if part.is_complex() else part
+        values = _float64(part) if not _is_numeric(r) else part
+        values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
         sums[_SQUARES] += torch.linalg.vector_norm(values, dtype=torch.float64).square()
         sums[_FOURTHS] += torch.linalg.vector_norm(values, 4, dtype=torch.float64).pow(4)
     return sums

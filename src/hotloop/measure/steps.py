@@ -17,6 +17,10 @@ SCATTERS = 5.0
 """Standard errors of a mean slope that scatter alone explains: of six steps it passes that in one of 250 sets."""
 
 
+NO_KINK = 1e4
+"""So far past its limit no step may be: an activation that flips at its kink moves a few numbers, not a tensor."""
+
+
 def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> Comparison:
     """Give the verdict of a proof over several steps, of the same kind of tensors each.
 
@@ -59,6 +63,8 @@ def _joined(steps: list[Score], *, scatter: bool) -> Score:
             limit = max(limit, SCATTERS * apart)
         return Score(name, measure, value, limit)
     ranked = sorted(steps, key=lambda score: score.nearness)
+    if measure in (RATIO, "residual") and ranked[-1].nearness > NO_KINK:
+        return ranked[-1]
     if measure == RATIO:
         return ranked[0]
     # The upper middle of an even number: two steps of which one is wrong are no proof.

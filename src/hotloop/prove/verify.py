@@ -166,11 +166,11 @@ class _Case:
         compute = self._look()
         self._compile()
         joined = self._run(steps)
-        idle = self.compiled.idle()
+        idle = self.compiled.idle() or self._stepped_down()
         why = self._failed or (joined.why if joined is not None and not joined.agrees else "")
         ran = {name: one.to_dict() for name, one in self.compiled.status().components.items()}
         if not why and idle:
-            why = f"nothing of the model ran compiled: {idle}"
+            why = f"not compiled as asked: {idle}"
         blamed = None
         if joined is not None and not joined.agrees and not joined.failed and not joined.random_moved:
             blamed = self._blame(search_seconds)
@@ -191,6 +191,14 @@ class _Case:
             copied_bytes=joined.nbytes if joined is not None else 0,
             environment={"torch": torch.__version__, "device": _device(self.program.device)},
         )
+
+    def _stepped_down(self) -> str:
+        """Say what ran on a lower rung: a verdict on another preset's code is none on this one's."""
+        for name, one in self.compiled.status().components.items():
+            if one.fallbacks or one.running not in ("none", one.requested):
+                causes = "; ".join(dict.fromkeys(cause.reason for cause in one.causes))
+                return f"{name} ran in part on a lower rung than {one.requested}: {causes}"
+        return ""
 
     # -- before ----------------------------------------------------------------------------------------------------
 

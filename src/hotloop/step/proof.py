@@ -23,7 +23,7 @@ from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.holdings import RandomState, Snapshot
 from hotloop.step.optimizers import rounded_scalars
-from hotloop.step.undo import BufferTables, overlaps
+from hotloop.step.undo import BufferTables, StepStart, overlaps
 
 if TYPE_CHECKING:
     from hotloop.measure import Comparison, Difference
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 STEPS = 3
 """Consecutive steps on which a candidate must agree."""
 _HOPELESS = 8.0
-_PLAIN = ("finite", "missing", "shape", "dtype", "layout")
+_PLAIN = ("finite", "missing", "shape", "dtype", "layout", "equal")
 """Failures that no rounding makes."""
 
 _Made = TypeVar("_Made")
@@ -132,13 +132,14 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         wide: the same step in more bits (`hotloop.step.reference`), which both are held against besides.
 
     Raises:
-        CandidateFailedError: the candidate raised. The step has not been run then: the state is as before.
+        CandidateFailedError: the candidate raised, or the reference found no memory beside what is kept of the
+            candidate. The step has not been run then: the state is as before.
         Exception: the reference raised, which is then the user's own error.
     """
     devices = [program.device]
     before, theirs, after = _candidate(program, candidate)
     start = _parameters(before.live, on_host=before.on_host) if limits.compute_dtype is not None else {}
-    result, at_step = reference()
+    result, at_step = _beside(program, reference)
     moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
     comparisons, failed = {}, ""
     try:
@@ -148,6 +149,20 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     except Exception as error:  # noqa: BLE001 - the step is done and right; that the tier is not known to be, is told
         failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
+
+
+def _beside(program: Program, reference: Run) -> tuple[Any, Mapping[str, torch.Tensor]]:
+    """Run a reference beside the copies of a proof; where these are too much for the memory, the step has not begun."""
+    at_start = StepStart(program.holdings, [program.device])
+    try:
+        at_start.save(gradients=True)
+        return reference()
+    except torch.OutOfMemoryError as error:
+        if at_start.complete and at_start.wrote():
+            raise
+        if at_start.complete:
+            at_start.restore()
+        raise CandidateFailedError from error
 
 
 class _Before(Snapshot):
@@ -328,6 +343,12 @@ def over_steps(outcomes: Sequence[Outcome], *, scatter: bool = False) -> Outcome
     return dataclasses.replace(last, comparisons=joined, random_moved=moved, failed=failed)
 
 
+class Unlike(str):
+    """Why two runs of one step are not alike: their numbers are further apart than rounding makes them."""
+
+    __slots__ = ()
+
+
 def spread_of(program: Program, once: Run, again: Run, most: Limits) -> tuple[Any, dict[str, Difference] | str]:
     """Run one step twice and tell how far the two are apart, or what is wrong with that; the second's outcome stays.
 
@@ -351,7 +372,7 @@ def spread_of(program: Program, once: Run, again: Run, most: Limits) -> tuple[An
     except Exception as error:  # noqa: BLE001 - the step is done, whatever is wrong with the comparison
         return result, f"two runs of the same step could not be compared: {describe(error)}"
     if apart:
-        return result, f"the step does not repeat itself from the same state: {apart[0]}"
+        return result, Unlike(f"the step does not repeat itself from the same state: {apart[0]}")
     return result, found
 
 

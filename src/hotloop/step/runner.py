@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop import events as ev
+from hotloop._torch.stilled import stilled
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, flatten, unflatten
 from hotloop.step import proof
@@ -256,7 +257,8 @@ class Runner:
         result, spread = proof.spread_of(self.program, functools.partial(self._on_path, run), again, most)
         if isinstance(spread, str):
             assert variant.seen is not None
-            if variant.own_path or not variant.seen.random_operations:
+            by_chance = isinstance(spread, proof.Unlike) and variant.seen.random_operations > 0
+            if variant.own_path or not by_chance or not self._differs_by_chance(run):
                 self._decline(variant, Obstacle(spread, _REPEAT_IT))
             # transformers' masks choose another attention kernel there, say, with dropout masks of its own. Then the
             # reference is the step on that path: next time it has to repeat itself there.
@@ -269,6 +271,24 @@ class Runner:
         self.loop.proof_costs((time.perf_counter() - began) / 2)
         self._looking.note()
         return result
+
+    def _differs_by_chance(self, run: Callable[[], Any]) -> bool:
+        """Tell whether the step on the path of a capture is the same but for the random numbers that it draws."""
+
+        def on_path() -> Any:
+            with stilled(), self.loop.eager():
+                return self._on_path(run)
+
+        def plain() -> Any:
+            with stilled(), self.loop.eager():
+                return self.on_stream_of_recordings(run)
+
+        try:
+            made = proof.kept(self.program, plain)
+            held = proof.held_against(self.program, on_path, made, Limits.compiled(self.loop.compute_dtype()))
+        except CandidateFailedError:
+            return False
+        return all(one.agrees for one in held.values())
 
     @contextlib.contextmanager
     def as_given(self) -> Iterator[None]:
@@ -373,7 +393,8 @@ class Runner:
         outcomes.append(dataclasses.replace(outcome, result=None))
         del outcomes[: -proof.STEPS]
         verdict = proof.over_steps(outcomes)
-        if verdict.random_moved and not self._traced_path and self.program.device.type == "cuda":
+        on_gpu = self.program.device.type == "cuda"
+        if verdict.random_moved and on_gpu and not self._traced_path and self._differs_by_chance(run):
             self._traced_path = True  # from the next step on, eager is compared on the path that compilers take
             outcomes.clear()
         elif verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):

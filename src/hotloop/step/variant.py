@@ -67,9 +67,13 @@ class Variant:
         }
 
     def measure_again(self) -> bool:
-        """Have the step run twice once more before it is judged; False where that has been done often enough."""
+        """Have the step run twice once more before it is judged; False where that would tell nothing new.
+
+        Only a step whose kernels were seen to differ from run to run may differ more than it did; and not for ever.
+        """
         self.agreed = 0
-        if len(self.measured) >= SPREADS:
+        noisy = any(each.rms_difference > 0 for one in self.measured for each in one.values())
+        if not noisy or len(self.measured) >= SPREADS:
             return False
         self.spread = None
         return True
