@@ -108,7 +108,7 @@ def test_a_row_says_where_and_each_cost():
 @pytest.mark.parametrize("draw", [lambda d: draw_diagnosis(build(d)), summary])
 def test_the_terminal_shows_ways_and_advice_in_order(draw):
     text = shown(draw(diagnosed()))
-    for said in ("default by blocks", "CUDA out of memory", "10 ms (9.5 to 10.8)", "3 s (cached)", "1.2x", "31 s", "1. Graph break", "2. Cold cache",
+    for said in ("default by blocks", "CUDA out of memory", "10 ms (9.5 ms to 10.8 ms)", "3 s (cached)", "1.2x", "31 s", "1. Graph break", "2. Cold cache",
                  "if loss.item() > 3:", "change: keep the value a tensor", "why: a tensor is read in Python"):  # fmt: skip
         assert said in text
     assert text.index("Graph break") < text.index("Cold cache")

@@ -57,8 +57,8 @@ def widened(dtype: torch.dtype, draws: Sequence[Draw]) -> Iterator[None]:
     """Compute in a floating dtype, or wider, while the block runs: autocast does nothing, compiled code runs eagerly.
 
     Args:
-        dtype: ``torch.float64``, or ``torch.float32`` for steps that compute in fewer bits. torch's default dtype, which
-            is the whole process's, is left alone: what is made in the block is widened as it is made.
+        dtype: ``torch.float64``, or ``torch.float32`` for steps that compute in fewer bits. torch's default dtype,
+            which is the whole process's, is left alone: what is made in the block is widened as it is made.
         draws: what `noting_draws` found in the same step.
 
     Raises:

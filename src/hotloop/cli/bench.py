@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from hotloop.cli.printing import console
+from hotloop.cli.printing import console, no_result_of_ours
 from hotloop.errors import ConfigError, HotloopError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of the command
     if names is not None and not all(names):
         raise ConfigError(f"--runs {runs!r}: expected names of tiers or presets with commas between them")
     _refuse_folder(html)
-    with Console(stderr=True).status("") as shown:
+    with Console(stderr=True).status("") as shown, no_result_of_ours():
         found = measure(
             workload,
             names,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotloop.cli.printing import console
+from hotloop.cli.printing import console, no_result_of_ours
 from hotloop.errors import ConfigError, HotloopError
 
 if TYPE_CHECKING:
@@ -137,7 +135,7 @@ def _document(target: str, preset: str | None, steps: int | None, total_steps: i
     if not Path(target).exists() and ":" in target:
         from hotloop.prove.doctor.examining import examine  # noqa: PLC0415 - torch is loaded for this alone
 
-        with contextlib.redirect_stdout(sys.stderr):  # what the program prints is no result of ours
+        with no_result_of_ours():
             return examine(
                 target, preset=preset, steps=STEPS if steps is None else steps, total_steps=total_steps, say=_say
             )

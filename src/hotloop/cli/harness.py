@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hotloop.cli.printing import console
+from hotloop.cli.printing import console, no_result_of_ours
 
 
 def register(app: typer.Typer) -> None:
@@ -39,7 +39,7 @@ def harness(  # noqa: PLR0913, PLR0917 - the options of the command
     """
     from hotloop.prove.harness import harness as run  # noqa: PLC0415 - torch, for this command only
 
-    with Console(stderr=True).status("training and calling, eager and compiled"):
+    with Console(stderr=True).status("training and calling, eager and compiled"), no_result_of_ours():
         found = run(workload, preset, inference=inference, rounds=rounds, calls=calls, strict_lifetime=strict_lifetime)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from rich.console import Console
 
 WIDTH = 120
 """Columns of what is printed to a file or a pipe, which has no width of its own."""
+
+
+def no_result_of_ours() -> contextlib.AbstractContextManager[object]:
+    """Have what the user's program prints in the block go to stderr: stdout is for results, which scripts read."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 def console() -> Console:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotloop.cli.printing import console
+from hotloop.cli.printing import console, no_result_of_ours
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +42,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one a setting
     """
     import hotloop  # noqa: PLC0415 - brings torch, which the other commands do without
 
-    with _told_on_stderr():
+    with _told_on_stderr(), no_result_of_ours():
         verdict = hotloop.verify(
             workload,
             preset,

@@ -106,11 +106,11 @@ def _settings(preset: Any, steps: Any, reference: Any, search_seconds: Any) -> t
         if preset.backend == "eager":
             raise ConfigError(f"preset {preset.name!r}: expected one that compiles")
         return preset.name, {"preset": as_eager_draws(preset)}
+    name = preset.strip().lower()
+    known = [one for one, found in presets.PRESETS.items() if found.backend != "eager"] + ["regional", "full"]
+    if name not in known and name.replace("_", "-") not in known:
+        raise ConfigError(f"preset {preset!r}: {presets.expected(name, known)}; a Loop proves captured steps itself")
     tier = parse(preset)
-    if tier.graph or not tier.compiles:
-        raise ConfigError(
-            f"preset {preset!r}: expected one that compiles, without a graph; a Loop proves captured steps"
-        )
     return tier.base, {**tier.settings, "preset": as_eager_draws(presets.get(tier.settings["preset"]))}
 
 

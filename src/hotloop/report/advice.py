@@ -125,7 +125,7 @@ def _way(name: Any, entry: Mapping[str, Any], eager: Mapping[str, Any]) -> WayRo
     base = number(eager.get("step_ms"))
     speed = number(entry.get("speed")) or (base / step if base and step else None)  # measured in pairs, if it was
     none = " (no difference)" if name != EAGER and _no_difference(entry, eager) else ""
-    between = "" if low is None or high is None else f" ({figure(low, 3)} to {figure(high, 3)})"
+    between = "" if low is None or high is None else f" ({seconds(low / 1e3)} to {seconds(high / 1e3)})"
     return WayRow(
         name=line(name, 80),
         step="" if step is None else f"{seconds(step / 1e3)}{between}",

@@ -114,6 +114,8 @@ class Loop:
         self.given = self.compiled.base
         self.engine = engine_for(self.device)
         self.buckets, self._batches = Buckets(buckets or {}), batches
+        if batches is not None and not isinstance(batches, Iterable) and not callable(batches):
+            raise ConfigError(f"batches {batches!r}: expected a DataLoader, a list, or a function that gives them")
         if self.buckets.without_sizes and batches is None:
             name = self.buckets.without_sizes[0]
             raise ConfigError(

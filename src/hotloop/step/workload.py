@@ -76,7 +76,9 @@ class Workload:
 
     def epoch(self) -> Iterator[Any]:
         """Give the batches once, from the first to the last."""
-        yield from self.batches() if callable(self.batches) else self.batches
+        # Not `yield from`, which would close the program's own generator with this one.
+        for batch in self.batches() if callable(self.batches) else self.batches:  # noqa: UP028
+            yield batch
 
     def endless(self) -> Iterator[Any]:
         """Give batches for as long as they are asked for, from the first again after the last.
