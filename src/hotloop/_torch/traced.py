@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from hotloop._torch.cudagraphs import storage_key
 from hotloop._torch.graphs import last_user_frame
@@ -134,6 +133,8 @@ def _unsafe(nodes: list[fx.Node]) -> tuple[str, _Place] | None:
 
 def _is_sized(node: fx.Node) -> bool:
     """Tell whether a result's sizes follow from the inputs' sizes: by whole numbers they do, by a mask they do not."""
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # noqa: PLC0415 - brings sympy
+
     made = node.meta.get("val")
     return isinstance(made, torch.Tensor) and not free_unbacked_symbols(made)
 
