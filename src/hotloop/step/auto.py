@@ -269,6 +269,7 @@ class Auto:
             eager_seconds=base,
             launch_bound=self._launch_bound(),
             measured=self._speeds.measured(),
+            state_bytes=sum(one.nbytes for one in self.loop.holdings.tensors().values() if one.layout == torch.strided),
         )
         names = [name for name in self._names() if name != self.in_force.name and name not in self._declined]
         needed = self._graph_bytes()

@@ -95,7 +95,8 @@ class SentinelStatus:
     def __str__(self) -> str:
         if self.disagreed:
             return f"sentinel: {self.function} did not agree with eager: {self.disagreed}"
-        said = f"sentinel: {self.function}: {self.checks:,} steps were also run eagerly and agreed, "
+        looked = f" ({self.suspicions:,} were looked into, and not confirmed)" if self.suspicions else ""
+        said = f"sentinel: {self.function}: {self.checks:,} steps were also run eagerly and agreed{looked}, "
         return said + (f"then no more: {self.off}" if self.off else f"one in {self.every:,}; {self.seconds:.1f} s")
 
 
