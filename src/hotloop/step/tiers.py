@@ -41,7 +41,7 @@ class Tier:
     @property
     def marks_steps(self) -> bool:
         """Tell whether its compiled code overwrites what the last step returned, and has to be told of each step."""
-        return self.compiles and self.base not in BASES and bool(_own_graphs(presets.get(self.base)))
+        return self.compiles and self.base not in BASES and presets.get(self.base).cudagraphs
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -51,14 +51,6 @@ class Tier:
     def without_graph(self) -> Tier:
         """Give the same code, run call by call."""
         return Tier(self.base)
-
-
-def _own_graphs(preset: presets.Preset) -> str:
-    """Say where a preset asks for CUDA graphs inside ``torch.compile``; empty where it does not."""
-    if preset.mode in ("reduce-overhead", "max-autotune"):
-        return f"mode {preset.mode}"
-    asks = any(name.replace("-", "_") == "triton.cudagraphs" and value for name, value in preset.options.items())
-    return "triton.cudagraphs" if asks else ""
 
 
 def parse(name: str) -> Tier:
@@ -75,9 +67,9 @@ def parse(name: str) -> Tier:
             found = presets.get(base).name
         except ConfigError:
             found = ""
-        if found and plus and (why := _own_graphs(presets.get(base))):
+        if found and plus and presets.get(base).cudagraphs:
             raise ConfigError(
-                f"run {name!r}: preset {found} captures CUDA graphs of its own ({why}), which cannot be nested: "
+                f"run {name!r}: preset {found} captures CUDA graphs of its own, which cannot be nested: "
                 f"use run={found!r}, or run='inductor+graph'"
             )
         if found:

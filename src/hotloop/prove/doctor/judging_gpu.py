@@ -21,7 +21,6 @@ _GENERATIONS: tuple[tuple[tuple[int, int], str, str], ...] = (
     ((7, 0), "Volta", "float16 on tensor cores; no bfloat16, no TF32"),
 )
 """From which compute capability on, its name, and what it can do (NVIDIA, CUDA C++ programming guide, appendix 5.1)."""
-_OLDEST_FOR_TRITON = (7, 0)
 _FIRST_BFLOAT16 = (8, 0)
 _FEW_MULTIPROCESSORS = 68
 """torch._inductor.utils.is_big_gpu: with fewer, Inductor autotunes no matrix products."""
