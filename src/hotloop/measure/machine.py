@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import hotloop
+from hotloop import host
 
 _PACKAGES = ("lightning", "transformers", "tokenizers", "torchmetrics", "hydra-core", "scikit-learn", "triton", "numpy")
 
@@ -41,6 +42,14 @@ def device_name(device: torch.device) -> str:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Give the memory that this process may still take, what torch has cached included; None where nobody tells."""
+    if device.type != "cuda":
+        return host.memory().available
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused
 
 
 def _version(package: str) -> str | None:

@@ -54,22 +54,8 @@ def _forget(index: int) -> int:
     return torch.cuda.memory_reserved(index)
 
 
-def free_bytes(device: torch.device) -> int | None:
-    """Give the memory that programs may still take; None where the system does not tell."""
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + unused
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return _kilobytes(Path("/proc/meminfo"), "MemAvailable:")
-    return None
-
-
 def _resident_peak() -> int | None:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return _kilobytes(_STATUS, "VmHWM:")
+    with contextlib.suppress(OSError, ValueError, IndexError, StopIteration):
+        lines = _STATUS.read_text(encoding="ascii", errors="replace").splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
     return None
-
-
-def _kilobytes(path: Path, key: str) -> int:
-    lines = path.read_text(encoding="ascii", errors="replace").splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(key)).split()[1])

@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import HotloopError
-from hotloop.prove.bench_memory import free_bytes
+from hotloop.measure.machine import free_bytes
 from hotloop.prove.bench_verdict import BASELINE, LEAST_PAIRS, Sample
 from hotloop.prove.bench_way import Block, NotRunError, Ready, Running, block, in_turns
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.decide import EAGER_STEPS, Facts, Option, Speeds, Standing, Trial, Turn, decide, remaining
+from hotloop.measure.machine import free_bytes
 from hotloop.step.background import Background
 from hotloop.step.earlier import Earlier
 from hotloop.step.tiers import NAMED, Tier, parse
@@ -284,10 +285,7 @@ class Auto:
     def _free_bytes(self) -> int | None:
         """Give the GPU memory that nobody holds, what torch has cached included."""
         device = self.loop.device
-        if device.type != "cuda":
-            return None
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
+        return free_bytes(device) if device.type == "cuda" else None
 
     def _graph_bytes(self) -> int | None:
         """Give what a recording of the eager step would hold: what a step needs beside model and optimizer."""

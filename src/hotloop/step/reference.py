@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,11 +16,12 @@ from hotloop._torch.hooks import module_tables
 from hotloop._torch.wide import Draw, NotRepeatableError, noting_draws, widened
 from hotloop.fallback.causes import describe
 from hotloop.measure import flatten, unflatten
+from hotloop.measure.machine import free_bytes
 from hotloop.step import proof
 from hotloop.step.holdings import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from hotloop.step.captured import Program
     from hotloop.step.holdings import Holdings
@@ -155,7 +155,7 @@ def too_large(program: Program, dtype: torch.dtype) -> str:
     needed = sum(one.numel() * dtype.itemsize for one in tensors if one.is_floating_point())
     needed += sum(one.numel() * dtype.itemsize for one in trained)  # gradients that the step makes
     needed = int(_SPARE * needed) + _activations(program, dtype)
-    free = _free(program.device)
+    free = free_bytes(program.device)
     if free is None or needed <= free:
         return ""
     gib = 2**30
@@ -170,23 +170,6 @@ def _activations(program: Program, dtype: torch.dtype) -> int:
     beside = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     narrowest = min((one.itemsize for one in (torch.get_autocast_dtype("cuda"), torch.float32)), default=4)
     return beside * dtype.itemsize // narrowest
-
-
-def _free(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + unused
-    return _host_memory()
-
-
-def _host_memory() -> int | None:
-    """Give the bytes that programs may still take, where the system tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    found: Mapping[str, str] = {key: rest for key, _, rest in (line.partition(":") for line in lines)}
-    return int(found["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in found else None
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from hotloop import host
 from hotloop.prove.doctor.children import ask
 from hotloop.prove.doctor.facts import Folder, Gpu, Machine, Package, Torch, Trial
 
@@ -37,7 +38,7 @@ def gather(*, trials: bool = True) -> Machine:
     asked = ask(["-m", "hotloop.prove.doctor.probe"], limit_s=PROBE_S)
     known = _torch(asked.data["torch"]) if asked.data else Torch(version=_version("torch"), error=asked.error)
     gpus = tuple(_gpu(each) for each in asked.data["gpus"]) if asked.data else ()
-    total, available = _host_memory()
+    total, available = host.memory()
     compiler = _compiler()
     machine = Machine(
         system=platform.system(),
@@ -144,37 +145,6 @@ def _usable_cpus() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _host_memory() -> tuple[int | None, int | None]:
-    """Give bytes of host memory, all and available; None where the platform does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return _host_memory_elsewhere(), None
-    found = {line.partition(":")[0]: int(line.split()[1]) * 1024 for line in lines if len(line.split()) > 1}
-    total, available = found.get("MemTotal"), found.get("MemAvailable")
-    limit = _container_limit()
-    if limit is not None and total is not None and limit[0] < total:
-        total, available = limit[0], min(limit[0] - limit[1], available or limit[0])
-    return total, available
-
-
-def _container_limit() -> tuple[int, int] | None:
-    """Give what a container may use of memory, and does use (cgroup version 2); None where it is not limited."""
-    home = Path("/sys/fs/cgroup")
-    try:
-        limit, used = (home.joinpath(name).read_text().strip() for name in ("memory.max", "memory.current"))
-    except OSError:
-        return None
-    return (int(limit), int(used)) if limit.isdigit() and used.isdigit() else None
-
-
-def _host_memory_elsewhere() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
 
 
 def cache_path() -> Path:
