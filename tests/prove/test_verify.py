@@ -96,6 +96,26 @@ def test_a_modules_own_code_is_the_region_where_its_children_agree():
     assert "its own code" in verdict.blamed.how
 
 
+@pytest.mark.parametrize("alone", ["compile", "run"])
+def test_what_cannot_be_compiled_alone_is_told_and_not_taken_for_innocent(alone):
+    model = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 5), nn.LayerNorm(5))
+    with wrong("aten.gelu_backward", 1.0001, alone=alone):
+        blamed = hotloop.verify(workload(model), "aot_eager").blamed
+    assert [one.path for one in blamed.regions] == ["model"]
+    untested = blamed.how.partition("Could not be tested alone, and may be at fault: ")[2]
+    assert untested.startswith("model.1 (GELU, ")
+    assert "not alone" in untested
+    assert "model.2" not in untested
+
+
+def test_a_neighbour_of_what_cannot_be_compiled_alone_is_still_found():
+    model = nn.Sequential(nn.GELU(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 5))
+    with wrong("aten.tanh_backward", 1.0001, alone="run"):
+        blamed = hotloop.verify(workload(model), "aot_eager").blamed
+    assert [one.path for one in blamed.regions] == ["model.2"]
+    assert "model.0 (GELU, " in blamed.how.partition("Could not be tested alone")[2]
+
+
 def test_a_wrong_forward_fails_in_the_result():
     with wrong("aten.tanh", 1.01):
         verdict = hotloop.verify(workload(), "aot_eager", search=False)
@@ -221,7 +241,7 @@ def test_under_autocast_float32_is_the_next_best_reference():
 def test_a_reference_that_does_not_fit_in_memory_is_not_run(monkeypatch):
     from hotloop.step import reference
 
-    monkeypatch.setattr(reference, "_free", lambda device: 1000)
+    monkeypatch.setattr(reference, "free_bytes", lambda device: 1000)
     verdict = hotloop.verify(workload(), "aot_eager")
     assert verdict.passes
     assert verdict.reference == "eager"

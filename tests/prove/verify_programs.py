@@ -64,13 +64,20 @@ def workload(model=None, *, autocast=None, optimizer=None, data=None, **settings
 
 
 @contextlib.contextmanager
-def wrong(operation="aten.gelu_backward", factor=1.00001, add=0.0):
-    """Have aot_eager compile one operation wrongly: its result, or the first of them, is too large by a factor."""
+def wrong(operation="aten.gelu_backward", factor=1.00001, add=0.0, *, alone=None):
+    """Have aot_eager compile one operation wrongly: its result, or the first of them, is too large by a factor.
+
+    ``alone`` says what happens to a graph that is GELU and nothing else: ``"compile"`` fails, or it fails when it
+    is ``"run"``.
+    """
     from torch._dynamo.backends.common import aot_autograd
 
     planted = []
 
     def spoiled(graph, inputs):
+        refused = alone if _only_gelu(graph) else None
+        if refused == "compile":
+            raise RuntimeError("not alone")
         for node in list(graph.graph.nodes):
             if node.op == "call_function" and str(getattr(node.target, "overloadpacket", "")) == operation:
                 planted.append(node)
@@ -78,6 +85,8 @@ def wrong(operation="aten.gelu_backward", factor=1.00001, add=0.0):
         graph.recompile()
 
         def run(args):
+            if refused == "run":
+                raise RuntimeError("not alone")
             return graph.forward(*args)
 
         run._boxed_call = True
@@ -86,6 +95,11 @@ def wrong(operation="aten.gelu_backward", factor=1.00001, add=0.0):
     compiler = aot_autograd(fw_compiler=spoiled, bw_compiler=spoiled, inference_compiler=spoiled)
     with mock.patch.object(backends, "aot_eager", return_value=compiler):
         yield planted
+
+
+def _only_gelu(graph):
+    called = {str(getattr(node.target, "overloadpacket", "")) for node in graph.graph.nodes if node.op != "output"}
+    return bool(called - {""}) and called - {""} <= {"aten.gelu", "aten.gelu_backward"}
 
 
 def _spoil(graph, node, factor, add):

@@ -2,12 +2,14 @@
 
 What disagrees is halved until one module is left, then that module's children are looked at, and so on down. A module
 whose children agree when each is compiled by itself is the region: its own code, or how its children are fused.
+What cannot be compiled alone is neither innocent nor at fault: the result tells of it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import inspect
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,8 @@ import torch
 
 from hotloop import measure
 from hotloop.control import compile as compile_in_place
-from hotloop.control import paused, uncompile
+from hotloop.control import paused, status, uncompile
+from hotloop.fallback.causes import describe
 from hotloop.step import proof
 from hotloop.step.proof import CandidateFailedError
 from hotloop.step.reading import is_own
@@ -68,7 +71,7 @@ class Blamed:
     Args:
         regions: the smallest set that was seen to disagree when nothing else is compiled; one, as a rule. Empty where
             the fault was not found again.
-        how: what was found about it, and why the search went no further.
+        how: what was found about it, why the search went no further, and what could not be tested alone.
         tests: sets that were compiled and compared.
         seconds: what that took.
     """
@@ -97,6 +100,12 @@ class _OutOfTimeError(Exception):
     """The next test would take longer than there is time."""
 
 
+class Answer(enum.Enum):
+    """What a test of some regions says."""
+
+    DISAGREES, AGREES, UNTESTED = enum.auto(), enum.auto(), enum.auto()
+
+
 class Tests:
     """Compiles parts of a program's models alone and compares each such step with what eager made of it.
 
@@ -123,14 +132,19 @@ class Tests:
         self._limits, self._settings = limits, dict(settings)
         self._began, self._seconds, self._longest = time.perf_counter(), seconds, 0.0
         self.done = 0
+        self.untested: dict[str, str] = {}
+        """Regions that could not be compiled alone, by path, and why."""
 
     @property
     def spent(self) -> float:
         """Seconds since the search began."""
         return time.perf_counter() - self._began
 
-    def disagrees(self, regions: Sequence[Region]) -> bool:
-        """Tell whether the step is wrong with these regions compiled and nothing else.
+    def answer(self, regions: Sequence[Region]) -> Answer:
+        """Tell whether the step is wrong with these regions compiled and nothing else, or that nobody can tell.
+
+        Regions that ran eagerly, since no preset of theirs compiled them, are noted in ``untested``; the answer is that
+        of the others.
 
         Raises:
             _OutOfTimeError: there is no time for another test like the longest so far.
@@ -141,14 +155,25 @@ class Tests:
         modules = [one.module for one in regions if one.module is not None]
         try:
             with _compiled_alone(self._models, modules, self._settings):
-                wrong = self.disagrees_now()
+                answer = Answer.DISAGREES if self.disagrees_now() else Answer.AGREES
+                self._note_eager(regions)
         except CandidateFailedError as error:
             if not error.undone:
                 raise
-            wrong = False  # what cannot run shows nothing
+            answer = Answer.UNTESTED
+            if len(regions) == 1:
+                self.untested[str(regions[0])] = describe(error.__cause__ or error)
         self.done += 1
         self._longest = max(self._longest, time.perf_counter() - began)
-        return wrong
+        return answer
+
+    def _note_eager(self, regions: Sequence[Region]) -> None:
+        """Note the regions that were to be compiled and stepped down to eager."""
+        for region in regions:
+            parts = status(region.module).components.values() if region.module is not None else ()
+            for one in parts:
+                if one.fallbacks and one.state == "eager":
+                    self.untested[str(region)] = one.causes[0].reason if one.causes else "it ran eagerly"
 
     def disagrees_now(self) -> bool:
         """Tell whether the step is wrong with the models compiled as they are.
@@ -189,8 +214,8 @@ def search(models: Mapping[str, torch.nn.Module], tests: Tests, *, shown: bool =
     suspects = [_region(name, model) for name, model in models.items()]
     how = ""
     try:
-        if not shown and not tests.disagrees(suspects):
-            return Blamed((), NOT_AGAIN, tests.done, tests.spent)
+        if not shown and tests.answer(suspects) is not Answer.DISAGREES:
+            return Blamed((), NOT_AGAIN + _untested(tests), tests.done, tests.spent)
         while not how:
             if len(suspects) > 1:
                 suspects, how = _halved(suspects, tests)
@@ -198,13 +223,20 @@ def search(models: Mapping[str, torch.nn.Module], tests: Tests, *, shown: bool =
             parts = children(suspects[0])
             if not parts:
                 how = "it disagrees when nothing else is compiled" + _others(models, suspects[0], tests)
-            elif tests.disagrees(parts):
-                suspects = parts
+            elif found := _at_fault(parts, tests):
+                suspects = found
             else:
                 how = "its parts agree when each is compiled by itself: its own code, or how they are fused"
     except _OutOfTimeError:
         how = f"the search ended here, after {tests.spent:.0f} s"
-    return Blamed(tuple(suspects), how, tests.done, tests.spent)
+    return Blamed(tuple(suspects), how + _untested(tests), tests.done, tests.spent)
+
+
+def _untested(tests: Tests) -> str:
+    """Say which regions nothing is known of, so that the fault may be in them as well."""
+    told = [f"{region}: {why}" for region, why in list(tests.untested.items())[:_SHOWN]]
+    more = f"; and {len(tests.untested) - _SHOWN} more" if len(tests.untested) > _SHOWN else ""
+    return f". Could not be tested alone, and may be at fault: {'; '.join(told)}{more}" if told else ""
 
 
 def _others(models: Mapping[str, torch.nn.Module], region: Region, tests: Tests) -> str:
@@ -217,7 +249,7 @@ def _others(models: Mapping[str, torch.nn.Module], region: Region, tests: Tests)
         if type(one.module) is type(region.module) and one.module is not region.module:
             alike.append(one)
     try:
-        more = bool(alike) and tests.disagrees(alike)
+        more = bool(alike) and tests.answer(alike) is Answer.DISAGREES
     except _OutOfTimeError:
         return ""
     return f"; so do others of its class, of which there are {len(alike)}" if more else ""
@@ -227,9 +259,18 @@ def _halved(suspects: list[Region], tests: Tests) -> tuple[list[Region], str]:
     """Give the half that disagrees by itself; where neither does, all, and that."""
     middle = len(suspects) // 2
     for half in (suspects[:middle], suspects[middle:]):
-        if tests.disagrees(half):
-            return half, ""
+        if found := _at_fault(half, tests):
+            return found, ""
     return suspects, "they disagree only when they are compiled together"
+
+
+def _at_fault(group: list[Region], tests: Tests) -> list[Region]:
+    """Give those of a group that disagree, none where it agrees; one that cannot be tested is tested by halves."""
+    answer = tests.answer(group)
+    if answer is Answer.UNTESTED and len(group) > 1:
+        middle = len(group) // 2
+        return _at_fault(group[:middle], tests) or _at_fault(group[middle:], tests)
+    return group if answer is Answer.DISAGREES else []
 
 
 def children(region: Region) -> list[Region]:
