@@ -78,7 +78,10 @@ class Loop:
         total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
         buckets: by argument name, how to pad it to one of a few sizes.
         batches: what the run's batches come from (a DataLoader, a list, or a function that gives an iterable): some are
-            looked at before anything is compiled, to decide what to do about their shapes. The run does not notice.
+            looked at before anything is compiled, to decide what to do about their shapes. Random streams and the
+            loader's generators are put back; the data set is read in this process, before workers fork, and what it
+            keeps to itself is not: generators of its own advance, and files that it opens at the first sample (HDF5,
+            LMDB) are open in the workers as well. Leave ``batches`` out for such a data set.
         workload: ``module:function`` or ``file.py:function`` that makes the program anew, for the background compile.
         sentinel: the share of time that it may cost to run a compiled or captured step eagerly as well, now and then,
             and compare; 0 or None for none.

@@ -1,7 +1,10 @@
-"""A bounded look at a run's batches before its first step, which the run cannot notice.
+"""A bounded look at a run's batches before its first step, after which the run draws the batches it would have drawn.
 
-Batches are read in this process, past the loader's workers, and the random streams are put back. What a look might use
-up (an iterator, a stream) is not read at all; a data set whose samples change when they are read should not be given.
+Samples are read in this process, past the loader's workers and its ``worker_init_fn``. Random streams of Python, NumPy
+and torch are put back, and the generators of loader and samplers; what a look might use up (an iterator, a stream) is
+not read at all. What a data set keeps to itself stays as the look leaves it: a generator of its own has advanced, a
+cache is filled, and a file that is opened at the first sample (HDF5, LMDB) is open here when the workers fork, which
+inherit its handle. Do not give such a data set, or have it begin anew in each process.
 """
 
 from __future__ import annotations
