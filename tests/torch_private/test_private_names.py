@@ -15,9 +15,10 @@ FILES = sorted(SOURCE.rglob("*.py"))
 PRIVATE_ROOM = SOURCE / "_torch"
 # Attributes with an underscore that are no torch names: Python's own, and those of public Python types.
 NOT_TORCH = re.compile(r"^__\w+__$|^_(fields|replace|asdict|make|private_to|hotloop\w*)$")
-# A dotted private path of torch in a string: "torch._dynamo.x", or "torch:_Name".
+# A path of torch in a string: "torch._dynamo.x", "torch:_Name", or "torch.multiprocessing.reductions:Name".
 SINCE = {"torch._C:_override_stale_capture_stream": "2.13", "torch:_foreach_clone": "2.13"}
-DOTTED = re.compile(r"^torch(\.\w+)*[.:]_\w+([.:]\w+)*$")
+DOTTED = re.compile(r"^torch((\.\w+)*[.:]_\w+([.:]\w+)*|(\.\w+)+:\w+)$")
+LISTED = {name.path.replace(":", ".") for name in ledger.LEDGER}
 
 
 def own_names(tree):
@@ -55,7 +56,7 @@ def private_uses(file):
             name = node.args[1]
             if isinstance(name, ast.Constant) and str(name.value).startswith("_") and not NOT_TORCH.match(name.value):
                 attributes.add(name.value)
-    return asked, {name for name in imported if "._" in name}, attributes
+    return asked, {name for name in imported if "._" in name or name in LISTED}, attributes
 
 
 def rooms():

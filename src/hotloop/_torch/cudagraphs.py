@@ -118,10 +118,28 @@ def storage_key(tensor: torch.Tensor) -> int:
     return key
 
 
-def storage_of(reference: int) -> torch.UntypedStorage:
-    """Give the memory that a weak reference leads to; it must be alive."""
-    storage: torch.UntypedStorage = torch.UntypedStorage._new_with_weak_ptr(reference)  # noqa: SLF001 - in the ledger
-    return storage
+class MemoryReference:
+    """Leads to a tensor's memory without keeping it alive, and keeps its address from being given out again."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._reference = private("torch.multiprocessing.reductions:StorageWeakRef")(tensor.untyped_storage())
+
+    def alive(self) -> bool:
+        """Tell whether anybody holds the memory."""
+        return not self._reference.expired()
+
+    @property
+    def key(self) -> int:
+        """What `storage_key` gives for tensors of this memory."""
+        key: int = self._reference.cdata
+        return key
+
+    def storage(self) -> torch.UntypedStorage:
+        """Give the memory, which must be alive."""
+        storage: torch.UntypedStorage = torch.UntypedStorage._new_with_weak_ptr(self.key)  # noqa: SLF001 - ledger
+        return storage
 
 
 def is_fake(value: Any) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.multiprocessing.reductions import StorageWeakRef
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -49,11 +48,11 @@ def bodies(node: fx.Node, graph: fx.GraphModule) -> list[fx.GraphModule]:
 
 def aliases(values: list[Any]) -> tuple[int, ...]:
     """Give for each value the position of the first that shares its memory; -1 for what has none."""
-    seen: dict[StorageWeakRef, int] = {}
+    seen: dict[int, int] = {}
     places: list[int] = []
     for position, value in enumerate(values):
         strided = isinstance(value, torch.Tensor) and value.layout == torch.strided
-        memory = StorageWeakRef(value.untyped_storage()) if strided else None  # type: ignore[no-untyped-call]
+        memory = value.untyped_storage()._cdata if strided else None  # noqa: SLF001 - in the ledger
         places.append(-1 if memory is None else seen.setdefault(memory, position))
     return tuple(places)
 

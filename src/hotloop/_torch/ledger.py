@@ -254,6 +254,11 @@ LEDGER: tuple[PrivateName, ...] = (
         "an output that is an input cannot be told from a new one",
     ),
     PrivateName(
+        "torch.multiprocessing.reductions:StorageWeakRef",
+        "tells whether memory is alive without keeping it so; no private name, but documented nowhere",
+        "CUDA graphs are not emulated, and what is held of them is not listed",
+    ),
+    PrivateName(
         "UntypedStorage._new_with_weak_ptr",
         "overwrites what a CUDA graph would have overwritten, without keeping it alive until then",
         "CUDA graphs are not emulated",

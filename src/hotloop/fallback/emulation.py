@@ -12,11 +12,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from hotloop._torch import cudagraphs
 from hotloop._torch.autograd import keeps_graph_probe
-from hotloop._torch.cudagraphs import GraphOutput
+from hotloop._torch.cudagraphs import GraphOutput, MemoryReference
 from hotloop._torch.dispatch import name_of, observing, tensors_in, user_place
 from hotloop._torch.settings import captures
 from hotloop._torch.traced import TracedGraph, compile_traced
@@ -68,22 +67,21 @@ class Skipped:
 
 
 class _Tracked:
-    """An output and a weak reference to its memory, which also keeps its address from being given out again."""
+    """An output, and what leads to its memory."""
 
-    __slots__ = ("dtype", "output", "reference")
+    __slots__ = ("dtype", "memory", "output")
 
     def __init__(self, output: GraphOutput, tensor: torch.Tensor) -> None:
         self.output, self.dtype = output, tensor.dtype
-        self.reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        self.memory = MemoryReference(tensor)
 
     def alive(self) -> bool:
-        return not self.reference.expired()  # type: ignore[no-untyped-call]
+        return self.memory.alive()
 
     def fill(self) -> None:
         """Overwrite the memory, so that what reads it without passing torch's dispatcher goes visibly wrong too."""
-        storage = cudagraphs.storage_of(self.reference.cdata)
         with torch.no_grad():
-            torch.empty(0, dtype=self.dtype).set_(storage).fill_(_garbage(self.dtype))
+            torch.empty(0, dtype=self.dtype).set_(self.memory.storage()).fill_(_garbage(self.dtype))
 
 
 def _garbage(dtype: torch.dtype) -> float | int | bool:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from torch.multiprocessing.reductions import StorageWeakRef
-
-from hotloop._torch.cudagraphs import memory, storage_key
+from hotloop._torch.cudagraphs import MemoryReference, memory, storage_key
 from hotloop.observe.holders import holders
 from hotloop.prove.harness_result import Held
 
@@ -29,21 +27,21 @@ class HeldOutputs:
 
     def __init__(self) -> None:
         self._found: dict[tuple[object, ...], Held] = {}
-        self._out: list[tuple[GraphOutput, StorageWeakRef]] = []
+        self._out: list[tuple[GraphOutput, MemoryReference]] = []
 
     def copied(self, outputs: list[torch.Tensor], copies: list[torch.Tensor]) -> None:
         """See `hotloop.fallback.lifetime.Lookout`."""
         known = {one.storage: one for one in memory().alive()}
         for output, copy in zip(outputs, copies, strict=True):
             if (described := known.get(storage_key(output))) is not None and storage_key(copy):
-                self._out.append((described, StorageWeakRef(copy.untyped_storage())))  # type: ignore[no-untyped-call]
+                self._out.append((described, MemoryReference(copy)))
 
     def marked(self) -> None:
         """See `hotloop.fallback.lifetime.Lookout`."""
         out, self._out = self._out, []
         for described, reference in out:
-            if not reference.expired():  # type: ignore[no-untyped-call]
-                self._note(described, reference.cdata)
+            if reference.alive():
+                self._note(described, reference.key)
 
     def _note(self, one: GraphOutput, storage: int) -> None:
         key = one.kind, one.index, one.shape, one.component, one.file, one.line
