@@ -1,3 +1,4 @@
+import logging
 import types
 
 import pytest
@@ -5,10 +6,11 @@ import torch
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
-from hotloop.events import Fallback
+from hotloop.events import Fallback, Unavailable
 from hotloop.fallback import emulation
+from hotloop.observe import NOBODY, collector
 from hotloop.testing import cudagraph_emulation
-from hotloop.train import compiling, configure
+from hotloop.train import compiling, configure, rehearse
 from hotloop.train.rehearse import Rehearsal
 
 ON = {"training__optimization__use_torch_compile": "true"}
@@ -205,12 +207,31 @@ def test_a_rehearsal_changes_nothing_of_the_run(tmp_path, train, graphs, monkeyp
     assert [entry["loss"] for entry in record.load(tmp_path / "other")["steps"]] == tried
 
 
-def test_a_copy_that_cannot_be_made_leaves_the_run_eager(tmp_path, train, capsys, graphs, monkeypatch):
+def test_a_rehearsal_takes_out_its_own_events_only(tmp_path, train, graphs, monkeypatch):
+    planned = rehearse.rehearse
+
+    def beside(*args):
+        found = planned(*args)
+        collector.emit(Unavailable(component="another", preset="triton", missing="no GPU", running="none"), NOBODY)
+        return found
+
+    monkeypatch.setattr(rehearse, "rehearse", beside)
+    train(**GRAPHS, training__max_steps=4)
+    components = [event.get("component") for event in record.load(tmp_path / "run")["events"]]
+    assert components.count("another") == 1
+    assert "model[0]" not in components
+
+
+@pytest.mark.usefixtures("graphs")
+def test_a_copy_that_cannot_be_made_leaves_the_run_eager(tmp_path, train, capsys, caplog, monkeypatch):
     def refuse(self, memo):
         raise RuntimeError("no copy of this")
 
     monkeypatch.setattr(torch.nn.Linear, "__deepcopy__", refuse, raising=False)
-    train(**GRAPHS, training__max_steps=2)
+    with caplog.at_level(logging.WARNING, logger="hotloop"):
+        train(**GRAPHS, training__max_steps=2)
+    (logged,) = [one for one in caplog.records if "could not be tried on a copy" in one.message]
+    assert "no copy of this" in str(logged.exc_info[1]), "the trace tells a bug of ours from the user's model"
     assert any("could not be tried on a copy of the model" in line for line in lines(capsys))
     assert [entry["running"] for entry in record.load(tmp_path / "run")["steps"]] == ["none"] * 2
 

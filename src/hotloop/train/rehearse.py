@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 CALLS = 2
 """Calls without gradients after each training step of a rehearsal."""
 ROUNDS = 4
+_log = logging.getLogger("hotloop")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class Rehearsal:
         optimizer: makes one for a copy.
         autocast: gives the run's context of precision.
         more: arguments of `hotloop.compile` besides the presets.
-        events: of the run, as they are observed; those of a rehearsal are taken out again.
+        events: of the run, as they are observed; those of the copies are taken out again.
     """
 
     model: torch.nn.Module
@@ -62,15 +64,22 @@ class Rehearsal:
         try:
             found = rehearse(lambda: self._workload(names), settings, ROUNDS, CALLS)
         except Exception as error:  # noqa: BLE001 - whatever keeps it from being tried, the run goes on eager
+            _log.warning("CUDA graphs could not be tried on a copy of the model, and stay off", exc_info=True)
             return f"it could not be tried on a copy of the model: {describe(error)}"
         finally:
             random.restore()
-            del self.events[observed:]
+            self._take_out(observed, chosen)
         failing = next((one for one in found.findings if one.fails), None)
         said = "" if failing is None else f"{failing.kind}: {failing.what}"
         for place, name in enumerate(names):
             said = said.replace(f"model[{place}]", name)
         return said
+
+    def _take_out(self, observed: int, components: Container[str]) -> None:
+        """Drop the events of these components; what else was observed meanwhile, in other threads, is the run's."""
+        for index in reversed(range(observed, len(self.events))):  # one by one: others may append at any time
+            if (self.events[index].component or "") in components:
+                del self.events[index]
 
     def _workload(self, names: Sequence[str]) -> Workload:
         """Give a copy of the run's training, which begins at the run's own state."""
