@@ -1,4 +1,4 @@
-"""Tiers: the ways to run a whole step, their names, and which one is a rung below which."""
+"""Tiers: what a loop is told about a whole step, their names, and which one is a rung below which."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAMED = ("eager", "eager+graph", "regional", "regional+graph", "full", "full+gra
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-    """A way to run a step: what its model is compiled with, and whether it is captured as one graph."""
+    """What a step runs as: what its model is compiled with, and whether it is captured as one graph."""
 
     base: str
     graph: bool = False
