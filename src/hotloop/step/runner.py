@@ -14,7 +14,7 @@ import torch
 from hotloop import events as ev
 from hotloop._torch.stilled import stilled
 from hotloop.fallback.causes import describe
-from hotloop.measure import Limits, flatten, unflatten
+from hotloop.measure import Limits, flatten
 from hotloop.step import proof
 from hotloop.step.ahead import worth_a_compile
 from hotloop.step.captured import Change, Program, Standing, capture, own_autocast_cache, prepare
@@ -450,13 +450,11 @@ class Runner:
             return self._instead(variant, run, tier, obstacle)
         return self.rescue.rung_down(run, tier.without_graph(), obstacle)
 
-    def candidate_of(self, variant: Variant | None, call: Call, tier: Tier) -> proof.Run:
-        """Give what runs a step in its tier, for the sentinel to compare."""
+    def candidate_of(self, variant: Variant | None, call: Call) -> proof.Run:
+        """Give what runs a step in the tier in force, for the sentinel to compare."""
         if variant is not None and variant.captured is not None:
             return functools.partial(self._candidate, variant, variant.captured, *call)
-        run: Callable[[], Any] = functools.partial(self.step, *call[0], **call[1])
-        compiled = functools.partial(self._marked, run) if tier.marks_steps else run
-        return functools.partial(plain_run, self.program.holdings, compiled)
+        return functools.partial(plain_run, self.program.holdings, functools.partial(self.step, *call[0], **call[1]))
 
     def gave_way(self, tier: Tier, obstacle: Obstacle, variant: Variant | None) -> None:
         """The sentinel found a tier wrong: its recordings where one of them is at fault, else its compiled code."""
@@ -479,22 +477,12 @@ class Runner:
         self.ran = tier.name
         if not tier.compiles:
             return run()
-        compiled = functools.partial(self._marked, run) if tier.marks_steps else run
         try:
             self.rescue.save(gradients=True)
-            return compiled()
+            return run()
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
             failed = error
         return self.rescue.recover(failed, run, tier, ours=is_compiled_codes(failed))
-
-    def _marked(self, run: Callable[[], Any]) -> Any:
-        """Run a step whose compiled code replays graphs of its own: what it leaves is overwritten by the next one."""
-        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        leaves, structure = flatten(run())
-        for parameter in self.loop.parameters():
-            if parameter.grad is not None:
-                parameter.grad = parameter.grad.clone()
-        return unflatten(structure, [one.clone() if isinstance(one, torch.Tensor) else one for one in leaves])
 
 
 _TENSORS = "pass tensors, numbers and strings, alone or in lists and mappings"

@@ -177,7 +177,7 @@ class Sentinel:
             loop.beside, other, functools.partial(self._otherwise, variant, call, tier, code=code)
         )
         spread = variant.spread if variant is not None else None
-        candidate = runner.candidate_of(variant, call, tier)
+        candidate = runner.candidate_of(variant, call)
         outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide)
         if variant is not None and variant.captured is not None:
             variant.captured.keep_gradients()

@@ -39,11 +39,6 @@ class Tier:
         return self.base not in ("eager", "as-given")
 
     @property
-    def marks_steps(self) -> bool:
-        """Tell whether its compiled code overwrites what the last step returned, and has to be told of each step."""
-        return self.compiles and self.base not in BASES and presets.get(self.base).cudagraphs
-
-    @property
     def settings(self) -> dict[str, Any]:
         """Give the arguments for `hotloop.compile`."""
         return dict(BASES.get(self.base) or {"preset": self.base})
