@@ -28,7 +28,10 @@ def test_a_program_gives_its_advice(name):
     assert problem_names(found) == {name} | ALSO.get(name, set())
     (advice,) = [one for one in found if problem_names([one]) == {name}]
     if (line := line_of(program)) is not None:
-        assert (advice.file, advice.line) == (str(program), line)
+        # torch tells where a relation of sizes comes from once a process; else it is where the function begins.
+        lines = {line, line - 2} if name == "recompile-size_relation" else {line}
+        assert advice.file == str(program)
+        assert advice.line in lines
     told, problem = str(advice), NAMES[name]
     assert advice.change in told
     assert advice.remedy == (None if name == "recompile_limit" else problem.remedy)

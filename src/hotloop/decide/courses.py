@@ -24,6 +24,11 @@ class Course:
     cold_seconds: float
     step_seconds: float
 
+    @classmethod
+    def of_start(cls, way: str, steps: int, seconds: float, step_seconds: float) -> Course:
+        """Make the course of a way whose first ``steps``, getting ready included, took ``seconds``."""
+        return cls(way, seconds - steps * step_seconds, step_seconds)
+
     def seconds(self, steps: int) -> float:
         """Give the total seconds of a run of so many steps."""
         return self.cold_seconds + steps * self.step_seconds

@@ -118,6 +118,10 @@ class Emulation:
         self._stale: dict[int, _Tracked] = {}
         self._open = True
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Emulation:
+        """There is one memory: Lightning Fabric copies what ``torch.compile`` is given, `backend` among it."""
+        return self
+
     def backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         """Compile as ``torch.compile(backend=emulation.backend)``, in place of ``mode="reduce-overhead"``."""
         return self.compile(graph, inputs)
