@@ -71,14 +71,14 @@ class Runner:
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier) -> Any:
         """Run the step once, in a tier or on the way to it; gives the step's result."""
         self.kind, self.ran = "run", tier.name
-        if self.shapes.plan is not None:
-            self.shapes.mark(args, kwargs)
+        self.shapes.mark(args, kwargs)
         run = functools.partial(self.step, *args, **kwargs)
         unproven = tier.compiles and not self.proven(tier.base)
         if not tier.compiles and not tier.graph:
             return self._guarded(run, tier)
         inputs = self.shapes.note(args, kwargs)
         if not self.shapes.fits(inputs):
+            self.loop.compiled.static = False
             self.loop.say_once(f"{self.name} is not called with the batches that were looked at: their shapes count")
         if not tier.graph and not unproven:
             return self._compiled(run, tier, inputs)

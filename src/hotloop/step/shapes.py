@@ -38,7 +38,7 @@ class Shapes:
         self.plan: ShapePlan | None = None
         """What to do about the shapes that a look at the batches found; None without one."""
         self._step, self._odd_pays = step, odd_pays
-        self._ahead = Census()
+        self._ahead, self._fitted = Census(), False
         self._compiled: dict[str, set[Inputs]] = collections.defaultdict(set)
         self._latest: collections.deque[bool] = collections.deque(maxlen=_LATEST)
         self._advised = False
@@ -64,16 +64,20 @@ class Shapes:
         return self.plan
 
     def fits(self, inputs: Inputs) -> bool:
-        """Tell whether the step is called with batches as they were seen; where it is not, the plan is dropped."""
-        if self.plan is not None and _ranks(_shapes(inputs)) not in {_ranks(one) for one in self.plan.seen}:
+        """Tell by its first call whether the step takes batches as they were seen; where not, the plan is dropped."""
+        if self.plan is None or self._fitted:
+            return True
+        self._fitted = True
+        if _ranks(_shapes(inputs)) not in {_ranks(one) for one in self.plan.seen}:
             self.plan = None
-            return False
-        return True
+        return self.plan is not None
 
     def mark(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have the sizes that vary compiled for any value, from the first compile on."""
+        """Have the sizes that vary compiled for any value, from the first compile on; it runs at every step."""
+        if self.plan is None or not self.plan.dynamic:
+            return
         tensors = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-        for place, dim in self.plan.dynamic if self.plan is not None else ():
+        for place, dim in self.plan.dynamic:
             if place < len(tensors) and dim < tensors[place].ndim:
                 mark_dynamic(tensors[place], dim)
 
