@@ -16,6 +16,11 @@ from torch import nn
 from hotloop.cache import CostStore, TierCosts, costs, key_of
 
 
+def differing(one, other):
+    """Name the parts that are not the same in two keys."""
+    return [name for name in {**one.parts, **other.parts} if one.parts.get(name) != other.parts.get(name)]
+
+
 class Net(nn.Module):
     def __init__(self, width=4):
         super().__init__()
@@ -266,13 +271,13 @@ class TestKey:
     )
     def test_tells_which_part_differs(self, part, change):
         first = {"models": Net(), "inputs": torch.zeros(2, 4), "step": lambda x: x + 2}
-        assert key_of(**first).differs_from(key_of(**{**first, **change})) == (part,)
+        assert differing(key_of(**first), key_of(**{**first, **change})) == [part]
 
     def test_matmul_precision_counts(self):
         before, first = torch.get_float32_matmul_precision(), key_of(Net(), ())
         try:
             torch.set_float32_matmul_precision("high")
-            assert first.differs_from(key_of(Net(), ())) == ("precision",)
+            assert differing(first, key_of(Net(), ())) == ["precision"]
         finally:
             torch.set_float32_matmul_precision(before)
 
@@ -285,4 +290,4 @@ class TestKey:
         text = "class Toy(nn.Module):\n    def forward(self, x):\n        return x + {}\n"
         first = key_of(made(text.format(1)), ())
         assert first == key_of(made("\n\n" + text.format(1)), ())
-        assert first.differs_from(key_of(made(text.format(2)), ())) == ("model",)
+        assert differing(first, key_of(made(text.format(2)), ())) == ["model"]

@@ -42,11 +42,6 @@ class Key:
     def __hash__(self) -> int:
         return hash(self._digest)
 
-    def differs_from(self, other: Key) -> tuple[str, ...]:
-        """Give the names of the parts that are not the same in the two keys, in order."""
-        names = dict.fromkeys([*self.parts, *other.parts])
-        return tuple(name for name in names if self.parts.get(name) != other.parts.get(name))
-
 
 def key_of(  # noqa: PLR0913 - each is one named part of the key
     models: torch.nn.Module | Iterable[torch.nn.Module],
