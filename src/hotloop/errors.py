@@ -13,6 +13,7 @@
     ├── StaleOutputError (RuntimeError)          memory of a CUDA graph is read, or about to be reused, while it is held
     ├── StepLostError (RuntimeError)             a step failed that cannot be undone; the last checkpoint is sound
     ├── TrainingFailedError (RuntimeError)       a run of ``hotloop train`` that cannot go on; its checkpoint is kept
+    ├── RunPrunedError (RuntimeError)            a run of a search that is not worth going on with
     └── MissingExtraError (ImportError)          an optional dependency is missing; says which extra has it
 
 The user's own exceptions are never wrapped in one of these.
@@ -82,6 +83,10 @@ class StepLostError(HotloopError, RuntimeError):
 
 class TrainingFailedError(HotloopError, RuntimeError):
     """A run that cannot go on; the message names cause, remedy and the checkpoint. ``__cause__`` is the original."""
+
+
+class RunPrunedError(HotloopError, RuntimeError):
+    """A run of a search that is not worth going on with: what it was told by whoever hears of its validations."""
 
 
 class MissingExtraError(HotloopError, ImportError):

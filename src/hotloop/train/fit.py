@@ -146,6 +146,7 @@ class _Fitting:
     def __init__(self, task: Task, start: Start, chosen: Plan, display: Display, live: _Live) -> None:
         self.task, self.display, self.live = task, display, live
         self.settings, self.training, self.folder = start.settings, start.settings.training, start.folder
+        self.within = start.within
         self.position, self.doing, self.began = Position(), "start", time.monotonic()
         self.device = device = environment.choose_device(self.settings.run.device)
         live.record.update("environment", **machine.describe(device))
@@ -321,6 +322,8 @@ class _Fitting:
         for name in (checkpoint.BEST, checkpoint.LAST) if best else (checkpoint.LAST,):
             self.save(name)
         self.settle()
+        # Last, since whoever hears of it may end the run here: everything of this validation is kept by now.
+        self.within.validated(at.step, at.epoch, metrics)
 
     def interrupted(self) -> Outcome:
         """Save, and say how to go on."""

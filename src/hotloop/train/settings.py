@@ -119,6 +119,14 @@ class CompileSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class KfoldSettings:
+    """Cross-validation: into how many folds the data is split, and which of them a run holds out."""
+
+    n_splits: int | None = _range(2)
+    fold: int | None = _range(0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """The run itself: seed, device, folder, resuming and loggers."""
 
@@ -138,6 +146,7 @@ class Settings:
     model: ModelSettings
     training: TrainingSettings
     compile: CompileSettings
+    kfold: KfoldSettings
     run: RunSettings
 
     def __post_init__(self) -> None:

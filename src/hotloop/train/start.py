@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES
 from hotloop.train import checkpoint, configure
+from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,11 +24,12 @@ _FIXED = ("recipe", "data", "model", "training.freeze_embeddings", "run.seed")
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The settings of a run, its folder, and the checkpoint's document that it goes on from."""
+    """The settings of a run, its folder, the checkpoint's document that it goes on from, and what it is part of."""
 
     settings: Settings
     folder: Path
     resume: dict[str, Any] | None = None
+    within: Within = dataclasses.field(default_factory=Within)
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than before.
