@@ -214,3 +214,17 @@ def test_a_generated_kernel_is_no_user_file_wherever_the_cache_is(monkeypatch, t
     finally:
         monkeypatch.undo()
         graphs._library_folders.cache_clear()
+
+
+def test_a_package_is_installed_wherever_an_installer_put_it(tmp_path):
+    """pip install --target: the folder's name tells nothing, and its code must not be taken for the user's."""
+    from hotloop._torch import graphs
+
+    for name in ("theirs", "mine"):
+        (tmp_path / name).mkdir()
+    note = tmp_path / "theirs-1.0.dist-info" / "RECORD"
+    note.parent.mkdir()
+    note.write_text("theirs/__init__.py,sha256=,0\ntheirs/models/unet.py,,\n")
+    assert not graphs.is_own_file(str(tmp_path / "theirs" / "models" / "unet.py"))
+    assert graphs.is_own_file(str(tmp_path / "mine" / "train.py"))
+    assert graphs.is_own_file(str(tmp_path / "train.py"))

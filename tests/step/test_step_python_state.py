@@ -123,6 +123,18 @@ def test_a_random_generator_of_ones_own(both):
     assert run.replays() == 0
 
 
+def test_the_machines_own_generator_has_no_state_to_look_at(both):
+    def make(model, optimizer):
+        draws = random.SystemRandom()
+
+        def loss_of(logits, y):
+            return F.cross_entropy(logits, y) if draws is not None else draws.random()
+
+        return using(loss_of)(model, optimizer)
+
+    both.equal(declining(make), replays=7)
+
+
 def test_a_generator_of_numpy_of_ones_own(both):
     def make(model, optimizer):
         draws = np.random.default_rng(3)

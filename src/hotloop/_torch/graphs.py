@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import pathlib
 import re
 import sysconfig
 from typing import Any
@@ -99,11 +100,29 @@ def is_user_file(file: str) -> bool:
     return not (file.startswith(("<", *_library_folders())) or "torchinductor_" in file)
 
 
+@functools.lru_cache(maxsize=4096)
 def is_own_file(file: str) -> bool:
     """Tell whether a file is the program's own: no installed package, and no part of Python."""
-    parts = file.replace(os.sep, "/").split("/")
-    installed = "site-packages" in parts or "dist-packages" in parts
-    return not installed and not file.startswith(_standard_library()) and is_user_file(file)
+    if file.startswith(_standard_library()) or not is_user_file(file):
+        return False
+    folders = pathlib.Path(file).parents
+    if any(one.name in {"site-packages", "dist-packages"} for one in folders):
+        return False
+    return not any(_is_installed(one) for one in folders)
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_installed(folder: pathlib.Path) -> bool:
+    """Tell whether a folder is a package that an installer left a note of beside it (``pip install --target``)."""
+    notes = folder.parent.glob("*.dist-info/RECORD")
+    return any(line.startswith(f"{folder.name}/") for note in notes for line in _lines(note))
+
+
+def _lines(file: pathlib.Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):  # somebody else's, or no text: then it tells nothing
+        return []
 
 
 @functools.cache

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop import measure
+from hotloop._torch.graphs import is_own_file
 from hotloop.control import compile as compile_in_place
 from hotloop.control import paused, status, uncompile
 from hotloop.fallback.causes import describe
 from hotloop.step import proof
 from hotloop.step.proof import CandidateFailedError
-from hotloop.step.reading import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -277,7 +277,7 @@ def children(region: Region) -> list[Region]:
     """Give the modules directly inside a region, those of lists and dictionaries in their place; each once."""
     found: dict[int, Region] = {}
 
-    around = region if region.file is not None and is_own(region.file) else region.inside
+    around = region if region.file is not None and is_own_file(region.file) else region.inside
 
     def add(path: str, module: torch.nn.Module) -> None:
         for name, child in module.named_children():
@@ -295,5 +295,5 @@ def _region(path: str, module: torch.nn.Module, around: Region | None = None) ->
     function = inspect.unwrap(type(module).forward)
     code = getattr(function, "__code__", None)
     file, line = (code.co_filename, code.co_firstlineno) if code is not None else (None, None)
-    inside = None if file is not None and is_own(file) else around
+    inside = None if file is not None and is_own_file(file) else around
     return Region(path, type(module).__name__, file, line, inside, module)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch import hooks
+from hotloop._torch.graphs import is_own_file
 from hotloop.step import reading, standins
 from hotloop.step.standins import ABSENT, SCALARS, Unwatchable
 from hotloop.step.walk import Walk
@@ -81,7 +82,7 @@ def _look(step: Callable[..., Any], holdings: Holdings, ignore: Iterable[Any], o
 def _is_own_object(value: Any) -> bool:
     """Tell whether the code of an object's class is followed, so that it is known which attributes it reads."""
     members = (reading.function_of(one) for base in type(value).__mro__ for one in vars(base).values())
-    return any(reading.is_own(reading.file_of(one)) for one in members if hasattr(one, "__code__"))
+    return any(is_own_file(reading.file_of(one)) for one in members if hasattr(one, "__code__"))
 
 
 class Watch:

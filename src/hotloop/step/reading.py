@@ -60,12 +60,6 @@ def file_of(function: Any) -> str:
     return code.co_filename if code is not None else "<built in>"
 
 
-@functools.lru_cache(maxsize=4096)
-def is_own(file: str) -> bool:
-    """Tell whether a file is of the user's project, and not of an installed package."""
-    return is_user_file(file) and "site-packages" not in file and "dist-packages" not in file
-
-
 def is_users(function: Any) -> bool:
     """Tell whether a function is of the user's, or of a library that is neither torch nor ours."""
     return is_user_file(file_of(getattr(function, "__func__", function)))

@@ -166,7 +166,8 @@ def variables_of(value: Any) -> dict[str, Any]:
 def position(value: Any) -> Any:
     """Tell where an iterator or a random generator is, so that its use in a step shows; None for other objects."""
     if isinstance(value, random.Random):
-        return "random", hash(value.getstate())
+        own = not isinstance(value, random.SystemRandom)  # the machine's has no state
+        return ("random", hash(value.getstate())) if own else None
     if _is_numpys(value):
         return "random", str(value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state())
     if isinstance(value, itertools.count):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch import hooks
-from hotloop._torch.graphs import is_user_file
+from hotloop._torch.graphs import is_own_file, is_user_file
 from hotloop.step import reading, standins
 from hotloop.step.standins import ABSENT, SCALARS, Same, Unwatchable
 
@@ -167,7 +167,7 @@ class Walk:
 
     def _module_reads(self, module: types.ModuleType, code: types.CodeType, name: str, inside: str, depth: int) -> None:
         """Note what code may take from a module of the user's: each of its own names that stands in the code."""
-        if depth > _DEPTH or not reading.is_own(getattr(module, "__file__", None) or "<built in>"):
+        if depth > _DEPTH or not is_own_file(getattr(module, "__file__", None) or "<built in>"):
             return
         known = [name for name in reading.attributes(code) if name in vars(module)]
         self.globals.append((vars(module), known))
@@ -194,7 +194,7 @@ class Walk:
 
     def _method(self, function: types.FunctionType, name: str, depth: int) -> None:
         self.note(name, Same(function))
-        if reading.is_own(reading.file_of(function)):
+        if is_own_file(reading.file_of(function)):
             self.function(function, function.__qualname__, depth)
 
     # -- torch's own -----------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Walk:
 
     def _own_attributes(self, module: torch.nn.Module, path: str) -> None:
         attributes, strange = vars(module), id(module) not in self._given
-        users = reading.is_own(reading.file_of(type(module).forward))
+        users = is_own_file(reading.file_of(type(module).forward))
         if strange:  # else the mode is part of the key of a call
             self.note(f"{path}.training", module.training)
 
