@@ -8,10 +8,13 @@ import os
 import pathlib
 import re
 import sysconfig
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -56,6 +59,32 @@ def aliases(values: list[Any]) -> tuple[int, ...]:
         memory = value.untyped_storage()._cdata if strided else None  # noqa: SLF001 - in the ledger
         places.append(-1 if memory is None else seen.setdefault(memory, position))
     return tuple(places)
+
+
+def example_of(node: fx.Node) -> Any:
+    """Give the example of what a node makes, a fake tensor mostly; None where it has none."""
+    return node.meta.get("example_value", node.meta.get("val"))
+
+
+def memory_of(node: fx.Node) -> frozenset[int] | None:
+    """Give the pieces of memory that what a node makes lies in; None where that is not known."""
+    example = example_of(node)
+    if example is None and node.op in {"call_module", "placeholder"}:
+        return None
+    tensors = list(_tensors(example))
+    if any(one.layout != torch.strided for one in tensors):
+        return None
+    return frozenset(one.untyped_storage()._cdata for one in tensors)  # noqa: SLF001 - in the ledger
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _tensors(one)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
 
 
 def user_line(graph: fx.GraphModule) -> tuple[str, int] | None:

@@ -23,6 +23,7 @@ from hotloop._torch.settings import backward_with_forward
 from hotloop.apply import Cut, split
 from hotloop.errors import CompiledRunError, CompileFailedError, StaleOutputError
 from hotloop.fallback import lifetime
+from hotloop.fallback.absent import absent_of
 from hotloop.fallback.causes import Failure, describe, failure_of, run_hint
 from hotloop.fallback.emulation import emulation_of
 from hotloop.fallback.ladder import Ladder
@@ -218,11 +219,12 @@ class _Runner:
         self, info: GraphInfo, compiled: Callable[..., Any], pristine: fx.GraphModule, around: _Around | None = None
     ) -> None:
         self._info, self._pristine, self._around = info, pristine, around
+        self._absent = absent_of(pristine) if info.running != "none" else None
         self.run = self._make(info, compiled if around is None else around.forward(compiled))
 
     def _make(self, info: GraphInfo, compiled: Callable[..., Any]) -> Callable[..., Any]:
         looks = 0 if info.running == "none" else _BACKWARD_LOOKS
-        local, explain, guard = active, self._explain, self._guard
+        local, explain, guard, absent = active, self._explain, self._guard, self._absent
         tally = local.tally
 
         def backward_failed(error: Exception) -> Exception:
@@ -242,6 +244,8 @@ class _Runner:
                 raise raised from cause
             if looks:
                 looks = guard(outputs, looks, backward_failed)
+            if absent is not None and torch.is_grad_enabled():
+                absent.watch(args, outputs)
             return outputs
 
         return run
