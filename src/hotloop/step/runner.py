@@ -21,6 +21,7 @@ from hotloop.step.captured import Change, Program, Standing, capture, own_autoca
 from hotloop.step.engines import traced_path
 from hotloop.step.looking import Looking
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
+from hotloop.step.referred import in_more_bits
 from hotloop.step.rescue import Rescue, is_compiled_codes
 from hotloop.step.sentinel import Sentinel
 from hotloop.step.shapes import Shapes
@@ -55,6 +56,8 @@ class Runner:
         self._keys = Keys(loop.parameters, loop.modules)
         self.rescue, self._looking = Rescue(loop, self), Looking(loop, self, self.program)
         self._base_outcomes: dict[str, list[proof.Outcome]] = collections.defaultdict(list)
+        self._referred: set[str] = set()
+        """Bases whose code was further from eager than is usual, so that more bits have to tell whether it is right."""
         self._bases: set[str] = set()
         """Bases whose code has agreed with eager."""
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
@@ -383,7 +386,9 @@ class Runner:
         candidate = functools.partial(plain_run, holdings, run)
         obstacle: Obstacle | None = None
         try:
-            outcome = prove_step(self.program, candidate, eager, limits)
+            assert isinstance(run, functools.partial)
+            wide = in_more_bits(self, (run.args, run.keywords)) if tier.base in self._referred else None
+            outcome = prove_step(self.program, candidate, eager, limits, wide=wide)
         except CandidateFailedError as error:
             obstacle = self.rescue.candidate_failed(error, tier)
         if obstacle is not None:
@@ -401,6 +406,9 @@ class Runner:
         on_gpu = self.program.device.type == "cuda"
         if verdict.random_moved and on_gpu and not self._traced_path and self._differs_by_chance(run):
             self._traced_path = True  # from the next step on, eager is compared on the path that compilers take
+            outcomes.clear()
+        elif tier.base not in self._referred and not verdict.agrees and verdict.may_be_noise:
+            self._referred.add(tier.base)  # from the next step on, both are held against the step in more bits
             outcomes.clear()
         elif verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):
             self._bases.discard(tier.base)

@@ -31,12 +31,12 @@ from hotloop.measure import Limits
 from hotloop.step import blame, proof
 from hotloop.step.blame import Blamed
 from hotloop.step.proof import CandidateFailedError, Outcome, plain_run, prove_step
-from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
+from hotloop.step.referred import aside, in_more_bits
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hotloop.measure import Comparison, Failure
     from hotloop.step.captured import Call
@@ -171,7 +171,7 @@ class Sentinel:
         began = time.perf_counter()
         code = self._of_code(variant, tier)
         limits = Limits.compiled(loop.compute_dtype()) if code else Limits.rounding()
-        wide = self._in_more_bits(call) if self._suspects and code else None
+        wide = in_more_bits(self._runner, call) if self._suspects and code else None
         other = Tier(loop.given) if code else tier.without_graph()
         reference = functools.partial(
             loop.beside, other, functools.partial(self._otherwise, variant, call, tier, code=code)
@@ -215,33 +215,6 @@ class Sentinel:
             if variant is not None:
                 return self._runner.reference(variant, run)
             return self._runner.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
-
-    @contextlib.contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Run eagerly, and leave nothing behind that would tie a later capture to another stream."""
-        engine = self._loop.engine
-        stream = engine.reference_stream(self._loop.device) if engine is not None else contextlib.nullcontext()
-        with self._runner.as_given(), stream:
-            yield
-
-    def _in_more_bits(self, call: Call) -> dict[str, torch.Tensor | None] | None:
-        """Run the step in the widest dtype that it runs in, and undo it; None where it does in none."""
-        program, run = self._runner.program, functools.partial(self._runner.step, *call[0], **call[1])
-        draws: list[Draw] = []
-
-        def noted() -> Any:
-            with noting_draws(draws):
-                return plain_run(program.holdings, run)
-
-        with self._aside():
-            if self._loop.draws_random:
-                proof.kept(program, noted)
-            for dtype in candidates(self._loop.compute_dtype()):
-                try:
-                    return wide_step(program, call, dtype, draws)
-                except NotRepeatableError as error:
-                    _log.info("sentinel: %s", error)
-        return None
 
     # -- what it means ---------------------------------------------------------------------------------------------
 
@@ -320,8 +293,9 @@ class Sentinel:
         program, loop = self._runner.program, self._loop
         made = []
         for call in calls:
-            run, wide = functools.partial(self._runner.step, *call[0], **call[1]), self._in_more_bits(call)
-            with self._aside():
+            run = functools.partial(self._runner.step, *call[0], **call[1])
+            wide = in_more_bits(self._runner, call)
+            with aside(self._runner):
                 made.append((run, proof.kept(program, functools.partial(plain_run, program.holdings, run), wide)))
         tests = blame.Tests(
             program,

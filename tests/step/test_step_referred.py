@@ -1,0 +1,67 @@
+"""Steps whose own rounding is large: a proof asks a step in more bits which of two results is wrong, if any."""
+
+import pytest
+import torch
+from torch import nn
+
+import hotloop
+from hotloop import events as ev
+
+
+class Cancelling(nn.Module):
+    """Sums large numbers that nearly cancel; compiled, in another order, and times a factor where that is wrong."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.factor = nn.Linear(8, 4, bias=False), factor
+
+    def forward(self, x):
+        signs = 1e6 * (1 - 2 * (torch.arange(len(x)) % 2)).to(x.dtype)
+        if torch.compiler.is_compiling():
+            x, signs = x.flip(0), signs.flip(0) * self.factor
+        return (self.layer(x).sum(1) * signs).sum()
+
+
+def batch():
+    x = torch.randn(32, 8)
+    return torch.stack((x, x * (1 + 1e-5 * torch.randn_like(x))), 1).reshape(64, 8)
+
+
+def run(factor, steps=16):
+    model = Cancelling(factor)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    loop = hotloop.Loop(model, optimizer, run="aot_eager", sentinel=None)
+
+    @loop.step
+    def step(x):
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    with loop, hotloop.watch() as events:
+        for _ in range(steps):
+            step(batch())
+        return loop.status(), [one for one in events if isinstance(one, ev.TierDeclined)]
+
+
+def test_two_right_orders_of_a_sum_that_nearly_cancels_are_both_right():
+    status, declined = run(1.0)
+    assert not declined, declined
+    assert status.tier == "aot_eager"
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.3])
+def test_a_wrong_factor_is_found_beneath_such_rounding(factor):
+    status, declined = run(factor)
+    assert status.tier == "eager"
+    assert "does not agree with eager" in declined[0].reason
+
+
+def test_without_the_step_in_more_bits_such_code_is_declined(monkeypatch):
+    monkeypatch.setattr("hotloop.step.runner.in_more_bits", lambda *_: None)
+    status, declined = run(1.0)
+    assert status.tier == "eager"
+    assert declined
