@@ -61,7 +61,7 @@ def test_a_wrong_factor_is_found_beneath_such_rounding(factor):
 
 
 def test_without_the_step_in_more_bits_such_code_is_declined(monkeypatch):
-    monkeypatch.setattr("hotloop.step.runner.in_more_bits", lambda *_: None)
+    monkeypatch.setattr("hotloop.step.code_proofs.in_more_bits", lambda *_: None)
     status, declined = run(1.0)
     assert status.tier == "eager"
     assert declined

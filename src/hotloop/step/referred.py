@@ -30,7 +30,7 @@ def aside(runner: Runner) -> Iterator[None]:
     """Run eagerly, and leave nothing behind that would tie a later capture to another stream."""
     engine = runner.loop.engine
     stream = engine.reference_stream(runner.loop.device) if engine is not None else contextlib.nullcontext()
-    with runner.as_given(), stream:
+    with runner.code.as_given(), stream:
         yield
 
 

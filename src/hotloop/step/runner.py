@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import dataclasses
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,10 +16,9 @@ from hotloop.measure import Limits, flatten
 from hotloop.step import proof
 from hotloop.step.ahead import worth_a_compile
 from hotloop.step.captured import Change, Program, Standing, capture, own_autocast_cache, prepare
-from hotloop.step.engines import traced_path
+from hotloop.step.code_proofs import REPORT_IT, CodeProofs
 from hotloop.step.looking import Looking
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
-from hotloop.step.referred import in_more_bits
 from hotloop.step.rescue import Rescue, is_compiled_codes
 from hotloop.step.sentinel import Sentinel
 from hotloop.step.shapes import Shapes
@@ -30,7 +27,7 @@ from hotloop.step.tiers import Tier
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from hotloop.measure import Inputs
     from hotloop.step.captured import Call, CapturedStep
@@ -54,17 +51,12 @@ class Runner:
         self._variants: dict[str, dict[Hashable, Variant]] = collections.defaultdict(dict)
         """By base, since a recording holds the code that it was made of; then by key."""
         self._keys = Keys(loop.parameters, loop.modules)
-        self.rescue, self._looking = Rescue(loop, self), Looking(loop, self, self.program)
-        self._base_outcomes: dict[str, list[proof.Outcome]] = collections.defaultdict(list)
-        self._referred: set[str] = set()
-        """Bases whose code was further from eager than is usual, so that more bits have to tell whether it is right."""
-        self._bases: set[str] = set()
-        """Bases whose code has agreed with eager."""
+        self.rescue, self.looking = Rescue(loop, self), Looking(loop, self, self.program)
+        self.code = CodeProofs(self)
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
         self._surveys = 0
         self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
-        self._traced_path = False
-        self._once: Obstacle | None = None
+        self.once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
         self.kind, self.ran = "run", loop.given
         """What the last call was (``run``, ``survey``, ``proof``, ``capture``, ``sentinel``, ``undone``); its tier."""
@@ -76,7 +68,7 @@ class Runner:
         self.kind, self.ran = "run", tier.name
         self.shapes.mark(args, kwargs)
         run = functools.partial(self.step, *args, **kwargs)
-        unproven = tier.compiles and not self.proven(tier.base)
+        unproven = tier.compiles and not self.code.proven(tier.base)
         if not tier.compiles and not tier.graph:
             return self._guarded(run, tier)
         inputs = self.shapes.note(args, kwargs)
@@ -99,16 +91,16 @@ class Runner:
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
     ) -> Any:
         """A step on the way to compiled code that is proven: looked at first, then run both ways."""
-        if self._surveys < SURVEYS and (not self._surveys or self._once is not None):
+        if self._surveys < SURVEYS and (not self._surveys or self.once is not None):
             # What the first call of all sets up (transformers notes the kind of task in its config) is found once.
-            self._surveys, self._once = self._surveys + 1, None
+            self._surveys, self.once = self._surveys + 1, None
             for one in self.variants.values():
                 one.seen = None
-            return self._looking.survey(variant, run, args, kwargs)
-        if self._once is not None:
-            self.loop.failed(tier.without_graph(), self._once, self)
+            return self.looking.survey(variant, run, args, kwargs)
+        if self.once is not None:
+            self.loop.failed(tier.without_graph(), self.once, self)
             return self.eagerly(run)
-        return self._prove_base(run, tier) if self.shapes.may_compile(tier.base, variant.inputs) else self.eagerly(run)
+        return self.code.prove(run, tier) if self.shapes.may_compile(tier.base, variant.inputs) else self.eagerly(run)
 
     def _with_graph(
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
@@ -121,7 +113,7 @@ class Runner:
         if variant.declined is not None or not self._worth(variant):
             return self._uncaptured(variant, run, tier)
         if variant.seen is None:
-            return self._looking.survey(variant, run, args, kwargs)
+            return self.looking.survey(variant, run, args, kwargs)
         if variant.seen.obstacles:
             self._decline(variant, variant.seen.obstacles[0])
             return self._uncaptured(variant, run, tier)
@@ -131,10 +123,6 @@ class Runner:
             return self._replay(variant, run, flatten((args, kwargs))[0], tier)
         return self._prove_graph(variant, run, tier, args, kwargs)
 
-    def proven(self, base: str) -> bool:
-        """Tell whether code compiled as a base asks has agreed with eager often enough."""
-        return base in self._bases
-
     @property
     def variants(self) -> dict[Hashable, Variant]:
         """Give what is known of each kind of call, with the code that is in force."""
@@ -142,7 +130,7 @@ class Runner:
 
     def found_once(self, obstacles: list[Obstacle]) -> None:
         """Take note of what a survey found that keeps the step's Python from running twice."""
-        self._once = next((one for one in obstacles if one.once), self._once)
+        self.once = next((one for one in obstacles if one.once), self.once)
 
     def release(self, base: str) -> None:
         """Let go of what was captured with a base's code; calls are counted on, and what was declined stays so."""
@@ -182,7 +170,7 @@ class Runner:
     def _drop(self, variant: Variant, change: Change) -> None:
         step, what = self.loop.steps, change.what
         too_often = variant.drop(step, what)
-        self._looking.look_again()
+        self.looking.look_again()
         self.rescue.look_again()
         self.loop.emit(ev.CaptureDropped(step=step, function=self.name, reason=what))
         if too_often and change.optimizer is not None and change.optimizer not in self.loop.outside:
@@ -203,7 +191,7 @@ class Runner:
     ) -> Any:
         """Run the step without a graph and captured, and compare."""
         assert variant.seen is not None
-        if obstacles := self._looking.moved_outside(args, kwargs):
+        if obstacles := self.looking.moved_outside(args, kwargs):
             self._decline(variant, obstacles[0])
             return self._uncaptured(variant, run, tier)
         engine = self.loop.engine
@@ -233,11 +221,11 @@ class Runner:
 
     def _judge(self, variant: Variant, outcome: proof.Outcome) -> None:
         """Say what a proof step means for the recording."""
-        if changed := self._looking.changed_inside():
+        if changed := self.looking.changed_inside():
             self._decline(variant, changed[0])
         elif not outcome.agrees and not (outcome.may_be_noise and variant.measure_again()):
             self._decline(
-                variant, Obstacle(f"a captured step does not agree with the step itself: {outcome.why}", _REPORT_IT)
+                variant, Obstacle(f"a captured step does not agree with the step itself: {outcome.why}", REPORT_IT)
             )
         elif outcome.agrees:
             variant.agreed += 1
@@ -261,7 +249,7 @@ class Runner:
         if isinstance(spread, str):
             assert variant.seen is not None
             by_chance = isinstance(spread, proof.Unlike) and variant.seen.random_operations > 0
-            if variant.own_path or not by_chance or not self._differs_by_chance(run):
+            if variant.own_path or not by_chance or not self.differs_by_chance(run):
                 self._decline(variant, Obstacle(spread, _REPEAT_IT))
             # transformers' masks choose another attention kernel there, say, with dropout masks of its own. Then the
             # reference is the step on that path: next time it has to repeat itself there.
@@ -272,10 +260,10 @@ class Runner:
         variant.note_spread(spread)
         variant.standing = Standing(self.program.holdings)
         self.loop.proof_costs((time.perf_counter() - began) / 2)
-        self._looking.note()
+        self.looking.note()
         return result
 
-    def _differs_by_chance(self, run: Callable[[], Any]) -> bool:
+    def differs_by_chance(self, run: Callable[[], Any]) -> bool:
         """Tell whether the step on the path of a capture is the same but for the random numbers that it draws."""
 
         def on_path() -> Any:
@@ -297,13 +285,6 @@ class Runner:
             self.loop.say_once(f"{self.name}: the two paths of the step could not be compared: {describe(error)}")
             return False
         return all(one.agrees for one in held.values())
-
-    @contextlib.contextmanager
-    def as_given(self) -> Iterator[None]:
-        """Run the models as they were given, on the path that compilers take where another draws other numbers."""
-        path = traced_path(self.program.device) if self._traced_path else contextlib.nullcontext()
-        with self.loop.eager(), path:
-            yield
 
     def reference(self, variant: Variant, run: Callable[[], Any]) -> Any:
         """Run a step as it is, on the path of a capture only where it draws other random numbers there."""
@@ -367,62 +348,6 @@ class Runner:
 
     # -- compiled code ---------------------------------------------------------------------------------------------
 
-    def _prove_base(self, run: Callable[[], Any], tier: Tier) -> Any:
-        """Run the step compiled and eager, and compare losses, gradients and buffers.
-
-        What the optimizer makes of equal gradients is its own, uncompiled code; where it is captured as well, the proof
-        of the graph compares that.
-        """
-        self.kind = "proof"
-        self._looking.moved_outside()
-        self.loop.put_on(tier)
-        holdings, began = self.program.holdings, time.perf_counter()
-
-        def eager() -> Any:
-            with self.as_given():
-                return self.loop.beside(Tier(self.loop.given), functools.partial(plain_run, holdings, run))
-
-        limits = Limits.compiled(self.loop.compute_dtype())
-        candidate = functools.partial(plain_run, holdings, run)
-        obstacle: Obstacle | None = None
-        try:
-            assert isinstance(run, functools.partial)
-            wide = in_more_bits(self, (run.args, run.keywords)) if tier.base in self._referred else None
-            outcome = prove_step(self.program, candidate, eager, limits, wide=wide)
-        except CandidateFailedError as error:
-            obstacle = self.rescue.candidate_failed(error, tier)
-        if obstacle is not None:
-            return self.rescue.rung_down(run, tier.without_graph(), obstacle)
-        self.loop.proof_costs(time.perf_counter() - began, outcome)
-        self.found_once(self._looking.changed_inside())
-        if self._once is not None:
-            self.loop.failed(tier.without_graph(), self._once, self)
-            return outcome.result
-        outcomes = self._base_outcomes[tier.base]
-        # Without its result, whose graph would tie a later capture to the stream of this step.
-        outcomes.append(dataclasses.replace(outcome, result=None))
-        del outcomes[: -proof.STEPS]
-        verdict = proof.over_steps(outcomes)
-        on_gpu = self.program.device.type == "cuda"
-        if verdict.random_moved and on_gpu and not self._traced_path and self._differs_by_chance(run):
-            self._traced_path = True  # from the next step on, eager is compared on the path that compilers take
-            outcomes.clear()
-        elif tier.base not in self._referred and not verdict.agrees and verdict.may_be_noise:
-            self._referred.add(tier.base)  # from the next step on, both are held against the step in more bits
-            outcomes.clear()
-        elif verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):
-            self._bases.discard(tier.base)
-            reason = f"compiled code does not agree with eager: {verdict.why}"
-            self.loop.failed(tier.without_graph(), Obstacle(reason, _REPORT_IT), self)
-        elif len(outcomes) == proof.STEPS and (idle := self.loop.compiled.idle()):
-            self.loop.failed(
-                tier.without_graph(), Obstacle(f"nothing of the model was compiled: {idle}", _COMPILE_IT), self
-            )
-        elif len(outcomes) == proof.STEPS and tier.base not in self._bases:
-            self._bases.add(tier.base)
-            self.loop.base_accepted(tier, self, verdict)
-        return outcome.result
-
     def _compiled(self, run: Callable[[], Any], tier: Tier, inputs: Inputs) -> Any:
         """Run the step as compiled code that has seen its shapes, else eager: one short batch compiles nothing anew."""
         if advice := self.shapes.advice():
@@ -432,7 +357,7 @@ class Runner:
             return self.eagerly(run)
         # Other shapes are other code; where every step brings some, torch has made one code of them by now.
         if not seen and not self.shapes.one_code:
-            return self._prove_base(run, tier)
+            return self.code.prove(run, tier)
         if self.sentinel is not None and self.sentinel.due():
             return self._checked(None, run, tier)
         return self._guarded(run, tier)
@@ -472,8 +397,7 @@ class Runner:
     def gave_way(self, tier: Tier, obstacle: Obstacle, variant: Variant | None) -> None:
         """The sentinel found a tier wrong: its recordings where one of them is at fault, else its compiled code."""
         if variant is None:
-            self._bases.discard(tier.base)
-            self._base_outcomes.pop(tier.base, None)
+            self.code.forget(tier.base)
             self.loop.failed(tier.without_graph(), obstacle, self)
             return
         for one in [one for one in self.variants.values() if one.captured is not None]:
@@ -499,9 +423,7 @@ class Runner:
 
 
 _TENSORS = "pass tensors, numbers and strings, alone or in lists and mappings"
-_COMPILE_IT = "give the loop the module that does the work, not a wrapper around it"
 _REPEAT_IT = "draw from torch's own generators, and read clocks and files outside of the step"
-_REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
 
 
 def _changed(captured: CapturedStep) -> Change | None:

@@ -211,7 +211,7 @@ class Sentinel:
     def _otherwise(self, variant: Variant | None, call: Call, tier: Tier, *, code: bool) -> Any:
         """Run the step eagerly or, to judge the recording alone, as what was recorded; on the stream of recordings."""
         run = functools.partial(self._runner.step, *call[0], **call[1])
-        with self._runner.as_given() if code else contextlib.nullcontext():
+        with self._runner.code.as_given() if code else contextlib.nullcontext():
             if variant is not None:
                 return self._runner.reference(variant, run)
             return self._runner.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)

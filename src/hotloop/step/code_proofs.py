@@ -1,0 +1,117 @@
+"""Whether compiled code agrees with eager, for one decorated step: its proofs, and what they found."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import time
+from typing import TYPE_CHECKING, Any
+
+from hotloop.measure import Limits
+from hotloop.step import proof
+from hotloop.step.engines import traced_path
+from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
+from hotloop.step.referred import in_more_bits
+from hotloop.step.survey import Obstacle
+from hotloop.step.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hotloop.step.runner import Runner
+
+_COMPILE_IT = "give the loop the module that does the work, not a wrapper around it"
+REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
+
+
+class CodeProofs:
+    """What is known of the compiled code of one runner's step."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner, self._loop = runner, runner.loop
+        self._outcomes: dict[str, list[proof.Outcome]] = collections.defaultdict(list)
+        self._agree: set[str] = set()
+        """Bases whose code has agreed with eager."""
+        self._referred: set[str] = set()
+        """Bases whose code was further from eager than is usual, so that more bits have to tell whether it is right."""
+        self._traced_path = False
+
+    def proven(self, base: str) -> bool:
+        """Tell whether code compiled as a base asks has agreed with eager often enough."""
+        return base in self._agree
+
+    def forget(self, base: str) -> None:
+        """What was proven of a base's code does not count any more."""
+        self._agree.discard(base)
+        self._outcomes.pop(base, None)
+
+    @contextlib.contextmanager
+    def as_given(self) -> Iterator[None]:
+        """Run the models as they were given, on the path that compilers take where another draws other numbers."""
+        path = traced_path(self._runner.program.device) if self._traced_path else contextlib.nullcontext()
+        with self._loop.eager(), path:
+            yield
+
+    def prove(self, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step compiled and eager, and compare losses, gradients and buffers; gives the step's result.
+
+        What the optimizer makes of equal gradients is its own, uncompiled code; where it is captured as well, the proof
+        of the graph compares that.
+        """
+        runner, loop = self._runner, self._loop
+        runner.kind = "proof"
+        runner.looking.moved_outside()
+        loop.put_on(tier)
+        holdings, began = runner.program.holdings, time.perf_counter()
+
+        def eager() -> Any:
+            with self.as_given():
+                return loop.beside(Tier(loop.given), functools.partial(plain_run, holdings, run))
+
+        limits = Limits.compiled(loop.compute_dtype())
+        candidate = functools.partial(plain_run, holdings, run)
+        obstacle: Obstacle | None = None
+        try:
+            assert isinstance(run, functools.partial)
+            wide = in_more_bits(runner, (run.args, run.keywords)) if tier.base in self._referred else None
+            outcome = prove_step(runner.program, candidate, eager, limits, wide=wide)
+        except CandidateFailedError as error:
+            obstacle = runner.rescue.candidate_failed(error, tier)
+        if obstacle is not None:
+            return runner.rescue.rung_down(run, tier.without_graph(), obstacle)
+        loop.proof_costs(time.perf_counter() - began, outcome)
+        runner.found_once(runner.looking.changed_inside())
+        if runner.once is not None:
+            loop.failed(tier.without_graph(), runner.once, runner)
+        else:
+            self._judge(outcome, run, tier)
+        return outcome.result
+
+    def _judge(self, outcome: proof.Outcome, run: Callable[[], Any], tier: Tier) -> None:
+        """Say what a proof step means for the code."""
+        runner, loop, base = self._runner, self._loop, tier.base
+        outcomes = self._outcomes[base]
+        # Without its result, whose graph would tie a later capture to the stream of this step.
+        outcomes.append(dataclasses.replace(outcome, result=None))
+        del outcomes[: -proof.STEPS]
+        verdict = proof.over_steps(outcomes)
+        on_gpu = runner.program.device.type == "cuda"
+        if verdict.random_moved and on_gpu and not self._traced_path and runner.differs_by_chance(run):
+            self._traced_path = True  # from the next step on, eager is compared on the path that compilers take
+            outcomes.clear()
+        elif base not in self._referred and not verdict.agrees and verdict.may_be_noise:
+            self._referred.add(base)  # from the next step on, both are held against the step in more bits
+            outcomes.clear()
+        elif verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):
+            self._agree.discard(base)
+            reason = f"compiled code does not agree with eager: {verdict.why}"
+            loop.failed(tier.without_graph(), Obstacle(reason, REPORT_IT), runner)
+        elif len(outcomes) == proof.STEPS and (idle := loop.compiled.idle()):
+            loop.failed(
+                tier.without_graph(), Obstacle(f"nothing of the model was compiled: {idle}", _COMPILE_IT), runner
+            )
+        elif len(outcomes) == proof.STEPS and base not in self._agree:
+            self._agree.add(base)
+            loop.base_accepted(tier, runner, verdict)
