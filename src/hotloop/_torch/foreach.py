@@ -1,7 +1,8 @@
-"""Copies many tensors in few launches."""
+"""Copies and compares many tensors in few launches."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -39,3 +40,17 @@ def copies(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     with torch.no_grad():
         cloned: list[torch.Tensor] = list(clone(list(sources)))
     return cloned
+
+
+def unequal(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Tell of each pair of floating tensors whether an element differs or is not finite, as booleans of shape [pairs].
+
+    All are on one device, of one dtype, and not empty. In few launches; it takes the memory of one side once more.
+    """
+    with torch.no_grad():
+        try:
+            differences = private("torch:_foreach_sub")(list(ones), list(others))
+            largest = private("torch:_foreach_norm")(differences, ord=math.inf)
+        except CapabilityMissingError:
+            largest = [torch.linalg.vector_norm(a - b, ord=math.inf) for a, b in zip(ones, others, strict=True)]
+        return torch.stack(list(largest)) != 0  # as is NaN, which inf - inf and NaN - NaN are

@@ -188,6 +188,12 @@ LEDGER: tuple[PrivateName, ...] = (
         "the memory of each copy is asked for from Python",
     ),
     PrivateName(
+        "torch:_foreach_sub",
+        "finds which of thousands of tensors differ in few launches: a proof step of InceptionV3 took twice as long",
+        "proofs take longer",
+    ),
+    PrivateName("torch:_foreach_norm", "as torch:_foreach_sub", "proofs take longer"),
+    PrivateName(
         "torch._C:_cuda_endAllocateToPool",
         "tells the allocator that a capture is over which failed half-way",
         "after a failed capture, memory that crosses streams is kept back",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
+from hotloop._torch.foreach import unequal
 
 # Elements held in float64 at a time: four temporaries of 32 MB, little beside what a training step holds.
 CHUNK = 1 << 22
@@ -16,6 +18,8 @@ _CHUNK_ON_GPU = 1 << 24
 
 _SUMS = 6  # of _measure; the largest difference is beside them, as it does not add up
 _SQUARES, _FOURTHS = 0, 3  # where the sums of r^2 and r^4 stand
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 Tensors = Mapping[str, torch.Tensor | None]
 
@@ -79,7 +83,9 @@ class Mismatch:
     expected: str
 
 
-def differences(reference: Tensors, candidate: Tensors) -> tuple[dict[str, Difference], tuple[Mismatch, ...]]:
+def differences(
+    reference: Tensors, candidate: Tensors, *, sized: bool = True
+) -> tuple[dict[str, Difference], tuple[Mismatch, ...]]:
     """Measure each tensor of ``candidate`` against the one of the same name in ``reference``.
 
     ``None`` says that there is no such tensor (no gradient); None on both sides is no entry. Tensors may be of any
@@ -87,6 +93,11 @@ def differences(reference: Tensors, candidate: Tensors) -> tuple[dict[str, Diffe
     measured on the accelerator, the other tensor moved in parts. At most ``CHUNK`` elements are held in float64 at a
     time (four times as many on a GPU), and the host waits twice a device, whatever the number of tensors (sparse ones
     wait in ``coalesce``).
+
+    Args:
+        reference: tensors by name.
+        candidate: what is measured against them.
+        sized: whether ``rms`` and ``effective`` are wanted of tensors that are equal where all are; else they are 0.
 
     Returns:
         the differences by name in the reference's order, and the pairs that cannot be measured.
@@ -109,10 +120,11 @@ def differences(reference: Tensors, candidate: Tensors) -> tuple[dict[str, Diffe
     with torch.no_grad():
         pairs = [_aligned(r.detach(), c.detach()) for _, r, c in found]
         # Mostly all are equal where eager's own kernels are compared: that is a sixth of the work to find out.
-        same = _read([_unequal(*pair) for pair in pairs])
-        raw = _read(
-            [_measure(*pair) if unequal else _alone(pair[0]) for pair, (unequal,) in zip(pairs, same, strict=True)]
-        )
+        apart = _unequal(pairs)
+        if not sized and not any(apart):
+            raw = [[0.0] * (_SUMS + 1)] * len(pairs)
+        else:
+            raw = _read([_measure(*pair) if one else _alone(pair[0]) for pair, one in zip(pairs, apart, strict=True)])
     return {pair[0]: _difference(pair[0], pair[1], sums) for pair, sums in zip(found, raw, strict=True)}, tuple(
         mismatches
     )
@@ -155,7 +167,7 @@ def _aligned(r: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
 
 def _chunks(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Cut both along dimensions, never by a flat view: that would copy a tensor whose strides are not its own."""
-    most = _CHUNK_ON_GPU if "cuda" in (r.device.type, c.device.type) else CHUNK
+    most = max(_most(r), _most(c))
     if r.numel() <= most:
         yield r, c
         return
@@ -166,11 +178,52 @@ def _chunks(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, to
         yield from _chunks(r.narrow(dim, start, length), c.narrow(dim, start, length))
 
 
-def _unequal(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Tell in a tensor of shape [1] whether the two have to be measured: where an element differs, or is not finite."""
+def _unequal(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
+    """Tell of each pair whether it has to be measured: where an element differs, or is not finite."""
+    groups: dict[Any, list[int]] = {}
+    told: dict[int, torch.Tensor] = {}
+    for place, (r, c) in enumerate(pairs):
+        if _of_many(r, c):
+            groups.setdefault((r.device, r.dtype), []).append(place)
+        else:
+            told[place] = _unlike(r, c)
+    for places in groups.values():
+        for some in _bunches(places, pairs):
+            ones, others = zip(*(pairs[place] for place in some), strict=True)
+            told.update(zip(some, unequal(ones, others).reshape(-1, 1).unbind(), strict=True))
+    return [bool(one) for (one,) in _read([told[place] for place in range(len(pairs))])]
+
+
+def _of_many(r: torch.Tensor, c: torch.Tensor) -> bool:
+    """Tell whether a pair can be compared with many others at once."""
+    plain = type(r) in _PLAIN and type(c) in _PLAIN and r.layout == torch.strided and r.is_floating_point()
+    return plain and r.device == c.device and r.itemsize > 1 and 0 < r.numel() <= _most(r)
+
+
+def _most(tensor: torch.Tensor) -> int:
+    return _CHUNK_ON_GPU if tensor.device.type == "cuda" else CHUNK
+
+
+def _bunches(places: list[int], pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[list[int]]:
+    """Cut a list of pairs where they have as many elements together as may be held once more."""
+    bunch: list[int] = []
+    held = 0
+    for place in places:
+        one = pairs[place][0]
+        if bunch and held + one.numel() > _most(one):
+            yield bunch
+            bunch, held = [], 0
+        bunch.append(place)
+        held += one.numel()
+    if bunch:
+        yield bunch
+
+
+def _unlike(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    """Tell of one pair, in a boolean of shape [1], whether it has to be measured."""
     odd = r.is_quantized or (r.is_floating_point() and r.itemsize == 1)  # torch cannot compare these
     if r.device != c.device or not r.numel() or odd:
-        return torch.ones(1, device=c.device if r.device.type == "cpu" else r.device)
+        return torch.ones(1, dtype=torch.bool, device=c.device if r.device.type == "cpu" else r.device)
     return torch.stack([((a != b) | a.isfinite().logical_not()).any() for a, b in _chunks(r, c)]).any().reshape(1)
 
 
@@ -181,7 +234,8 @@ def _alone(r: torch.Tensor) -> torch.Tensor:
         values = _float64(part) if not _is_numeric(r) else part
         values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
         sums[_SQUARES] += torch.linalg.vector_norm(values, dtype=torch.float64).square()
-        sums[_FOURTHS] += torch.linalg.vector_norm(values, 4, dtype=torch.float64).pow(4)
+        fourths = values.to(torch.float64).square()  # a pow in float64 is slow
+        sums[_FOURTHS] += torch.linalg.vector_norm(fourths, dtype=torch.float64).square()
     return sums
 
 

@@ -150,7 +150,7 @@ def compare(
         spread: differences of an eager repeat against eager, where kernels are nondeterministic: a limit is at least 8
             times what they spread (see ``limits``), for small tensors the median of the set's.
     """
-    found, mismatches = differences(reference, candidate)
+    found, mismatches = differences(reference, candidate, sized=limits.compute_dtype is not None)
     scored, below_floor = _score(list(found.values()), limits, spread or {})
     return conclude([*map(_failure, mismatches), *_plain_failures(found)], scored, found, below_floor)
 

@@ -367,8 +367,9 @@ def spread_of(program: Program, once: Run, again: Run, most: Limits) -> tuple[An
     result, at_step = again()
     try:
         second = values_of(program.holdings, result, at_step)
-        found, _ = differences(second, first)
-        apart = [one for one in _compare(second, first, {}, most, None).values() if not one.agrees]
+        found, mismatches = differences(second, first, sized=False)
+        same = not mismatches and all(one.equal for one in found.values())
+        apart = [] if same else [one for one in _compare(second, first, {}, most, None).values() if not one.agrees]
     except Exception as error:  # noqa: BLE001 - the step is done, whatever is wrong with the comparison
         return result, f"two runs of the same step could not be compared: {describe(error)}"
     if apart:
