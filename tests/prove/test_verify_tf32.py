@@ -42,7 +42,7 @@ def test_products_lean_by_what_their_factors_lose():
         with products_in_tf32(how):
             hidden = layers[0](x)
             layers[1](hidden.transpose(1, 2)).square().sum().backward()
-        made[how] = [hidden, *(one.weight.grad for one in layers)]
+        made[how] = [hidden.detach(), *(one.weight.grad for one in layers)]
         for one in layers:
             one.zero_grad()
     tilts = [float(((c - r) * r).sum() / (r * r).sum()) for r, c in zip(*made.values(), strict=True)]
