@@ -72,6 +72,7 @@ def test_right_code_passes_in_float32_and_tf32(precision, preset):
     assert verdict.passes, verdict
     assert verdict.compute_dtype == ("float32" if precision == "highest" else "tf32")
     assert verdict.reference == "float64", verdict.reference_why
+    assert verdict.visible < (1e-4 if precision == "highest" else 2e-2)
 
 
 @pytest.mark.inductor
@@ -128,6 +129,29 @@ def test_dropout_masks_in_float64_are_those_of_the_step():
     verdict = hotloop.verify(workload(dropout=0.4), "aot_eager", search=False)
     assert verdict.passes, verdict
     assert verdict.reference == "float64", verdict.reference_why
+    assert verdict.visible < 1e-4
+
+
+@pytest.mark.inductor
+@pytest.mark.parametrize("precision", ["high"], indirect=True)
+@pytest.mark.parametrize("factor", [0.98, 1.0])
+def test_what_leans_more_than_tf32_does_is_wrong(precision, factor):
+    """2% is past what autotuned products are allowed."""
+    verdict = hotloop.verify(with_a_factor(factor), "inductor", search=False)
+    assert verdict.compute_dtype == "tf32"
+    assert verdict.passes == (factor == 1), verdict
+
+
+def with_a_factor(factor):
+    """A program whose gradient is off by a factor where it is compiled."""
+    made = workload()
+
+    def scaled(_module, given):
+        (x,) = given
+        return (x + (factor - 1) * (x - x.detach()),) if torch.compiler.is_compiling() else given
+
+    made.model.layer.register_forward_pre_hook(scaled)
+    return made
 
 
 @pytest.mark.inductor
