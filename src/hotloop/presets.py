@@ -81,6 +81,13 @@ class Preset:
         by_mode = self.mode in ("reduce-overhead", "max-autotune")
         return self.backend == "inductor" and (by_mode or bool(named.get("triton.cudagraphs")))
 
+    @property
+    def autotunes(self) -> bool:
+        """Whether compiled products may be Triton's own kernels, where they are the fastest, and not the libraries'."""
+        named = {name.replace("-", "_"): value for name, value in self.options.items()}
+        by_mode = self.mode in ("max-autotune", "max-autotune-no-cudagraphs")
+        return self.backend == "inductor" and (by_mode or any(named.get(each) for each in _AUTOTUNING))
+
     def __hash__(self) -> int:
         return hash((self.name, self.key, self.ladder))
 
@@ -103,6 +110,7 @@ def _rebuild(fields: dict[str, Any]) -> Preset:
     return Preset(**fields)
 
 
+_AUTOTUNING = ("max_autotune", "max_autotune_gemm")
 _AUTOTUNED = {"max_autotune": True, "epilogue_fusion": True}
 _DYNAMIC = "dynamic shapes enabled"
 

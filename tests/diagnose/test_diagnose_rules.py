@@ -9,6 +9,7 @@ import pytest
 from diagnose_documents import PROGRAMS, SAVED, WRITTEN, line_of
 
 from hotloop.diagnose import CATALOGUE, RULES, Case, diagnose
+from hotloop.diagnose.host_sync import IN_A_SCALER
 
 FILES = {path.stem: path for folder in (SAVED, WRITTEN) for path in sorted(folder.glob("*.json"))}
 NAMES = {f"{one.rule}-{one.kind}".removesuffix(f"-{one.rule}"): one for one in CATALOGUE}
@@ -136,6 +137,16 @@ def test_a_value_read_in_a_package_is_not_the_users_to_return():
     (advice,) = diagnose(document)
     assert "return the tensor" not in advice.change
     assert "the package's line" in advice.change
+
+
+def test_a_grad_scalers_read_is_spared_by_a_fused_optimizer():
+    document = loaded("host_sync")
+    for event in document["events"]:
+        if event["kind"] == "host_sync":
+            event["reason"] += f" ({IN_A_SCALER})"
+    (advice,) = diagnose(document)
+    assert "fused=True" in advice.change
+    assert "return the tensor" not in advice.change
 
 
 def test_a_batch_size_that_got_code_of_its_own_costs_the_compile_before_it():

@@ -85,6 +85,27 @@ def reads():
     return workload(Net(), of)
 
 
+def scaled(fused=False):
+    def of(model, optimizer):
+        optimizer = torch.optim.SGD(model.parameters(), 0.01, fused=fused)
+        scaler = torch.amp.GradScaler("cpu")
+
+        def step(x, y):
+            scaler.scale(F.mse_loss(model(x), y)).backward()
+            scaler.step(optimizer)  # SCALER
+            scaler.update()
+            optimizer.zero_grad()
+            return scaler.get_scale()  # SCALE
+
+        return step
+
+    return workload(Net(), of)
+
+
+def scaled_and_fused():
+    return scaled(fused=True)
+
+
 def checkpointed():
     def of(model, optimizer):
         def step(x, y):

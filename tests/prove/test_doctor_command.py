@@ -157,9 +157,12 @@ def test_what_a_program_prints_does_not_spoil_the_json(program, capsys):
     assert "targets tensor" in captured.err
 
 
-def test_a_programs_own_exception_is_theirs_and_no_usage_error(program):
-    with pytest.raises(KeyError, match="their own"):
-        hotloop.cli.main(["doctor", program("fails_in_the_third"), "--preset", "aot_eager", "--steps", "4"])
+def test_a_programs_own_exception_is_theirs_and_no_usage_error(program, capsys):
+    assert doctor(program("fails_in_the_third"), "--preset", "aot_eager", "--steps", "4") == 3
+    shown = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in shown
+    assert "KeyError: 'their own'" in shown
+    assert "hotloop doctor: raised in step 3, which ran eager" in shown
 
 
 def test_the_machine_in_words_and_as_json(machine, capsys):

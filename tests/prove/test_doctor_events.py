@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from hotloop import events as ev
+from hotloop.diagnose.host_sync import IN_A_SCALER
 from hotloop.prove.doctor import busy
 from hotloop.prove.doctor.eager_look import EagerLook
 from hotloop.prove.doctor.eager_parts import EagerParts
@@ -45,6 +46,14 @@ def test_host_syncs_have_their_line_and_how_often(events, line_of):
     assert (line_of("SIZE"), "the size of a result depends on the data") in found
     assert {one["file"] for one in found.values()} == {str(PROGRAMS)}
     assert {one["seconds"] for one in found.values()} == {None}  # on a CPU nobody waits
+
+
+def test_a_grad_scalers_own_read_is_told_from_the_programs(events, line_of):
+    found = {one["line"]: one["reason"] for one in events("scaled", ev.HostSync)}
+    assert IN_A_SCALER in found[line_of("SCALER")]
+    assert IN_A_SCALER not in found[line_of("SCALE")]
+    found = {one["line"]: one["reason"] for one in events("scaled_and_fused", ev.HostSync)}
+    assert set(found) == {line_of("SCALE")}, "as the advice says"
 
 
 def test_a_read_in_an_installed_package_has_the_programs_line(tmp_path, monkeypatch):

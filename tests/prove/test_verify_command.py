@@ -10,11 +10,21 @@ from verify_programs import wrong
 from hotloop.cli import main
 
 PROGRAM = """
+import dataclasses, random
 from verify_programs import workload
 def make():
     return workload(dropout=0.1)
 def nothing():
     return None
+def raises():
+    raise ValueError("no data today")
+def exits():
+    def step(x, y):
+        raise SystemExit(0)
+    return dataclasses.replace(workload(), step=step)
+def restless():
+    made, odd = workload(), random.SystemRandom()
+    return dataclasses.replace(made, step=lambda x, y: made.step(x + odd.random(), y))
 """
 
 
@@ -56,3 +66,18 @@ def test_wrong_usage_exits_with_2(program, capsys, arguments):
 def test_a_function_that_gives_no_workload_exits_with_2(program, capsys):
     assert run(f"{program}:nothing") == 2
     assert "expected a hotloop.Workload" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("raises", "ValueError: no data today"),
+        ("exits", "SystemExit: 0"),  # whatever code the program ends with, it has not passed
+        ("restless", "hotloop: the step does not repeat itself"),
+    ],
+)
+def test_a_program_that_cannot_be_judged_exits_with_3(program, capsys, function, said):
+    assert run(f"{program}:{function}", "--preset", "aot_eager") == 3
+    told = capsys.readouterr()
+    assert said in told.err
+    assert not told.out

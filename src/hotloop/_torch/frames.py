@@ -20,6 +20,7 @@ _TRACING = ("_dynamo", "convert_frame.py")
 _CHECKPOINT = torch.utils.checkpoint.__file__
 _CALL = torch.nn.Module.__call__.__code__.co_filename
 _CALLS = ("_call_impl", "_call_module")
+_SCALED_STEP = torch.amp.GradScaler.step.__code__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Stack:
         own: file and line of the innermost frame of the program's own; `place` where there is none.
         modules: the modules whose call is going on, the outermost first.
         checkpointed: file and line of the call of ``torch.utils.checkpoint``, with the modules called inside of it.
+        scaling: it runs in the ``step`` of a GradScaler.
     """
 
     compiled: bool
@@ -41,6 +43,7 @@ class Stack:
     own: tuple[str, int] | None
     modules: tuple[torch.nn.Module, ...]
     checkpointed: tuple[tuple[str, int], tuple[torch.nn.Module, ...]] | None = None
+    scaling: bool = False
 
 
 def stack_of(frame: FrameType | None) -> Stack:
@@ -50,11 +53,12 @@ def stack_of(frame: FrameType | None) -> Stack:
     modules: list[Any] = []
     inside: tuple[Any, ...] | None = None
     checkpointed = None
-    compiled = tracing = False
+    compiled = tracing = scaling = False
     while frame is not None:
         kind = _kind(frame.f_code)
         compiled = compiled or kind == "compiled"
         tracing = tracing or kind == "tracing"
+        scaling = scaling or kind == "scaling"
         if kind == "call":
             called = frame.f_locals.get("self", frame.f_locals.get("module"))
             modules += [called] if isinstance(called, torch.nn.Module) else []
@@ -66,7 +70,7 @@ def stack_of(frame: FrameType | None) -> Stack:
             if inside is not None and checkpointed is None:
                 checkpointed = (here, inside)
         frame = frame.f_back
-    return Stack(compiled, tracing, place, own or place, tuple(reversed(modules)), checkpointed)
+    return Stack(compiled, tracing, place, own or place, tuple(reversed(modules)), checkpointed, scaling)
 
 
 @functools.cache
@@ -77,8 +81,8 @@ def _kind(code: CodeType) -> str:
         return "compiled"
     if file.endswith(os.path.join(*_TRACING)):  # noqa: PTH118 - compared as strings, for every operation
         return "tracing"
-    if file == _CHECKPOINT:
-        return "checkpoint"
+    if file == _CHECKPOINT or code is _SCALED_STEP:
+        return "checkpoint" if file == _CHECKPOINT else "scaling"
     if code.co_name in _CALLS and (file == _CALL or "hotloop" in file):
         return "call"
     if is_own_file(file):

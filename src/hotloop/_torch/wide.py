@@ -5,7 +5,8 @@ constants come in the default dtype. Below autograd every operation passes here,
 or is asked for becomes a wide one.
 
 Random numbers are drawn in the dtype of the step itself: torch draws other ones in another dtype. Which dtype that was
-is noted in an ordinary step, draw by draw.
+is noted in an ordinary step, draw by draw. Attention is computed operation by operation, as fused kernels know no
+float64, with the masks that the step's own kernel draws.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hotloop._torch.attention import FusedDropout, drops_inside, is_told
+from hotloop._torch.attention import noted as noted_attention
 from hotloop._torch.dispatch import is_random, name_of, observing, tensors_in, written_by
 from hotloop._torch.replaced import replaced
 
@@ -33,20 +37,29 @@ class NotRepeatableError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """One operation of a step that drew random numbers, and the dtype it did so in; None for whole numbers."""
+    """One operation of a step that drew random numbers, and the dtype it did so in; None for whole numbers.
+
+    ``fused`` is what makes its mask again, where it is attention with a dropout inside.
+    """
 
     operation: str
     dtype: torch.dtype | None
+    fused: FusedDropout | None = None
 
 
 def noting_draws(found: list[Draw]) -> contextlib.AbstractContextManager[Any]:
     """Give a context that adds each draw of a step to a list, in order."""
 
     def handle(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = operation(*args, **kwargs)
-        if _draws(operation, args, kwargs):
-            tensors = tensors_in(result, *args, *kwargs.values())
-            found.append(Draw(name_of(operation), next((t.dtype for t in tensors if t.is_floating_point()), None)))
+        if not _draws(operation, args, kwargs):
+            return operation(*args, **kwargs)
+        fused = None
+        if drops_inside(operation):
+            result, fused = noted_attention(operation, args, kwargs)
+        else:
+            result = operation(*args, **kwargs)
+        tensors = tensors_in(result, *args, *kwargs.values())
+        found.append(Draw(name_of(operation), next((t.dtype for t in tensors if t.is_floating_point()), None), fused))
         return result
 
     return observing(handle)
@@ -72,6 +85,7 @@ def widened(dtype: torch.dtype, draws: Sequence[Draw]) -> Iterator[None]:
         # What enters autocast in the block asks this function to; all else of it is harmless.
         stack.enter_context(replaced(torch, "set_autocast_enabled", lambda _real: lambda *_args: None))
         stack.enter_context(_exact_products())
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(observing(wide.operation))
         yield
@@ -154,6 +168,9 @@ class _Wide:
         """Draw in the dtype that the step itself drew in."""
         name = name_of(operation)
         draw = self._draws[self._drawn] if self.left else None
+        if draw is not None and draw.fused is not None and name == _DROPOUT:
+            self._drawn += 1
+            return _dropped(args[0], self._mask_of(draw.fused, args[0], args[1]), args[1])
         if draw is None or draw.operation != name:
             found = draw.operation if draw is not None else "nothing"
             raise NotRepeatableError(f"in {_name(self._dtype)} the step draws by {name}, as it is by {found}")
@@ -173,6 +190,13 @@ class _Wide:
             if narrow[key] is not one:
                 one.copy_(narrow[key])
         return self._given_back(result, {id(narrow[key]): one for key, one in written.items()})
+
+    def _mask_of(self, fused: FusedDropout, weights: torch.Tensor, share: float) -> torch.Tensor:
+        """Draw the mask that the step's own kernel draws for these weights of attention."""
+        why = fused.why or ("" if share == fused.share else f"{share} is dropped, not {fused.share}")
+        if why:
+            raise NotRepeatableError(f"the dropout of {name_of(fused.operation)} cannot be repeated: {why}")
+        return fused.mask(weights.shape, weights.device)
 
     def _given_back(self, result: Any, live: dict[int, torch.Tensor]) -> Any:
         if isinstance(result, list | tuple):
@@ -200,7 +224,7 @@ def _dropped(values: torch.Tensor, mask: torch.Tensor, p: float) -> tuple[torch.
 
 def _draws(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Tell whether an operation draws random numbers in this call: fused attention without dropout does not."""
-    if not is_random(operation):
+    if not is_random(operation) or is_told(operation):
         return False
     names = [one.name for one in operation._schema.arguments]  # noqa: SLF001 - in the ledger
     given = {**dict(zip(names, args, strict=False)), **kwargs}

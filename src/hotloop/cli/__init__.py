@@ -1,7 +1,8 @@
 """The command line: thin commands that parse, call and print.
 
 Exit codes: 0 on success, 1 on a failed check or a failed run, 2 on wrong usage (an unknown option, a setting that
-cannot be used, data or a record that cannot be read).
+cannot be used, data or a record that cannot be read), 3 where there is no verdict: the program that doctor, verify,
+bench or harness was to judge raised, or cannot be judged.
 """
 
 from __future__ import annotations
@@ -14,10 +15,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from hotloop.cli import bench, doctor, harness, presets, report, train, verify
-from hotloop.errors import ConfigError, DataError, HotloopError, RecordError
-
-WRONG_USAGE = (ConfigError, DataError, RecordError)
-"""What the user can mend in what they typed or handed in: exit code 2."""
+from hotloop.cli.printing import WRONG_USAGE
+from hotloop.errors import HotloopError
 
 app = typer.Typer(
     name="hotloop",

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from hotloop.cli.printing import console, no_result_of_ours
+from hotloop.cli.printing import console, users_program
 from hotloop.errors import ConfigError, HotloopError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of the command
 ) -> None:
     """Time the ways to run your own training step side by side, and say which one pays.
 
-    Exit code 1: none of the ways that were asked for could be timed but eager.
+    Exit code 1: none of the ways that were asked for could be timed but eager. 3: your program raised.
     """
     from hotloop.prove.bench import bench as measure  # noqa: PLC0415 - torch, for this command only
 
@@ -57,7 +57,7 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of the command
     if names is not None and not all(names):
         raise ConfigError(f"--runs {runs!r}: expected names of tiers or presets with commas between them")
     _refuse_folder(html)
-    with Console(stderr=True).status("") as shown, no_result_of_ours():
+    with Console(stderr=True).status("") as shown, users_program():
         found = measure(
             workload,
             names,

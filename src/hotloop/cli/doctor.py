@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotloop.cli.printing import console, no_result_of_ours
+from hotloop.cli.printing import console, users_program
 from hotloop.errors import ConfigError, HotloopError
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Say what is wrong, where, what it costs, and what to change.
 
     Alone it judges the machine. With a workload it runs real steps, eager and compiled; with a run's record it reads.
+    Exit code 1: what ``--fail-on`` names was found. 3: your program raised.
     """
     if target is None:
         of_others = {"--preset": preset, "--steps": steps, "--total-steps": total_steps, "--html": html}
@@ -135,7 +136,7 @@ def _document(target: str, preset: str | None, steps: int | None, total_steps: i
     if not Path(target).exists() and ":" in target:
         from hotloop.prove.doctor.examining import examine  # noqa: PLC0415 - torch is loaded for this alone
 
-        with no_result_of_ours():
+        with users_program():
             return examine(
                 target, preset=preset, steps=STEPS if steps is None else steps, total_steps=total_steps, say=_say
             )

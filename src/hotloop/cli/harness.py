@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from hotloop.cli.printing import console, no_result_of_ours
+from hotloop.cli.printing import console, users_program
 
 
 def register(app: typer.Typer) -> None:
@@ -35,11 +35,11 @@ def harness(  # noqa: PLR0913, PLR0917 - the options of the command
 ) -> None:
     """Train and call your program under CUDA graphs, hold it against eager, and list what it holds too long.
 
-    Exit code 1: the preset is not safe for it here.
+    Exit code 1: the preset is not safe for it here. 3: your program raised.
     """
     from hotloop.prove.harness import harness as run  # noqa: PLC0415 - torch, for this command only
 
-    with Console(stderr=True).status("training and calling, eager and compiled"), no_result_of_ours():
+    with Console(stderr=True).status("training and calling, eager and compiled"), users_program():
         found = run(workload, preset, inference=inference, rounds=rounds, calls=calls, strict_lifetime=strict_lifetime)
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=2))

@@ -1,19 +1,51 @@
-"""Where results are printed."""
+"""Where results are printed, and how a command ends whose program does not get as far as a result."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
+
+from hotloop.errors import ConfigError, DataError, HotloopError, RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WRONG_USAGE = (ConfigError, DataError, RecordError)
+"""What the user can mend in what they typed or handed in: exit code 2."""
+NO_RESULT = 3
+"""The exit code where there is no verdict, since the program under test raised or cannot be judged: a CI job must not
+take that for a failed check, nor for a passed one."""
 
 WIDTH = 120
 """Columns of what is printed to a file or a pipe, which has no width of its own."""
 
 
-def no_result_of_ours() -> contextlib.AbstractContextManager[object]:
-    """Have what the user's program prints in the block go to stderr: stdout is for results, which scripts read."""
-    return contextlib.redirect_stdout(sys.stderr)
+@contextlib.contextmanager
+def users_program() -> Iterator[None]:
+    """Run the user's program in the block: what it prints goes to stderr, since stdout is for results of ours.
+
+    What it raises is shown as Python shows it, and ends the command with `NO_RESULT`; so does its ``sys.exit()``, with
+    whatever code, and an error of ours that is no wrong usage.
+
+    Raises:
+        ConfigError, DataError, RecordError: wrong usage, as it was raised.
+        typer.Exit: for everything else.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except WRONG_USAGE:
+        raise
+    except HotloopError as error:
+        typer.echo(f"hotloop: {error}", err=True)
+        raise typer.Exit(NO_RESULT) from error
+    except (Exception, SystemExit) as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise typer.Exit(NO_RESULT) from error
 
 
 def console() -> Console:

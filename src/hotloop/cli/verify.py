@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotloop.cli.printing import console, no_result_of_ours
+from hotloop.cli.printing import console, users_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,12 +37,14 @@ def verify(  # noqa: PLR0913, PLR0917 - one a setting
 ) -> None:
     """Is it the same training? Compares a program's compiled steps with eager and float64; exit code 1 if it is not.
 
+    Exit code 3: the program raised, or does not repeat itself, so that nothing can be said.
+
     The program's own model and batches run: results, gradients, updates of parameters and buffers of each step, tensor
     by tensor. Where they disagree, its modules are compiled one at a time to name the smallest one at fault.
     """
     import hotloop  # noqa: PLC0415 - brings torch, which the other commands do without
 
-    with _told_on_stderr(), no_result_of_ours():
+    with _told_on_stderr(), users_program():
         verdict = hotloop.verify(
             workload,
             preset,

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
+from hotloop.diagnose.guards import LEFT_BEHIND
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +52,6 @@ def count(group: Iterable[Recompile]) -> int:
 
 
 _RESUMED = re.compile(r"^torch_dynamo_resume_in_.*_at_(?P<line>\d+)$")
-_LEFT_BEHIND = re.compile(r"___stack\d+|___context_manager")
 
 
 def resumed_at(function: str) -> int | None:
@@ -66,6 +66,6 @@ def is_breaks(one: Recompile, broken: ev.GraphBreak) -> bool:
     if event.component != broken.component:
         return False
     places = {(broken.file, broken.line), (broken.by_file, broken.by_line)}
-    if _LEFT_BEHIND.search(event.reason):
+    if LEFT_BEHIND.search(event.reason):
         return (event.file, resumed_at(event.function)) in places
     return "_ResultCollection.log" in broken.reason and "_results" in event.reason

@@ -35,7 +35,8 @@ _TENSOR = re.compile(
     r"(?: at index (?P<dim>\d+))?(?:\. expected (?P<before>.+?))?(?:, actual (?P<after>.+))?$"
 )
 _GLOBAL = re.compile(r"^GLOBAL_STATE changed: (?P<what>.+)$")
-_BROKEN = re.compile(r"___stack\d+|___context_manager")
+LEFT_BEHIND = re.compile(r"___stack\d+|___context_manager")
+"""What a graph break leaves to the code behind it."""
 _EQUAL = re.compile(r"^(?P<subject>[^=!<>]+?) == (?P<value>.+)$")
 _LENGTH = re.compile(r"^(?:not )?len\((?P<subject>.+?)\) (?:==|!=|<|>|<=|>=) (?P<value>\d+)$")
 _TRUTH = re.compile(r"^(?:not )?(?P<subject>[A-Za-z_][\w.\[\]'\"]*)$")
@@ -71,7 +72,7 @@ _TENSOR_CAUSES = {
 def guard_of(event: Recompiled) -> Guard:
     """Read the failed guard of a recompile."""
     reason = event.reason.strip()
-    if _BROKEN.search(reason):
+    if LEFT_BEHIND.search(reason):
         return Guard("break_value", reason)
     readers: tuple[Callable[[str], Guard | None], ...] = (_global, _tensor, _length, _object, _size, _equal, _truth)
     for read in readers:

@@ -13,6 +13,11 @@ Rounding that is independent from element to element moves the slope by e / sqrt
 4 of these are allowed; rounding that all elements share (of the loss, of one activation) moves it by a part of e. A
 wrong factor in one op moves the slope without a residual. The names are fields of ``Figures``.
 
+In TF32 there are two honest roundings, to nearest and down (``hotloop._torch.products``). The second makes each tensor
+smaller by a part that depends on how many products are behind it: its lean, which is measured on the step at hand.
+Where compiled code may round down, a slope is allowed twice the lean besides: an autotuned step on an H200 was off by
+1.3 times what a simulation of it on a CPU leans by in the worst tensor, by 1.8 times in all together.
+
 A gradient can be all rounding: that of an attention key's bias, or of a convolution's before BatchNorm, is truly 0. So
 of a tensor whose root mean square is under 4 * floor of the set's median one, only the absolute difference is judged,
 which may be floor of that median. Right compiles needed this below 0.012 of the median in bfloat16, 2e-6 in float32.
@@ -25,15 +30,19 @@ import functools
 import importlib.resources
 import json
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from hotloop.errors import ConfigError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 SHARED = 0.2
 DEVIATIONS = 4.0
 RESIDUALS = 16.0
+LEANS = 2.0
 _FLOORS = 4.0
 
 # Scalars of an optimizer (learning rate, 1 - beta^t) are float32 on the device, and Python's double in eager. Worst is
@@ -84,6 +93,7 @@ class Limits:
         wide: the figures for sets of tensors held in float32 or wider.
         half: those for sets in which some are held in bfloat16 or float16, where eager itself sums in few bits.
         scalars: relative error of a number that one of the two reads rounded to float32, on top of a few ulp.
+        leans: by tensor, the tilt of one honest rounding against another; empty where both round alike.
     """
 
     compute_dtype: ComputeDtype | None
@@ -91,6 +101,7 @@ class Limits:
     wide: Figures | None = None
     half: Figures | None = None
     scalars: float = 0.0
+    leans: Mapping[str, float] = dataclasses.field(default_factory=dict, compare=False)
 
     @classmethod
     def rounding(cls) -> Limits:

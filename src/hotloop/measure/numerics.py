@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import (
+    LEANS,
     SPREADS,
     Limits,
     may_be_rounding,
@@ -227,7 +228,7 @@ def _score_rounding(each: Difference, limits: Limits, scale: float, spread: _Spr
 def _score_compiled(
     numeric: list[Difference], figures: Figures, scale: float, limits: Limits, spread: _Spread
 ) -> tuple[list[Score], list[str]]:
-    scored, below_floor, pool = [], [], []
+    scored, below_floor, pool, leans = [], [], [], []
     median = _median([each.residual for each in numeric if each.residual is not None and each.numel > 1])
     for each in numeric if not limits.updates else ():
         small = may_be_rounding(figures, each.rms, scale)
@@ -237,16 +238,19 @@ def _score_compiled(
             scored.append(_score_small(each, figures, scale, spread))
             continue
         slope = slope_limit(figures, each.residual, median, each.numel, each.effective)
-        slope = max(slope, spread.allowed(each.name, "slope"))
+        lean = LEANS * limits.leans.get(each.name, 0.0)
+        slope = max(slope, spread.allowed(each.name, "slope")) + abs(lean)
         if each.numel > 1:
             pool.append((each.tilt, slope))
+            leans.append((lean, slope))
         residual = max(residual_limit(figures, median), spread.allowed(each.name, "residual"))
         scored.append(Score(each.name, "slope", each.tilt, slope))
         scored.append(Score(each.name, "residual", each.residual, residual))
     # Of updates the median tensor tells, since any one of them can be random.
     shared = _median([each.tilt for each in numeric if each.tilt is not None]) if limits.updates else pooled(pool)
     scored.append(Score(ALL, "residual", median, max(figures.median, spread.allowed("", "residual"))))
-    scored.append(Score(ALL, "slope", shared, max(pooled_limit(figures, median), spread.allowed("", "slope"))))
+    allowed = max(pooled_limit(figures, median), spread.allowed("", "slope")) + abs(pooled(leans))
+    scored.append(Score(ALL, "slope", shared, allowed))
     return scored, below_floor
 
 

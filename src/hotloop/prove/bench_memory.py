@@ -23,6 +23,7 @@ class Peak:
         self._alone, self._known = alone, True
         started = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         self._others = {index: _forget(index) for index in range(torch.cuda.device_count() if started else 0)}
+        """Memory that torch holds for others, by GPU: reserved, and of that in use."""
 
     def again(self, device: torch.device) -> None:
         """Forget the peak so far; what others held at the start is still theirs."""
@@ -35,10 +36,15 @@ class Peak:
             self._known = False
 
     def bytes(self, device: torch.device) -> int | None:
-        """Give the peak: of memory reserved by torch on a GPU, captured graphs included; None where it is not known."""
+        """Give the peak: of memory reserved by torch on a GPU, captured graphs included; None where it is not known.
+
+        What fits into memory that others have reserved and do not use is not nothing: it is at least what is in use.
+        """
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-            return max(0, torch.cuda.max_memory_reserved(device) - self._others.get(_index(device), 0))
+            reserved, used = self._others.get(_index(device), (0, 0))
+            more = torch.cuda.max_memory_reserved(device) - reserved
+            return max(0, more, torch.cuda.max_memory_allocated(device) - used)
         return _resident_peak() if self._alone and self._known else None
 
 
@@ -46,12 +52,12 @@ def _index(device: torch.device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def _forget(index: int) -> int:
-    """Give back what is not in use, forget the peak, and give the memory that is reserved now."""
+def _forget(index: int) -> tuple[int, int]:
+    """Give back what is not in use, forget the peak, and give the memory that is reserved and that is in use now."""
     torch.cuda.synchronize(index)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(index)
-    return torch.cuda.memory_reserved(index)
+    return torch.cuda.memory_reserved(index), torch.cuda.memory_allocated(index)
 
 
 def _resident_peak() -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import statistics
@@ -13,11 +14,12 @@ import torch
 
 from hotloop import presets
 from hotloop._torch.ledger import CapabilityMissingError
+from hotloop._torch.products import products_in_tf32
 from hotloop._torch.settings import patched
 from hotloop.control import compile as compile_in_place
 from hotloop.errors import ConfigError, HotloopError
 from hotloop.fallback.causes import describe
-from hotloop.measure import ALL, Limits, flatten
+from hotloop.measure import ALL, Limits, differences, flatten
 from hotloop.presets import Preset
 from hotloop.prove.verify_verdict import StepVerdict, Verdict, worst_of
 from hotloop.step import blame, proof
@@ -229,6 +231,8 @@ class _Case:
         again = functools.partial(self._eagerly, run)
         try:
             _, spread = proof.spread_of(self.program, noted, again, self._limits)
+            if compute == "tf32" and presets.get(self._settings["preset"]).autotunes:
+                self._limits = dataclasses.replace(self._limits, leans=self._leans(run))
         except CandidateFailedError as error:
             raise (error.__cause__ or error) from None
         if isinstance(spread, str):
@@ -246,6 +250,19 @@ class _Case:
         elif not self._dtypes:
             self._why = f"the step itself computes in {compute}"
         return compute
+
+    def _leans(self, run: Callable[[], Any]) -> dict[str, float]:
+        """Run a step with each way to make TF32 numbers; gives the tilt of one against the other, by tensor."""
+
+        def made(how: Literal["rounded", "cut"]) -> dict[str, torch.Tensor | None]:
+            def so() -> Any:
+                with products_in_tf32(how):
+                    return self._eagerly(run)
+
+            return proof.kept(self.program, so).ours
+
+        found, _ = differences(made("rounded"), made("cut"))
+        return {name: one.tilt for name, one in found.items() if one.tilt is not None}
 
     def _path(self) -> contextlib.AbstractContextManager[None]:
         """Run eager code on the path that compilers take, where another would draw other random numbers."""

@@ -18,6 +18,7 @@ from hotloop._torch.autograd import in_backward
 from hotloop._torch.dispatch import host_read, name_of, observing, tensors_in
 from hotloop._torch.frames import stack_of
 from hotloop._torch.replaced import replaced
+from hotloop.diagnose.host_sync import IN_A_SCALER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -103,7 +104,9 @@ class EagerLook:
 
     def _note(self, reason: str, seconds: float) -> None:
         stack = stack_of(inspect.currentframe())
-        if stack.place != stack.own and stack.place is not None:  # the program's line is the one that can be changed
+        if stack.scaling and not self._stepping:
+            reason += f" ({IN_A_SCALER})"
+        elif stack.place != stack.own and stack.place is not None:  # the program's line is the one that can be changed
             reason += f" (in {Path(stack.place[0]).name}:{stack.place[1]}, an installed package)"
         self._reads.setdefault((stack.own, reason), []).append(seconds)
 
