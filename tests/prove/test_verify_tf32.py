@@ -92,16 +92,22 @@ def compiler(monkeypatch):
     return given
 
 
-def program():
+def program(optimizer=None):
     """Layers that no normalisation follows: each makes the lean larger."""
     torch.manual_seed(0)
     widths = [16, 64, 64, 64, 64]
     layers = [part for into, out in itertools.pairwise(widths) for part in (nn.Linear(into, out), nn.GELU())]
-    return workload(nn.Sequential(*layers, nn.Linear(64, 5)), data=batches(size=128))
+    return workload(nn.Sequential(*layers, nn.Linear(64, 5)), data=batches(size=128), optimizer=optimizer)
 
 
-def test_products_that_cut_are_right_under_a_preset_that_may_choose_them(compiler):
-    verdict = hotloop.verify(program(), TUNED)
+def sgd(parameters):
+    """Its updates lean as gradients do."""
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("optimizer", [None, sgd])
+def test_products_that_cut_are_right_under_a_preset_that_may_choose_them(compiler, optimizer):
+    verdict = hotloop.verify(program(optimizer), TUNED)
     assert verdict.passes, verdict
     assert verdict.compute_dtype == "tf32"
     assert verdict.reference == "float64"

@@ -132,6 +132,11 @@ class Limits:
         wide = _figures(found["wide"])
         return cls(compute_dtype, updates, wide, _figures(found["half"]) if "half" in found else wide)
 
+    def of_updates(self) -> Limits:
+        """Give the limits of what an optimizer adds to parameters in the same step; of ``compiled`` only."""
+        assert self.compute_dtype is not None
+        return dataclasses.replace(Limits.compiled(self.compute_dtype, updates=True), leans=self.leans)
+
     def ulps(self, dtype: str) -> float:
         """Give the relative difference that rounding alone may make in a tensor of this dtype."""
         eps = _eps(dtype)

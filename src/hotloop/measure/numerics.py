@@ -249,7 +249,8 @@ def _score_compiled(
     # Of updates the median tensor tells, since any one of them can be random.
     shared = _median([each.tilt for each in numeric if each.tilt is not None]) if limits.updates else pooled(pool)
     scored.append(Score(ALL, "residual", median, max(figures.median, spread.allowed("", "residual"))))
-    allowed = max(pooled_limit(figures, median), spread.allowed("", "slope")) + abs(pooled(leans))
+    lean = LEANS * _median([limits.leans.get(each.name, 0.0) for each in numeric]) if limits.updates else pooled(leans)
+    allowed = max(pooled_limit(figures, median), spread.allowed("", "slope")) + abs(lean)
     scored.append(Score(ALL, "slope", shared, allowed))
     return scored, below_floor
 

@@ -259,7 +259,12 @@ class _Case:
                 with products_in_tf32(how):
                     return self._eagerly(run)
 
-            return proof.kept(self.program, so).ours
+            found = proof.kept(self.program, so)
+            begun = found.start  # parameters are held against each other by their updates
+            return {
+                name: one - begun[name] if one is not None and name in begun else one
+                for name, one in found.ours.items()
+            }
 
         found, _ = differences(made("rounded"), made("cut"))
         return {name: one.tilt for name, one in found.items() if one.tilt is not None}

@@ -255,9 +255,7 @@ def _compare(  # noqa: PLR0913, PLR0917 - two sides, what they began with, and h
             continue
         if compiled and kind == "parameter":
             reference, candidate = (_updates(side, start) for side in sides)
-            assert limits.compute_dtype is not None
-            of_updates = Limits.compiled(limits.compute_dtype, updates=True)
-            found["update"] = against(_of(kind, beyond), reference, candidate, of_updates)
+            found["update"] = against(_of(kind, beyond), reference, candidate, limits.of_updates())
         elif not compiled or kind in _OF_COMPILED:
             of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
             found[kind] = against(_of(kind, beyond), sides[0], sides[1], of_kind, spread=spread)
