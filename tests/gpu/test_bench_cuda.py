@@ -57,9 +57,11 @@ def test_captured_steps_are_timed_as_replays_and_their_memory_is_known(name):
 
 
 def test_after_a_bench_nothing_is_left_on_the_gpu(name):
+    ways = ("eager", "eager+graph", "aot_eager+graph")
+    hotloop.bench(name, ways, steps=12, cold=False)  # cuBLAS keeps 64 MiB for the stream of recordings, once
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
-    hotloop.bench(name, ("eager", "eager+graph", "aot_eager+graph"), steps=12, cold=False)
+    hotloop.bench(name, ways, steps=12, cold=False)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() - before < 2**20
 
