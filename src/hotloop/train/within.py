@@ -32,7 +32,9 @@ class Within:
         validated: hears of each validation, and may end the run by raising `RunPrunedError`.
         runs: how many runs of about this length, this one included, will use what is compiled in it: the folds that are
             left, or the trials of a search that will share it. What a compile may cost follows from it.
+        resume: the command that goes on with the whole; None where the run is on its own, and is resumed itself.
     """
 
     validated: Listener = _nothing
     runs: float = 1.0
+    resume: str | None = None
