@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,9 +16,10 @@ from hotloop import record
 from hotloop.cli.printing import console
 from hotloop.errors import ConfigError, StepLostError
 from hotloop.report import folds
-from hotloop.report.text import figure
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hotloop.train.kfold import Study
 
 INTERRUPTED = 130
@@ -70,7 +72,7 @@ def run(study: Study, overrides: list[str], *, as_json: bool) -> None:
         begun = Start(study.settings, study.folder, study.before)
         restart.one_rung_down(error, begun, overrides, verb="kfold")
     if as_json:
-        typer.echo(record.to_json(ended.document))
+        _echo(ended.document)
     else:
         console().print(folds.draw(folds.build(ended.document)))
     if ended.status != "finished":
@@ -90,10 +92,14 @@ def judge(folder: Path, fold: int | None, overrides: list[str], *, as_json: bool
     for one in left:
         sys.stderr.write(f"fold {one} has no checkpoint yet, and is left out\n")
     if as_json:
-        typer.echo(record.to_json({"run": str(folder), "split": "validation", "folds": found, "over_folds": over}))
+        _echo({"run": str(folder), "split": "validation", "folds": found, "over_folds": over})
         return
     typer.echo(f"{folder}, each fold's best checkpoint on its held-out rows:")
     console().print(_table(found, over))
+
+
+def _echo(result: Mapping[str, Any]) -> None:
+    typer.echo(json.dumps(json.loads(record.to_json(result)), indent=2))
 
 
 def _table(found: list[dict[str, Any]], over: dict[str, dict[str, float | None]]) -> Table:
@@ -103,13 +109,9 @@ def _table(found: list[dict[str, Any]], over: dict[str, dict[str, float | None]]
     for one in found:
         table.add_row(str(one["fold"]), str(one["step"]), *(f"{one['metrics'][name]:.4f}" for name in over))
     if len(found) > 1:
-        table.add_row("mean", "", *(Text(_number(each["mean"]), style="bold") for each in over.values()))
-        table.add_row("± std", "", *(_number(each["std"]) for each in over.values()))
+        table.add_row("mean", "", *(Text(f"{each['mean']:.4f}", style="bold") for each in over.values()))
+        table.add_row("± std", "", *(f"{each['std']:.4f}" for each in over.values()))
     return table
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else figure(value)
 
 
 def parse_fold(text: str) -> int:

@@ -29,6 +29,7 @@ NAMED = 4
 _TONES: dict[str, Tone] = {"finished": "good", "running": "note", "pending": "note", "interrupted": "warn"}
 _STYLES: dict[Tone, str] = {"good": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}
 _NONE = "\N{EN DASH}"
+_WIDE = 1000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,8 +143,8 @@ def build(document: Mapping[str, Any]) -> FoldsView:
         compiled=_compiled(document["folds"]),
         names=names,
         folds=tuple(_row(one, names, killed=killed) for one in document["folds"]),
-        mean=tuple(_figure(_mapping(best.get(name)).get("mean")) for name in names),
-        spread=tuple(_figure(_mapping(best.get(name)).get("std")) for name in names),
+        mean=tuple(_metric(_mapping(best.get(name)).get("mean")) for name in names),
+        spread=tuple(_metric(_mapping(best.get(name)).get("std")) for name in names),
         last=tuple((name, _both(_mapping(last.get(name)))) for name in names),
         contents=tuple(_contents(fold, one) for fold, one in enumerate(document["contents"])),
         settings=tuple((line(key, 200), line(value, 1000)) for key, value in flat(document["settings"])),
@@ -164,9 +165,15 @@ def _figure(value: Any) -> str:
     return figure(known) if known is not None else _NONE if value is None else line(value, 20)
 
 
+def _metric(value: Any) -> str:
+    """Give a metric with as many places as its neighbours, so that a column can be read down."""
+    known = number(value)
+    return f"{known:.4f}" if known is not None and abs(known) < _WIDE else _figure(value)
+
+
 def _both(entry: Mapping[str, Any]) -> str:
-    mean, std = _figure(entry.get("mean")), entry.get("std")
-    return mean if std is None else f"{mean} ± {_figure(std)}"
+    mean, std = _metric(entry.get("mean")), entry.get("std")
+    return mean if std is None else f"{mean} ± {_metric(std)}"
 
 
 def _sentence(document: Mapping[str, Any]) -> str:
@@ -213,7 +220,7 @@ def _row(one: Mapping[str, Any], names: Sequence[str], *, killed: bool) -> FoldR
         folder=line(one.get("folder") or "", 200),
         status=status,
         tone=_TONES.get(status, "bad"),
-        metrics=tuple(_figure(_mapping(one.get("best")).get(name)) for name in names),
+        metrics=tuple(_metric(_mapping(one.get("best")).get(name)) for name in names),
         step=_figure(one.get("best_step")),
         trained=seconds(trained) if trained is not None else _NONE,
         running=line(compiled.get("running") or _NONE, 60),
@@ -248,22 +255,31 @@ def draw(view: FoldsView) -> RenderableType:
     top = Text.assemble((view.title, "bold"), "  ", (view.status, _STYLES[view.tone]))
     if view.when:
         top.append(f"  {view.when}", style="dim")
-    said = [Text(view.sentence), *([Text(view.compiled)] if view.compiled else [])]
-    return Group(top, *said, Text(""), _table(view), *_after(view))
+    return Group(top, Text(view.sentence), Text(""), *_tables(view), *_after(view))
 
 
-def _table(view: FoldsView) -> Table:
-    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("fold", "", *view.names, "at step", "ran", "compiles", "captured", "prepared in"):
-        table.add_column(name, justify="left" if name in ("fold", "", "ran") else "right", overflow="fold")
+def _tables(view: FoldsView) -> Iterator[RenderableType]:
+    metrics = _empty("fold", "", *view.names, "at step", "trained for")
     for row in view.folds:
-        facts = (row.step, row.running, row.compiles, row.captured, row.prepared)
         status = Text(row.status, style=_STYLES[row.tone])
-        table.add_row(Text(row.fold), status, *(Text(cell) for cell in (*row.metrics, *facts)))
+        metrics.add_row(Text(row.fold), status, *(Text(cell) for cell in (*row.metrics, row.step, row.trained)))
     if view.names:
-        table.add_section()
-        table.add_row(Text("mean"), Text(""), *(Text(cell, style="bold") for cell in view.mean))
-        table.add_row(Text("± std"), Text(""), *(Text(cell) for cell in view.spread))
+        metrics.add_row(Text("mean"), Text(""), *(Text(cell, style="bold") for cell in view.mean))
+        metrics.add_row(Text("± std"), Text(""), *(Text(cell) for cell in view.spread))
+    yield metrics
+    compiled = _empty("fold", "ran", "compiles", "captured steps", "prepared in")
+    for row in view.folds:
+        compiled.add_row(*map(Text, (row.fold, row.running, row.compiles, row.captured, row.prepared)))
+    yield Text("\nWhat was compiled", style="bold")
+    yield compiled
+    if view.compiled:
+        yield Text(view.compiled)
+
+
+def _empty(*names: str) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if name in ("fold", "", "ran") else "right", overflow="fold")
     return table
 
 
