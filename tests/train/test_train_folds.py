@@ -54,7 +54,9 @@ def test_an_inner_fold_sees_nothing_of_what_its_outer_fold_holds_out(settings, s
             split = criteria.load_pairs(folds.of_inner_fold(outer, inner))
             seen = (*split.train, *split.validation)
             assert not groups(seen) & groups(whole.validation)
-            assert not {pair.criterion for pair in seen} & {pair.criterion for pair in whole.validation} or source == "csv"
+            assert (
+                not {pair.criterion for pair in seen} & {pair.criterion for pair in whole.validation} or source == "csv"
+            )
             assert not {pair.text for pair in seen} & {pair.text for pair in whole.validation}
             assert groups(seen) <= groups(whole.train)
             assert not groups(split.train) & groups(split.validation)
@@ -82,7 +84,11 @@ def test_without_folds_the_split_is_the_single_one(settings):
 
 def test_all_folds_have_one_shape_though_their_texts_differ(settings, tmp_path):
     path = tmp_path / "long.csv"
-    lines = [f"{'fever ' * (1 if g < 11 else 9)}x{g},{'cough' if label else 'rash'},{label},g{g}" for g in range(12) for label in (0, 1)]
+    lines = [
+        f"{'fever ' * (1 if g < 11 else 9)}x{g},{'cough' if label else 'rash'},{label},g{g}"
+        for g in range(12)
+        for label in (0, 1)
+    ]
     path.write_text(HEADER + "\n".join(lines))
     lengths = set()
     for fold in range(3):
@@ -97,7 +103,9 @@ def test_fewer_groups_than_folds_is_told_before_any_work(settings, tmp_path):
     with pytest.raises(DataError, match=r"kfold\.n_splits=5: the 8 rows are in 4 groups.*at most 4"):
         folds.examine(settings(data__path=tmp_path / "few.csv", kfold__n_splits=5), criteria.sides)
     write_pairs(tmp_path / "inner.csv", groups=6)
-    nested = settings(data__path=tmp_path / "inner.csv", kfold__n_splits=2, kfold__inner_trials=3, kfold__inner_splits=4)
+    nested = settings(
+        data__path=tmp_path / "inner.csv", kfold__n_splits=2, kfold__inner_trials=3, kfold__inner_splits=4
+    )
     with pytest.raises(DataError, match=r"kfold\.inner_splits=4: the 6 rows are in 3 groups"):
         folds.examine(nested, criteria.sides)
 

@@ -21,9 +21,10 @@ import torch
 from hotloop import record
 from hotloop.errors import ConfigError, DataError, HotloopError, MissingExtraError, StepLostError
 from hotloop.report import folds as report
-from hotloop.train import checkpoint, compiling, configure, environment, folds, kfold_state, start
+from hotloop.train import checkpoint, coerce, compiling, configure, environment, folds, kfold_state, start
 from hotloop.train.display import Display, figures
 from hotloop.train.kfold_state import State
+from hotloop.train.settings import Settings
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
     from hotloop.recipes import Recipe
     from hotloop.train.fit import Outcome
-    from hotloop.train.settings import Settings
 
 SPLITS = 5
 """Folds of a plain ``hotloop kfold``."""
@@ -92,10 +92,11 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     Raises:
         ConfigError: settings that cannot be used, a folder that holds another run, or one that cannot be resumed.
     """
-    settings = configure.load(overrides, config)
-    resumed = settings.run.resume
-    if resumed:
-        return _resume(Path(resumed), overrides, config) if report.is_study(Path(resumed)) else None
+    composed = configure.compose(overrides, config)
+    resumed = composed["run"]["resume"]
+    if resumed is not None:  # what fits together is the resumed settings' affair, and not that of the defaults
+        return _resume(Path(str(resumed)), overrides, config) if report.is_study(Path(str(resumed))) else None
+    settings = coerce.build(Settings, composed)
     kfold = settings.kfold
     if kfold.n_splits is None or (kfold.fold is not None and kfold.inner_trials is None):
         return None
@@ -219,11 +220,12 @@ class _Running:
                 best = self.state.fold(fold).get("best") or {}
                 self.display.say(f"Fold {fold}: finished by an earlier start: {figures(best)}")
         for position, fold in enumerate(left):
+            if position:
+                _forget()
             self.display.say(f"\nFold {fold} of {self.study.settings.kfold.n_splits}")
             if self.one(fold, runs=len(left) - position) == "interrupted":
                 return "interrupted"
             self.state.write_page()
-            _forget()
         failed = [fold for fold in which if self.state.fold(fold)["status"] == "failed"]
         if failed:
             names = ", ".join(map(str, failed))
