@@ -145,8 +145,10 @@ def test_the_second_fold_compiles_nothing_and_runs_compiled(tmp_path, run, whole
 def test_each_fold_is_told_how_many_runs_will_use_what_it_compiles(study):
     one, recipe = study(), Recipe()
     kfold.run(one, recipe)
-    told = [(begun.settings.kfold.fold, begun.within.runs, begun.within.resume) for begun in recipe.begun]
-    assert told == [(0, 3, one.again), (1, 2, one.again), (2, 1, one.again)]
+    told = [(begun.settings.kfold.fold, begun.within.runs) for begun in recipe.begun]
+    assert told == [(0, 3), (1, 2), (2, 1)]
+    within = recipe.begun[2].within
+    assert (within.study, within.fold, within.folder, within.resume) == ("study", 2, one.folder, one.again)
     document = json.loads((one.folder / "kfold.json").read_text())
     document["folds"][1]["status"] = "failed"
     (one.folder / "kfold.json").write_text(json.dumps(document))
@@ -410,13 +412,17 @@ def test_an_inner_search_chooses_the_settings_of_each_fold(tmp_path, run, search
         (fold, folder / f"fold-{fold}" / "search", 7) for fold in range(3)
     ]
     for fold, (settings, _, _) in enumerate(search):
-        assert (settings.kfold.n_splits, settings.kfold.inner_splits, settings.kfold.inner_trials) == (3, 2, None)
+        assert (settings.kfold.n_splits, settings.kfold.inner_splits, settings.kfold.inner_trials) == (3, 2, 7)
+        with pytest.raises(
+            ConfigError, match=r"kfold\.inner_trials=7 is of a fold with its search, and of no single run"
+        ):
+            criteria.load_pairs(settings)  # a trial that forgot its inner fold
         own = record.load(folder / f"fold-{fold}")["settings"]["training"]
         assert own["learning_rate"] == pytest.approx(0.001 * (fold + 1))
         assert ended.document["folds"][fold]["chosen"] == [f"training.learning_rate={0.001 * (fold + 1)}"]
         inner = folds.of_inner_fold(settings, 1)  # what the search judges a trial by is an ordinary run
         configure.from_dict(configure.to_dict(inner))
-        held = {pair.text for pair in criteria.load_pairs(settings).validation}
+        held = {pair.text for pair in criteria.load_pairs(folds.of_fold(settings, fold)).validation}
         split = criteria.load_pairs(inner)
         assert not held & {pair.text for pair in (*split.train, *split.validation)}
     assert "training.learning_rate=0.002" in (folder / "report.html").read_text()
@@ -447,6 +453,11 @@ def test_a_search_has_no_say_in_the_data_or_the_folds(study, monkeypatch):
     monkeypatch.setitem(sys.modules, "hotloop.train.search", leaking)
     with pytest.raises(ConfigError, match=r"the inner search chose kfold\.fold=0"):
         kfold.run(study(kfold__inner_trials=2, kfold__inner_splits=2), Recipe())
+
+
+def test_a_recipe_without_folds_is_told(study):
+    with pytest.raises(ConfigError, match="recipe=criteria cannot be split into folds: it has no function `sides`"):
+        kfold.run(study(), types.SimpleNamespace(COMPONENTS=criteria.COMPONENTS))
 
 
 def test_a_fold_is_judged_on_its_own_held_out_rows(whole):

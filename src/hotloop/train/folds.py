@@ -97,6 +97,11 @@ def split_rows(
             f"kfold.n_splits={kfold.n_splits} without kfold.fold is a whole cross-validation, and no single run: "
             "start it by `hotloop kfold`, or name the fold to hold out, such as kfold.fold=0"
         )
+    if kfold.inner_trials is not None:  # else a trial that forgot its inner fold would be judged by what is held out
+        raise ConfigError(
+            f"kfold.inner_trials={kfold.inner_trials} is of a fold with its search, and of no single run: start it by "
+            "`hotloop kfold`, or leave kfold.inner_trials out"
+        )
     train, held_out = _fold(groups, strata, ("kfold.n_splits", kfold.n_splits, kfold.fold), seed)
     if kfold.inner_fold is None:
         return train, held_out
@@ -147,6 +152,11 @@ def of_fold(settings: Settings, fold: int) -> Settings:
     """Give the settings of the ordinary run that holds out one fold."""
     kfold = dataclasses.replace(settings.kfold, fold=fold, inner_trials=None)
     return dataclasses.replace(settings, kfold=kfold)
+
+
+def with_search(settings: Settings, fold: int) -> Settings:
+    """Give the settings of a fold and its inner search: no run's, until an inner fold is named (`of_inner_fold`)."""
+    return dataclasses.replace(settings, kfold=dataclasses.replace(settings.kfold, fold=fold))
 
 
 def of_inner_fold(settings: Settings, fold: int) -> Settings:

@@ -44,7 +44,7 @@ _FREE = (
     "training.checkpoint_every_steps",
 )  # fmt: skip
 """What may change while a cross-validation is resumed: all else would make its folds incomparable."""
-_KEPT = ("recipe.", "data.", "kfold.", "run.")
+_KEPT = ("recipe", "data", "kfold", "run")
 """What an inner search has no say in."""
 
 
@@ -161,6 +161,11 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
         StepLostError: the GPU may be lost; this process cannot go on, and one that resumes the study can.
     """
     settings, display = study.settings, Display(console)
+    if not hasattr(recipe, "sides"):
+        raise ConfigError(
+            f"recipe={settings.recipe.name} cannot be split into folds: it has no function `sides` (see "
+            "hotloop.recipes.Recipe). Leave kfold.n_splits out"
+        )
     # What can be refused is refused here, before anything is loaded or written.
     device = environment.choose_device(settings.run.device)
     compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings.compile, device.type)
@@ -258,23 +263,25 @@ class _Running:
         """Train a fold from its start, or from its last checkpoint."""
         settings = folds.of_fold(self.study.settings, fold)
         if self.study.settings.kfold.inner_trials is not None:
-            settings = chosen_for(settings, self.chosen(fold, settings, folder))
-        within = Within(runs=runs, resume=self.study.again)
+            settings = chosen_for(settings, self.chosen(fold, folder))
+        whole = self.study.folder
+        within = Within(runs=runs, study=whole.name, fold=fold, folder=whole, resume=self.study.again)
         return self.recipe.train(start.take_up(settings, folder, within), self.console)
 
-    def chosen(self, fold: int, settings: Settings, folder: Path) -> list[str]:
+    def chosen(self, fold: int, folder: Path) -> list[str]:
         """Give what the fold's inner search found; one that is done is not run again.
 
-        The seam is ``hotloop.train.search.nested(settings, folder, trials)``. It is told an outer fold by
-        ``kfold.n_splits`` and ``kfold.fold``, judges each trial by runs with ``kfold.inner_fold`` set
-        (`hotloop.train.folds.of_inner_fold`), one or all of ``kfold.inner_splits``, and goes on with the search that it
-        finds in its folder. It gives the overrides of the best trial, and raises KeyboardInterrupt where the user
-        stopped it.
+        The seam is ``hotloop.train.search.nested(settings, folder, trials)``. The settings name the outer fold and have
+        ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with ``kfold.inner_fold``
+        set (`hotloop.train.folds.of_inner_fold`), which see the outer fold's training side alone. It goes on with the
+        search that it finds in its folder, gives the overrides of the best trial, and raises KeyboardInterrupt where
+        the user stopped it.
         """
         known: list[str] | None = self.state.fold(fold).get("chosen")
         if known is None:
             trials = self.study.settings.kfold.inner_trials
             self.display.say(f"Inner search: {trials} trials on the training side of fold {fold}, in {folder / SEARCH}")
+            settings = folds.with_search(self.study.settings, fold)
             known = list(importlib.import_module("hotloop.train.search").nested(settings, folder / SEARCH, trials))
             self.state.note(fold, chosen=known)
         self.display.say(f"Inner search of fold {fold} chose: {' '.join(known) or 'no change'}")
@@ -288,7 +295,7 @@ def chosen_for(settings: Settings, chosen: Sequence[str]) -> Settings:
         ConfigError: it would change the data, the folds or the run itself.
     """
     for one in chosen:
-        if one.lstrip("+~").startswith(_KEPT):
+        if one.lstrip("+~").split(".")[0] in _KEPT:
             raise ConfigError(f"the inner search chose {one}: a search within a fold has no say in {', '.join(_KEPT)}")
     return configure.from_dict(configure.to_dict(settings), chosen)
 
