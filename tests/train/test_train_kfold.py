@@ -455,6 +455,15 @@ def test_a_search_has_no_say_in_the_data_or_the_folds(study, monkeypatch):
         kfold.run(study(kfold__inner_trials=2, kfold__inner_splits=2), Recipe())
 
 
+def test_a_space_that_an_inner_search_has_no_say_in_is_told_before_it_begins(study, search, monkeypatch):
+    plain = configure.to_dict
+    space = {"space": {"training": {"learning_rate": {}}, "data": {"negatives": {}}}}
+    monkeypatch.setattr(configure, "to_dict", lambda settings: {**plain(settings), "hpo": space})
+    with pytest.raises(ConfigError, match=r"hpo\.space\.data: .* set hpo\.space\.data=null"):
+        kfold.run(study(kfold__inner_trials=2, kfold__inner_splits=2), Recipe())
+    assert search == []
+
+
 def test_a_recipe_without_folds_is_told(study):
     with pytest.raises(ConfigError, match="recipe=criteria cannot be split into folds: it has no function `sides`"):
         kfold.run(study(), types.SimpleNamespace(COMPONENTS=criteria.COMPONENTS))

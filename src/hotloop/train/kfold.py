@@ -167,6 +167,7 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
             "hotloop.recipes.Recipe). Leave kfold.n_splits out"
         )
     # What can be refused is refused here, before anything is loaded or written.
+    _check_space(settings)
     device = environment.choose_device(settings.run.device)
     compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings.compile, device.type)
     display.say(f"Cross-validation of recipe {settings.recipe.name} in {settings.kfold.n_splits} folds: {study.folder}")
@@ -286,6 +287,21 @@ class _Running:
             self.state.note(fold, chosen=known)
         self.display.say(f"Inner search of fold {fold} chose: {' '.join(known) or 'no change'}")
         return known
+
+
+def _check_space(settings: Settings) -> None:
+    """Refuse, before hours of it, an inner search over what it has no say in.
+
+    Raises:
+        ConfigError: the space names the data, the folds or the run itself.
+    """
+    searched: Any = configure.to_dict(settings).get("hpo", {}).get("space", {})
+    wrong = [name for name in searched if name.split(".")[0] in _KEPT and searched[name] is not None]
+    if settings.kfold.inner_trials is not None and wrong:
+        raise ConfigError(
+            f"hpo.space.{wrong[0]}: a search within a fold has no say in {', '.join(_KEPT)}, since the folds would "
+            f"then hold other rows: set hpo.space.{wrong[0]}=null"
+        )
 
 
 def chosen_for(settings: Settings, chosen: Sequence[str]) -> Settings:
