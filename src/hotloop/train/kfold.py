@@ -115,7 +115,14 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
         )
     before = configure.from_dict(document["settings"])
     _write_settings(before, folder)
-    now = configure.load([one for one in overrides if not start.is_about_folder(one)], folder / start.SETTINGS)
+    changed = [one for one in overrides if not start.is_about_folder(one)]
+    choices = any(one.split("=")[0].strip() in configure.groups() for one in changed)
+    # The same command may be given again, choices of groups included; those are known where settings are composed.
+    now = (
+        configure.load(changed, folder / start.SETTINGS)
+        if choices
+        else configure.from_dict(document["settings"], changed)
+    )
     old, new = _flat(configure.to_dict(before)), _flat(configure.to_dict(now))
     for name in dict.fromkeys([*old, *new]):
         free = any(f"{name}.".startswith(f"{one}.") for one in _FREE) and name != "run.seed"
