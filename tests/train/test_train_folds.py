@@ -143,6 +143,14 @@ def test_a_recipe_that_splits_wrongly_is_found_out(settings, given, message):
         folds.examine(settings(kfold__n_splits=2), lambda _: given)
 
 
+def test_data_without_labels_is_split_by_its_groups_alone(settings):
+    text = sides(train=((None, None), "ab"), held=((None,), "c"))
+    text.check("fold 0", "")
+    assert text.train.to_dict() == {"rows": 2, "groups": 2, "shares": {}}
+    with pytest.raises(DataError, match="held-out side of fold 0 has no rows"):
+        sides(train=((None, None), "ab"), held=((), "")).check("fold 0", "")
+
+
 def test_what_is_in_each_fold_is_shown(settings):
     lines = folds.describe(folds.examine(settings(kfold__n_splits=3), criteria.sides))
     assert re.split(r"\s{2,}", lines[0]) == ["fold", "train on", "groups", "labels", "hold out", "groups", "labels"]

@@ -199,8 +199,8 @@ class _Fitting:
             if failure is None:
                 raise
             last = self.folder / checkpoint.FOLDER / checkpoint.LAST
-            again = self.within.resume or f"hotloop train run.resume={self.folder} <changed settings>"
-            raise failures.with_checkpoint(failure, self.doing, again, last) from error
+            again = self.within.resume
+            raise failures.with_checkpoint(failure, self.doing, self.folder, last, again) from error
         finally:
             self.settle()
             for logger in self.fabric.loggers:

@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One side of a split, row by row: each row's label, and the group that is never split."""
+    """One side of a split, row by row: each row's label (None of data that has none), and the group never split."""
 
     labels: tuple[Hashable, ...]
     groups: tuple[str, ...]
 
     @property
     def shares(self) -> dict[str, float]:
-        """Give the share of each label, by its text."""
-        counts = collections.Counter(self.labels)
+        """Give the share of each label, by its text; empty where rows have none."""
+        counts = collections.Counter(label for label in self.labels if label is not None)
         return {str(label): counts[label] / len(self.labels) for label in sorted(counts, key=str)}
 
     def to_dict(self) -> dict[str, object]:
@@ -63,7 +63,7 @@ class Sides:
         """
         for name, side in (("training", self.train), ("held-out", self.validation)):
             labels = set(side.labels)
-            if len(labels) < 2:  # noqa: PLR2004 - one label teaches nothing, and no metric can be made of it
+            if labels != {None} and len(labels) < 2:  # noqa: PLR2004 - one label teaches nothing, and no metric can be made of it
                 held = f"only rows with label {labels.pop()}" if labels else "no rows"
                 raise DataError(f"the {name} side of {where} has {held}: at least two labels are needed. {change}")
         both = sorted(set(self.train.groups) & set(self.validation.groups))
