@@ -52,10 +52,13 @@ def explain(error: Exception) -> TrainingFailedError | None:
     return None
 
 
-def with_checkpoint(failure: TrainingFailedError, doing: str, folder: Path, checkpoint: Path) -> TrainingFailedError:
-    """Add what was being done, and how to go on, to a failure's message."""
+def with_checkpoint(
+    failure: TrainingFailedError, doing: str, folder: Path, checkpoint: Path, again: str | None = None
+) -> TrainingFailedError:
+    """Add what was being done, and how to go on, to a failure's message; ``again`` is the command, if not the run's."""
+    own = f"hotloop train run.resume={folder} <changed settings>"
     kept = (
-        f"Kept: {checkpoint}. Resume with: hotloop train run.resume={folder} <changed settings>"
+        f"Kept: {checkpoint}. Resume with: {again or own}"
         if checkpoint.is_file()
         else "No checkpoint was written yet: start again with changed settings"
     )
