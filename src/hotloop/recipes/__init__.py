@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hotloop.train.fit import Outcome
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
+    from hotloop.train.task import Goal
 
 NAMES = ("criteria",)
 
@@ -22,6 +23,7 @@ class Recipe(Protocol):
     """What a recipe's module offers."""
 
     COMPONENTS: tuple[str, ...]
+    GOAL: Goal
 
     def train(self, start: Start, console: Console | None = None) -> Outcome:
         """Train from the start, or from where the run stopped."""

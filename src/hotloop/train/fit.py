@@ -18,7 +18,7 @@ from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
-from hotloop.train.batches import Batch, Dataset, epoch_order
+from hotloop.train.batches import epoch_order
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan, arguments
 from hotloop.train.evaluate import evaluate
@@ -28,44 +28,26 @@ from hotloop.train.rehearse import Rehearsal
 from hotloop.train.update import Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from hotloop.events import Event
+    from hotloop.train.batches import Batch
     from hotloop.train.display import Display
     from hotloop.train.settings import Settings, TrainingSettings
     from hotloop.train.start import Start
+    from hotloop.train.task import Task
 
 REHEARSED = 4
 """Batches on which CUDA graphs are tried before they are turned on."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """What a recipe trains.
-
-    Args:
-        model: gives logits, shape (batch,), of inputs by name.
-        parts: the components by name, as `hotloop.compile` takes them; ``loss`` gives the mean loss of logits and
-            labels.
-        train, validation: the two sides of the split.
-        fingerprint: tells other data apart, so that no run is resumed on it.
-        context: measurements for the record that were made before training, such as baselines.
-    """
-
-    model: torch.nn.Module
-    parts: dict[str, Any]
-    train: Dataset
-    validation: Dataset
-    fingerprint: str
-    context: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
 class Outcome:
     """How a run ended: ``finished`` or ``interrupted``; the best validation, what ran, and the measurements.
 
-    ``notes`` are what ``use_torch_compile=auto`` decided, and why, as lines.
+    ``notes`` are what ``use_torch_compile=auto`` decided, and why; ``remarks`` by what the best validation is to be
+    judged, such as baselines: both as lines.
     """
 
     status: str
@@ -77,6 +59,7 @@ class Outcome:
     measurements: dict[str, Any]
     seconds: float
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +86,7 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
     with contextlib.ExitStack() as stack:
         record = stack.enter_context(RunRecord(start.folder))
         record.update("settings", **configure.to_dict(start.settings))
-        record.update("measurements", validation_pairs=len(task.validation), **task.context)
+        record.update("measurements", **{f"validation_{task.rows}": len(task.validation)}, **task.context)
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(hotloop.watch()) if chosen or auto else []
         interrupt = stack.enter_context(Interrupt())
@@ -178,7 +161,9 @@ class _Fitting:
         self.seen = len(live.events)
         self.automatic = self.make_automatic() if self.training.optimization.use_torch_compile == "auto" else None
         self.compiling = self.automatic or Compiling(chosen, self.settings, task.parts, display.say, self.rehearsal)
-        self.account = Account(live.record, self.training.batch_size * accumulate)
+        rows = self.training.batch_size * accumulate
+        taken = {"samples": rows, **{what: rows * many for what, many in task.per_row.items()}}
+        self.account = Account(live.record, taken)
 
     def run(self) -> Outcome:
         """Train to the end, or until somebody interrupts."""
@@ -304,16 +289,16 @@ class _Fitting:
         """Judge the model, keep it where it is the best so far, and go on to the next epoch where this one is done."""
         at = self.position
         self.doing = f"validation at step {at.step}"
-        loss, batch_size = self.task.parts["loss"], self.training.eval_batch_size
+        judge = self.task.judge(self.task.parts["loss"])
         with self.compiling.validating():
-            metrics = evaluate(self.model, loss, self.task.validation, batch_size, self.device)
+            metrics = evaluate(self.model, judge, self.task.validation, self.training.eval_batch_size, self.device)
         events = self.new_events()
         self.compiling.after_validation(events)
         self.account.observed(at.step, self.compiling.unrecorded(events))
-        best = metrics["f1"] > at.best_f1
+        best = self.task.goal.better(metrics, at.best)
         at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
         if best:
-            at.best_f1, at.best_step, at.best = metrics["f1"], at.step, metrics
+            at.best_step, at.best = at.step, metrics
         self.account.validated(at.step, at.epoch + 1, metrics)
         self.fabric.log_dict({f"validation_{name}": value for name, value in metrics.items()}, step=at.step)
         self.display.validated(at.step, metrics, best=best)
@@ -376,8 +361,10 @@ class _Fitting:
         seconds = time.monotonic() - self.began
         measured = dict(self.live.record.document["measurements"])
         components = self.compiling.status()
-        notes = tuple(self.compiling.summary())
-        return Outcome(status, self.folder, at.step, at.best_step, at.best, components, measured, seconds, notes)
+        notes, remarks = tuple(self.compiling.summary()), tuple(self.task.remarks(at.best, measured)) if at.best else ()
+        return Outcome(
+            status, self.folder, at.step, at.best_step, at.best, components, measured, seconds, notes, remarks
+        )
 
 
 def _loggers(settings: Settings, folder: Path, record: RunRecord) -> list[Any]:
