@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hotloop.train.start import Start
     from hotloop.train.task import Goal
 
-NAMES = ("criteria",)
+NAMES = ("criteria", "digits", "language")
 
 
 class Recipe(Protocol):
@@ -24,6 +24,7 @@ class Recipe(Protocol):
 
     COMPONENTS: tuple[str, ...]
     GOAL: Goal
+    READS: tuple[str, ...]
 
     def train(self, start: Start, console: Console | None = None) -> Outcome:
         """Train from the start, or from where the run stopped."""

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import functional
 
 from hotloop.measure import machine
-from hotloop.train import baselines, batches, checkpoint, closing, compiling, csv_pairs, encoder, environment, icd10
+from hotloop.train import (
+    baselines,
+    batches,
+    checkpoint,
+    closing,
+    compiling,
+    csv_pairs,
+    encoder,
+    environment,
+    icd10,
+    unread,
+)
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import Outcome, fit
@@ -32,6 +43,8 @@ COMPONENTS = ("model", "loss")
 """What can be compiled: the encoder with its head, and the loss."""
 GOAL = Goal("f1")
 """What says which validation is the best."""
+READS = ("data", "model", "training.freeze_embeddings")
+"""The settings that it reads, of those that only some recipes do."""
 
 
 def train(start: Start, console: Console | None = None) -> Outcome:
@@ -45,6 +58,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
+    unread.refuse(settings, READS)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -94,6 +108,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: the weights do not fit the model that the settings name.
     """
+    unread.refuse(settings, READS)
     split = load_pairs(settings.data, settings.run.seed)
     loaded = encoder.load(settings.model.name, weights=False)
     checkpoint.fit_weights(loaded.model, weights, settings.model.name)
