@@ -42,7 +42,7 @@ CLASSES, PIXELS, BRIGHTEST = 10, 8, 16
 
 
 class Images(NamedTuple):
-    """Images, float32 of shape (images, 1, 8, 8) between -1 and 1, their digits, int64 of shape (images,), and sides."""
+    """Images, float32 of shape (images, 1, 8, 8) in -1 to 1, their digits, int64 of shape (images,), and sides."""
 
     pixels: Tensor
     digits: Tensor
@@ -86,9 +86,8 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     # The model, with random weights.
     require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
     model = make_model(settings)
-    display.say(
-        f"Model: a vision transformer, {encoder.count(sum(one.numel() for one in model.parameters()))} parameters"
-    )
+    numbers = sum(one.numel() for one in model.parameters())
+    display.say(f"Model: a vision transformer, {encoder.count(numbers)} parameters")
 
     # What needs no training, to judge the result by.
     context = {"baseline_neighbour_accuracy": nearest_neighbour(images)}
@@ -149,8 +148,8 @@ def load_images(settings: Settings) -> Images:
         missing = sorted(set(range(CLASSES)) - set(digits[side].tolist()))
         if missing:
             raise DataError(
-                f"the {name} side of the split has no image of {', '.join(map(str, missing))}: every digit is needed on "
-                "both sides. Use a larger data.sample_size or data.validation_fraction"
+                f"the {name} side of the split has no image of {', '.join(map(str, missing))}: every digit is needed "
+                "on both sides. Use a larger data.sample_size or data.validation_fraction"
             )
     return Images(pixels, digits, *(torch.tensor(side) for side in sides))
 
@@ -194,6 +193,8 @@ def remarks(best: Mapping[str, float], measured: Mapping[str, Any]) -> list[str]
 
 def judge(loss: Loss) -> evaluation.Together:
     """Judge all images together: the loss, and the accuracy."""
-    return evaluation.Together(
-        loss, lambda logits, digits: {"accuracy": float((logits.argmax(1) == digits).float().mean())}
-    )
+
+    def metrics(logits: Tensor, digits: Tensor) -> dict[str, float]:
+        return {"accuracy": float((logits.argmax(dim=1) == digits).float().mean())}
+
+    return evaluation.Together(loss, metrics)

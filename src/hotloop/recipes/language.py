@@ -1,7 +1,7 @@
 """Teach a small GPT-2 the language of Python's own documentation: ``hotloop train recipe=language``.
 
-The text is what ``help("for")`` shows: the topics of the package `pydoc_data`. The model begins with random weights and is
-judged on topics that it never saw. Topics quote each other at length, so every paragraph is kept once, in one topic.
+The text is what ``help("for")`` shows: the topics of the package `pydoc_data`. The model begins with random weights and
+is judged on topics that it never saw. Topics quote each other at length, so each paragraph is kept once, in one topic.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import lzma
 import math
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -87,7 +88,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     start.check_data(text.fingerprint())
     tokens = Tokens(text.train, settings.language.vocabulary)
     sides = tokens.sides(text, settings.language.context)
-    display.say(f"Data: {text.describe()}; {tokens.count:,} tokens")
+    display.say(f"Data: {text.describe()}; a vocabulary of {tokens.count:,} tokens")
 
     # The model, with random weights.
     require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
@@ -201,8 +202,8 @@ class Tokens:
         ids = torch.tensor(self._tokenizer.encode(text).ids)
         if len(ids) <= context:
             raise DataError(
-                f"the {side} side has {len(ids)} tokens, fewer than one row of language.context={context} and the token "
-                "after it: use a larger data.sample_size, or a smaller language.context"
+                f"the {side} side has {len(ids)} tokens, fewer than one row of language.context={context} and the "
+                "token after it: use a larger data.sample_size, or a smaller language.context"
             )
         rows = ids.unfold(0, context + 1, stride)
         return batches.Table({"input_ids": rows[:, :-1].contiguous()}, rows[:, 1:].contiguous())
@@ -262,7 +263,7 @@ def baselines(known: bytes, held_out: bytes) -> dict[str, float]:
 
     Counts are of the training text, each with one more spread over all bytes; xz has read the training text before.
     """
-    ones, pairs = Counter(known), Counter(zip(known, known[1:], strict=False))
+    ones, pairs = Counter(known), Counter(pairwise(known))
 
     def one(byte: int) -> float:
         return (ones[byte] + 1) / (len(known) + 256)
@@ -271,7 +272,7 @@ def baselines(known: bytes, held_out: bytes) -> dict[str, float]:
         return (pairs[first, second] + one(second)) / (ones[first] + 1)
 
     alone = [one(byte) for byte in held_out]
-    after = [pair(*both) for both in zip(held_out, held_out[1:], strict=False)]
+    after = [pair(*both) for both in pairwise(held_out)]
     return {
         "baseline_unigram_bits": _bits(alone),
         "baseline_bigram_bits": _bits(after),
