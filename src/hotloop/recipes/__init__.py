@@ -23,7 +23,7 @@ class Recipe(Protocol):
     """What a recipe's module offers."""
 
     COMPONENTS: tuple[str, ...]
-    GOAL: Goal
+    GOAL: Goal | None
     READS: tuple[str, ...]
 
     def train(self, start: Start, console: Console | None = None) -> Outcome:
@@ -34,11 +34,17 @@ class Recipe(Protocol):
 
 
 def load(name: str) -> Recipe:
-    """Give the recipe of a name.
+    """Give the recipe of a name, or of a program of the user's own, ``FILE.py:function``.
 
     Raises:
         ConfigError: there is none of this name; the message gives the nearest.
     """
+    if ":" in name:
+        from hotloop.recipes.program import Program  # noqa: PLC0415 - as the others, when it is asked for
+
+        return Program(name)
     if name not in NAMES:
-        raise ConfigError(f"recipe {name!r} does not exist: {nearest(name, NAMES)}")
+        raise ConfigError(
+            f"recipe {name!r} does not exist: {nearest(name, NAMES)}, or a program of your own, recipe=FILE.py:function"
+        )
     return cast("Recipe", importlib.import_module(f"hotloop.recipes.{name}"))

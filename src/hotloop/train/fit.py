@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import hotloop
-from hotloop.errors import MissingExtraError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
@@ -25,6 +23,7 @@ from hotloop.train.evaluate import evaluate
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.optional import require
 from hotloop.train.rehearse import Rehearsal
+from hotloop.train.tracking import Tracking
 from hotloop.train.update import Update
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from hotloop.events import Event
     from hotloop.train.batches import Batch
     from hotloop.train.display import Display
-    from hotloop.train.settings import Settings, TrainingSettings
+    from hotloop.train.settings import TrainingSettings
     from hotloop.train.start import Start
     from hotloop.train.task import Task
 
@@ -63,7 +62,7 @@ class Outcome:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Live:
+class Live:
     """What is open while a run goes on: its record, the events seen so far, and a wish to stop."""
 
     record: RunRecord
@@ -91,7 +90,7 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         events = stack.enter_context(hotloop.watch()) if chosen or auto else []
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(display)
-        fitting = _Fitting(task, start, chosen, display, _Live(record, events, interrupt))
+        fitting = _Fitting(task, start, chosen, display, Live(record, events, interrupt))
         stack.callback(fitting.compiling.close)
         if start.resume:
             fitting.restore(start.resume)
@@ -126,7 +125,7 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 class _Fitting:
     """One run on its way: what it was given, what it made of that, and where it is."""
 
-    def __init__(self, task: Task, start: Start, chosen: Plan, display: Display, live: _Live) -> None:
+    def __init__(self, task: Task, start: Start, chosen: Plan, display: Display, live: Live) -> None:
         self.task, self.display, self.live = task, display, live
         self.settings, self.training, self.folder = start.settings, start.settings.training, start.folder
         self.within = start.within
@@ -142,8 +141,8 @@ class _Fitting:
             accelerator=device.type,
             devices=[device.index or 0] if device.type == "cuda" else 1,
             precision="bf16-mixed" if self.training.optimization.use_bf16 else "32-true",
-            loggers=_loggers(self.settings, self.folder, live.record),
         )
+        self.tracking = Tracking(start, live.record, display.say)
         groups = parameter_groups(task.model, self.training.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=self.training.learning_rate)
         self.scheduler = self.make_scheduler(0)
@@ -187,8 +186,7 @@ class _Fitting:
             raise failures.with_checkpoint(failure, self.doing, self.folder, last) from error
         finally:
             self.settle()
-            for logger in self.fabric.loggers:
-                logger.finalize("")  # they write in bunches, and the last one is still in memory
+            self.tracking.close()
         return self.outcome("finished")
 
     def make_automatic(self) -> Automatic:
@@ -243,14 +241,14 @@ class _Fitting:
         self.compiling.after_step(seconds, sum(batch.tokens for batch in batches), events)
         self.position.step += 1
         self.position.step_in_epoch += 1
-        entry = {
+        entry: dict[str, Any] = {
             "step": self.position.step, "seconds": seconds, "loss": loss, "learning_rate": rate,
             "gradient_norm": norm, "running": self.compiling.running,
         }  # fmt: skip
         self.account.step(entry, events)
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
         self.display.step(entry)
-        self.fabric.log_dict({"loss": loss, "learning_rate": rate}, step=self.position.step)
+        self.tracking.log({"loss": loss, "learning_rate": float(rate)}, self.position.step)
 
     def new_events(self) -> list[Event]:
         """Give what was observed since this was last asked."""
@@ -300,7 +298,7 @@ class _Fitting:
         if best:
             at.best_step, at.best = at.step, metrics
         self.account.validated(at.step, at.epoch + 1, metrics)
-        self.fabric.log_dict({f"validation_{name}": value for name, value in metrics.items()}, step=at.step)
+        self.tracking.log({f"validation_{name}": value for name, value in metrics.items()}, at.step)
         self.display.validated(at.step, metrics, best=best)
         if at.step_in_epoch >= self.steps_per_epoch:
             at.epoch, at.step_in_epoch = at.epoch + 1, 0
@@ -353,7 +351,9 @@ class _Fitting:
     def settle(self) -> None:
         """Bring the record's components and measurements up to date."""
         memory = environment.peak_memory(self.device)
-        self.account.settle(self.compiling.status(), memory, self.compiling.figures())
+        status, figures = self.compiling.status(), self.compiling.figures()
+        self.account.settle(status, memory, figures)
+        self.tracking.compiled(status, figures, self.position.step)
 
     def outcome(self, status: str) -> Outcome:
         """Sum the run up."""
@@ -365,15 +365,3 @@ class _Fitting:
         return Outcome(
             status, self.folder, at.step, at.best_step, at.best, components, measured, seconds, notes, remarks
         )
-
-
-def _loggers(settings: Settings, folder: Path, record: RunRecord) -> list[Any]:
-    """Make Fabric's logger of ``run.logger``; each start of a run gets a version of its own."""
-    kinds = {"csv": "CSVLogger", "tensorboard": "TensorBoardLogger"}
-    if settings.run.logger not in kinds:
-        return []
-    if settings.run.logger == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        raise MissingExtraError("run.logger=tensorboard needs the package tensorboard: pip install tensorboard")
-    loggers = require("lightning.fabric.loggers", "hotloop train")
-    version = f"start-{record.document['starts']}"
-    return [getattr(loggers, kinds[settings.run.logger])(root_dir=folder, name="logs", version=version)]

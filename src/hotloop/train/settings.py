@@ -156,7 +156,9 @@ class RunSettings:
     device: str
     folder: str | None
     resume: str | None
-    logger: Literal["none", "csv", "tensorboard"]
+    logger: Literal["none", "csv", "tensorboard", "mlflow", "wandb"]
+    tracking: str | None
+    project: str | None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 
 class Listener(Protocol):
@@ -32,7 +33,27 @@ class Within:
         validated: hears of each validation, and may end the run by raising `RunPrunedError`.
         runs: how many runs of about this length, this one included, will use what is compiled in it: the folds that are
             left, or the trials of a search that will share it. What a compile may cost follows from it.
+        study: the name of the search, or of the cross-validation on its own: loggers nest its runs below it.
+        trial: the trial's number, for the run of a trial and for the folds of one.
+        fold: the fold's number, for the run of a fold.
+        folder: of the study, which all of its workers share.
     """
 
     validated: Listener = _nothing
     runs: float = 1.0
+    study: str | None = None
+    trial: int | None = None
+    fold: int | None = None
+    folder: Path | None = None
+
+    def levels(self, name: str) -> tuple[tuple[str, str], ...]:
+        """Give what the run is, from the outside in, the run itself last: ``(("study", "s"), ("trial", "trial-3"))``.
+
+        Args:
+            name: of a run that is within nothing.
+        """
+        if self.study is None:
+            return (("run", name),)
+        numbered = (("trial", self.trial), ("fold", self.fold))
+        below = tuple((kind, f"{kind}-{number}") for kind, number in numbered if number is not None)
+        return (("study", self.study), *(below or (("run", name),)))
