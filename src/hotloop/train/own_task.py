@@ -120,6 +120,8 @@ def judge(workload: Workload) -> dict[str, float]:
 def loss_of(result: Any) -> float | None:
     """Give the loss that a step returned: a number, a tensor of one, or either as ``loss`` of a mapping; else None."""
     found = result.get("loss") if isinstance(result, Mapping) else result
+    if isinstance(found, torch.Tensor):
+        found = found.detach()
     return float(found) if found is not None and _is_number(found) else None
 
 

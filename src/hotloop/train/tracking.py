@@ -79,9 +79,7 @@ class Tracking:
         if now == self._compiled:
             return
         self._compiled = now
-        self._do(
-            lambda logger: logger.log_metrics({f"compile_{name}": value for name, value in known.items()}, step=step)
-        )
+        self._do(lambda logger: logger.log_metrics(known, step=step))
         self._do(lambda logger: _tell_running(self.name, logger, running, step))
 
     def close(self, status: str = "success") -> None:
