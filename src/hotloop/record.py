@@ -100,7 +100,7 @@ class RunRecord:
             self._write_line({"set": self.document})
         started = {"schema": SCHEMA_VERSION, "status": "running", "finished": None, "error": None}
         created = self._head["created"] or time.time()
-        self._set(**started, **_this_process(), created=created, starts=(self._head.get("starts") or 0) + 1)
+        self._set(**started, **this_process(), created=created, starts=(self._head.get("starts") or 0) + 1)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -255,6 +255,18 @@ def was_killed(document: Mapping[str, Any]) -> bool:
     return document.get("process_started") != _process_started(pid)  # another process has got the number since
 
 
+def runs_elsewhere(document: Mapping[str, Any]) -> bool:
+    """Whether another process of this machine is at work on a record; False where that cannot be known."""
+    if document.get("status") != "running" or document.get("host") != platform.node():
+        return False
+    return document.get("pid") != os.getpid() and not was_killed(document)
+
+
+def to_json(value: Any) -> str:
+    """Give data as JSON text in the record's way: NaN and infinity, which JSON has none of, as strings."""
+    return _dumps(value).decode("ascii")
+
+
 def _find(path: Path) -> Path:
     if path.is_file():
         return path
@@ -342,7 +354,8 @@ def _mend_torn_tail(lines: Path) -> bool:
     return first.endswith(b"\n")
 
 
-def _this_process() -> dict[str, Any]:
+def this_process() -> dict[str, Any]:
+    """Give what tells this process apart from all others: its number, its machine, and when it started."""
     pid = os.getpid()
     return {"pid": pid, "host": platform.node(), "process_started": _process_started(pid)}
 

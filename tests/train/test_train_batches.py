@@ -30,7 +30,7 @@ def test_a_length_beyond_the_model_is_refused(tokenizer):
 
 def test_what_is_cut_is_counted(tokenizer):
     lengths = batches.choose_lengths(tokenizer, PAIRS, 6, [], 32)
-    assert "4 of 10 training pairs are cut" in lengths.note
+    assert "4 of 10 pairs are cut" in lengths.note
     assert batches.Dataset(tokenizer, PAIRS, lengths).inputs["input_ids"].shape == (10, 6)
 
 

@@ -115,7 +115,8 @@ def test_no_topic_and_no_quoted_paragraph_is_on_both_sides():
     ]
     assert not sides[0] & sides[1]
     assert 0.1 < len(text.validation) / len(text.train) < 0.5
-    assert min(text.topics) > 5
+    assert min(len(set(topics)) for topics in text.topics) > 5
+    assert not set(text.topics[0]) & set(text.topics[1])
 
 
 def test_a_quoted_paragraph_stays_in_the_longest_topic_that_has_it():
@@ -129,7 +130,7 @@ def test_a_quoted_paragraph_stays_in_the_longest_topic_that_has_it():
 
 
 def test_every_held_out_token_is_predicted_once_and_tokens_know_their_bytes():
-    text = language.Text("the cat sat on the mat. " * 40, "the mat sat on the cat ✓. " * 20, (1, 1))
+    text = language.Text("the cat sat on the mat. " * 40, "the mat sat on the cat ✓. " * 20, (("a",), ("b",)))
     tokens = language.Tokens(text.train, 280)
     held_out = tokens.sides(text, 8)[1]
     flat = torch.cat([held_out.inputs["input_ids"][:1, :1].flatten(), held_out.labels.flatten()])

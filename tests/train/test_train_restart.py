@@ -120,3 +120,9 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="has no checkpoint"):
         start.prepare([f"run.resume={tmp_path / 'empty'}"])
+
+
+def test_a_cross_validation_is_started_again_as_a_whole(prepare):
+    begun = prepare(training__optimization__use_torch_compile="auto", kfold__n_splits=3)
+    found = restart.command(begun, ["training.num_epochs=2"], "kfold")
+    assert found[-3:] == ["kfold", f"run.resume='{begun.folder}'", "training.optimization.use_torch_compile=false"]

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations of a command when it runs
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotloop import record
 from hotloop.cli.printing import console
 from hotloop.errors import HotloopError
-from hotloop.report import View, build
+from hotloop.report import View, build, folds, folds_page
 from hotloop.report.page import write_view
 from hotloop.report.terminal import draw
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from hotloop.report.folds import FoldsView
 
 PAGE = "report.html"
 
@@ -24,7 +29,9 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or its record.json or record.jsonl.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run or a cross-validation, or a document in it.")
+    ],
     html: Annotated[
         Path | None,
         typer.Option(
@@ -36,20 +43,24 @@ def report(
     ] = False,
 ) -> None:
     """Say what a run ran and why, in the terminal and as one HTML page that works offline."""
-    view = build(record.load(run))
+    view: View | FoldsView = folds.build(folds.load(run)) if folds.is_study(run) else build(record.load(run))
     target = html or (None if as_json else (run if run.is_dir() else run.parent) / PAGE)
     page = _write(view, target) if target else None
     if as_json:
         typer.echo(json.dumps({**view.to_dict(), "html": str(page) if page else None}, indent=2))
         return
-    console().print(draw(view))
+    console().print(_drawn(view))
     if page:
         typer.echo(f"\nReport: {page}")
 
 
-def _write(view: View, target: Path) -> Path:
+def _drawn(view: View | FoldsView) -> RenderableType:
+    return draw(view) if isinstance(view, View) else folds.draw(view)
+
+
+def _write(view: View | FoldsView, target: Path) -> Path:
     try:
-        return write_view(view, target)
+        return write_view(view, target) if isinstance(view, View) else folds_page.write(view, target)
     except OSError as error:
         raise HotloopError(
             f"the page {target} cannot be written ({error.strerror or error}): name another file with --html"

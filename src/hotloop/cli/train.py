@@ -8,15 +8,10 @@ from typing import Annotated
 
 import typer
 
+from hotloop.cli import kfold
+from hotloop.cli.kfold import INTERRUPTED, Config, Overrides, Show
 from hotloop.errors import ConfigError, StepLostError
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C or SIGTERM, as shells have it."""
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[SETTING=VALUE]...", help="Settings, such as training.num_epochs=3 or data=csv."),
-]
+from hotloop.report import folds
 
 
 def register(app: typer.Typer) -> None:
@@ -27,28 +22,37 @@ def register(app: typer.Typer) -> None:
 
 def train(
     overrides: Overrides = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="PATH", help="A YAML file of settings, or a folder of setting groups."),
-    ] = None,
-    show: Annotated[bool, typer.Option("--show", help="Print the settings as YAML, and train nothing.")] = False,
+    config: Config = None,
+    show: Show = False,
 ) -> None:
     """Train a recipe; every setting is described in docs/settings.md.
 
     recipe=criteria (the default) fine-tunes a cross-encoder on pairs of a phrase and a criterion. Resume an interrupted
-    run with run.resume=FOLDER.
+    run with run.resume=FOLDER. kfold.n_splits=5 makes it a cross-validation, as hotloop kfold does.
     """
+    begin(overrides or [], config, show=show, as_json=False)
+
+
+def begin(overrides: list[str], config: Path | None, *, show: bool, as_json: bool) -> None:
+    """Begin, or go on with, what the settings name: a single run or a cross-validation."""
     from hotloop import recipes  # noqa: PLC0415 - torch and the optional packages are loaded for this command alone
     from hotloop.train import configure, restart, start  # noqa: PLC0415
+    from hotloop.train import kfold as studies  # noqa: PLC0415
 
     if show:
-        typer.echo(configure.to_yaml(configure.load(overrides or [], config)), nl=False)
+        typer.echo(configure.to_yaml(configure.load(overrides, config)), nl=False)
         return
-    begun = start.prepare(overrides or [], config)
+    study = studies.prepare(overrides, config)
+    if study:
+        kfold.run(study, overrides, as_json=as_json)
+        return
+    if as_json:
+        raise ConfigError("--json prints the summary of several folds; a single run has its own in record.json")
+    begun = start.prepare(overrides, config)
     try:
         outcome = recipes.load(begun.settings.recipe.name).train(begun)
     except StepLostError as error:
-        restart.one_rung_down(error, begun, overrides or [])
+        restart.one_rung_down(error, begun, overrides)
     if outcome.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
 
@@ -57,16 +61,21 @@ def evaluate(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="checkpoint=FILE|run=FOLDER [SETTING=VALUE]...",
-            help="What to judge: a checkpoint, or a run by its folder (its best checkpoint); then changed settings.",
+            metavar="checkpoint=FILE|run=FOLDER [fold=N] [SETTING=VALUE]...",
+            help="What to judge: a checkpoint, a run by its folder (its best checkpoint), or the folds of a "
+            "cross-validation, all or one; then changed settings.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
 ) -> None:
-    """Judge a checkpoint on the validation side of its data."""
+    """Judge a checkpoint on the validation side of its data; of a cross-validation, on the rows its fold held out."""
     from hotloop import recipes  # noqa: PLC0415 - as in train
     from hotloop.train import checkpoint, configure  # noqa: PLC0415
 
+    folder, fold, rest = _study(arguments)
+    if folder:
+        kfold.judge(folder, fold, rest, as_json=as_json)
+        return
     path, overrides = _chosen(arguments)
     document = checkpoint.load(path)
     settings = configure.from_dict(document["settings"], overrides)
@@ -80,6 +89,20 @@ def evaluate(
     typer.echo(f"{path}, step {step}, on the validation split:")
     for name, value in metrics.items():
         typer.echo(f"  {name:<10} {value:.4f}")
+
+
+def _study(arguments: list[str]) -> tuple[Path | None, int | None, list[str]]:
+    """Give the cross-validation that is meant, which fold of it, and the overrides; no folder where none is meant."""
+    runs = [Path(one.removeprefix("run=")) for one in arguments if one.startswith("run=")]
+    wanted = [one.removeprefix("fold=") for one in arguments if one.startswith("fold=")]
+    is_study = len(runs) == 1 and folds.is_study(runs[0])
+    if wanted and not is_study:
+        raise ConfigError(
+            f"fold={wanted[0]} names a fold of a cross-validation: expected run=FOLDER with the folder that hotloop "
+            f"kfold wrote {folds.DOCUMENT} into"
+        )
+    rest = [one for one in arguments if not one.startswith(("run=", "fold="))]
+    return (runs[0], kfold.parse_fold(wanted[-1]) if wanted else None, rest) if is_study else (None, None, rest)
 
 
 def _chosen(arguments: list[str]) -> tuple[Path, list[str]]:

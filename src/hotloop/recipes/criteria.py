@@ -26,6 +26,7 @@ from hotloop.train import (
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import Outcome, fit
+from hotloop.train.folds import Side, Sides
 from hotloop.train.optional import require
 from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal, Task
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hotloop.train.pairs import Split
-    from hotloop.train.settings import DataSettings, ModelSettings, Settings
+    from hotloop.train.settings import Settings
     from hotloop.train.task import Loss
 
 COMPONENTS = ("model", "loss")
@@ -65,7 +66,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     display.say(f"Recipe criteria on {machine.device_name(device)} ({device})")
 
     # The data: pairs, and a split that keeps each group on one side.
-    split = load_pairs(settings.data, settings.run.seed)
+    split = load_pairs(settings)
     start.check_data(split.fingerprint())
     display.say("\n".join(["Data: " + split.describe(), *split.notes]))
 
@@ -78,7 +79,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     display.say(baselines.describe(context))
 
     # Batches of one shape (or of a few declared ones), so that compiled code is compiled once.
-    lengths = choose_lengths(loaded, split, settings.model)
+    lengths = choose_lengths(loaded, split, settings)
     display.say(f"Inputs: {lengths.note}")
     task = Task(
         model=loaded.model,
@@ -102,6 +103,16 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     return outcome
 
 
+def sides(settings: Settings) -> Sides:
+    """Say what `train` learns from and is judged by: the labels and groups of both sides of the split."""
+    split = load_pairs(settings)
+    train, held_out = (
+        Side(tuple(pair.label for pair in side), tuple(pair.group for pair in side))
+        for side in (split.train, split.validation)
+    )
+    return Sides(train, held_out, split.fingerprint())
+
+
 def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     """Judge a checkpoint's weights on the validation side of the data that the settings name.
 
@@ -109,11 +120,11 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
         ConfigError: the weights do not fit the model that the settings name.
     """
     unread.refuse(settings, READS)
-    split = load_pairs(settings.data, settings.run.seed)
+    split = load_pairs(settings)
     loaded = encoder.load(settings.model.name, weights=False)
     checkpoint.fit_weights(loaded.model, weights, settings.model.name)
     device = environment.choose_device(settings.run.device)
-    held_out = batches.Dataset(loaded.tokenizer, split.validation, choose_lengths(loaded, split, settings.model))
+    held_out = batches.Dataset(loaded.tokenizer, split.validation, choose_lengths(loaded, split, settings))
     judged = judge(functional.binary_cross_entropy_with_logits)
     return evaluation.evaluate(loaded.model.to(device), judged, held_out, settings.training.eval_batch_size, device)
 
@@ -140,13 +151,18 @@ def load_model(start: Start, display: Display) -> encoder.Loaded:
     return loaded
 
 
-def load_pairs(data: DataSettings, seed: int) -> Split:
+def load_pairs(settings: Settings) -> Split:
     """Read and split the pairs that the settings name."""
+    data, seed, kfold = settings.data, settings.run.seed, settings.kfold
     if data.source == "csv":
-        return csv_pairs.split(data, seed)
-    return icd10.split(size=data.sample_size, fraction=data.validation_fraction, seed=seed, negatives=data.negatives)
+        return csv_pairs.split(data, seed, kfold)
+    return icd10.split(
+        size=data.sample_size, fraction=data.validation_fraction, seed=seed, negatives=data.negatives, kfold=kfold
+    )
 
 
-def choose_lengths(loaded: encoder.Loaded, split: Split, model: ModelSettings) -> batches.Lengths:
-    """Choose what the pairs are padded to."""
-    return batches.choose_lengths(loaded.tokenizer, split.train, model.max_length, model.buckets, loaded.longest)
+def choose_lengths(loaded: encoder.Loaded, split: Split, settings: Settings) -> batches.Lengths:
+    """Choose what the pairs are padded to. Folds look at both of their sides, so that all have the same shapes."""
+    model, folds = settings.model, settings.kfold.fold is not None
+    pairs = (*split.train, *split.validation) if folds else split.train
+    return batches.choose_lengths(loaded.tokenizer, pairs, model.max_length, model.buckets, loaded.longest)

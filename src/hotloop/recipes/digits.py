@@ -18,9 +18,10 @@ from hotloop.train import batches, checkpoint, closing, compiling, encoder, envi
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import Outcome, fit
+from hotloop.train.folds import Side, Sides, split_rows
 from hotloop.train.logits import Logits
 from hotloop.train.optional import require
-from hotloop.train.pairs import sample, split_groups
+from hotloop.train.pairs import sample
 from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal, Task
 
@@ -115,6 +116,16 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     return outcome
 
 
+def sides(settings: Settings) -> Sides:
+    """Say what `train` learns from and is judged by: the digits on both sides; each image is a group of its own."""
+    images = load_images(settings)
+    train_side, held_out = (
+        Side(tuple(images.digits[side].tolist()), tuple(map(str, side.tolist())))
+        for side in (images.train, images.validation)
+    )
+    return Sides(train_side, held_out, images.fingerprint())
+
+
 def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     """Judge a checkpoint's weights on the validation side of the images.
 
@@ -143,7 +154,8 @@ def load_images(settings: Settings) -> Images:
     digits = torch.from_numpy(loaded.target).long()[rows]
     # Who wrote a digit is not told, so each image is a group of its own.
     groups = [str(row) for row in rows.tolist()]
-    sides = split_groups(groups, digits.tolist(), data.validation_fraction, seed)
+    fraction = data.validation_fraction
+    sides = split_rows(groups, digits.tolist(), fraction=fraction, seed=seed, kfold=settings.kfold)
     for name, side in zip(("training", "validation"), sides, strict=True):
         missing = sorted(set(range(CLASSES)) - set(digits[side].tolist()))
         if missing:

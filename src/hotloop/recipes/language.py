@@ -23,9 +23,10 @@ from hotloop.train import batches, checkpoint, closing, compiling, encoder, envi
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import Outcome, fit
+from hotloop.train.folds import Side, Sides, split_rows
 from hotloop.train.logits import Logits
 from hotloop.train.optional import require
-from hotloop.train.pairs import sample, split_groups
+from hotloop.train.pairs import sample
 from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal, Task
 
@@ -50,11 +51,11 @@ _NAMES = {"baseline_unigram_bits": "bytes alone", "baseline_bigram_bits": "pairs
 
 
 class Text(NamedTuple):
-    """The text of the topics on both sides of the split, and what the topics are."""
+    """The text of the topics on both sides of the split, and the topic of each paragraph there."""
 
     train: str
     validation: str
-    topics: tuple[int, int]
+    topics: tuple[tuple[str, ...], tuple[str, ...]]
 
     def fingerprint(self) -> str:
         """Give a text that other topics, or the same split otherwise, would not have."""
@@ -63,7 +64,9 @@ class Text(NamedTuple):
     def describe(self) -> str:
         """Say how much text there is on each side."""
         sides = zip(("train", "validation"), (self.train, self.validation), self.topics, strict=True)
-        return ", ".join(f"{name} {len(text.encode()):,} bytes in {topics} topics" for name, text, topics in sides)
+        return ", ".join(
+            f"{name} {len(text.encode()):,} bytes in {len(set(topics))} topics" for name, text, topics in sides
+        )
 
 
 def train(start: Start, console: Console | None = None) -> Outcome:
@@ -122,6 +125,13 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     return outcome
 
 
+def sides(settings: Settings) -> Sides:
+    """Say what `train` learns from and is judged by: the topics on both sides, paragraph by paragraph."""
+    text = load_text(settings)
+    train_side, held_out = (Side((None,) * len(topics), topics) for topics in text.topics)
+    return Sides(train_side, held_out, text.fingerprint())
+
+
 def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     """Judge a checkpoint's weights on the topics that were held out.
 
@@ -149,9 +159,10 @@ def load_text(settings: Settings) -> Text:
     data, seed = settings.data, settings.run.seed
     paragraphs = sample(unquoted(topics), data.sample_size, seed)
     names = [name for name, _ in paragraphs]
-    sides = split_groups(names, ["text"] * len(names), data.validation_fraction, seed)
-    train_text, held_out = ("\n\n".join(paragraphs[row][1] for row in side) for side in sides)
-    return Text(train_text, held_out, (len({names[row] for row in sides[0]}), len({names[row] for row in sides[1]})))
+    fraction, alike = data.validation_fraction, ["text"] * len(names)
+    both = split_rows(names, alike, fraction=fraction, seed=seed, kfold=settings.kfold)
+    train_text, held_out = ("\n\n".join(paragraphs[row][1] for row in side) for side in both)
+    return Text(train_text, held_out, (tuple(names[row] for row in both[0]), tuple(names[row] for row in both[1])))
 
 
 def unquoted(topics: Mapping[str, str]) -> list[tuple[str, str]]:

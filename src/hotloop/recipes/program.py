@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from hotloop.step import Workload
     from hotloop.train.fit import Outcome
+    from hotloop.train.folds import Sides
     from hotloop.train.settings import Settings
 
 READS = ("recipe.goal",)
@@ -92,6 +93,17 @@ class Program:
             outcome = fit(task, start, chosen, display)
             closing.tell(outcome, display)
         return outcome
+
+    def sides(self, settings: Settings) -> Sides:  # noqa: ARG002 - as every recipe has it
+        """Refuse: what a program learns from and is judged by is its own.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"recipe={self.name} cannot be cross-validated: its program reads and splits its data itself. Train it by "
+            "`hotloop train`, or write a recipe as those in hotloop.recipes"
+        )
 
     def evaluate(self, settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
         """Give the program's metrics of a checkpoint's weights.

@@ -63,11 +63,11 @@ class Lengths:
 def choose_lengths(
     tokenizer: Any, pairs: Sequence[Pair], wanted: int | Literal["auto"], buckets: Sequence[int], longest: int
 ) -> Lengths:
-    """Choose the lengths to pad to, from the training pairs unless they are given.
+    """Choose the lengths to pad to, from the pairs unless they are given.
 
     Args:
         tokenizer: the model's.
-        pairs: the training pairs.
+        pairs: those to look at: the training pairs, or those of all folds, which are to have one shape.
         wanted: ``model.max_length``.
         buckets: ``model.buckets``.
         longest: the most tokens that the model takes.
@@ -87,7 +87,7 @@ def choose_lengths(
     cut = sum(count > limit for count in counts)
     chosen = tuple(sorted({*(one for one in buckets if one < limit), limit}))
     padded = " or ".join(str(one) for one in chosen)
-    return Lengths(chosen, f"padded to {padded} tokens; {cut} of {len(counts)} training pairs are cut to fit")
+    return Lengths(chosen, f"padded to {padded} tokens; {cut} of {len(counts)} pairs are cut to fit")
 
 
 def _encode(tokenizer: Any, pairs: Sequence[Pair], **options: Any) -> Any:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from hotloop.errors import DataError
 from hotloop.train.coerce import nearest
-from hotloop.train.pairs import Pair, Split, sample, split_groups
+from hotloop.train.folds import remedy, split_rows
+from hotloop.train.pairs import Pair, Split, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from hotloop.train.settings import DataSettings
+    from hotloop.train.settings import DataSettings, KfoldSettings
 
 LISTED = 20
 """How many bad rows a message lists before it says how many more there are."""
@@ -28,8 +29,8 @@ class BadRow:
     reason: str
 
 
-def split(settings: DataSettings, seed: int) -> Split:
-    """Read, check, sample and split the file that ``data.path`` names.
+def split(settings: DataSettings, seed: int, kfold: KfoldSettings | None = None) -> Split:
+    """Read, check, sample and split the file that ``data.path`` names, once or into folds.
 
     Raises:
         DataError: the file or its rows cannot be used; bad rows are listed by line number.
@@ -42,11 +43,10 @@ def split(settings: DataSettings, seed: int) -> Split:
     if not pairs:
         raise DataError(f"{settings.path} holds no rows to train on, only {'bad rows' if bad else 'a header'}")
     pairs = sample(pairs, settings.sample_size, seed)
-    train, held_out = split_groups(
-        [pair.group for pair in pairs], [pair.label for pair in pairs], settings.validation_fraction, seed
-    )
+    groups, labels = [pair.group for pair in pairs], [pair.label for pair in pairs]
+    train, held_out = split_rows(groups, labels, fraction=settings.validation_fraction, seed=seed, kfold=kfold)
     notes = (f"left out {listing}",) if bad else ()
-    return Split(tuple(pairs[i] for i in train), tuple(pairs[i] for i in held_out), notes).checked()
+    return Split(tuple(pairs[i] for i in train), tuple(pairs[i] for i in held_out), notes).checked(remedy(kfold))
 
 
 def read(settings: DataSettings) -> tuple[list[Pair], list[BadRow]]:

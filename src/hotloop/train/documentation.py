@@ -32,6 +32,7 @@ hotloop train data=csv data.path=pairs.csv model=bge-reranker
   takes a folder of groups of your own, such as `training/long.yaml`, as further choices.
 - `--show` prints the settings that a command would run with.
 - `hotloop train run.resume=FOLDER` goes on with a run that was interrupted; further settings go on top of its own.
+- `hotloop kfold` is `hotloop train kfold.n_splits=5`: a cross-validation ([kfold.md](kfold.md)).
 - `hotloop eval run=FOLDER` (or `checkpoint=FILE`) judges a checkpoint on the validation side of its data.
 """
 

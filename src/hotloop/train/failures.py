@@ -57,10 +57,10 @@ def explain(error: Exception, smaller: str = SMALLER) -> TrainingFailedError | N
     return None
 
 
-def with_checkpoint(failure: TrainingFailedError, doing: str, folder: Path, checkpoint: Path) -> TrainingFailedError:
-    """Add what was being done, and how to go on, to a failure's message."""
+def with_checkpoint(failure: TrainingFailedError, doing: str, again: str, checkpoint: Path) -> TrainingFailedError:
+    """Add what was being done, and the command to go on with, to a failure's message."""
     kept = (
-        f"Kept: {checkpoint}. Resume with: hotloop train run.resume={folder} <changed settings>"
+        f"Kept: {checkpoint}. Resume with: {again}"
         if checkpoint.is_file()
         else "No checkpoint was written yet: start again with changed settings"
     )

@@ -183,7 +183,8 @@ class _Fitting:
             if failure is None:
                 raise
             last = self.folder / checkpoint.FOLDER / checkpoint.LAST
-            raise failures.with_checkpoint(failure, self.doing, self.folder, last) from error
+            again = self.within.resume or f"hotloop train run.resume={self.folder} <changed settings>"
+            raise failures.with_checkpoint(failure, self.doing, again, last) from error
         finally:
             self.settle()
             self.tracking.close()
@@ -312,7 +313,7 @@ class _Fitting:
         """Save, and say how to go on."""
         self.save(checkpoint.LAST)
         self.display.say(f"Interrupted at step {self.position.step} of {self.total}, and saved.")
-        self.display.say(f"Resume with: hotloop train run.resume={self.folder}")
+        self.display.say(f"Resume with: {self.within.resume or f'hotloop train run.resume={self.folder}'}")
         return self.outcome("interrupted")
 
     def save(self, name: str) -> None:

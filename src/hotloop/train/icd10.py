@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 import warnings
 from collections import defaultdict
 from typing import TYPE_CHECKING, Literal
 
+from hotloop.train.folds import remedy, split_rows
 from hotloop.train.optional import require
-from hotloop.train.pairs import Pair, Split, sample, split_groups
+from hotloop.train.pairs import Pair, Split, sample
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from hotloop.train.settings import KfoldSettings
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -25,7 +29,8 @@ class Term:
     chapter: str
 
 
-def terms() -> list[Term]:
+@functools.cache
+def terms() -> tuple[Term, ...]:
     """Read all inclusion terms: 12,552 of them in 1,447 categories, in the order of the classification."""
     with warnings.catch_warnings():
         # The package reads its own data with importlib's deprecated read_text while it is imported.
@@ -38,13 +43,18 @@ def terms() -> list[Term]:
             description = icd.get_description(code)
             term = Term(phrase, description, code.partition(".")[0], icd.get_ancestors(code)[-1])
             found.setdefault((phrase, description), term)
-    return list(found.values())
+    return tuple(found.values())
 
 
 def split(
-    *, size: int | None, fraction: float, seed: int, negatives: Literal["chapter", "sibling"] = "chapter"
+    *,
+    size: int | None,
+    fraction: float,
+    seed: int,
+    negatives: Literal["chapter", "sibling"] = "chapter",
+    kfold: KfoldSettings | None = None,
 ) -> Split:
-    """Make pairs of a sample of the terms, half of them negative, and split them by category.
+    """Make pairs of a sample of the terms, half of them negative, and split them by category, once or into folds.
 
     The terms are split before negatives are drawn, each side from its own: so no category's descriptions are seen in
     training, not even as negatives, and met again in validation.
@@ -54,19 +64,21 @@ def split(
         fraction: the share held out.
         seed: which sample, split and negatives.
         negatives: descriptions of another category of the same chapter, or of another code of the same category.
+        kfold: the folds, in place of the share.
 
     Raises:
         DataError: the sample is too small to split.
     """
     drawn = sample(terms(), None if size is None else max(2, size // 2), seed)
-    sides = split_groups([term.category for term in drawn], [term.chapter for term in drawn], fraction, seed)
+    categories, chapters = [term.category for term in drawn], [term.chapter for term in drawn]
+    sides = split_rows(categories, chapters, fraction=fraction, seed=seed, kfold=kfold)
     generator = random.Random(seed)  # noqa: S311 - a sample, no secret
     made = [_pairs([drawn[index] for index in side], negatives, generator) for side in sides]
-    lost = len(drawn) - sum(len(side) for side in made) // 2
+    lost = sum(map(len, sides)) - sum(map(len, made)) // 2
     notes = [f"ICD-10-CM: {len(drawn)} inclusion terms, a {negatives} negative for each"]
     if lost:
         notes.append(f"{lost} terms left out: no other description to draw a {negatives} negative from on their side")
-    return Split(tuple(made[0]), tuple(made[1]), tuple(notes)).checked()
+    return Split(tuple(made[0]), tuple(made[1]), tuple(notes)).checked(remedy(kfold))
 
 
 def _pairs(side: Sequence[Term], negatives: str, generator: random.Random) -> list[Pair]:

@@ -110,7 +110,7 @@ class _Fitting:
             if failure is None:
                 raise
             last = self.folder / checkpoint.FOLDER / checkpoint.LAST
-            raise failures.with_checkpoint(failure, self.doing, self.folder, last) from error
+            raise failures.with_checkpoint(failure, self.doing, f"{self.again} <changed settings>", last) from error
         finally:
             self.settle()
             self.tracking.close()
@@ -252,11 +252,16 @@ class _Fitting:
         held = [one for each in self.optimizers for group in each.param_groups for one in group["params"]]
         return [float(one.detach().double().abs().sum()) for one in held]
 
+    @property
+    def again(self) -> str:
+        """The command that goes on with the run, or with the search that it is part of."""
+        return self.start.within.resume or f"hotloop train run.resume={self.folder}"
+
     def interrupted(self) -> Outcome:
         """Save, and say how to go on."""
         self.save(checkpoint.LAST)
         self.display.say(f"Interrupted at step {self.position.step} of {self.total}, and saved.")
-        self.display.say(f"Resume with: hotloop train run.resume={self.folder}")
+        self.display.say(f"Resume with: {self.again}")
         return self.outcome("interrupted")
 
     def save(self, name: str) -> None:

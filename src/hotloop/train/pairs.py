@@ -35,8 +35,11 @@ class Split:
     validation: tuple[Pair, ...]
     notes: tuple[str, ...] = ()
 
-    def checked(self) -> Split:
+    def checked(self, remedy: str = "another run.seed, or a larger data.validation_fraction") -> Split:
         """Give the split itself once both sides hold both labels and no group is on both.
+
+        Args:
+            remedy: what to change besides the number of pairs.
 
         Raises:
             DataError: a side is too small to learn or to judge by.
@@ -47,7 +50,7 @@ class Split:
                 held = f"only pairs with label {labels.pop()}" if labels else "no pairs"
                 raise DataError(
                     f"the {name} side of the split has {held}: both labels are needed on both sides. "
-                    "Use more pairs or more groups, another run.seed, or a larger data.validation_fraction"
+                    f"Use more pairs or more groups, {remedy}"
                 )
         both = {pair.group for pair in self.train} & {pair.group for pair in self.validation}
         assert not both, f"groups on both sides: {both}"

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _COMPILE = "training.optimization.use_torch_compile"
 
 
-def command(start: Start, overrides: Sequence[str]) -> list[str]:
-    """Give the command that goes on with a run eagerly from its last checkpoint.
+def command(start: Start, overrides: Sequence[str], verb: str = "train") -> list[str]:
+    """Give the command that goes on eagerly with a run, or with a cross-validation (``kfold``), where it was saved.
 
     The run keeps its settings, so only what a resumed run was told on top of them is said again.
     """
@@ -27,10 +27,10 @@ def command(start: Start, overrides: Sequence[str]) -> list[str]:
     kept = [one for one in overrides if one.split("=", 1)[0].strip().lstrip("+") not in ours] if start.resume else []
     folder = str(start.folder).replace("\\", "\\\\").replace("'", "\\'")
     flags = ["-P"] if sys.flags.safe_path else []
-    return [sys.executable, *flags, "-m", "hotloop", "train", *kept, f"run.resume='{folder}'", f"{_COMPILE}=false"]
+    return [sys.executable, *flags, "-m", "hotloop", verb, *kept, f"run.resume='{folder}'", f"{_COMPILE}=false"]
 
 
-def one_rung_down(error: StepLostError, start: Start, overrides: Sequence[str]) -> NoReturn:
+def one_rung_down(error: StepLostError, start: Start, overrides: Sequence[str], verb: str = "train") -> NoReturn:
     """Replace this process by one that goes on eagerly, since the GPU's context may be lost with the step.
 
     It happens once at most: without a hot loop no step is lost in this way.
@@ -42,8 +42,10 @@ def one_rung_down(error: StepLostError, start: Start, overrides: Sequence[str]) 
         raise error
     last = start.folder / checkpoint.FOLDER / checkpoint.LAST
     where = f"from {last}" if last.is_file() else "from its first step, since no checkpoint was written yet"
+    if verb == "kfold":
+        where = "at the fold and the checkpoint that it had come to"
     cause = " ".join(str(error).split()).rstrip(".")
     print(f"{PREFIX} {cause}. Restarting {where}, with {_COMPILE}=false", flush=True)  # noqa: T201 - the command line's own
     sys.stderr.flush()
-    arguments = command(start, overrides)
+    arguments = command(start, overrides, verb)
     os.execv(arguments[0], arguments)  # noqa: S606 - this very program

@@ -142,10 +142,34 @@ class CompileSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class KfoldSettings:
-    """Cross-validation: into how many folds the data is split, and which of them a run holds out."""
+    """Cross-validation: into how many folds the data is split, which of them a run holds out, and the inner search."""
 
     n_splits: int | None = _range(2)
     fold: int | None = _range(0)
+    inner_trials: int | None = _range(1)
+    inner_splits: int = _range(2)
+    inner_fold: int | None = _range(0)
+
+    def __post_init__(self) -> None:
+        """Refuse a fold that there is none of."""
+        for name, whole in (("fold", "n_splits"), ("inner_fold", "fold"), ("inner_trials", "n_splits")):
+            if getattr(self, name) is not None and getattr(self, whole) is None:
+                raise ConfigError(
+                    f"kfold.{name}={getattr(self, name)} has no effect while kfold.{whole} is null: set it as well, "
+                    f"such as kfold.{whole}={5 if whole == 'n_splits' else 0}, or leave kfold.{name} out"
+                )
+        for name, whole in (("fold", "n_splits"), ("inner_fold", "inner_splits")):
+            fold, many = getattr(self, name), getattr(self, whole)
+            if fold is not None and fold >= many:
+                raise ConfigError(
+                    f"kfold.{name}={fold}: expected 0 to {many - 1}, since folds are counted from 0 and "
+                    f"kfold.{whole}={many}"
+                )
+        if self.inner_trials is not None and self.inner_fold is not None:
+            raise ConfigError(
+                f"kfold.inner_trials={self.inner_trials} and kfold.inner_fold={self.inner_fold}: a run that holds out "
+                "an inner fold is a part of the inner search, and has none of its own; leave one of the two out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES
+from hotloop.report import folds
 from hotloop.train import checkpoint, configure
 from hotloop.train.within import Within
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
 SETTINGS = "settings.yaml"
-_FIXED = ("recipe", "data", "model", "digits", "language", "training.freeze_embeddings", "run.seed")
+_FIXED = ("recipe", "data", "model", "digits", "language", "training.freeze_embeddings", "kfold", "run.seed")
 """What a resumed run cannot change: its batches and its parameters would be others."""
 
 
@@ -56,20 +57,41 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
         if config:
             raise ConfigError(f"--config {config} does not go with run.resume: a resumed run keeps its own settings")
         return _resume(Path(settings.run.resume), overrides)
+    return Start(settings, new_folder(settings))
+
+
+def new_folder(settings: Settings) -> Path:
+    """Choose the folder of what begins, a run or a cross-validation.
+
+    Raises:
+        ConfigError: it holds another one.
+    """
     stamp = time.strftime("%Y%m%d-%H%M%S")
     named = re.sub(r"[^\w.-]+", "-", settings.recipe.name.replace("\\", "/").rsplit("/", 1)[-1])
     folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", named, stamp))
-    if any((folder / name).exists() for name in (LINES, DOCUMENT, checkpoint.FOLDER)):
+    if any((folder / name).exists() for name in (LINES, DOCUMENT, folds.DOCUMENT, checkpoint.FOLDER)):
         raise ConfigError(
             f"run.folder={folder} holds a run already: go on with it by run.resume={folder}, or name another folder "
             "(or delete this one, if nothing was saved in it yet)"
         )
-    return Start(settings, folder)
+    return folder
+
+
+def take_up(settings: Settings, folder: Path, within: Within) -> Start:
+    """Begin a run that is part of something larger, or go on with it from its last checkpoint where it has one.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read.
+    """
+    last = folder / checkpoint.FOLDER / checkpoint.LAST
+    run = dataclasses.replace(settings.run, folder=str(folder), resume=str(folder) if last.is_file() else None)
+    document = checkpoint.load(last) if last.is_file() else None
+    return Start(dataclasses.replace(settings, run=run), folder, document, within)
 
 
 def _resume(given: Path, overrides: Sequence[str]) -> Start:
     """Take up a run by its folder, or by one of its checkpoints; one that has none yet begins with its first step."""
-    changed = [one for one in overrides if not _is_about_folder(one)]
+    changed = [one for one in overrides if not is_about_folder(one)]
     if _died_early(given):
         settings = configure.load(changed, given / SETTINGS)
         return Start(dataclasses.replace(settings, run=dataclasses.replace(settings.run, folder=str(given))), given)
@@ -93,7 +115,8 @@ def _died_early(folder: Path) -> bool:
     return (folder / SETTINGS).is_file() and not any((folder / checkpoint.FOLDER).glob("*.pt"))
 
 
-def _is_about_folder(override: str) -> bool:
+def is_about_folder(override: str) -> bool:
+    """Say whether an override is of the folder: what a resumed run was told of it is its own affair."""
     return override.lstrip("+").startswith(("run.resume=", "run.folder="))
 
 

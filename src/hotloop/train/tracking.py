@@ -137,8 +137,9 @@ def _mlflow(start: Start, version: str) -> Any:  # noqa: ARG001 - a run that goe
     logger.tags = {f"hotloop.{kind}": name for kind, name in levels}
     if not kept.is_file() and len(levels) > 1:
         logger.tags[_PARENT] = _parent(address, experiment, levels[:-1])
+    if not kept.is_file():  # MLflow takes a run's settings once; those of a resumed one are in its folder
+        logger.log_hyperparams(configure.to_dict(start.settings))
     _keep(kept, logger.run_id)
-    logger.log_hyperparams(configure.to_dict(start.settings))
     return logger
 
 

@@ -37,6 +37,7 @@ class Within:
         trial: the trial's number, for the run of a trial and for the folds of one.
         fold: the fold's number, for the run of a fold.
         folder: of the study, which all of its workers share.
+        resume: the command that goes on with the whole; None where the run is on its own, and is resumed itself.
     """
 
     validated: Listener = _nothing
@@ -45,6 +46,7 @@ class Within:
     trial: int | None = None
     fold: int | None = None
     folder: Path | None = None
+    resume: str | None = None
 
     def levels(self, name: str) -> tuple[tuple[str, str], ...]:
         """Give what the run is, from the outside in, the run itself last: ``(("study", "s"), ("trial", "trial-3"))``.

@@ -1,0 +1,213 @@
+"""Folds: which rows a run trains on and which it holds out, at two levels, and what every fold holds before any work.
+
+The outer level splits all rows into ``kfold.n_splits`` folds and holds out ``kfold.fold``. The inner level, which a
+nested search is judged by, splits the outer fold's training rows again, and never sees a row that the fold holds out.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import warnings
+from typing import TYPE_CHECKING
+
+from hotloop.errors import ConfigError, DataError
+from hotloop.report.folds import shares
+from hotloop.train.optional import require
+from hotloop.train.pairs import split_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from hotloop.train.settings import KfoldSettings, Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """One side of a split, row by row: the label (None where rows have none), and the group that is never split."""
+
+    labels: tuple[Hashable, ...]
+    groups: tuple[str, ...]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Give the share of each label, by its text."""
+        counts = collections.Counter(self.labels)
+        return {str(label): counts[label] / len(self.labels) for label in sorted(counts, key=str) if label is not None}
+
+    def to_dict(self) -> dict[str, object]:
+        """Give what a reader should know of the side."""
+        return {"rows": len(self.labels), "groups": len(set(self.groups)), "shares": self.shares}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sides:
+    """What a run with some settings trains on, and what it holds out.
+
+    ``fingerprint`` tells other rows, or the same rows otherwise split, apart: no run is resumed on them.
+    """
+
+    train: Side
+    validation: Side
+    fingerprint: str
+
+    def check(self, where: str, change: str) -> None:
+        """Refuse a split that nothing can be learned from or judged by, or that leaks.
+
+        Args:
+            where: names the split in a message, such as "fold 2 of kfold.n_splits=5".
+            change: what the user can change.
+
+        Raises:
+            DataError: a side is empty or has rows of one label only, or a group is on both sides.
+        """
+        for name, side in (("training", self.train), ("held-out", self.validation)):
+            labels = set(side.labels)
+            if len(labels) < 2 and labels != {None}:  # noqa: PLR2004 - one label teaches nothing, and no metric can be made of it
+                held = f"only rows with label {labels.pop()}" if labels else "no rows"
+                raise DataError(f"the {name} side of {where} has {held}: at least two labels are needed. {change}")
+        both = sorted(set(self.train.groups) & set(self.validation.groups))
+        if both:
+            raise DataError(f"{where} has the group {both[0]!r} on both sides: a group is never split between them")
+
+
+def split_rows(
+    groups: Sequence[str], strata: Sequence[object], *, fraction: float, seed: int, kfold: KfoldSettings | None = None
+) -> tuple[list[int], list[int]]:
+    """Split rows by whole groups as the settings say: once, or into folds, of which one is held out.
+
+    Args:
+        groups: each row's group.
+        strata: each row's label, or what else should be as frequent on both sides.
+        fraction: the share to hold out where there are no folds.
+        seed: which of the possible splits.
+        kfold: the folds; None, or without ``fold``, holds out one share.
+
+    Returns:
+        Row numbers to train on, and those held out.
+
+    Raises:
+        DataError: there are too few groups, or too few rows of a stratum, for so many folds.
+        ConfigError: the settings are of a whole cross-validation, and not of one fold.
+    """
+    if kfold is None or kfold.n_splits is None:
+        return split_groups(groups, strata, fraction, seed)
+    if kfold.fold is None:
+        raise ConfigError(
+            f"kfold.n_splits={kfold.n_splits} without kfold.fold is a whole cross-validation, and no single run: "
+            "start it by `hotloop kfold`, or name the fold to hold out, such as kfold.fold=0"
+        )
+    if kfold.inner_trials is not None:  # else a trial that forgot its inner fold would be judged by what is held out
+        raise ConfigError(
+            f"kfold.inner_trials={kfold.inner_trials} is of a fold with its search, and of no single run: start it by "
+            "`hotloop kfold`, or leave kfold.inner_trials out"
+        )
+    train, held_out = _fold(groups, strata, ("kfold.n_splits", kfold.n_splits, kfold.fold), seed)
+    if kfold.inner_fold is None:
+        return train, held_out
+    inner_groups, inner_strata = [groups[row] for row in train], [strata[row] for row in train]
+    inner, judged = _fold(
+        inner_groups, inner_strata, ("kfold.inner_splits", kfold.inner_splits, kfold.inner_fold), seed
+    )
+    return [train[row] for row in inner], [train[row] for row in judged]
+
+
+def _fold(
+    groups: Sequence[str], strata: Sequence[object], which: tuple[str, int, int], seed: int
+) -> tuple[list[int], list[int]]:
+    """Give one fold of scikit-learn's StratifiedGroupKFold: ``which`` names the setting, the folds and the one."""
+    setting, n_splits, fold = which
+    model_selection = require("sklearn.model_selection", "Splitting into folds")
+    distinct = len(set(groups))
+    if distinct < n_splits:
+        what = f"{len(groups)} rows are in {distinct} {'group' if distinct == 1 else 'groups'}"
+        raise DataError(
+            f"{setting}={n_splits}: the {what}, which are never split, so that a fold would be empty. "
+            f"Set {setting} to at most {max(2, distinct)}, or check which column names the groups"
+        )
+    splitter = model_selection.StratifiedGroupKFold(n_splits, shuffle=True, random_state=seed)
+    with warnings.catch_warnings():
+        # A stratum with fewer rows than folds cannot be even; the folds are as even as they can be, and valid.
+        warnings.filterwarnings("ignore", message="The least populated class in y", category=UserWarning)
+        try:
+            sides = list(splitter.split(groups, [str(one) for one in strata], groups))
+        except ValueError as error:  # no stratum has as many rows as there are folds
+            raise DataError(
+                f"{setting}={n_splits}: {len(groups)} rows in {distinct} groups are too few for so many folds: "
+                f"{error}. Set {setting} lower, or use more rows"
+            ) from error
+    train, held_out = sides[fold]
+    return train.tolist(), held_out.tolist()
+
+
+def remedy(kfold: KfoldSettings | None) -> str:
+    """Say which settings to change where a side of a split is too small."""
+    if kfold is None or kfold.fold is None:
+        return "another run.seed, or a larger data.validation_fraction"
+    inner = f", or a lower kfold.inner_splits (it is {kfold.inner_splits})" if kfold.inner_fold is not None else ""
+    return f"another run.seed, or a lower kfold.n_splits (it is {kfold.n_splits}){inner}"
+
+
+def of_fold(settings: Settings, fold: int) -> Settings:
+    """Give the settings of the ordinary run that holds out one fold."""
+    kfold = dataclasses.replace(settings.kfold, fold=fold, inner_trials=None)
+    return dataclasses.replace(settings, kfold=kfold)
+
+
+def with_search(settings: Settings, fold: int) -> Settings:
+    """Give the settings of a fold and its inner search: no run's, until an inner fold is named (`of_inner_fold`)."""
+    return dataclasses.replace(settings, kfold=dataclasses.replace(settings.kfold, fold=fold))
+
+
+def of_inner_fold(settings: Settings, fold: int) -> Settings:
+    """Give the settings of the ordinary run that holds out one inner fold of the training side of ``kfold.fold``."""
+    kfold = dataclasses.replace(settings.kfold, inner_fold=fold, inner_trials=None)
+    return dataclasses.replace(settings, kfold=kfold)
+
+
+def examine(settings: Settings, sides: Callable[[Settings], Sides]) -> list[Sides]:
+    """Make every fold of a cross-validation, and check it before anything is trained.
+
+    Args:
+        settings: of the cross-validation, or of one fold whose inner folds are meant where ``inner_trials`` is set.
+        sides: the recipe's.
+
+    Returns:
+        What is on both sides of each fold, by its number.
+
+    Raises:
+        DataError: a fold is empty or has one label only, a group is split, or there are fewer groups than folds.
+    """
+    many = settings.kfold.n_splits
+    assert many is not None
+    found = []
+    for fold in range(many):
+        one = of_fold(settings, fold)
+        found.append(_checked(sides(one), f"fold {fold} of kfold.n_splits={many}", "kfold.n_splits"))
+        for inner in range(settings.kfold.inner_splits if settings.kfold.inner_trials else 0):
+            where = f"inner fold {inner} of kfold.inner_splits={settings.kfold.inner_splits} within fold {fold}"
+            _checked(sides(of_inner_fold(one, inner)), where, "kfold.inner_splits")
+    held = collections.Counter(group for one in found for group in set(one.validation.groups))
+    twice = sorted(group for group, times in held.items() if times > 1)
+    if twice:
+        raise DataError(f"kfold.n_splits={many}: the group {twice[0]!r} is held out by {held[twice[0]]} folds")
+    return found
+
+
+def _checked(sides: Sides, where: str, setting: str) -> Sides:
+    sides.check(where, f"Set {setting} lower, use more rows or groups, or another run.seed")
+    return sides
+
+
+def describe(found: Sequence[Sides]) -> list[str]:
+    """Say what is in each fold, as the lines of a table."""
+    rows = [("fold", "train on", "groups", "labels", "hold out", "groups", "labels")]
+    for fold, one in enumerate(found):
+        cells = [(f"{len(side.labels):,}", f"{len(set(side.groups)):,}", shares(side.shares)) for side in _both(one)]
+        rows.append((str(fold), *cells[0], *cells[1]))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _both(sides: Sides) -> tuple[Side, Side]:
+    return sides.train, sides.validation

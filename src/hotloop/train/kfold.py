@@ -1,0 +1,354 @@
+"""Cross-validation: each fold an ordinary run in a folder of its own, and a summary of all of them.
+
+``STUDY/fold-0``, ``fold-1``, ... are run folders like any other: record, report, settings, checkpoints. What is known
+of the whole is in ``STUDY/kfold.json`` and on ``STUDY/report.html``, both written anew after each fold. A fold is done
+once the document says so; one that is not goes on from its own last checkpoint, so that a kill at any moment costs the
+steps behind that and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop import record
+from hotloop.errors import ConfigError, DataError, HotloopError, MissingExtraError, StepLostError
+from hotloop.report import folds as report
+from hotloop.train import checkpoint, coerce, compiling, configure, environment, folds, kfold_state, start
+from hotloop.train.display import Display, figures
+from hotloop.train.kfold_state import State
+from hotloop.train.settings import Settings
+from hotloop.train.within import Within
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.console import Console
+
+    from hotloop.recipes import Recipe
+    from hotloop.train.fit import Outcome
+
+SPLITS = 5
+"""Folds of a plain ``hotloop kfold``."""
+SEARCH = "search"
+"""The folder of an inner search, in that of its fold."""
+_FREE = (
+    "run", "compile", "training.optimization.use_torch_compile", "training.eval_batch_size",
+    "training.checkpoint_every_steps",
+)  # fmt: skip
+"""What may change while a cross-validation is resumed: all else would make its folds incomparable."""
+_KEPT = ("recipe", "data", "kfold", "run")
+"""What an inner search has no say in."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A cross-validation: the settings of the whole, its folder, and the document that an earlier start left."""
+
+    settings: Settings
+    folder: Path
+    before: dict[str, Any] | None = None
+
+    @property
+    def which(self) -> tuple[int, ...]:
+        """The folds that are run: all of them, or the one that the settings name."""
+        kfold = self.settings.kfold
+        assert kfold.n_splits is not None
+        return tuple(range(kfold.n_splits)) if kfold.fold is None else (kfold.fold,)
+
+    @property
+    def again(self) -> str:
+        """The command that goes on with it."""
+        return f"hotloop kfold run.resume={self.folder}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a cross-validation ended: ``finished``, ``interrupted``, or ``failed`` where a fold has; and its document."""
+
+    status: str
+    folder: Path
+    document: Mapping[str, Any]
+
+
+def with_splits(overrides: Sequence[str], config: str | Path | None = None) -> list[str]:
+    """Give the overrides of ``hotloop kfold``: those given, and `SPLITS` folds where nothing says how many."""
+    composed = configure.compose(overrides, config)
+    if composed["run"]["resume"] is None and composed["kfold"]["n_splits"] is None:
+        return [*overrides, f"kfold.n_splits={SPLITS}"]
+    return list(overrides)
+
+
+def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> Study | None:
+    """Compose the settings of a cross-validation and choose its folder; None where they are those of a single run.
+
+    Raises:
+        ConfigError: settings that cannot be used, a folder that holds another run, or one that cannot be resumed.
+    """
+    composed = configure.compose(overrides, config)
+    resumed = composed["run"]["resume"]
+    if resumed is not None:  # what fits together is the resumed settings' affair, and not that of the defaults
+        return _resume(Path(str(resumed)), overrides, config) if report.is_study(Path(str(resumed))) else None
+    settings = coerce.build(Settings, composed)
+    kfold = settings.kfold
+    if kfold.n_splits is None or (kfold.fold is not None and kfold.inner_trials is None):
+        return None
+    return Study(settings, start.new_folder(settings))
+
+
+def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) -> Study:
+    """Take up a cross-validation; overrides go on top of its settings, as far as its folds stay comparable."""
+    if config:
+        raise ConfigError(f"--config {config} does not go with run.resume: a resumed run keeps its own settings")
+    folder = given if given.is_dir() else given.parent
+    document = report.load(folder)
+    if record.runs_elsewhere(document):
+        raise ConfigError(
+            f"run.resume={folder}: process {document.get('pid')} is at work on it. Wait for it, or stop it first"
+        )
+    before = configure.from_dict(document["settings"])
+    _write_settings(before, folder)
+    now = configure.load([one for one in overrides if not start.is_about_folder(one)], folder / start.SETTINGS)
+    old, new = _flat(configure.to_dict(before)), _flat(configure.to_dict(now))
+    for name in dict.fromkeys([*old, *new]):
+        free = any(f"{name}.".startswith(f"{one}.") for one in _FREE) and name != "run.seed"
+        if not free and old.get(name) != new.get(name):
+            raise ConfigError(
+                f"{name} cannot change while a cross-validation is resumed ({old.get(name)!r} to {new.get(name)!r}): "
+                "its folds could not be compared. Start a new one, in another run.folder"
+            )
+    return Study(now, folder, document)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
+    return found
+
+
+def _write_settings(settings: Settings, folder: Path) -> None:
+    again = dataclasses.replace(settings, run=dataclasses.replace(settings.run, folder=None, resume=None))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        kfold_state.write_whole(folder / start.SETTINGS, configure.to_yaml(again))
+    except OSError as error:
+        raise ConfigError(
+            f"run.folder={folder} cannot be written: {error}. Make room, or name another run.folder"
+        ) from error
+
+
+def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
+    """Run the folds that are not done yet, one after another, and sum them up.
+
+    A fold that fails is recorded with its cause, and the others still run.
+
+    Args:
+        study: the cross-validation.
+        recipe: the module of ``study.settings.recipe``.
+        console: prints; None prints to stdout.
+
+    Raises:
+        ConfigError: settings that cannot be used.
+        DataError: data that cannot be used, or folds that nothing can be learned from or judged by.
+        StepLostError: the GPU may be lost; this process cannot go on, and one that resumes the study can.
+    """
+    settings, display = study.settings, Display(console)
+    if not hasattr(recipe, "sides"):
+        raise ConfigError(
+            f"recipe={settings.recipe.name} cannot be split into folds: it has no function `sides` (see "
+            "hotloop.recipes.Recipe). Leave kfold.n_splits out"
+        )
+    # What can be refused is refused here, before anything is loaded or written.
+    _check_space(settings)
+    device = environment.choose_device(settings.run.device)
+    compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings.compile, device.type)
+    display.say(f"Cross-validation of recipe {settings.recipe.name} in {settings.kfold.n_splits} folds: {study.folder}")
+    found = folds.examine(settings, recipe.sides)
+    display.say("\n".join([*folds.describe(found), "No group is on both sides of a fold, nor held out by two of them"]))
+    document = study.before or kfold_state.begin(settings, found, study.which)
+    if document["contents"] != kfold_state.contents_of(found):
+        raise DataError(
+            f"{study.folder} was begun on other data than data.source={settings.data.source} gives now: put the data "
+            "back as it was, or start a new cross-validation without run.resume"
+        )
+    _write_settings(settings, study.folder)
+    document.update(settings=configure.to_dict(settings), status="running", error=None, finished=None)
+    document.update(record.this_process(), starts=document.get("starts", 0) + 1)
+    state = State(study.folder, document, display.say)
+    state.save()
+    return _Running(study, recipe, state, display, console).all()
+
+
+class _Running:
+    """The folds on their way.
+
+    Args:
+        study: the cross-validation.
+        recipe: trains a fold.
+        state: what is known of it.
+        display: prints.
+        console: what a fold prints to.
+    """
+
+    def __init__(self, study: Study, recipe: Recipe, state: State, display: Display, console: Console | None) -> None:
+        self.study, self.recipe, self.state, self.display, self.console = study, recipe, state, display, console
+
+    def all(self) -> Ended:
+        """Run what is left, and settle the whole however it ends."""
+        status, error = "failed", None
+        try:
+            status = self.rest()
+        except KeyboardInterrupt:
+            status = "interrupted"
+        except BaseException as failure:
+            error = _words(failure)
+            raise
+        finally:
+            if status == "interrupted":
+                self.display.say(f"Interrupted. Finished folds are kept. Resume with: {self.study.again}")
+            self.state.settle(status, error)
+        return Ended(status, self.study.folder, self.state.document)
+
+    def rest(self) -> str:
+        """Run the folds that are not done; gives the status of the whole."""
+        which = self.study.which
+        left = [fold for fold in which if self.state.fold(fold)["status"] != "finished"]
+        for fold in which:
+            if fold not in left:
+                best = self.state.fold(fold).get("best") or {}
+                self.display.say(f"Fold {fold}: finished by an earlier start: {figures(best)}")
+        for position, fold in enumerate(left):
+            if position:
+                _forget()
+            self.display.say(f"\nFold {fold} of {self.study.settings.kfold.n_splits}")
+            if self.one(fold, runs=len(left) - position) == "interrupted":
+                return "interrupted"
+            self.state.write_page()
+        failed = [fold for fold in which if self.state.fold(fold)["status"] == "failed"]
+        if failed:
+            names = ", ".join(map(str, failed))
+            self.display.say(f"Failed: fold {names}. What finished is kept; to try again: {self.study.again}")
+        return "failed" if failed else "finished"
+
+    def one(self, fold: int, runs: int) -> str:
+        """Run one fold, or go on with it; gives how it ended. A failure is noted with its cause."""
+        self.state.note(fold, status="running", error=None)
+        folder = self.study.folder / f"fold-{fold}"
+        try:
+            outcome = self.trained(fold, folder, runs)
+        except KeyboardInterrupt:
+            self.state.note(fold, status="interrupted", **kfold_state.facts(folder))
+            raise
+        except (ConfigError, DataError, MissingExtraError, StepLostError) as error:
+            # The user's to mend before any other fold can run, or a GPU that no other fold can use.
+            self.state.note(fold, status="failed", error=_words(error), **kfold_state.facts(folder))
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever ends one fold is told, and costs no other fold
+            if not isinstance(error, HotloopError):
+                traceback.print_exception(error, file=sys.stderr)
+            self.display.say(f"Fold {fold} failed: {_words(error)}")
+            self.state.note(fold, status="failed", error=_words(error), **kfold_state.facts(folder))
+            return "failed"
+        self.state.note(fold, **kfold_state.ended(outcome, folder))
+        return outcome.status
+
+    def trained(self, fold: int, folder: Path, runs: int) -> Outcome:
+        """Train a fold from its start, or from its last checkpoint."""
+        settings = folds.of_fold(self.study.settings, fold)
+        if self.study.settings.kfold.inner_trials is not None:
+            settings = chosen_for(settings, self.chosen(fold, folder))
+        whole = self.study.folder
+        within = Within(runs=runs, study=whole.name, fold=fold, folder=whole, resume=self.study.again)
+        return self.recipe.train(start.take_up(settings, folder, within), self.console)
+
+    def chosen(self, fold: int, folder: Path) -> list[str]:
+        """Give what the fold's inner search found; one that is done is not run again.
+
+        The seam is ``hotloop.train.search.nested(settings, folder, trials)``. The settings name the outer fold and have
+        ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with ``kfold.inner_fold``
+        set (`hotloop.train.folds.of_inner_fold`), which see the outer fold's training side alone. It goes on with the
+        search that it finds in its folder, gives the overrides of the best trial, and raises KeyboardInterrupt where
+        the user stopped it.
+        """
+        known: list[str] | None = self.state.fold(fold).get("chosen")
+        if known is None:
+            trials = self.study.settings.kfold.inner_trials
+            self.display.say(f"Inner search: {trials} trials on the training side of fold {fold}, in {folder / SEARCH}")
+            settings = folds.with_search(self.study.settings, fold)
+            known = list(importlib.import_module("hotloop.train.search").nested(settings, folder / SEARCH, trials))
+            self.state.note(fold, chosen=known)
+        self.display.say(f"Inner search of fold {fold} chose: {' '.join(known) or 'no change'}")
+        return known
+
+
+def _check_space(settings: Settings) -> None:
+    """Refuse, before hours of it, an inner search over what it has no say in.
+
+    Raises:
+        ConfigError: the space names the data, the folds or the run itself.
+    """
+    searched: Any = configure.to_dict(settings).get("hpo", {}).get("space", {})
+    wrong = [name for name in searched if name.split(".")[0] in _KEPT and searched[name] is not None]
+    if settings.kfold.inner_trials is not None and wrong:
+        raise ConfigError(
+            f"hpo.space.{wrong[0]}: a search within a fold has no say in {', '.join(_KEPT)}, since the folds would "
+            f"then hold other rows: set hpo.space.{wrong[0]}=null"
+        )
+
+
+def chosen_for(settings: Settings, chosen: Sequence[str]) -> Settings:
+    """Put what an inner search chose on top of a fold's settings.
+
+    Raises:
+        ConfigError: it would change the data, the folds or the run itself.
+    """
+    for one in chosen:
+        if one.lstrip("+~").split(".")[0] in _KEPT:
+            raise ConfigError(f"the inner search chose {one}: a search within a fold has no say in {', '.join(_KEPT)}")
+    return configure.from_dict(configure.to_dict(settings), chosen)
+
+
+def _words(error: BaseException) -> str:
+    """Put a failure into one paragraph; the kind is named where the words are not our own."""
+    said = " ".join(str(error).split())
+    return (said if isinstance(error, HotloopError) else f"{type(error).__name__}: {said}")[: record.ERROR_LENGTH]
+
+
+def _forget() -> None:
+    """Give the memory of a fold's model back before the next one is made; compiled code stays."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def judge(folder: Path, fold: int | None, recipe: Recipe, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """Judge the best checkpoint of one fold, or of every fold that has one, on its own held-out rows.
+
+    Raises:
+        ConfigError: there is no such fold, or no checkpoint of any.
+    """
+    known = [one["fold"] for one in report.load(folder)["folds"]]
+    if fold is not None and fold not in known:
+        raise ConfigError(f"fold={fold}: {folder} has the folds {', '.join(map(str, known))}")
+    paths = {one: folder / f"fold-{one}" / checkpoint.FOLDER / checkpoint.BEST for one in known}
+    wanted = [one for one in known if one == fold or (fold is None and paths[one].is_file())]
+    if not wanted:
+        raise ConfigError(
+            f"no fold of {folder} has a checkpoint yet: go on with it by hotloop kfold run.resume={folder}"
+        )
+    found = []
+    for one in wanted:
+        document = checkpoint.load(paths[one])
+        settings = configure.from_dict(document["settings"], overrides)
+        metrics = recipe.evaluate(settings, document["model"])
+        step = document["position"]["step"]
+        found.append({"fold": one, "checkpoint": str(paths[one]), "step": step, "metrics": metrics})
+    return found

@@ -1,0 +1,175 @@
+"""Folds: groups that are never split, two levels of which the inner one sees no held-out row, and what is refused."""
+
+import re
+from collections import Counter
+
+import pytest
+from training_fixtures import overrides, write_pairs
+
+from hotloop import recipes
+from hotloop.errors import ConfigError, DataError
+from hotloop.recipes import criteria
+from hotloop.train import configure, folds
+from hotloop.train.folds import Side, Sides
+
+HEADER = "text,criterion,label,group\n"
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return lambda **more: configure.load(overrides(tmp_path, **more))
+
+
+def texts(side):
+    return {(pair.text, pair.criterion) for pair in side}
+
+
+def groups(side):
+    return {pair.group for pair in side}
+
+
+@pytest.mark.parametrize("source", ["csv", "icd10cm"])
+def test_each_group_is_held_out_by_one_fold_and_no_fold_trains_on_what_it_holds_out(settings, source):
+    more = {} if source == "csv" else {"data": "icd10cm", "data__path": "null", "data__sample_size": 1200}
+    held = Counter()
+    for fold in range(4):
+        split = criteria.load_pairs(settings(**more, kfold__n_splits=4, kfold__fold=fold))
+        assert not groups(split.train) & groups(split.validation)
+        assert not texts(split.train) & texts(split.validation)
+        assert {pair.label for pair in split.validation} == {0, 1}
+        held.update(groups(split.validation))
+    assert set(held.values()) == {1}
+    if source == "csv":
+        assert len(held) == 24
+
+
+@pytest.mark.parametrize("source", ["csv", "icd10cm"])
+def test_an_inner_fold_sees_nothing_of_what_its_outer_fold_holds_out(settings, source):
+    more = {} if source == "csv" else {"data": "icd10cm", "data__path": "null", "data__sample_size": 1200}
+    for fold in range(3):
+        outer = settings(**more, kfold__n_splits=3, kfold__fold=fold, kfold__inner_splits=3)
+        whole = criteria.load_pairs(outer)
+        judged = Counter()
+        for inner in range(3):
+            split = criteria.load_pairs(folds.of_inner_fold(outer, inner))
+            seen = (*split.train, *split.validation)
+            assert not groups(seen) & groups(whole.validation)
+            assert (
+                not {pair.criterion for pair in seen} & {pair.criterion for pair in whole.validation} or source == "csv"
+            )
+            assert not {pair.text for pair in seen} & {pair.text for pair in whole.validation}
+            assert groups(seen) <= groups(whole.train)
+            assert not groups(split.train) & groups(split.validation)
+            judged.update(groups(split.validation))
+        assert set(judged.values()) == {1}
+
+
+def test_a_model_is_never_trained_on_a_row_that_its_outer_fold_holds_out(settings):
+    # The rows themselves, as numbers: what the two levels give is told in the numbers of the whole data.
+    one = settings(kfold__n_splits=4, kfold__fold=1, kfold__inner_splits=2, kfold__inner_fold=1).kfold
+    rows, labels = [f"g{row // 3}" for row in range(60)], [row % 2 for row in range(60)]
+    train, judged = folds.split_rows(rows, labels, fraction=0.2, seed=0, kfold=one)
+    outer = settings(kfold__n_splits=4, kfold__fold=1).kfold
+    outer_train, outer_held = folds.split_rows(rows, labels, fraction=0.2, seed=0, kfold=outer)
+    assert sorted([*train, *judged]) == sorted(outer_train)
+    assert not {*train, *judged} & set(outer_held)
+    assert sorted([*outer_train, *outer_held]) == list(range(60))
+
+
+def test_without_folds_the_split_is_the_single_one(settings):
+    rows, labels = [f"g{row // 2}" for row in range(40)], [row % 2 for row in range(40)]
+    plain = folds.split_rows(rows, labels, fraction=0.25, seed=3)
+    assert folds.split_rows(rows, labels, fraction=0.25, seed=3, kfold=settings().kfold) == plain
+
+
+def test_all_folds_have_one_shape_though_their_texts_differ(settings, tmp_path):
+    path = tmp_path / "long.csv"
+    lines = [
+        f"{'fever ' * (1 if g < 11 else 9)}x{g},{'cough' if label else 'rash'},{label},g{g}"
+        for g in range(12)
+        for label in (0, 1)
+    ]
+    path.write_text(HEADER + "\n".join(lines))
+    lengths = set()
+    for fold in range(3):
+        one = settings(data__path=path, kfold__n_splits=3, kfold__fold=fold)
+        loaded = criteria.encoder.load(one.model.name, weights=False)
+        lengths.add(criteria.choose_lengths(loaded, criteria.load_pairs(one), one).buckets)
+    assert lengths == {(16,)}
+
+
+def test_fewer_groups_than_folds_is_told_before_any_work(settings, tmp_path):
+    write_pairs(tmp_path / "few.csv", groups=4)
+    with pytest.raises(DataError, match=r"kfold\.n_splits=5: the 8 rows are in 4 groups.*at most 4"):
+        folds.examine(settings(data__path=tmp_path / "few.csv", kfold__n_splits=5), criteria.sides)
+    write_pairs(tmp_path / "inner.csv", groups=6)
+    nested = settings(
+        data__path=tmp_path / "inner.csv", kfold__n_splits=2, kfold__inner_trials=3, kfold__inner_splits=4
+    )
+    with pytest.raises(DataError, match=r"kfold\.inner_splits=4: the 6 rows are in 3 groups"):
+        folds.examine(nested, criteria.sides)
+
+
+def test_a_fold_with_one_label_only_is_told_before_any_work(settings, tmp_path):
+    path = tmp_path / "lopsided.csv"  # both positives in one group: of three folds, two hold out negatives alone
+    rows = ["a,b,1,g0", "c,d,1,g0", *(f"e{i},f,0,g{i}" for i in range(1, 12))]
+    path.write_text(HEADER + "\n".join(rows))
+    with pytest.raises(DataError, match=r"has only pairs with label [01].*lower kfold\.n_splits \(it is 3\)"):
+        folds.examine(settings(data__path=path, kfold__n_splits=3), criteria.sides)
+
+
+def test_too_few_rows_of_every_label_for_so_many_folds_is_told(settings, tmp_path):
+    path = tmp_path / "small.csv"
+    path.write_text(HEADER + "a,b,1,g0\nc,d,0,g1\ne,f,1,g2\ng,h,0,g3\ni,j,1,g4\nk,l,0,g5\n")
+    with pytest.raises(DataError, match=r"kfold\.n_splits=5: 6 rows in 6 groups are too few"):
+        folds.examine(settings(data__path=path, kfold__n_splits=5), criteria.sides)
+
+
+def sides(train=((0, 1), "ab"), held=((0, 1), "cd")):
+    return Sides(*(Side(tuple(labels), tuple(groups)) for labels, groups in (train, held)), "x")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (sides(held=((), "")), r"held-out side of fold 0 of kfold\.n_splits=2 has no rows.*Set kfold\.n_splits lower"),
+        (sides(train=((1, 1), "ab")), "training side of fold 0 .* has only rows with label 1"),
+        (sides(held=((0, 1), "bc")), "fold 0 .* has the group 'b' on both sides"),
+        (sides(), "the group 'c' is held out by 2 folds"),
+    ],
+)
+def test_a_recipe_that_splits_wrongly_is_found_out(settings, given, message):
+    with pytest.raises(DataError, match=message):
+        folds.examine(settings(kfold__n_splits=2), lambda _: given)
+
+
+def test_what_is_in_each_fold_is_shown(settings):
+    lines = folds.describe(folds.examine(settings(kfold__n_splits=3), criteria.sides))
+    assert re.split(r"\s{2,}", lines[0]) == ["fold", "train on", "groups", "labels", "hold out", "groups", "labels"]
+    assert re.split(r"\s{2,}", lines[1]) == ["0", "32", "16", "0: 50.0%, 1: 50.0%", "16", "8", "0: 50.0%, 1: 50.0%"]
+    many = Side(tuple(range(10)) + (3,) * 10, tuple("x" * 20))
+    assert "10 labels, 0: 5.0% to 3: 55.0%" in folds.describe([Sides(many, many, "")])[1]
+
+
+def test_a_whole_cross_validation_is_no_single_run(settings):
+    with pytest.raises(ConfigError, match=r"kfold\.n_splits=3 without kfold\.fold.*hotloop kfold"):
+        recipes.load("criteria").sides(settings(kfold__n_splits=3))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kfold__n_splits": 1}, r"kfold\.n_splits=1: expected an integer of at least 2, or null"),
+        ({"kfold__n_splits": 3, "kfold__fold": 3}, r"kfold\.fold=3: expected 0 to 2, .* kfold\.n_splits=3"),
+        ({"kfold__n_splits": 3, "kfold__fold": -1}, r"kfold\.fold=-1: expected an integer of at least 0"),
+        ({"kfold__fold": 1}, r"kfold\.fold=1 has no effect while kfold\.n_splits is null.*kfold\.n_splits=5"),
+        ({"kfold__inner_trials": 5}, r"kfold\.inner_trials=5 has no effect while kfold\.n_splits is null"),
+        ({"kfold__n_splits": 3, "kfold__inner_fold": 0}, r"kfold\.inner_fold=0 has no effect while kfold\.fold is null"),
+        ({"kfold__n_splits": 3, "kfold__fold": 0, "kfold__inner_fold": 3}, r"kfold\.inner_fold=3: expected 0 to 2"),
+        ({"kfold__n_splits": 3, "kfold__fold": 0, "kfold__inner_fold": 1, "kfold__inner_trials": 2}, "leave one of the two"),
+        ({"kfold__n_split": 3}, r"did you mean kfold\.n_splits"),
+    ],
+)  # fmt: skip
+def test_settings_of_folds_that_do_not_fit_are_told(settings, given, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(**given)
