@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from hotloop.train.folds import Sides
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
+    from hotloop.train.task import Goal
 
-NAMES = ("criteria",)
+NAMES = ("criteria", "digits", "language")
 
 
 class Recipe(Protocol):
@@ -29,6 +30,8 @@ class Recipe(Protocol):
     """
 
     COMPONENTS: tuple[str, ...]
+    GOAL: Goal | None
+    READS: tuple[str, ...]
 
     def train(self, start: Start, console: Console | None = None) -> Outcome:
         """Train from the start, or from where the run stopped."""
@@ -45,11 +48,17 @@ class Recipe(Protocol):
 
 
 def load(name: str) -> Recipe:
-    """Give the recipe of a name.
+    """Give the recipe of a name, or of a program of the user's own, ``FILE.py:function``.
 
     Raises:
         ConfigError: there is none of this name; the message gives the nearest.
     """
+    if ":" in name:
+        from hotloop.recipes.program import Program  # noqa: PLC0415 - as the others, when it is asked for
+
+        return Program(name)
     if name not in NAMES:
-        raise ConfigError(f"recipe {name!r} does not exist: {nearest(name, NAMES)}")
+        raise ConfigError(
+            f"recipe {name!r} does not exist: {nearest(name, NAMES)}, or a program of your own, recipe=FILE.py:function"
+        )
     return cast("Recipe", importlib.import_module(f"hotloop.recipes.{name}"))

@@ -11,22 +11,41 @@ from typing import TYPE_CHECKING, Any
 from torch.nn import functional
 
 from hotloop.measure import machine
-from hotloop.train import baselines, batches, checkpoint, closing, compiling, csv_pairs, encoder, environment, icd10
+from hotloop.train import (
+    baselines,
+    batches,
+    checkpoint,
+    closing,
+    compiling,
+    csv_pairs,
+    encoder,
+    environment,
+    icd10,
+    unread,
+)
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
-from hotloop.train.fit import Outcome, Task, fit
+from hotloop.train.fit import Outcome, fit
 from hotloop.train.folds import Side, Sides
 from hotloop.train.optional import require
 from hotloop.train.start import Start, write_settings
+from hotloop.train.task import Goal, Task
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
     from hotloop.train.pairs import Split
     from hotloop.train.settings import Settings
+    from hotloop.train.task import Loss
 
 COMPONENTS = ("model", "loss")
 """What can be compiled: the encoder with its head, and the loss."""
+GOAL = Goal("f1")
+"""What says which validation is the best."""
+READS = ("data", "model", "training.freeze_embeddings")
+"""The settings that it reads, of those that only some recipes do."""
 
 
 def train(start: Start, console: Console | None = None) -> Outcome:
@@ -40,6 +59,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
+    unread.refuse(settings, READS)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -67,7 +87,11 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         train=batches.Dataset(loaded.tokenizer, split.train, lengths),
         validation=batches.Dataset(loaded.tokenizer, split.validation, lengths),
         fingerprint=split.fingerprint(),
+        judge=judge,
+        goal=GOAL,
+        rows="pairs",
         context=context,
+        remarks=remarks,
     )
 
     # The run. Its report is written however it ends.
@@ -95,13 +119,25 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     Raises:
         ConfigError: the weights do not fit the model that the settings name.
     """
+    unread.refuse(settings, READS)
     split = load_pairs(settings)
     loaded = encoder.load(settings.model.name, weights=False)
     checkpoint.fit_weights(loaded.model, weights, settings.model.name)
     device = environment.choose_device(settings.run.device)
     held_out = batches.Dataset(loaded.tokenizer, split.validation, choose_lengths(loaded, split, settings))
-    loss = functional.binary_cross_entropy_with_logits
-    return evaluation.evaluate(loaded.model.to(device), loss, held_out, settings.training.eval_batch_size, device)
+    judged = judge(functional.binary_cross_entropy_with_logits)
+    return evaluation.evaluate(loaded.model.to(device), judged, held_out, settings.training.eval_batch_size, device)
+
+
+def judge(loss: Loss) -> evaluation.Together:
+    """Judge all pairs together: the loss, and accuracy, F1, precision, recall (at probability 0.5) and AUC."""
+    return evaluation.Together(loss, evaluation.measure)
+
+
+def remarks(best: Mapping[str, float], measured: Mapping[str, Any]) -> list[str]:
+    """Say what needs no training, and how far chance alone moves the accuracy."""
+    noise = evaluation.chance(best["accuracy"], measured["validation_pairs"], "pairs")
+    return [baselines.describe(measured), noise]
 
 
 def load_model(start: Start, display: Display) -> encoder.Loaded:

@@ -51,7 +51,7 @@ def look(batches: Any, visit: Callable[[tuple[Any, ...]], None]) -> Looked:
         Exception: what ``visit`` raises.
     """
     before = RandomState([torch.device("cpu")])
-    generators = [(one, one.get_state()) for one in _generators(batches)]
+    generators = [(one, one.get_state()) for one in generators_of(batches)]
     total, count, began = None, 0, time.monotonic()
     try:
         total, read = _reader(batches)
@@ -79,7 +79,7 @@ def _until_it_fails(read: Iterator[Any]) -> Iterator[Any]:
         raise _NotLookedAtError(f"reading a batch failed: {type(error).__name__}: {error}") from error
 
 
-def _generators(batches: Any) -> list[torch.Generator]:
+def generators_of(batches: Any) -> list[torch.Generator]:
     """Give the generators that the order of a loader's samples is drawn from."""
     batch_sampler = getattr(batches, "batch_sampler", None)
     holders = [batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]

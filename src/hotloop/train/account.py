@@ -25,12 +25,12 @@ class Account:
 
     Args:
         record: the run's.
-        batch: pairs in an optimizer step.
+        batch: what an optimizer step takes, and how many of it: ``{"samples": 32, "tokens": 4096}``.
     """
 
-    def __init__(self, record: RunRecord, batch: int) -> None:
+    def __init__(self, record: RunRecord, batch: Mapping[str, int]) -> None:
         self.record = record
-        self._batch = batch
+        self._batch = dict(batch)
         self._began: float | None = None
         self._steps = 0
         self._cold: float | None = None
@@ -76,7 +76,7 @@ class Account:
         figures = {
             "cold_seconds": self._cold,
             "steady_step_ms": 1000 * steady if steady else None,
-            "samples_per_second": self._batch / steady if steady else None,
+            **{f"{what}_per_second": many / steady if steady else None for what, many in self._batch.items()},
             "compile_seconds": sum(one.get("compile_seconds", 0.0) for one in components.values()),
             "peak_memory_bytes": memory,
             **more,

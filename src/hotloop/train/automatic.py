@@ -24,10 +24,7 @@ from hotloop.train.compiling import DISABLED, PREFIX, Compiling
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from torch import Tensor
-
     from hotloop.step import Loop, LoopStatus
-    from hotloop.train.batches import Batch
     from hotloop.train.settings import Settings
 
 _WRITTEN_BY_THE_LOOP = (Captured, CaptureDropped, SentinelDisagreed, StepUndone, TierChanged, TierDeclined, TierProven)
@@ -51,7 +48,7 @@ class Automatic(Compiling):
         parts: dict[str, Any],
         say: Callable[[str], None],
         loop: Loop,
-        update: Callable[[Sequence[Batch]], Tensor],
+        update: Callable[..., Any],
     ) -> None:
         super().__init__({}, settings, parts, say)
         self._loop, self._step = loop, loop.step(update)
@@ -73,10 +70,10 @@ class Automatic(Compiling):
         """Go on after so many steps, with what the loop had learnt; the steps of another policy taught it nothing."""
         self._loop.load_state_dict(state or {"steps": step})
 
-    def step(self, batches: Sequence[Batch]) -> Tensor:
+    def step(self, *given: Any) -> Any:
         """Do an optimizer step the fastest way that is right; gives what the update gives."""
         try:
-            return self._step(batches)
+            return self._step(*given)
         except StepLostError:
             self._lost = True
             raise
@@ -113,7 +110,7 @@ class Automatic(Compiling):
             whole = {**own, **whole, "state": own["state"], "causes": own["causes"]}
         rest = Tier("eager", tier.graph)
         others = {"requested": "auto", "running": rest.name, "state": _state(rest), "causes": causes}
-        return {name: whole if name == "model" else others for name in self.parts}
+        return {name: others if name == "loss" else whole for name in self.parts}
 
     @property
     def speed_up(self) -> float | None:

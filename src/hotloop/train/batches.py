@@ -1,4 +1,4 @@
-"""Tokenised pairs as tensors, padded to fixed lengths, and the order in which an epoch takes them.
+"""Rows as tensors, tokenised pairs padded to fixed lengths among them, and the order in which an epoch takes them.
 
 Padding each batch to its own longest text would give every batch its own shape, and a compiled model a recompile for
 each: so all are padded to one length, or to one of a few declared ones.
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hotloop.train.pairs import Pair
+    from hotloop.train.task import Data
 
 SHARE_THAT_FITS = 0.99
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Tokenised pairs: inputs by name, int64 of shape (batch, length); labels, float32 of shape (batch,)."""
+    """Some rows: a model's inputs by name, and what its outputs are held against, each of shape (batch, ...)."""
 
     inputs: dict[str, Tensor]
     labels: Tensor
 
     @property
     def tokens(self) -> int:
-        """How many tokens there are, padding included."""
+        """How much there is to compute, to compare batches of several shapes by: tokens, padding included."""
         return next(iter(self.inputs.values())).numel()
 
     def to(self, device: torch.device) -> Batch:
@@ -109,6 +110,11 @@ class Dataset:
         counts = self.inputs["attention_mask"].sum(dim=1)
         self.bucket = torch.bucketize(counts, torch.tensor(lengths.buckets))
 
+    @property
+    def buckets(self) -> int:
+        """How many lengths there are."""
+        return len(self.lengths.buckets)
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -118,10 +124,32 @@ class Dataset:
         return Batch({name: one[rows, :length] for name, one in self.inputs.items()}, self.labels[rows])
 
 
-def epoch_order(dataset: Dataset, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
+class Table:
+    """Rows that all have one shape.
+
+    Args:
+        inputs: by name, each of shape (rows, ...).
+        labels: of shape (rows, ...).
+    """
+
+    buckets = 1
+
+    def __init__(self, inputs: dict[str, Tensor], labels: Tensor) -> None:
+        self.inputs, self.labels = inputs, labels
+        self.bucket = torch.zeros(len(labels), dtype=torch.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: Tensor) -> Batch:
+        """Give these rows as a batch."""
+        return Batch({name: one[rows] for name, one in self.inputs.items()}, self.labels[rows])
+
+
+def epoch_order(dataset: Data, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
     """Shuffle rows into the batches of an epoch, all of one size; what is left over waits for another epoch.
 
-    With several lengths, rows of one length make a batch, and the few that do not fill one go to the next longer. The
+    With several shapes, rows of one shape make a batch, and the few that do not fill one go to the next larger. The
     order depends on nothing but the arguments, so that a run can be resumed in the middle of an epoch.
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
@@ -129,18 +157,18 @@ def epoch_order(dataset: Dataset, batch_size: int, seed: int, epoch: int) -> lis
     batch_size = min(batch_size, len(dataset))
     found: list[Tensor] = []
     which, left = dataset.bucket[rows], rows[:0]
-    for bucket in range(len(dataset.lengths.buckets)):
+    for bucket in range(dataset.buckets):
         left = torch.cat([left, rows[which == bucket]])
         whole = len(left) - len(left) % batch_size
         found += torch.split(left[:whole], batch_size) if whole else []
         left = left[whole:]
-    if len(dataset.lengths.buckets) == 1:
+    if dataset.buckets == 1:
         return found
     return [found[index] for index in torch.randperm(len(found), generator=generator)]
 
 
-def in_order(dataset: Dataset, batch_size: int) -> Iterator[tuple[Batch, int]]:
-    """Give all rows as batches of one size, shortest rows first, and how many rows of each count.
+def in_order(dataset: Data, batch_size: int) -> Iterator[tuple[Batch, int]]:
+    """Give all rows as batches of one size, smallest rows first, and how many rows of each count.
 
     The last batch is filled up with rows that are there already, since a smaller one would be another shape.
     """

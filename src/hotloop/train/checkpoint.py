@@ -22,12 +22,11 @@ FOLDER, BEST, LAST = "checkpoints", "best.pt", "last.pt"
 
 @dataclasses.dataclass
 class Position:
-    """Where a run is. ``step`` counts optimizer steps; ``stale`` counts validations since the best F1."""
+    """Where a run is. ``step`` counts optimizer steps; ``stale`` counts validations since the best one."""
 
     epoch: int = 0
     step: int = 0
     step_in_epoch: int = 0
-    best_f1: float = -1.0
     best_step: int = 0
     stale: int = 0
     best: dict[str, float] = dataclasses.field(default_factory=dict)

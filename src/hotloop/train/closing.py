@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import TYPE_CHECKING
 
 from hotloop import record, report
-from hotloop.train import baselines, checkpoint
+from hotloop.train import checkpoint
 from hotloop.train.compiling import PREFIX
 from hotloop.train.display import Display, figures
 
@@ -37,21 +36,13 @@ def tell(outcome: Outcome, display: Display) -> None:
     """Print what came of a run: its best validation, what ran, and where its checkpoints are."""
     if outcome.best:
         display.say(f"Best validation, at step {outcome.best_step} of {outcome.step}: {figures(outcome.best)}")
-        for line in (baselines.describe(outcome.measurements), _noise(outcome)):
+        for line in outcome.remarks:
             display.say(line)
     for name, status in outcome.components.items():
         display.say(f"Ran: {name} {_ran(status)}")
     for line in outcome.notes:
         display.say(f"{PREFIX} {line}")
     display.say(f"Trained for {outcome.seconds:.0f} s. Checkpoints: {outcome.folder / checkpoint.FOLDER}")
-
-
-def _noise(outcome: Outcome) -> str:
-    """Say how far chance alone moves the accuracy: Agresti and Coull's standard error, as if pairs were independent."""
-    pairs = outcome.measurements["validation_pairs"]
-    share = (outcome.best["accuracy"] * pairs + 2) / (pairs + 4)
-    error = math.sqrt(share * (1 - share) / (pairs + 4))
-    return f"Judged on {pairs} validation pairs: chance alone moves the accuracy by about {error:.3f}"
 
 
 def _ran(status: dict[str, object]) -> str:

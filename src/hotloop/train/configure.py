@@ -53,7 +53,8 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     folder = path if path and path.is_dir() else None
     choices, values = _user_file(path) if path and not folder else ({}, {})
     available = groups(folder)
-    lines = [_checked(text, available) for text in [*(f"{k}={v}" for k, v in choices.items()), *overrides]]
+    given = [*(f"{key}={value}" for key, value in choices.items()), *overrides]
+    lines = [_checked(text, available) for one in given for text in _own_program(one)]
     if folder:
         lines.append(f"hydra.searchpath=[file://{folder.resolve()}]")
     if values:
@@ -83,6 +84,23 @@ def _compose(hydra: Any, lines: list[str]) -> dict[str, Any]:
             GlobalHydra.instance().initialize(callers)
     assert isinstance(composed, dict)
     return {str(key): value for key, value in composed.items()}
+
+
+def recipe_choice(name: str) -> str:
+    """Give the choice of the group ``recipe`` that a recipe's name belongs to: a program of one's own has none."""
+    return "workload" if ":" in name else name
+
+
+def _own_program(text: str) -> list[str]:
+    """Give ``recipe=FILE.py:function`` as the choice that it is and the name; any other override as it is."""
+    key, _, value = text.partition("=")
+    if key.strip() != "recipe" or ":" not in value:
+        return [text]
+    place, _, function = value.strip().strip("'\"").rpartition(":")
+    # A resumed run finds the file from any folder.
+    name = f"{Path(place).resolve() if place.endswith('.py') else place}:{function}"
+    quoted = name.replace("\\", "\\\\").replace("'", "\\'")
+    return ["recipe=workload", f"recipe.name='{quoted}'"]
 
 
 def _checked(text: str, available: Mapping[str, list[str]]) -> str:

@@ -74,7 +74,8 @@ class Display:
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """Show a step that was just finished, by its entry in the record."""
-        step, loss, rate = entry["step"], f"loss {entry['loss']:.4f}", f"lr {entry['learning_rate']:.2e}"
+        step, rate = entry["step"], f"lr {entry['learning_rate']:.2e}"
+        loss = f"loss {entry['loss']:.4f}" if "loss" in entry else "no loss"
         if self._progress:
             speed = f"{1 / max(entry['seconds'], 1e-9):.2f} steps/s"
             self._progress.update(

@@ -98,7 +98,7 @@ def _choice(group: str, name: str, *, described: bool) -> list[str]:
     within = "" if "@package _global_" in text else f"{group}."
     values = (one for one in entries(text) if one.value and not one.name.startswith("defaults"))
     sets = ", ".join(f"`{within}{one.name}={one.value}`" for one in values)
-    return [f"- `{group}={name}`: {about} Sets {sets}.", ""]
+    return [f"- `{group}={name}`: {about}{f' Sets {sets}.' if sets else ''}", ""]
 
 
 def _rows(group: str, name: str) -> list[str]:

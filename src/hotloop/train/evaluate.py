@@ -1,45 +1,75 @@
-"""Validation: the metrics of a model on the pairs that were held out."""
+"""Validation: the metrics of a model on the rows that were held out."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from hotloop.train.batches import Dataset, in_order
+from hotloop.train.batches import in_order
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from hotloop.train.task import Data, Judge, Loss
 
 
-def evaluate(
-    model: Any, loss: Callable[[Tensor, Tensor], Tensor], dataset: Dataset, batch_size: int, device: torch.device
-) -> dict[str, float]:
-    """Judge a model on a data set; it is left in the mode, training or evaluation, that it was in.
+def evaluate(model: Any, judge: Judge, data: Data, batch_size: int, device: torch.device) -> dict[str, float]:
+    """Judge a model on one side of the split; it is left in the mode, training or evaluation, that it was in.
 
     Args:
-        model: gives logits, shape (batch,), of tokenised inputs by name.
-        loss: the mean loss of logits and labels.
-        dataset: the pairs.
-        batch_size: pairs in a forward pass; the last is filled up, and what fills it does not count.
+        model: gives an output of a batch's inputs by name.
+        judge: sees the outputs.
+        data: the rows.
+        batch_size: rows in a forward pass; the last is filled up, and what fills it does not count.
         device: where the model is.
 
     Returns:
-        ``loss`` and accuracy, F1, precision, recall (at probability 0.5) and AUC by name.
+        The judge's figures, by name.
     """
     was_training = model.training
     model.eval()
-    logits, labels = [], []
     with torch.no_grad():
-        for batch, count in in_order(dataset, batch_size):
-            logits.append(model(**batch.to(device).inputs)[:count].float().cpu())
-            labels.append(batch.labels[:count])
-        scores, truth = torch.cat(logits), torch.cat(labels)
-        total = float(loss(scores, truth))
+        for batch, count in in_order(data, batch_size):
+            moved = batch.to(device)
+            judge.see(model(**moved.inputs)[:count], moved.labels[:count])
+        found = judge.figures()
     model.train(was_training)
-    return {"loss": total, **measure(scores, truth)}
+    return found
+
+
+class Together:
+    """Judges all rows together, at the end.
+
+    Args:
+        loss: the mean loss of all outputs and labels.
+        metrics: gives further metrics of them.
+    """
+
+    def __init__(self, loss: Loss, metrics: Callable[[Tensor, Tensor], Mapping[str, float]]) -> None:
+        self._loss, self._metrics = loss, metrics
+        self._outputs: list[Tensor] = []
+        self._labels: list[Tensor] = []
+
+    def see(self, output: Tensor, labels: Tensor) -> None:
+        """Keep both, on the CPU."""
+        self._outputs.append(output.float().cpu())
+        self._labels.append(labels.cpu())
+
+    def figures(self) -> dict[str, float]:
+        """Give ``loss`` and the metrics."""
+        outputs, labels = torch.cat(self._outputs), torch.cat(self._labels)
+        return {"loss": float(self._loss(outputs, labels)), **self._metrics(outputs, labels)}
+
+
+def chance(accuracy: float, rows: int, what: str) -> str:
+    """Say how far chance alone moves an accuracy: Agresti and Coull's standard error, as if rows were independent."""
+    share = (accuracy * rows + 2) / (rows + 4)
+    error = math.sqrt(share * (1 - share) / (rows + 4))
+    return f"Judged on {rows} validation {what}: chance alone moves the accuracy by about {error:.3f}"
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:

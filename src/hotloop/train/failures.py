@@ -34,7 +34,14 @@ def not_finite(loss: float, norm: float, learning_rate: float, *, applied: bool)
     )
 
 
-def explain(error: Exception) -> TrainingFailedError | None:
+SMALLER = (
+    "a smaller training.batch_size with more training.gradient_accumulation, a shorter model.max_length, "
+    "training.optimization.use_bf16=true, or training.freeze_embeddings=true"
+)
+"""What takes less memory in a recipe."""
+
+
+def explain(error: Exception, smaller: str = SMALLER) -> TrainingFailedError | None:
     """Put a failure of a step into words; None where it is not one of the known kinds and should stay itself."""
     if isinstance(error, TrainingFailedError):
         return error
@@ -45,9 +52,7 @@ def explain(error: Exception) -> TrainingFailedError | None:
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or isinstance(error, MemoryError):
         return TrainingFailedError(
-            f"out of memory: {text.splitlines()[0] if text else type(error).__name__} Try a smaller "
-            "training.batch_size with more training.gradient_accumulation, a shorter model.max_length, "
-            "training.optimization.use_bf16=true, or training.freeze_embeddings=true"
+            f"out of memory: {text.splitlines()[0] if text else type(error).__name__} Try {smaller}"
         )
     return None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.util
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,60 +11,42 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import hotloop
-from hotloop.errors import MissingExtraError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
-from hotloop.train.batches import Batch, Dataset, epoch_order
+from hotloop.train.batches import epoch_order
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan, arguments
 from hotloop.train.evaluate import evaluate
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.optional import require
 from hotloop.train.rehearse import Rehearsal
+from hotloop.train.tracking import Tracking
 from hotloop.train.update import Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from hotloop.events import Event
+    from hotloop.train.batches import Batch
     from hotloop.train.display import Display
-    from hotloop.train.settings import Settings, TrainingSettings
+    from hotloop.train.settings import TrainingSettings
     from hotloop.train.start import Start
+    from hotloop.train.task import Task
 
 REHEARSED = 4
 """Batches on which CUDA graphs are tried before they are turned on."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
-    """What a recipe trains.
-
-    Args:
-        model: gives logits, shape (batch,), of inputs by name.
-        parts: the components by name, as `hotloop.compile` takes them; ``loss`` gives the mean loss of logits and
-            labels.
-        train, validation: the two sides of the split.
-        fingerprint: tells other data apart, so that no run is resumed on it.
-        context: measurements for the record that were made before training, such as baselines.
-    """
-
-    model: torch.nn.Module
-    parts: dict[str, Any]
-    train: Dataset
-    validation: Dataset
-    fingerprint: str
-    context: Mapping[str, float] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
 class Outcome:
     """How a run ended: ``finished`` or ``interrupted``; the best validation, what ran, and the measurements.
 
-    ``notes`` are what ``use_torch_compile=auto`` decided, and why, as lines.
+    ``notes`` are what ``use_torch_compile=auto`` decided, and why; ``remarks`` by what the best validation is to be
+    judged, such as baselines: both as lines.
     """
 
     status: str
@@ -77,10 +58,11 @@ class Outcome:
     measurements: dict[str, Any]
     seconds: float
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Live:
+class Live:
     """What is open while a run goes on: its record, the events seen so far, and a wish to stop."""
 
     record: RunRecord
@@ -103,12 +85,12 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
     with contextlib.ExitStack() as stack:
         record = stack.enter_context(RunRecord(start.folder))
         record.update("settings", **configure.to_dict(start.settings))
-        record.update("measurements", validation_pairs=len(task.validation), **task.context)
+        record.update("measurements", **{f"validation_{task.rows}": len(task.validation)}, **task.context)
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(hotloop.watch()) if chosen or auto else []
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(display)
-        fitting = _Fitting(task, start, chosen, display, _Live(record, events, interrupt))
+        fitting = _Fitting(task, start, chosen, display, Live(record, events, interrupt))
         stack.callback(fitting.compiling.close)
         if start.resume:
             fitting.restore(start.resume)
@@ -143,7 +125,7 @@ def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[s
 class _Fitting:
     """One run on its way: what it was given, what it made of that, and where it is."""
 
-    def __init__(self, task: Task, start: Start, chosen: Plan, display: Display, live: _Live) -> None:
+    def __init__(self, task: Task, start: Start, chosen: Plan, display: Display, live: Live) -> None:
         self.task, self.display, self.live = task, display, live
         self.settings, self.training, self.folder = start.settings, start.settings.training, start.folder
         self.within = start.within
@@ -159,8 +141,8 @@ class _Fitting:
             accelerator=device.type,
             devices=[device.index or 0] if device.type == "cuda" else 1,
             precision="bf16-mixed" if self.training.optimization.use_bf16 else "32-true",
-            loggers=_loggers(self.settings, self.folder, live.record),
         )
+        self.tracking = Tracking(start, live.record, display.say)
         groups = parameter_groups(task.model, self.training.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=self.training.learning_rate)
         self.scheduler = self.make_scheduler(0)
@@ -178,7 +160,9 @@ class _Fitting:
         self.seen = len(live.events)
         self.automatic = self.make_automatic() if self.training.optimization.use_torch_compile == "auto" else None
         self.compiling = self.automatic or Compiling(chosen, self.settings, task.parts, display.say, self.rehearsal)
-        self.account = Account(live.record, self.training.batch_size * accumulate)
+        rows = self.training.batch_size * accumulate
+        taken = {"samples": rows, **{what: rows * many for what, many in task.per_row.items()}}
+        self.account = Account(live.record, taken)
 
     def run(self) -> Outcome:
         """Train to the end, or until somebody interrupts."""
@@ -203,8 +187,7 @@ class _Fitting:
             raise failures.with_checkpoint(failure, self.doing, self.folder, last, again) from error
         finally:
             self.settle()
-            for logger in self.fabric.loggers:
-                logger.finalize("")  # they write in bunches, and the last one is still in memory
+            self.tracking.close()
         return self.outcome("finished")
 
     def make_automatic(self) -> Automatic:
@@ -259,14 +242,14 @@ class _Fitting:
         self.compiling.after_step(seconds, sum(batch.tokens for batch in batches), events)
         self.position.step += 1
         self.position.step_in_epoch += 1
-        entry = {
+        entry: dict[str, Any] = {
             "step": self.position.step, "seconds": seconds, "loss": loss, "learning_rate": rate,
             "gradient_norm": norm, "running": self.compiling.running,
         }  # fmt: skip
         self.account.step(entry, events)
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
         self.display.step(entry)
-        self.fabric.log_dict({"loss": loss, "learning_rate": rate}, step=self.position.step)
+        self.tracking.log({"loss": loss, "learning_rate": float(rate)}, self.position.step)
 
     def new_events(self) -> list[Event]:
         """Give what was observed since this was last asked."""
@@ -305,18 +288,18 @@ class _Fitting:
         """Judge the model, keep it where it is the best so far, and go on to the next epoch where this one is done."""
         at = self.position
         self.doing = f"validation at step {at.step}"
-        loss, batch_size = self.task.parts["loss"], self.training.eval_batch_size
+        judge = self.task.judge(self.task.parts["loss"])
         with self.compiling.validating():
-            metrics = evaluate(self.model, loss, self.task.validation, batch_size, self.device)
+            metrics = evaluate(self.model, judge, self.task.validation, self.training.eval_batch_size, self.device)
         events = self.new_events()
         self.compiling.after_validation(events)
         self.account.observed(at.step, self.compiling.unrecorded(events))
-        best = metrics["f1"] > at.best_f1
+        best = self.task.goal.better(metrics, at.best)
         at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
         if best:
-            at.best_f1, at.best_step, at.best = metrics["f1"], at.step, metrics
+            at.best_step, at.best = at.step, metrics
         self.account.validated(at.step, at.epoch + 1, metrics)
-        self.fabric.log_dict({f"validation_{name}": value for name, value in metrics.items()}, step=at.step)
+        self.tracking.log({f"validation_{name}": value for name, value in metrics.items()}, at.step)
         self.display.validated(at.step, metrics, best=best)
         if at.step_in_epoch >= self.steps_per_epoch:
             at.epoch, at.step_in_epoch = at.epoch + 1, 0
@@ -369,7 +352,9 @@ class _Fitting:
     def settle(self) -> None:
         """Bring the record's components and measurements up to date."""
         memory = environment.peak_memory(self.device)
-        self.account.settle(self.compiling.status(), memory, self.compiling.figures())
+        status, figures = self.compiling.status(), self.compiling.figures()
+        self.account.settle(status, memory, figures)
+        self.tracking.compiled(status, figures, self.position.step)
 
     def outcome(self, status: str) -> Outcome:
         """Sum the run up."""
@@ -377,17 +362,7 @@ class _Fitting:
         seconds = time.monotonic() - self.began
         measured = dict(self.live.record.document["measurements"])
         components = self.compiling.status()
-        notes = tuple(self.compiling.summary())
-        return Outcome(status, self.folder, at.step, at.best_step, at.best, components, measured, seconds, notes)
-
-
-def _loggers(settings: Settings, folder: Path, record: RunRecord) -> list[Any]:
-    """Make Fabric's logger of ``run.logger``; each start of a run gets a version of its own."""
-    kinds = {"csv": "CSVLogger", "tensorboard": "TensorBoardLogger"}
-    if settings.run.logger not in kinds:
-        return []
-    if settings.run.logger == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-        raise MissingExtraError("run.logger=tensorboard needs the package tensorboard: pip install tensorboard")
-    loggers = require("lightning.fabric.loggers", "hotloop train")
-    version = f"start-{record.document['starts']}"
-    return [getattr(loggers, kinds[settings.run.logger])(root_dir=folder, name="logs", version=version)]
+        notes, remarks = tuple(self.compiling.summary()), tuple(self.task.remarks(at.best, measured)) if at.best else ()
+        return Outcome(
+            status, self.folder, at.step, at.best_step, at.best, components, measured, seconds, notes, remarks
+        )

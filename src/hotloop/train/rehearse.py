@@ -35,7 +35,7 @@ class Rehearsal:
     """What a rehearsal trains: copies of these.
 
     Args:
-        model: gives logits, shape (batch,), of inputs by name; still eager.
+        model: gives an output of a batch's inputs by name; still eager.
         parts: the components by name; those that are modules are parts of the model.
         batches: a few of the run's own, on its device.
         optimizer: makes one for a copy.
@@ -99,9 +99,9 @@ class Rehearsal:
         def infer(batch: Batch) -> torch.Tensor:
             model.eval()
             with self.autocast():
-                logits: torch.Tensor = model(**batch.inputs)
+                output: torch.Tensor = model(**batch.inputs)
             model.train()
-            return logits
+            return output
 
         return Workload(list(parts.values()), optimizer, step, list(self.batches), infer=infer)
 

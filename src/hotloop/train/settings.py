@@ -16,9 +16,10 @@ def _range(low: float | None = None, high: float | None = None, *, open_low: boo
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeSettings:
-    """Which recipe runs."""
+    """Which recipe runs, or which program of the user's own, and what a program's best validation is."""
 
     name: str
+    goal: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,27 @@ class ModelSettings:
     max_length: int | Literal["auto"] = _range(4)
     buckets: tuple[int, ...] = _range(4)
     dropout: float | None = _range(0, 0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DigitsSettings:
+    """The vision transformer of the recipe `digits`."""
+
+    hidden_size: int = _range(8)
+    layers: int = _range(1)
+    heads: int = _range(1)
+    patch_size: Literal[1, 2, 4]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageSettings:
+    """The tokens and the GPT-2 of the recipe `language`."""
+
+    vocabulary: int = _range(257, 65536)
+    context: int = _range(8)
+    hidden_size: int = _range(8)
+    layers: int = _range(1)
+    heads: int = _range(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +180,9 @@ class RunSettings:
     device: str
     folder: str | None
     resume: str | None
-    logger: Literal["none", "csv", "tensorboard"]
+    logger: Literal["none", "csv", "tensorboard", "mlflow", "wandb"]
+    tracking: str | None
+    project: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +192,8 @@ class Settings:
     recipe: RecipeSettings
     data: DataSettings
     model: ModelSettings
+    digits: DigitsSettings
+    language: LanguageSettings
     training: TrainingSettings
     compile: CompileSettings
     kfold: KfoldSettings
@@ -184,6 +210,12 @@ class Settings:
             )
         if len(self.data.delimiter) != 1:
             raise ConfigError(f"data.delimiter={self.data.delimiter!r}: expected one character, such as ',' or ';'")
+        for group, net in (("digits", self.digits), ("language", self.language)):
+            if net.hidden_size % net.heads:
+                raise ConfigError(
+                    f"{group}.hidden_size={net.hidden_size} cannot be shared by {group}.heads={net.heads}: "
+                    "expected a multiple of it"
+                )
         if not self.model.name.strip():
             raise ConfigError("model.name is empty: expected a folder, a hub name or minilm-l6")
         asked = str(self.training.optimization.use_torch_compile).lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
 SETTINGS = "settings.yaml"
-_FIXED = ("recipe", "data", "model", "training.freeze_embeddings", "kfold", "run.seed")
+_FIXED = ("recipe", "data", "model", "digits", "language", "training.freeze_embeddings", "kfold", "run.seed")
 """What a resumed run cannot change: its batches and its parameters would be others."""
 
 
@@ -66,7 +67,8 @@ def new_folder(settings: Settings) -> Path:
         ConfigError: it holds another one.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", settings.recipe.name, stamp))
+    named = re.sub(r"[^\w.-]+", "-", settings.recipe.name.replace("\\", "/").rsplit("/", 1)[-1])
+    folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", named, stamp))
     if any((folder / name).exists() for name in (LINES, DOCUMENT, folds.DOCUMENT, checkpoint.FOLDER)):
         raise ConfigError(
             f"run.folder={folder} holds a run already: go on with it by run.resume={folder}, or name another folder "

@@ -20,9 +20,9 @@ class Update:
 
     Args:
         fabric: runs the backward.
-        model: gives logits, shape (batch,), of inputs by name; Fabric's wrapper, for precision.
-        parts: the components by name; ``loss`` gives the mean loss of logits and labels. A loss that is a function is
-            replaced there once it is compiled, so it is looked up in each step.
+        model: gives an output of a batch's inputs by name; Fabric's wrapper, for precision.
+        parts: the components by name; ``loss`` gives the mean loss of an output and labels. A loss that is a
+            function is replaced there once it is compiled, so it is looked up in each step.
         optimizer: Fabric's wrapper of it.
         parameters: what is trained.
         max_norm: gradients are scaled down to this norm; None leaves them as they are.

@@ -1,0 +1,137 @@
+"""A program of the user's own as a recipe: ``hotloop train recipe=train.py:make``, where ``make`` gives a `Workload`.
+
+Its file is run as an import would run it, with all that it may do on this machine: train with files that you trust.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import ConfigError
+from hotloop.measure import machine
+from hotloop.step.asked import device_of
+from hotloop.step.workload import load_factory
+from hotloop.train import closing, compiling, unread
+from hotloop.train.display import Display
+from hotloop.train.optional import require
+from hotloop.train.own_loop import fit
+from hotloop.train.own_task import OwnTask, judge
+from hotloop.train.start import Start, write_settings
+from hotloop.train.task import Goal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hotloop.step import Workload
+    from hotloop.train.fit import Outcome
+    from hotloop.train.folds import Sides
+    from hotloop.train.settings import Settings
+
+READS = ("recipe.goal",)
+NOT_READ = (
+    "kfold",
+    "compile.components.loss",
+    "run.device",
+    *(
+        f"training.{name}"
+        for name in (
+            "batch_size",
+            "eval_batch_size",
+            "gradient_accumulation",
+            "learning_rate",
+            "warmup_fraction",
+            "weight_decay",
+            "max_grad_norm",
+            "optimization.use_bf16",
+        )
+    ),
+)
+"""What the program itself decides, though other recipes read it."""
+
+
+class Program:
+    """The recipe of one program.
+
+    Args:
+        name: ``FILE.py:function`` or ``module:function``.
+    """
+
+    COMPONENTS: tuple[str, ...] = ("model", "loss")
+    GOAL: Goal | None = None
+    READS: tuple[str, ...] = READS
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def train(self, start: Start, console: Console | None = None) -> Outcome:
+        """Train from the start, or from where the run stopped.
+
+        Raises:
+            ConfigError: settings or a program that cannot be used.
+            TrainingFailedError: the run could not go on.
+        """
+        settings, display = start.settings, Display(console)
+
+        # What can be refused is refused here, before anything of the program runs.
+        unread.refuse(settings, READS, NOT_READ)
+        goal = goal_of(settings)
+        chosen = compiling.plan(settings, self.COMPONENTS)
+
+        # The program. The seed comes first, for its weights.
+        require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
+        workload = load_factory(self.name)()
+        device = device_of(workload.holdings())
+        compiling.check(chosen, settings.compile, device.type)
+        display.say(f"Program {self.name} on {machine.device_name(device)} ({device})")
+        task = OwnTask(self.name, workload, goal, device)
+        display.say(task.checked(settings.training))
+
+        # The run. Its report is written however it ends.
+        write_settings(start)
+        display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
+        with closing.reported(start.folder, display):
+            outcome = fit(task, start, chosen, display)
+            closing.tell(outcome, display)
+        return outcome
+
+    def sides(self, settings: Settings) -> Sides:  # noqa: ARG002 - as every recipe has it
+        """Refuse: what a program learns from and is judged by is its own.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"recipe={self.name} cannot be cross-validated: its program reads and splits its data itself. Train it by "
+            "`hotloop train`, or write a recipe as those in hotloop.recipes"
+        )
+
+    def evaluate(self, settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
+        """Give the program's metrics of a checkpoint's weights.
+
+        Raises:
+            ConfigError: the weights are of another program, or it has no metrics.
+        """
+        unread.refuse(settings, READS, NOT_READ)
+        workload: Workload = load_factory(self.name)()
+        if workload.metrics is None:
+            raise ConfigError(
+                f"recipe={self.name} has no metrics: give its Workload metrics=, a function of no argument"
+            )
+        task = OwnTask(self.name, workload, None, device_of(workload.holdings()))
+        task.load_models(weights)
+        return judge(workload)
+
+
+def goal_of(settings: Settings) -> Goal | None:
+    """Read ``recipe.goal``.
+
+    Raises:
+        ConfigError: it is not of the form ``max:accuracy``.
+    """
+    given = settings.recipe.goal
+    if given is None:
+        return None
+    direction, _, metric = given.partition(":")
+    if direction not in ("max", "min") or not metric.strip():
+        raise ConfigError(f"recipe.goal={given!r}: expected max:<metric> or min:<metric>, such as max:accuracy")
+    return Goal(metric.strip(), maximize=direction == "max")

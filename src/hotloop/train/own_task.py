@@ -1,0 +1,158 @@
+"""A user's own program as what is trained: what it made, checked before anything is trained, and its metrics."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from collections.abc import Mapping, Sized
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.errors import ConfigError
+from hotloop.train import checkpoint
+
+if TYPE_CHECKING:
+    from hotloop.step import Workload
+    from hotloop.train.settings import TrainingSettings
+    from hotloop.train.task import Goal
+
+
+@dataclasses.dataclass(frozen=True)
+class OwnTask:
+    """A program to train: its name, what it made, which validation is its best, and where it computes."""
+
+    name: str
+    workload: Workload
+    goal: Goal | None
+    device: torch.device
+
+    def checked(self, training: TrainingSettings) -> str:
+        """Say what the program is, once it is one that can be trained, saved and resumed.
+
+        Raises:
+            ConfigError: its optimizers hold no parameter of its models, it has no metrics for ``recipe.goal``, its
+                state cannot be kept in a checkpoint, or nothing says how many steps it takes.
+        """
+        models, held = self.workload.models(), self.workload.holdings()
+        own = {id(one) for model in models.values() for one in model.parameters()}
+        trained = [
+            one for each in held.optimizers.values() for group in each.param_groups for one in group["params"]
+            if id(one) in own and one.requires_grad
+        ]  # fmt: skip
+        if not trained:
+            raise ConfigError(
+                f"recipe={self.name}: its optimizer holds no parameter of its model that requires gradients"
+            )
+        if self.goal is not None and self.workload.metrics is None:
+            raise ConfigError(
+                f"recipe.goal={self.goal.metric}: recipe={self.name} has no metrics: give its Workload metrics="
+            )
+        for name, one in self.states().items():
+            if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
+                raise ConfigError(
+                    f"recipe={self.name}: its {name} is a {type(one).__name__} without state_dict() and "
+                    "load_state_dict(), so no checkpoint can keep it"
+                )
+            _check_plain(self.name, name, one.state_dict())
+        self.steps_per_epoch(training)
+        numbers_ = sum(one.numel() for one in trained)
+        return f"Program: {', '.join(models)} with {numbers_:,} trained parameters, {len(held.optimizers)} optimizer(s)"
+
+    def states(self) -> dict[str, Any]:
+        """Give everything that a checkpoint keeps by name: models, optimizers, and what the Workload calls state."""
+        held = self.workload.holdings()
+        others = {f"state[{place}]": one for place, one in enumerate(held.state)}
+        return {**self.workload.models(), **held.optimizers, **others}
+
+    def steps_per_epoch(self, training: TrainingSettings) -> int | None:
+        """Count the batches of an epoch; None where only reading them would tell.
+
+        Raises:
+            ConfigError: then ``training.max_steps`` has to say when the run ends.
+        """
+        batches = self.workload.batches() if callable(self.workload.batches) else self.workload.batches
+        many = len(batches) if isinstance(batches, Sized) else None
+        if many == 0:
+            raise ConfigError(f"recipe={self.name}: its Workload has no batches")
+        if many is None and training.max_steps is None:
+            raise ConfigError(
+                f"recipe={self.name}: its batches have no length, so training.max_steps has to say when the run ends: "
+                "set it, or give the Workload a list or a DataLoader"
+            )
+        return many
+
+    def load_models(self, weights: Mapping[str, Any]) -> None:
+        """Load a checkpoint's weights into the models.
+
+        Raises:
+            ConfigError: they are of another program.
+        """
+        models = self.workload.models()
+        if set(weights) != set(models):
+            raise ConfigError(
+                f"the checkpoint holds {', '.join(weights)}; recipe={self.name} makes {', '.join(models)}: its program "
+                "has changed since"
+            )
+        for name, model in models.items():
+            checkpoint.fit_weights(model, weights[name], f"{self.name} ({name})")
+
+
+def judge(workload: Workload) -> dict[str, float]:
+    """Give the program's metrics; each model is left in the mode, training or evaluation, that it was in.
+
+    Raises:
+        ConfigError: they are no mapping of names to numbers.
+    """
+    modules = [one for model in workload.models().values() for one in model.modules()]
+    modes = [one.training for one in modules]
+    assert workload.metrics is not None
+    try:
+        found = workload.metrics()
+    finally:
+        for one, mode in zip(modules, modes, strict=True):
+            one.training = mode
+    if not isinstance(found, Mapping) or not all(_is_number(one) for one in found.values()):
+        raise ConfigError(f"Workload metrics gave {found!r}: expected a mapping of names to numbers")
+    return {str(name): float(value) for name, value in found.items()}
+
+
+def loss_of(result: Any) -> float | None:
+    """Give the loss that a step returned: a number, a tensor of one, or either as ``loss`` of a mapping; else None."""
+    found = result.get("loss") if isinstance(result, Mapping) else result
+    if isinstance(found, torch.Tensor):
+        found = found.detach()
+    return float(found) if found is not None and _is_number(found) else None
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, int | float) or (hasattr(value, "__float__") and not isinstance(value, str))
+
+
+def _check_plain(program: str, name: str, state: Any) -> None:
+    """Refuse state that a checkpoint could keep and not give back: reading one executes nothing.
+
+    Raises:
+        ConfigError: something in it is neither a tensor nor a plain value.
+    """
+    buffer = io.BytesIO()
+    try:
+        torch.save(_without_tensors(state), buffer)
+        buffer.seek(0)
+        torch.load(buffer, weights_only=True)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"recipe={program}: the state_dict() of its {name} cannot be kept in a checkpoint, which holds tensors and "
+            f"plain values alone ({reason})"
+        ) from error
+
+
+def _without_tensors(state: Any) -> Any:
+    if isinstance(state, torch.Tensor):
+        return torch.empty(0)
+    if isinstance(state, Mapping):
+        return {key: _without_tensors(value) for key, value in state.items()}
+    return [_without_tensors(one) for one in state] if isinstance(state, list | tuple) else state

@@ -1,0 +1,198 @@
+"""Other viewers of a run: Lightning's loggers by name, with runs nested as study, trial and fold.
+
+A run's own record has everything in any case. So a logger that fails is said once and left, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import ConfigError, MissingExtraError
+from hotloop.train import configure
+from hotloop.train.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from hotloop.record import RunRecord
+    from hotloop.train.start import Start
+
+FOLDER = "logs"
+EXTRA = "tracking"
+_PARENT, _NAME = "mlflow.parentRunId", "mlflow.runName"
+
+
+class Tracking:
+    """Passes a run's figures on to the logger of ``run.logger``.
+
+    Args:
+        start: the run's settings, folder, and what it is within.
+        record: the run's; each start of a run gets a version of its own in files.
+        say: prints a line.
+
+    Raises:
+        ConfigError: the logger refuses to begin: no server, nobody logged in.
+        MissingExtraError: its package is not installed.
+    """
+
+    def __init__(self, start: Start, record: RunRecord, say: Callable[[str], None]) -> None:
+        self._say, self._logger, self.name = say, None, start.settings.run.logger
+        self._compiled: dict[str, Any] = {}
+        if self.name == "none":
+            return
+        make = {"csv": _csv, "tensorboard": _tensorboard, "mlflow": _mlflow, "wandb": _wandb}[self.name]
+        version = f"start-{record.document['starts']}"
+        try:
+            self._logger = make(start, version)
+        except (MissingExtraError, ConfigError):
+            raise
+        except Exception as error:  # each has classes of its own for a server that is away, or nobody logged in
+            text = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"run.logger={self.name} cannot begin: {type(error).__name__}: {text}. Mend it, or choose another "
+                "run.logger"
+            ) from error
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Pass figures of a step on."""
+        self._do(lambda logger: logger.log_metrics(dict(figures), step=step))
+
+    def compiled(self, components: Mapping[str, Mapping[str, Any]], figures: Mapping[str, Any], step: int) -> None:
+        """Pass on what runs, and what compiling cost and saved, where that has changed.
+
+        Args:
+            components: each component's status as plain data.
+            figures: ``seconds_saved``, ``speed_up`` and the like, None where not known.
+            step: of the run.
+        """
+        known = {
+            "recompiles": float(sum(one.get("recompiles", 0) for one in components.values())),
+            "compile_seconds": float(sum(one.get("compile_seconds", 0.0) for one in components.values())),
+            **{name: float(value) for name, value in figures.items() if value is not None},
+        }
+        running = ", ".join(f"{name} {one['running']}" for name, one in components.items())
+        now = {"running": running, **known}
+        if now == self._compiled:
+            return
+        self._compiled = now
+        self._do(lambda logger: logger.log_metrics(known, step=step))
+        self._do(lambda logger: _tell_running(self.name, logger, running, step))
+
+    def close(self, status: str = "success") -> None:
+        """Write what is still in memory, and end the run there."""
+        self._do(lambda logger: logger.finalize(status))
+        if self.name == "wandb" and self._logger is not None:
+            self._do(lambda logger: logger.experiment.finish(exit_code=int(status != "success"), quiet=True))
+
+    def _do(self, act: Callable[[Any], None]) -> None:
+        if self._logger is None:
+            return
+        try:
+            act(self._logger)
+        except Exception as error:  # noqa: BLE001 - no viewer is worth the run
+            self._logger = None
+            text = " ".join(str(error).split())[:200]
+            self._say(f"run.logger={self.name} fails ({type(error).__name__}: {text}); the run goes on without it")
+
+
+def _tell_running(name: str, logger: Any, running: str, step: int) -> None:
+    """Say in words what runs, in the way that each viewer has for words."""
+    if name == "csv":
+        logger.log_metrics({"running": running}, step=step)
+    elif name == "tensorboard":
+        logger.experiment.add_text("running", running, global_step=step)
+    elif name == "mlflow":
+        logger.experiment.set_tag(logger.run_id, "hotloop.running", running)
+    else:
+        logger.experiment.summary["running"] = running
+
+
+def _csv(start: Start, version: str) -> Any:
+    return require("lightning.fabric.loggers", "hotloop train").CSVLogger(start.folder, FOLDER, version)
+
+
+def _tensorboard(start: Start, version: str) -> Any:
+    _installed("tensorboard")
+    return require("lightning.fabric.loggers", "hotloop train").TensorBoardLogger(start.folder, FOLDER, version)
+
+
+def _mlflow(start: Start, version: str) -> Any:  # noqa: ARG001 - a run that goes on is the same one there
+    """Open the run where it belongs: below its trial, and that below its study, each a run of MLflow's own."""
+    _installed("mlflow")
+    kept, within = start.folder / FOLDER / "mlflow-run", start.within
+    whole = (within.folder or start.folder).resolve()
+    address = start.settings.run.tracking or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{whole}/mlflow.db"
+    levels = within.levels(start.folder.name)
+    experiment = start.settings.run.project or within.study or start.settings.recipe.name
+    logger = require("lightning.pytorch.loggers", "hotloop train").MLFlowLogger(
+        experiment_name=experiment,
+        run_name="/".join(name for _, name in levels[1:] or levels),
+        tracking_uri=address,
+        run_id=kept.read_text(encoding="utf-8") if kept.is_file() else None,
+    )
+    logger.tags = {f"hotloop.{kind}": name for kind, name in levels}
+    if not kept.is_file() and len(levels) > 1:
+        logger.tags[_PARENT] = _parent(address, experiment, levels[:-1])
+    if not kept.is_file():  # MLflow takes a run's settings once; those of a resumed one are in its folder
+        logger.log_hyperparams(configure.to_dict(start.settings))
+    _keep(kept, logger.run_id)
+    return logger
+
+
+def _parent(address: str, experiment: str, levels: Sequence[tuple[str, str]]) -> str:
+    """Give MLflow's run that stands for a study or a trial, made where there is none; several workers may ask."""
+    client = require("mlflow.tracking", "run.logger=mlflow", EXTRA).MlflowClient(address)
+    found = client.get_experiment_by_name(experiment)
+    place = found.experiment_id if found else client.create_experiment(experiment)
+    tags = {f"hotloop.{kind}": name for kind, name in levels} | {"hotloop.level": levels[-1][0]}
+
+    def known() -> list[Any]:
+        runs = client.search_runs([place], f"tags.`hotloop.level` = '{levels[-1][0]}'", max_results=5000)
+        same = [run for run in runs if all(run.data.tags.get(key) == value for key, value in tags.items())]
+        return sorted(same, key=lambda run: (run.info.start_time, run.info.run_id))
+
+    if not known():
+        above = {_PARENT: _parent(address, experiment, levels[:-1])} if len(levels) > 1 else {}
+        made = client.create_run(place, tags={**tags, **above, _NAME: levels[-1][1]}).info.run_id
+        client.set_terminated(made)
+        if known()[0].info.run_id != made:  # another worker was a moment sooner
+            client.delete_run(made)
+    return str(known()[0].info.run_id)
+
+
+def _wandb(start: Start, version: str) -> Any:  # noqa: ARG001 - a run that goes on is the same one there
+    """Open the run in the group of its study; without a login, ``WANDB_MODE=offline`` keeps it in the run's folder."""
+    _installed("wandb")
+    wandb = require("wandb", "run.logger=wandb", EXTRA)
+    kept, within = start.folder / FOLDER / "wandb-run", start.within
+    levels = within.levels(start.folder.name)
+    identity = kept.read_text(encoding="utf-8") if kept.is_file() else uuid.uuid4().hex[:12]
+    logger = require("lightning.pytorch.loggers", "hotloop train").WandbLogger(
+        name="/".join(name for _, name in levels[1:] or levels),
+        save_dir=start.folder / FOLDER,
+        id=identity,
+        project=start.settings.run.project or f"hotloop-{Path(start.settings.recipe.name).stem}",
+        group=within.study,
+        job_type=levels[-1][0],
+        resume="allow",
+        settings=wandb.Settings(console="off", silent=True),
+    )
+    (start.folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    logger.log_hyperparams(configure.to_dict(start.settings))
+    _keep(kept, identity)
+    return logger
+
+
+def _installed(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise MissingExtraError(f"run.logger={package} needs the package {package}: pip install 'hotloop[{EXTRA}]'")
+
+
+def _keep(path: Path, identity: str) -> None:
+    """Keep what a run is called there, so that it is the same one when it goes on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(identity, encoding="utf-8")

@@ -1,0 +1,58 @@
+"""Settings that a recipe does not read: whoever sets one is told, since it would do nothing."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import ConfigError
+from hotloop.train import configure
+
+if TYPE_CHECKING:
+    from hotloop.train.settings import Settings
+
+SOME = ("data", "model", "digits", "language", "training.freeze_embeddings", "recipe.goal")
+"""Settings and groups of them that only some recipes read; the fit loop reads all others."""
+
+
+def refuse(settings: Settings, reads: Sequence[str], beside: Sequence[str] = ()) -> None:
+    """Refuse settings that were changed and are not read.
+
+    Args:
+        settings: the run's.
+        reads: those of `SOME` that the recipe reads: settings, or groups of them.
+        beside: what the recipe does not read besides, though others do.
+
+    Raises:
+        ConfigError: naming each of them, and what is read instead.
+    """
+    usual = _defaults(configure.recipe_choice(settings.recipe.name))
+    changed = [
+        f"{name}={value!r}"
+        for name, value in _leaves(configure.to_dict(settings))
+        if _within(name, (*SOME, *beside)) and not _within(name, reads) and value != usual.get(name)
+    ]
+    if changed:
+        read = f"of these groups it reads {', '.join(reads)}" if reads else "its program has all of that in itself"
+        raise ConfigError(
+            f"recipe={settings.recipe.name} does not read {', '.join(changed)}: leave it out ({read}; docs/recipes.md)"
+        )
+
+
+@functools.cache
+def _defaults(recipe: str) -> Mapping[str, Any]:
+    """Give the settings of a recipe that nobody changed, by dotted name."""
+    return dict(_leaves(configure.to_dict(configure.load([f"recipe={recipe}"]))))
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _within(name: str, groups: Sequence[str]) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in groups)

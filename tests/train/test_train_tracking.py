@@ -1,0 +1,165 @@
+"""Loggers by name: what reaches them, how runs nest, and that none of them ends a run."""
+
+import csv
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from hotloop import recipes, record
+from hotloop.errors import ConfigError, MissingExtraError
+from hotloop.train import start, tracking
+from hotloop.train.within import Within
+
+
+def mlflow():
+    """MLflow's client, or a skip that says why."""
+    try:
+        import sqlalchemy  # noqa: F401
+        from lightning.pytorch.loggers.mlflow import _MLFLOW_AVAILABLE
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        pytest.skip(f"MLflow cannot be imported here: {error}")
+    if not _MLFLOW_AVAILABLE:
+        pytest.skip(f"Lightning does not find MLflow: {_MLFLOW_AVAILABLE}")
+    return MlflowClient
+
+
+@pytest.fixture
+def run(prepare):
+    """Train a tiny run within something."""
+
+    def train(within=None, **more):
+        begun = prepare(training__max_steps=3, **more)
+        begun = dataclasses.replace(begun, within=within or Within())
+        return recipes.load("criteria").train(begun)
+
+    return train
+
+
+def test_what_a_run_is_within_is_told_from_the_outside_in():
+    assert Within().levels("run") == (("run", "run"),)
+    assert Within(study="s", trial=3).levels("run") == (("study", "s"), ("trial", "trial-3"))
+    assert Within(study="s", trial=3, fold=0).levels("run") == (
+        ("study", "s"),
+        ("trial", "trial-3"),
+        ("fold", "fold-0"),
+    )
+    assert Within(study="s", fold=1).levels("run") == (("study", "s"), ("fold", "fold-1"))
+
+
+def test_compile_facts_are_logged_with_the_metrics(tmp_path, run):
+    run(
+        run__logger="csv",
+        training__optimization__use_torch_compile="true",
+        compile__preset="aot_eager",
+        compile__measure_eager_steps=1,
+    )
+    with (tmp_path / "run" / "logs" / "start-1" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    last = {key: value for row in rows for key, value in row.items() if value}
+    assert float(last["compile_seconds"]) > 0
+    assert float(last["recompiles"]) == 0
+    assert last["running"] == "model aot_eager, loss none"
+    assert {"loss", "learning_rate", "validation_f1"} <= last.keys()
+
+
+def test_tensorboard_has_the_words_too(tmp_path, run):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run(run__logger="tensorboard")
+    seen = EventAccumulator(str(tmp_path / "run" / "logs" / "start-1"))
+    seen.Reload()
+    tags = seen.Tags()
+    assert {"loss", "validation_f1", "recompiles"} <= set(tags["scalars"])
+    assert any("running" in tag for tag in tags["tensors"])
+
+
+@pytest.mark.filterwarnings("ignore")  # SQLAlchemy deprecates what MLflow does
+def test_mlflow_nests_study_trial_and_fold_in_one_store(tmp_path, run):
+    client = mlflow()(f"sqlite:///{tmp_path}/mlflow.db")
+    for trial, fold in ((0, 0), (0, 1), (1, None)):
+        within = Within(study="search", trial=trial, fold=fold, folder=tmp_path)
+        run(within, run__logger="mlflow", run__folder=tmp_path / f"run-{trial}-{fold}")
+    place = client.get_experiment_by_name("search").experiment_id
+    by_name = {one.info.run_name: one for one in client.search_runs([place])}
+    assert set(by_name) == {"search", "trial-0", "trial-0/fold-0", "trial-0/fold-1", "trial-1"}
+    above = {name: one.data.tags.get("mlflow.parentRunId") for name, one in by_name.items()}
+    ids = {name: one.info.run_id for name, one in by_name.items()}
+    assert above == {
+        "search": None, "trial-0": ids["search"], "trial-0/fold-0": ids["trial-0"], "trial-0/fold-1": ids["trial-0"],
+        "trial-1": ids["search"],
+    }  # fmt: skip
+    leaf = by_name["trial-0/fold-1"]
+    assert {"loss", "validation_f1", "compile_seconds"} <= leaf.data.metrics.keys()
+    assert (leaf.info.status, leaf.data.tags["hotloop.running"]) == ("FINISHED", "model none, loss none")
+    assert leaf.data.params["training/batch_size"] == "4"
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_a_resumed_run_is_the_same_run_of_mlflows(tmp_path, run):
+    client = mlflow()(f"sqlite:///{tmp_path}/run/mlflow.db")
+    run(run__logger="mlflow")
+    recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run'}", "training.max_steps=5"]))
+    (only,) = client.search_runs([client.get_experiment_by_name("criteria").experiment_id])
+    assert [one.step for one in client.get_metric_history(only.info.run_id, "loss")] == [1, 2, 3, 4, 5]
+
+
+WANDB = """
+import dataclasses, sys
+from hotloop import recipes
+from hotloop.train import start
+from hotloop.train.within import Within
+begun = start.prepare(sys.argv[1:])
+recipes.load("criteria").train(dataclasses.replace(begun, within=Within(study="search", trial=2, fold=1)))
+"""
+
+
+def test_weights_and_biases_groups_by_study(tmp_path, prepare):
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    from training_fixtures import overrides
+
+    # In a process of its own: wandb keeps a service running, and reads its mode from the environment.
+    given = overrides(tmp_path, run__logger="wandb", training__max_steps=3)
+    environment = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "HOTLOOP_CACHE_DIR": ""}
+    ended = subprocess.run(
+        [sys.executable, "-c", WANDB, *given], capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    (file,) = (tmp_path / "run" / "logs" / "wandb").glob("offline-run-*/*.wandb")
+    kept = file.read_bytes()  # records of protobuf, in which text stands as it is
+    for word in ("search", "trial-2/fold-1", "validation_f1", "compile_seconds", "hotloop-criteria"):
+        assert word.encode() in kept, word
+    assert (tmp_path / "run" / "logs" / "wandb-run").read_text() in file.name
+
+
+def test_a_logger_that_fails_is_said_once_and_the_run_goes_on(tmp_path, run, monkeypatch, capsys):
+    class Broken:
+        def log_metrics(self, *_, **__):
+            raise OSError("disk [full]")
+
+    monkeypatch.setattr(tracking, "_csv", lambda *_: Broken())
+    assert run(run__logger="csv").status == "finished"
+    assert capsys.readouterr().out.count("run.logger=csv fails (OSError: disk [full]); the run goes on without it") == 1
+    assert record.load(tmp_path / "run")["status"] == "finished"
+
+
+def test_a_logger_that_cannot_begin_ends_the_run_before_it_trains(tmp_path, run, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("no server at http://nowhere")
+
+    monkeypatch.setattr(tracking, "_mlflow", refuse)
+    with pytest.raises(ConfigError, match=r"run\.logger=mlflow cannot begin: RuntimeError: no server"):
+        run(run__logger="mlflow")
+    assert json.loads(json.dumps(record.load(tmp_path / "run")["steps"])) == []
+
+
+def test_a_missing_package_names_the_extra(run, monkeypatch):
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(MissingExtraError, match=r"hotloop\[tracking\]"):
+        run(run__logger="wandb")
