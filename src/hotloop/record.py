@@ -22,7 +22,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-from hotloop.errors import RecordError
+from hotloop.errors import RecordError, RunPrunedError
 
 SCHEMA_VERSION = 1
 SNAPSHOT_SECONDS = 5.0
@@ -68,7 +68,7 @@ class RunRecord:
       ``split`` and the metrics), ``events`` (`hotloop.events.Event.to_dict` with the ``step``), ``decisions``,
       ``verdicts``, ``advice`` (`hotloop.diagnose.Advice.to_dict`): lists, by `append`.
 
-    ``status`` is ``running``, ``finished``, ``interrupted`` or ``failed``; a record that says ``running`` with no
+    ``status`` is ``running``, ``finished``, ``interrupted``, ``pruned`` or ``failed``; a record that says ``running`` with no
     process behind it was killed (`was_killed`). Opening a folder that holds a record goes on with it, and ``starts``
     counts how often.
 
@@ -100,7 +100,7 @@ class RunRecord:
             self._write_line({"set": self.document})
         started = {"schema": SCHEMA_VERSION, "status": "running", "finished": None, "error": None}
         created = self._head["created"] or time.time()
-        self._set(**started, **_this_process(), created=created, starts=(self._head.get("starts") or 0) + 1)
+        self._set(**started, **this_process(), created=created, starts=(self._head.get("starts") or 0) + 1)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -220,6 +220,8 @@ class RunRecord:
             self.finish()
         elif isinstance(error, KeyboardInterrupt):
             self.finish("interrupted", type(error).__name__)
+        elif isinstance(error, RunPrunedError):
+            self.finish("pruned", str(error))
         else:
             self.finish("failed", f"{type(error).__name__}: {error}")
 
@@ -342,7 +344,8 @@ def _mend_torn_tail(lines: Path) -> bool:
     return first.endswith(b"\n")
 
 
-def _this_process() -> dict[str, Any]:
+def this_process() -> dict[str, Any]:
+    """Say which process this is, as `was_killed` reads it."""
     pid = os.getpid()
     return {"pid": pid, "host": platform.node(), "process_started": _process_started(pid)}
 

@@ -1,0 +1,141 @@
+"""A trial: an ordinary run of the recipe, or one for each fold, that tells the study of its validations."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotloop import recipes
+from hotloop.errors import SearchStoppedError
+from hotloop.train import checkpoint, coerce, configure
+from hotloop.train.search import space
+from hotloop.train.settings import Settings
+from hotloop.train.start import Start
+from hotloop.train.within import Within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+LOG = "log.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a trial is asked to do.
+
+    Args:
+        number: the trial's.
+        settings: of its run, the chosen values among them.
+        values: the chosen values by their dotted names.
+        folder: where it leaves what it makes.
+        report: takes an intermediate value with its count from 1, and raises `RunPrunedError` where that is not worth
+            going on.
+        runs: how many trials, this one included, are expected to share what is compiled in this process.
+    """
+
+    number: int
+    settings: Settings
+    values: Mapping[str, Any]
+    folder: Path
+    report: Callable[[int, float], None]
+    runs: float = 1.0
+
+
+def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> Settings:
+    """Give the settings of a trial: the search's, with ``hpo.trial`` and the chosen values on top.
+
+    Raises:
+        ConfigError: values that do not fit together.
+    """
+    own = dict(space.flat(settings.hpo.trial))
+    return changed(settings, {**own, **values, "run.folder": str(folder), "run.resume": None})
+
+
+def best_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Give the settings of the final run: the search's with the best values, without what made trials cheaper."""
+    return changed(settings, {**values, "run.folder": None, "run.resume": None})
+
+
+def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Give settings with other values by dotted names, checked as a whole.
+
+    Raises:
+        ConfigError: a value that cannot be used, alone or with the others.
+    """
+    plain = configure.to_dict(settings)
+    for name, value in values.items():
+        *groups, last = name.split(".")
+        at = plain
+        for group in groups:
+            at = at.setdefault(group, {})
+        at[last] = value
+    return coerce.build(Settings, plain)
+
+
+def train(asked: Asked) -> float:
+    """Run a trial and give its objective: the best validation, or the mean of the folds' best ones.
+
+    Raises:
+        RunPrunedError: the trial is not worth going on with.
+        KeyboardInterrupt: somebody interrupted the run.
+        SearchStoppedError: the recipe's validations have no such metric.
+    """
+    kfold = asked.settings.kfold
+    if not kfold.n_splits or kfold.fold is not None:
+        return _run(asked, asked.settings, asked.folder, reports=True)
+    values: list[float] = []
+    for fold in range(kfold.n_splits):
+        folder = asked.folder / f"fold-{fold}"
+        settings = dataclasses.replace(
+            asked.settings,
+            kfold=dataclasses.replace(kfold, fold=fold),
+            run=dataclasses.replace(asked.settings.run, folder=str(folder)),
+        )
+        values.append(_run(asked, settings, folder, reports=False))
+        asked.report(fold + 1, sum(values) / len(values))
+    return sum(values) / len(values)
+
+
+def _run(asked: Asked, settings: Settings, folder: Path, *, reports: bool) -> float:
+    """Train once, and give the best value of the metric."""
+    from rich.console import Console  # noqa: PLC0415 - with what it writes to, when there is a run
+
+    hpo = settings.hpo
+    found: list[float] = []
+
+    def validated(step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG001 - as Listener has them
+        if hpo.metric not in metrics:
+            raise SearchStoppedError(
+                f"hpo.metric={hpo.metric}: a validation of recipe {settings.recipe.name} gives {', '.join(metrics)}"
+            )
+        found.append(float(metrics[hpo.metric]))
+        if reports:
+            asked.report(len(found), found[-1])
+
+    folds = settings.kfold.n_splits if not reports and settings.kfold.n_splits else 1
+    start = Start(settings, folder, within=Within(validated=validated, runs=asked.runs * folds))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOG).open("a", encoding="utf-8") as log:
+        outcome = recipes.load(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt
+    return (max if hpo.direction == "maximize" else min)(found)
+
+
+def drop_checkpoints(folder: Path) -> None:
+    """Delete the checkpoints of a trial, those of its folds included."""
+    for path in (folder, *folder.glob("fold-*")):
+        shutil.rmtree(path / checkpoint.FOLDER, ignore_errors=True)
+
+
+def keep_best_only(folder: Path, best: Path) -> None:
+    """Delete the checkpoints of every trial that is over, but the best one's."""
+    for path in folder.glob("trials/*"):
+        if path != best and (path / "outcome.json").exists():
+            drop_checkpoints(path)
+    for path in (best, *best.glob("fold-*")):
+        with contextlib.suppress(OSError):
+            (path / checkpoint.FOLDER / checkpoint.LAST).unlink(missing_ok=True)  # nobody resumes a trial that is over
