@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop import record
 from hotloop.errors import ConfigError
 from hotloop.train import configure
 from hotloop.train.optional import require
-from hotloop.train.search import samplers, space
+from hotloop.train.search import samplers
 from hotloop.train.search.storage import Storage
+from hotloop.train.search.trial import folds_of, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     import optuna
 
@@ -223,12 +224,8 @@ def how_ended(one: optuna.trial.FrozenTrial) -> str:
 
 def reports(settings: Settings) -> int:
     """Give how often a trial that runs to its end reports: for each fold, or for each epoch."""
-    trial = dict(space.flat(settings.hpo.trial))
-    splits = trial.get("kfold.n_splits", settings.kfold.n_splits)
-    fold = trial.get("kfold.fold", settings.kfold.fold)
-    if splits and fold is None:
-        return int(splits)
-    return int(trial.get("training.num_epochs", settings.training.num_epochs))
+    trial = settings_of(settings, {}, Path())
+    return len(folds_of(trial)) or trial.training.num_epochs
 
 
 def comparable(settings: Settings) -> dict[str, Any]:

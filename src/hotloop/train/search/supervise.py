@@ -175,7 +175,7 @@ class _Supervisor:
             return
         if code != REPLACE:
             self.deaths += 1
-            self.tell(Said(f"worker {one.number} died ({_how(code)}); its trial is run again, once. Its log: {one.log}"))
+            self.tell(Said(f"worker {one.number} died ({_how(code)}); the trial it was at is begun again, once. Its log: {one.log}"))
         if self.deaths >= DEATHS:
             self.stop(
                 f"{DEATHS} workers died one after another ({_how(code)} the last), and no trial was finished between: "

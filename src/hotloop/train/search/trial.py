@@ -83,24 +83,35 @@ def train(asked: Asked) -> float:
         KeyboardInterrupt: somebody interrupted the run.
         SearchStoppedError: the recipe's validations have no such metric.
     """
-    kfold = asked.settings.kfold
-    if not kfold.n_splits or kfold.fold is not None:
-        return _run(asked, asked.settings, asked.folder, reports=True)
+    folds = folds_of(asked.settings)
+    if not folds:
+        return _run(asked, asked.settings, asked.folder, runs=1)
     values: list[float] = []
-    for fold in range(kfold.n_splits):
-        folder = asked.folder / f"fold-{fold}"
-        settings = dataclasses.replace(
-            asked.settings,
-            kfold=dataclasses.replace(kfold, fold=fold),
-            run=dataclasses.replace(asked.settings.run, folder=str(folder)),
-        )
-        values.append(_run(asked, settings, folder, reports=False))
-        asked.report(fold + 1, sum(values) / len(values))
+    for number, fold in enumerate(folds):
+        folder = asked.folder / f"fold-{number}"
+        settings = changed(asked.settings, {**fold, "run.folder": str(folder)})
+        values.append(_run(asked, settings, folder, runs=len(folds)))
+        asked.report(number + 1, sum(values) / len(values))
     return sum(values) / len(values)
 
 
-def _run(asked: Asked, settings: Settings, folder: Path, *, reports: bool) -> float:
-    """Train once, and give the best value of the metric."""
+def folds_of(settings: Settings) -> list[dict[str, Any]]:
+    """Give what each run of a trial has in place of the search's settings: its fold; empty where a trial is one run.
+
+    Within an outer fold of a nested cross-validation they are the inner folds.
+    """
+    kfold = settings.kfold
+    if kfold.n_splits and kfold.fold is None:
+        return [{"kfold.fold": fold} for fold in range(kfold.n_splits)]
+    if getattr(kfold, "inner_trials", None) and getattr(kfold, "inner_fold", None) is None:
+        return [
+            {"kfold.inner_fold": fold, "kfold.inner_trials": None} for fold in range(getattr(kfold, "inner_splits", 0))
+        ]
+    return []
+
+
+def _run(asked: Asked, settings: Settings, folder: Path, *, runs: int) -> float:
+    """Train once, as one of so many runs of the trial, and give the best value of the metric."""
     from rich.console import Console  # noqa: PLC0415 - with what it writes to, when there is a run
 
     hpo = settings.hpo
@@ -112,11 +123,10 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, reports: bool) -> fl
                 f"hpo.metric={hpo.metric}: a validation of recipe {settings.recipe.name} gives {', '.join(metrics)}"
             )
         found.append(float(metrics[hpo.metric]))
-        if reports:
+        if runs == 1:
             asked.report(len(found), found[-1])
 
-    folds = settings.kfold.n_splits if not reports and settings.kfold.n_splits else 1
-    start = Start(settings, folder, within=Within(validated=validated, runs=asked.runs * folds))
+    start = Start(settings, folder, within=Within(validated=validated, runs=asked.runs * runs))
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("a", encoding="utf-8") as log:
         outcome = recipes.load(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))
