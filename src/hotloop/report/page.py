@@ -45,7 +45,11 @@ def write_html(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Pat
 
 def write_view(view: View, path: Path) -> Path:
     """Write view data that is built already, as `write_html` does."""
-    page = render(view)
+    return write_page(render(view), path)
+
+
+def write_page(page: str, path: Path) -> Path:
+    """Write a page's text so that the file at ``path`` is always a whole one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -58,15 +62,15 @@ def write_view(view: View, path: Path) -> Path:
 
 def render(view: View) -> str:
     """Give the page's text."""
-    script = _asset("uplot.min.js") + "\n" + _asset("page.js")
-    style = _asset("uplot.min.css") + "\n" + _asset("page.css")
+    script = asset("uplot.min.js") + "\n" + asset("page.js")
+    style = asset("uplot.min.css") + "\n" + asset("page.css")
     return _template().render(
         view=view,
-        data=embedded([_drawn(chart) for chart in view.charts]),
+        data=embedded([drawn(chart) for chart in view.charts]),
         script=Markup(script),  # noqa: S704 - our own files
         style=Markup(style),  # noqa: S704 - our own files
-        script_hash=_hash(script),
-        style_hash=_hash(style),
+        script_hash=digest(script),
+        style_hash=digest(style),
         version=version(),
         text=text,
     )
@@ -85,7 +89,7 @@ def version() -> str:
         return ""
 
 
-def _drawn(chart: Chart) -> dict[str, Any]:
+def drawn(chart: Chart) -> dict[str, Any]:
     """Give a chart as JSON data, its numbers with the digits that a screen can show."""
     data = dataclasses.asdict(chart)
     data["columns"] = [[_rounded(value) for value in column] for column in chart.columns]
@@ -97,13 +101,14 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
-def _hash(content: str) -> str:
+def digest(content: str) -> str:
     """Give a content security policy's source for one inline element: nothing else on the page may run."""
     return f"sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}"
 
 
 @functools.cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Give the text of one of our own files."""
     return (_ASSETS / name).read_text(encoding="utf-8").strip()
 
 
@@ -113,4 +118,4 @@ def _template() -> jinja2.Template:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False
     )
     environment.globals["kinds"] = KINDS
-    return environment.from_string(_asset("page.html.j2"))
+    return environment.from_string(asset("page.html.j2"))

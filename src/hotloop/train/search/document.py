@@ -58,13 +58,14 @@ def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
     }
 
 
-def write(study: Study) -> dict[str, Any]:
+def write(study: Study, *, importances: bool = True) -> dict[str, Any]:
     """Write the document and, where there is a best trial, its settings into the study's folder.
 
+    Importances take seconds where there are many trials, so that they are left out while the search goes on.
     A storage that is away or a full disk leaves those that are there; whoever needs either says so himself.
     """
     try:
-        found = build(study)
+        found = build(study, importances=importances)
     except study.storage.errors:
         return read(study.folder) if (study.folder / FILE).is_file() else {}
     with contextlib.suppress(OSError):

@@ -71,3 +71,5 @@ def quiet() -> None:
     optuna_module: Any = require("optuna", "hotloop hpo", "search")
     optuna_module.logging.set_verbosity(optuna_module.logging.ERROR)
     warnings.filterwarnings("ignore", category=optuna_module.exceptions.ExperimentalWarning)
+    # Heartbeats beside ask and tell: `work` gives them itself.
+    warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used", category=UserWarning)

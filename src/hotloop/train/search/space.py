@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -286,7 +287,8 @@ def _text(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
-        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        # In Hydra's grammar a backslash is one of its own, unless a quote comes behind it.
+        return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value) + "'"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{key}: {_text(one)}" for key, one in value.items()) + "}"
     return f"[{', '.join(map(_text, value))}]" if isinstance(value, list | tuple) else repr(value)

@@ -161,7 +161,7 @@ class _Supervisor:
         if isinstance(what, TrialEnded) and what.state != "interrupted":
             self.deaths = 0
             if time.monotonic() - self.written >= document.EVERY_SECONDS:
-                document.write(self.study)
+                document.write(self.study, importances=False)
                 self.written = time.monotonic()
 
     def ended(self, one: _Process) -> None:

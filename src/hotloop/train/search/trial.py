@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import recipes
 from hotloop.errors import SearchStoppedError
-from hotloop.train import checkpoint, coerce, configure
+from hotloop.train import coerce, configure
 from hotloop.train.search import space
 from hotloop.train.settings import Settings
-from hotloop.train.start import Start
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
@@ -112,7 +111,9 @@ def folds_of(settings: Settings) -> list[dict[str, Any]]:
 
 def _run(asked: Asked, settings: Settings, folder: Path, *, runs: int) -> float:
     """Train once, as one of so many runs of the trial, and give the best value of the metric."""
-    from rich.console import Console  # noqa: PLC0415 - with what it writes to, when there is a run
+    from rich.console import Console  # noqa: PLC0415 - only a process that runs trials loads torch
+
+    from hotloop.train.start import Start  # noqa: PLC0415
 
     hpo = settings.hpo
     found: list[float] = []
@@ -137,12 +138,16 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, runs: int) -> float:
 
 def drop_checkpoints(folder: Path) -> None:
     """Delete the checkpoints of a trial, those of its folds included."""
+    from hotloop.train import checkpoint  # noqa: PLC0415 - as in _run
+
     for path in (folder, *folder.glob("fold-*")):
         shutil.rmtree(path / checkpoint.FOLDER, ignore_errors=True)
 
 
 def keep_best_only(folder: Path, best: Path) -> None:
     """Delete the checkpoints of every trial that is over, but the best one's."""
+    from hotloop.train import checkpoint  # noqa: PLC0415 - as in _run
+
     for path in folder.glob("trials/*"):
         if path != best and (path / "outcome.json").exists():
             drop_checkpoints(path)
