@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
+import datetime as dt
 import json
 import os
 import random
@@ -31,12 +31,13 @@ def command(folder: Path, study: str, trials: int, storage: str | None) -> list[
     return [
         sys.executable, "-m", "hotloop", "hpo", *chosen, f"hpo.name={study}", f"hpo.folder={folder / study}",
         f"hpo.n_trials={trials}", "hpo.workers=2", "hpo.sampler=random", "hpo.pruner=none", "hpo.heartbeat_seconds=5",
-        "hpo.space.training.batch_size.choices=[3,4]", "hpo.metric=loss", "hpo.direction=minimize", "training.num_epochs=6",
+        "hpo.space.training.batch_size.choices=[3,4]", "hpo.metric=loss", "hpo.direction=minimize",
+        "training.num_epochs=6",
         *([f"hpo.storage='{storage}'"] if storage else []),
     ]  # fmt: skip
 
 
-def outcomes(folder: Path, attempts: list[dict[str, object]]) -> dict[int, object]:
+def outcomes(attempts: list[dict[str, object]]) -> dict[int, object]:
     """Give what each trial came to: its values and its objective."""
     return {one["number"]: [one["values"], one["value"]] for one in attempts if one["state"] == "complete"}
 
@@ -45,6 +46,16 @@ def children(pid: int) -> list[int]:
     with contextlib.suppress(OSError):
         return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
+
+
+def under_way(log: Path, process: subprocess.Popen[bytes]) -> bool:
+    """Wait for a trial to begin: a search that is killed before that has nothing to lose."""
+    begun = log.read_bytes().count(b" began ")
+    while process.poll() is None:
+        if log.read_bytes().count(b" began ") > begun:
+            return True
+        time.sleep(0.05)
+    return False
 
 
 def die(process: subprocess.Popen[bytes], chance: random.Random) -> str:
@@ -69,7 +80,7 @@ def campaign(folder: Path, storage: str | None, kills: int, trials: int, seed: i
     subprocess.run(
         command(folder, "undisturbed", trials, storage), env=environment, check=True, capture_output=True, timeout=3600
     )
-    expected = outcomes(undisturbed, document.refresh(undisturbed)[0]["trials"])
+    expected = outcomes(document.refresh(undisturbed)[0]["trials"])
     log = (folder / "log.txt").open("ab")
     killed = folder / "killed"
     began = time.monotonic()
@@ -77,9 +88,9 @@ def campaign(folder: Path, storage: str | None, kills: int, trials: int, seed: i
     while True:
         starts += 1
         process = subprocess.Popen(command(folder, "killed", trials, storage), env=environment, stdout=log, stderr=log)
-        while len(kinds) < kills:
+        while len(kinds) < kills and under_way(folder / "log.txt", process):
             try:
-                process.wait(chance.uniform(4.0, 20.0))
+                process.wait(chance.uniform(0.0, 6.0))
                 break
             except subprocess.TimeoutExpired:
                 kinds.append(die(process, chance))
@@ -88,18 +99,18 @@ def campaign(folder: Path, storage: str | None, kills: int, trials: int, seed: i
                 break
         code = process.wait()
         with contextlib.suppress(Exception):
-            now = outcomes(killed, document.refresh(killed)[0]["trials"])
+            now = outcomes(document.refresh(killed)[0]["trials"])
             lost += sum(now.get(number) != outcome for number, outcome in done_before.items())
             done_before = now
         if code == 0:
             break
-        assert code in (-signal.SIGKILL,), f"exit code {code}: {(folder / 'log.txt').read_text()[-2000:]}"
+        assert code == -signal.SIGKILL, f"exit code {code}: {(folder / 'log.txt').read_text()[-2000:]}"
     found = document.refresh(killed)[0]
     states: dict[str, int] = {}
     for one in found["trials"]:
         states[one["state"]] = states.get(one["state"], 0) + 1
     complete = [one["number"] for one in found["trials"] if one["state"] == "complete"]
-    ours = outcomes(killed, found["trials"])
+    ours = outcomes(found["trials"])
     return {
         "storage": "postgresql" if storage else "sqlite",
         "trials": trials,
@@ -119,7 +130,7 @@ def campaign(folder: Path, storage: str | None, kills: int, trials: int, seed: i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=15, help="kills for each storage")
-    parser.add_argument("--trials", type=int, default=120)
+    parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--storages", default="sqlite,postgresql")
     parser.add_argument("--out", type=Path)
@@ -139,7 +150,7 @@ def main() -> None:
             print(json.dumps(rows[-1], indent=2), flush=True)
     result = {
         "what": "searches killed with SIGKILL at random moments, against the same search undisturbed",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "command": "python -m benchmarks.kills " + " ".join(sys.argv[1:]),
         "hardware": machine.describe("cpu"),
         "rows": rows,

@@ -7,7 +7,7 @@ the seconds are the machinery's own.
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import os
 import statistics
@@ -56,7 +56,7 @@ def main() -> None:
     parts = [ended[at : at + given.trials // 4] for at in range(0, given.trials, given.trials // 4)]
     result = {
         "what": "a search of a toy objective through the whole machinery",
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "command": "python -m benchmarks.search_scale " + " ".join(sys.argv[1:]),
         "hardware": machine.describe("cpu"),
         "trials": given.trials,

@@ -107,7 +107,11 @@ def test_conditions_in_a_circle_and_an_empty_space():
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [("training.epochs=1", "unknown setting"), ("training.num_epochs=0", "at least 1"), ("hpo.n_trials=1", "another one")],
+    [
+        ("training.epochs=1", "unknown setting"),
+        ("training.num_epochs=0", "at least 1"),
+        ("hpo.n_trials=1", "another one"),
+    ],
 )
 def test_settings_of_trials_are_checked(given, said):
     with pytest.raises(ConfigError, match=said):

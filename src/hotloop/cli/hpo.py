@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
     app.command("hpo_fast")(hpo_fast)
 
 
-def hpo(
+def hpo(  # noqa: PLR0913, PLR0917 - options of the command line
     arguments: Arguments = None,
     n_trials: Trials = None,
     workers: Workers = None,
@@ -49,15 +49,17 @@ def hpo(
 ) -> None:
     """Search for the settings that train best, or go on with a search: docs/search.md.
 
-    The same command goes on after a kill or Ctrl-C; trials that are over count. `hotloop hpo best STUDY` prints the best
-    settings, and writes them as best.yaml for `hotloop train --config`.
+    The same command goes on after a kill or Ctrl-C; trials that are over count. `hotloop hpo best STUDY` prints the
+    best settings, and writes them as best.yaml for `hotloop train --config`.
     """
-    given = arguments or []
+    given = list(arguments or [])
     if given[:1] == [BEST]:
         _best(given[1:], as_json=as_json)
         return
     options = {"hpo": "fast" if fast else None, "hpo.n_trials": n_trials, "hpo.workers": workers}
-    _search([*given, *(f"{name}={value}" for name, value in options.items() if value is not None)], config, as_json=as_json)
+    _search(
+        [*given, *(f"{name}={value}" for name, value in options.items() if value is not None)], config, as_json=as_json
+    )
 
 
 def hpo_fast(
@@ -77,7 +79,9 @@ def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None
 
     settings = configure.load(overrides, config)
     if settings.run.folder or settings.run.resume:
-        raise ConfigError("run.folder and run.resume are of a run: a search has hpo.folder, and goes on by the same command")
+        raise ConfigError(
+            "run.folder and run.resume are of a run: a search has hpo.folder, and goes on by the same command"
+        )
     _announce(settings)
 
     def tell(what: Told) -> None:

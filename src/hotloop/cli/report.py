@@ -58,7 +58,9 @@ def _write(view: View, target: Path) -> Path:
 
 
 def _unwritable(target: Path | None, error: OSError) -> HotloopError:
-    return HotloopError(f"the page {target} cannot be written ({error.strerror or error}): name another file with --html")
+    return HotloopError(
+        f"the page {target} cannot be written ({error.strerror or error}): name another file with --html"
+    )
 
 
 def _study(path: Path, html: Path | None, *, as_json: bool) -> None:

@@ -30,8 +30,8 @@ class Chart:
 
     ``styles`` has for each line how it is drawn: ``line``, ``faint`` (raw values behind a smoothed line) or ``dots``.
     ``log``: a logarithmic axis makes sense, and ``log_first``: it is the better one to start with. ``apart``: its steps
-    are not those of the run that the other charts show. ``axis``: what the common axis counts, and ``axis_log``: it is a
-    logarithmic one.
+    are not those of the run that the other charts show. ``axis``: what the common axis counts, and ``axis_log``: it is
+    a logarithmic one.
     """
 
     key: str

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import RecordError
@@ -16,6 +15,7 @@ from hotloop.report.text import count, figure, line, moment, number, seconds, te
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from hotloop.report.occurrences import Tone
 
@@ -24,7 +24,13 @@ SCHEMA_VERSION = 1
 ROWS = 2000
 """Trials that the page lists at most: the best and the last ones."""
 SLICES = 24
-_TONES: dict[str, Tone] = {"complete": "good", "running": "note", "pruned": "note", "interrupted": "warn", "waiting": "note"}
+_TONES: dict[str, Tone] = {
+    "complete": "good",
+    "running": "note",
+    "pruned": "note",
+    "interrupted": "warn",
+    "waiting": "note",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +111,14 @@ def load(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read as the document of a search: {error}") from error
-    if not isinstance(found, dict) or found.get("schema") != SCHEMA_VERSION or not isinstance(found.get("trials"), list):
+    if (
+        not isinstance(found, dict)
+        or found.get("schema") != SCHEMA_VERSION
+        or not isinstance(found.get("trials"), list)
+    ):
         raise RecordError(f"{path} is no document of a search that this version of hotloop reads")
-    return found
+    document: dict[str, Any] = found
+    return document
 
 
 def build(document: Mapping[str, Any]) -> StudyView:
@@ -204,7 +215,7 @@ def _row(one: Mapping[str, Any], names: tuple[str, ...], best: Mapping[str, Any]
 
 def _cell(values: Mapping[str, Any], name: str) -> str:
     if name not in values:
-        return "–"
+        return _NONE
     known = number(values[name])
     return line(values[name], 60) if known is None else figure(known)
 
@@ -231,13 +242,16 @@ def _charts(
             yield _chart(f"slice-{place}", line(name, 80), [slice_], line(name, 80), axis_log=logarithmic)
 
 
-def _chart(key: str, title: str, lines: list[Line], axis: str, *, wide: bool = False, axis_log: bool = False) -> Chart:
+def _chart(key: str, title: str, lines: list[Line], axis: str, **others: bool) -> Chart:
     steps, columns = aligned([thin(one) for one in lines])
     first = lines[0]
-    summary = f"{first.name} of {count(len(first.values), 'trial')}, from {figure(min(first.values))} to {figure(max(first.values))}"
+    low, high = figure(min(first.values)), figure(max(first.values))
+    summary = f"{first.name} of {count(len(first.values), 'trial')}, from {low} to {high}"
     styles = ["dots", "line"][: len(lines)]
     names = [one.name for one in lines]
-    return Chart(key, title, "", summary, steps, names, columns, styles, wide=wide, apart=True, axis=axis, axis_log=axis_log)
+    return Chart(
+        key, title, "", summary, steps, names, columns, styles, wide=wide, apart=True, axis=axis, axis_log=axis_log
+    )
 
 
 def _choices(complete: list[Mapping[str, Any]], space: Mapping[str, Any], *, maximize: bool) -> Iterable[Choices]:

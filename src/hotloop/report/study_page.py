@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup
 from rich.console import Group
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -57,10 +58,12 @@ def draw(view: StudyView) -> Any:
     if view.importances:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in view.importances)
         found += [Text(f"What mattered: {shares}")]
-    table = Table("trial", "state", view.metric, *(Text(name.rsplit(".", 1)[-1]) for name in view.names), "cause")
+    table = Table(
+        "trial", "state", escape(view.metric), *(escape(name.rsplit(".", 1)[-1]) for name in view.names), "cause"
+    )
     sign = -1 if view.maximize else 1
     for row in sorted(view.trials, key=lambda one: (one.state != "complete", sign * (one.value or 0)))[:BEST_SHOWN]:
-        value = "–" if row.value is None else text.figure(row.value)
+        value = "" if row.value is None else text.figure(row.value)
         table.add_row(*(Text(cell) for cell in (str(row.number), row.state, value, *row.cells, row.cause)))
     return Group(*found, table)
 

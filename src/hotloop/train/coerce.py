@@ -167,7 +167,14 @@ def _describe_one(kind: Any, limits: Mapping[str, Any]) -> str:
         return f"a list of items that are each {_describe_one(get_args(kind)[0], limits)}"
     if isinstance(get_origin(kind), type) or dataclasses.is_dataclass(kind):
         return "a mapping"
-    words = {int: "an integer", float: "a number", bool: "true or false", str: "text", types.NoneType: "null", Any: "any value"}
+    words = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        types.NoneType: "null",
+        Any: "any value",
+    }
     return words[kind] + (_describe_range(limits) if kind in (int, float) else "")
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import sys
 import typing
 from importlib import resources
-from typing import Any
 
 from hotloop.train import coerce, configure
 from hotloop.train.settings import Settings

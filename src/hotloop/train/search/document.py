@@ -84,7 +84,9 @@ def read(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder} holds no study that can be read ({error}): expected the folder of a search") from error
+        raise ConfigError(
+            f"{folder} holds no study that can be read ({error}): expected the folder of a search"
+        ) from error
     if not isinstance(found, dict) or found.get("kind") != "study" or found.get("schema") != SCHEMA_VERSION:
         raise ConfigError(f"{folder / FILE} is no study of a version that this hotloop reads")
     return found
@@ -118,7 +120,7 @@ def best_values(found: dict[str, Any]) -> dict[str, Any]:
     """
     if found["best"] is None:
         raise SearchStoppedError(
-            f"study {found['name']} has no complete trial yet: {len(found['trials'])} were begun; hotloop report shows them"
+            f"study {found['name']} has no complete trial yet: {len(found['trials'])} were begun; see hotloop report"
         )
     best = next(one for one in found["trials"] if one["number"] == found["best"] and one["state"] == "complete")
     values: dict[str, Any] = best["values"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hotloop.train.search import document, space
 from hotloop.train.search.study import Study
 from hotloop.train.search.trial import train
-from hotloop.train.search.work import Worker
+from hotloop.train.search.work import Part, Worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +26,8 @@ def nested(settings: Settings, folder: Path, trials: int, objective: Objective =
     """Search, or go on with a search, and give the best values as overrides.
 
     Args:
-        settings: of the inner runs: whatever restricts them to the outer training side is among them. ``hpo`` says what is
-            searched, and how.
+        settings: of the inner runs: what restricts them to the outer training side is among them, and ``hpo`` says what
+            is searched, and how.
         folder: where the study is kept, in SQLite; an outer fold's own.
         trials: how many.
         objective: runs a trial.
@@ -44,7 +44,7 @@ def nested(settings: Settings, folder: Path, trials: int, objective: Objective =
     space.check_trial(settings)
     study = Study(settings, folder, lambda _: None)
     try:
-        Worker(study, space.parse(settings), _nothing, objective=objective, since=len(study.trials())).run()
+        Worker(study, _nothing, objective, Part(since=len(study.trials()))).run()
         values = document.best_values(document.write(study))
     finally:
         study.storage.close()

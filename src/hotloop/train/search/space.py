@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
@@ -32,7 +31,7 @@ CHANGES_CODE = (
     "training.optimization.use_bf16",
     "compile",
 )
-"""Settings, or groups of them, of which each value is compiled anew: other shapes, other constants, other operations."""
+"""Settings, or groups of them, of which each value is compiled anew: other shapes, constants or operations."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Searched:
         if self.step is None:
             return None
         low, high = self.values
-        return math.floor((high - low) / self.step + 1e-9) + 1
+        return int((high - low) / self.step + 1e-9) + 1
 
     def suggest(self, trial: optuna.trial.BaseTrial) -> Any:
         """Have the study's sampler choose a value."""
@@ -157,13 +156,17 @@ def _leaves(given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str,
         elif value is None:
             continue
         elif not isinstance(value, Mapping):
-            problems.append(f"hpo.space.{name}={value!r}: expected {{log: [low, high]}}, {{choices: [...]}} or the like")
+            problems.append(
+                f"hpo.space.{name}={value!r}: expected {{log: [low, high]}}, {{choices: [...]}} or the like"
+            )
         elif any(name == one or name.startswith(f"{one}.") for one in _NOT_SEARCHED):
             problems.append(f"hpo.space.{name}: this says what the search is, and cannot vary in it")
         elif not dataclasses.is_dataclass(kind):
             yield name, value
         elif set(map(str, value)) & set(_WORDS):
-            problems.append(f"hpo.space.{name}: a group of settings; expected one of them, such as {_first(kind, name)}")
+            problems.append(
+                f"hpo.space.{name}: a group of settings; expected one of them, such as {_first(kind, name)}"
+            )
         else:
             yield from _leaves(value, f"{name}.", problems)
 
@@ -176,13 +179,13 @@ def _searched(name: str, given: Mapping[str, Any], problems: list[str]) -> Searc
     """Read one setting's own part of the space."""
     before = len(problems)
     label = f"hpo.space.{name}"
-    for key in given:
-        if key not in _WORDS:
-            problems.append(f"{label}.{key}: unknown; {coerce.nearest(str(key), _WORDS)}")
+    problems += [f"{label}.{key}: unknown; {coerce.nearest(str(key), _WORDS)}" for key in given if key not in _WORDS]
     kinds = [kind for kind in KINDS if given.get(kind) is not None]
     if len(kinds) != 1:
         more = "; ".join(f"{label}.{kind}=null takes {kind} out" for kind in kinds)
-        problems.append(f"{label}: expected one of {', '.join(KINDS)}, found {', '.join(kinds) or 'none'}. {more}".strip())
+        problems.append(
+            f"{label}: expected one of {', '.join(KINDS)}, found {', '.join(kinds) or 'none'}. {more}".strip()
+        )
         return None
     kind = kinds[0]
     values = given[kind]
@@ -232,7 +235,9 @@ def _step(label: str, kind: str, values: Sequence[Any], step: Any) -> list[str]:
         return [f"{label}.step={step!r}: goes with float and int, not with {kind}"]
     fits = int if kind == "int" else int | float
     if isinstance(step, bool) or not isinstance(step, fits) or not 0 < step <= values[1] - values[0]:
-        return [f"{label}.step={step!r}: expected {'an integer' if kind == 'int' else 'a number'} above 0 and within the range"]
+        return [
+            f"{label}.step={step!r}: expected {'an integer' if kind == 'int' else 'a number'} above 0 and within the range"
+        ]
     return []
 
 
@@ -240,7 +245,9 @@ def _conditions(label: str, when: Any, problems: list[str]) -> dict[str, tuple[A
     if when is None:
         return {}
     if not isinstance(when, Mapping) or not when:
-        problems.append(f"{label}.when={when!r}: expected settings with their values, such as {{model.name: minilm-l6}}")
+        problems.append(
+            f"{label}.when={when!r}: expected settings with their values, such as {{model.name: minilm-l6}}"
+        )
         return {}
     found = {}
     for name, value in when.items():

@@ -84,8 +84,8 @@ class Storage:
         """Put a failure of the storage into words."""
         reason = " ".join(str(error.__cause__ or error).split())[:300]
         return SearchStoppedError(
-            f"the storage {self.shown} does not answer: {reason}. Finished trials are kept: once it answers again (or has "
-            "room), the same command goes on"
+            f"the storage {self.shown} does not answer: {reason}. Finished trials are kept: once it answers again "
+            "(or has room), the same command goes on"
         )
 
     def patiently(self, what: Callable[[], Any], say: Callable[[str], None], seconds: float = PATIENCE_SECONDS) -> Any:
@@ -115,8 +115,8 @@ class Storage:
         if kind == "postgresql" or (kind == "sqlite" and parsed.database and parsed.database != ":memory:"):
             return Path(parsed.database) if kind == "sqlite" else None
         raise ConfigError(
-            f"hpo.storage={self.shown}: expected postgresql://user@host/database, sqlite:///file, or null for SQLite in "
-            "the study's folder"
+            f"hpo.storage={self.shown}: expected postgresql://user@host/database, sqlite:///file, or null for SQLite "
+            "in the study's folder"
         )
 
     def _opened(self) -> Any:
@@ -157,7 +157,7 @@ class Storage:
 
     @contextlib.contextmanager
     def _locked(self, engine: Any) -> Iterator[None]:
-        """Hold one of PostgreSQL's advisory locks; the server ends it with the transaction, and that with the client."""
+        """Hold one of PostgreSQL's advisory locks: the server ends it with the transaction, as that with its client."""
         with engine.connect() as connection:
             connection.execute(self._sql.text(f"SET LOCAL lock_timeout = '{_LOCKED_SECONDS}s'"))
             connection.execute(self._sql.text("SELECT pg_advisory_xact_lock(hashtextextended('hotloop hpo', 0))"))

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from hotloop.train.settings import Settings
 
+    Attempts = Sequence[optuna.trial.FrozenTrial]
+
 ATTEMPTS = 2
 """How often a trial is begun at most while its workers die."""
 OUTCOME = "outcome.json"
@@ -108,7 +110,8 @@ class Study:
         write_outcome(taken.folder, outcome)
         counts: bool = self.storage.patiently(lambda: self._finish(taken.trial.number, outcome), self.say)
         if not counts:
-            self.say(f"trial {taken.number}: its worker was silent for too long, and others have it; this result is left out")
+            why = "its worker was silent for too long, and others have it"
+            self.say(f"trial {taken.number}: {why}; this result is left out")
         return counts
 
     def best(self) -> optuna.trial.FrozenTrial | None:
@@ -145,7 +148,7 @@ class Study:
         attempt = trial.user_attrs.get(ATTEMPT, 1)
         return Taken(number, attempt, trial, trial_folder(self.folder, number, attempt))
 
-    def _next(self, trials: Sequence[optuna.trial.FrozenTrial]) -> tuple[int | None, Sequence[optuna.trial.FrozenTrial]]:
+    def _next(self, trials: Attempts) -> tuple[int | None, Attempts]:
         """Choose the first trial that is neither over nor running, with its attempts so far."""
         by_number = _by_number(trials)
         for number in range(self.settings.hpo.n_trials):
@@ -202,8 +205,8 @@ class Study:
         other = differences(theirs, ours)
         if other:
             raise ConfigError(
-                f"the study {name(self.settings)} in {self.storage.shown} was begun with other settings: {'; '.join(other)}. "
-                "Go on with those, or name another study: hpo.name=..."
+                f"the study {name(self.settings)} in {self.storage.shown} was begun with other settings: "
+                f"{'; '.join(other)}. Go on with those, or name another study: hpo.name=..."
             )
 
 

@@ -25,8 +25,8 @@ from hotloop.train.search.trial import train
 from hotloop.train.search.worker import DONE, INTERRUPTED, REPLACE, STOPPED, Job
 
 if TYPE_CHECKING:
-    from hotloop.train.settings import Settings
     from hotloop.train.search.told import Told
+    from hotloop.train.settings import Settings
 
 SETTINGS = "study.yaml"
 DEATHS = 10
@@ -175,7 +175,8 @@ class _Supervisor:
             return
         if code != REPLACE:
             self.deaths += 1
-            self.tell(Said(f"worker {one.number} died ({_how(code)}); the trial it was at is begun again, once. Its log: {one.log}"))
+            again = "the trial it was at is begun again, once"
+            self.tell(Said(f"worker {one.number} died ({_how(code)}); {again}. Its log: {one.log}"))
         if self.deaths >= DEATHS:
             self.stop(
                 f"{DEATHS} workers died one after another ({_how(code)} the last), and no trial was finished between: "

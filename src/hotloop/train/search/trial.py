@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotloop import recipes
 from hotloop.errors import SearchStoppedError
 from hotloop.train import coerce, configure
 from hotloop.train.search import space
@@ -17,6 +16,7 @@ from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 LOG = "log.txt"
 
@@ -130,10 +130,15 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, runs: int) -> float:
     start = Start(settings, folder, within=Within(validated=validated, runs=asked.runs * runs))
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("a", encoding="utf-8") as log:
-        outcome = recipes.load(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))
+        outcome = _recipe(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
     return (max if hpo.direction == "maximize" else min)(found)
+
+
+def _recipe(name: str) -> Any:
+    """Give a recipe by its name: recipes stand above this room, and a worker's process has nobody to hand it one."""
+    return importlib.import_module("hotloop.recipes").load(name)
 
 
 def drop_checkpoints(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import math
 import sys
@@ -19,7 +20,6 @@ from hotloop.train.search.told import Said, Tell, TrialBegan, TrialEnded, TrialR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hotloop.train.search.space import Space
     from hotloop.train.search.trial import Asked
 
     Objective = Callable[[Asked], float]
@@ -29,32 +29,34 @@ GIVE_UP_AFTER = 5
 _SHOWN = 3
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Which worker of a command this is, and when it ends.
+
+    Args:
+        number: from 1.
+        since: how many attempts the study had when the command began: earlier failures do not stop it.
+        deadline: `time.time` after which no trial is begun.
+    """
+
+    number: int = 1
+    since: int = 0
+    deadline: float = math.inf
+
+
 class Worker:
     """Runs trials of a study in this process.
 
     Args:
         study: the study.
-        space: its space, checked.
         tell: hears of each trial.
         objective: runs a trial; the recipe's training, or something cheaper in tests of the machinery.
-        number: which worker this is.
-        since: how many attempts the study had when the command began: earlier failures do not stop it.
-        deadline: `time.time` after which no trial is begun.
+        part: which of the command's workers this is.
     """
 
-    def __init__(
-        self,
-        study: Study,
-        space: Space,
-        tell: Tell,
-        *,
-        objective: Objective = trials.train,
-        number: int = 1,
-        since: int = 0,
-        deadline: float = math.inf,
-    ) -> None:
-        self.study, self.space, self.tell, self.objective = study, space, tell, objective
-        self.number, self.since, self.deadline = number, since, deadline
+    def __init__(self, study: Study, tell: Tell, objective: Objective = trials.train, part: Part | None = None) -> None:
+        self.study, self.tell, self.objective, self.part = study, tell, objective, part or Part()
+        self.space = spaces.parse(study.settings)
 
     def run(self) -> None:
         """Run trials until none is left.
@@ -64,7 +66,7 @@ class Worker:
             SearchStoppedError: every trial fails, or the storage is gone.
             StepLostError: a trial took the GPU's context with it, so that this process can run no other.
         """
-        while time.time() < self.deadline:
+        while time.time() < self.part.deadline:
             self.check_failures()
             taken = self.study.take()
             if taken is None:
@@ -84,7 +86,7 @@ class Worker:
                 outcome, lost = Outcome("interrupted", cause="interrupted"), error
             except (SearchStoppedError, StepLostError) as error:
                 outcome, lost = Outcome("failed", cause=_cause(error)), error
-            except Exception as error:  # noqa: BLE001 - whatever a trial dies of is its cause, and no reason to end the study
+            except Exception as error:  # noqa: BLE001 - what a trial dies of is its cause, and no reason to end the study
                 outcome = Outcome("failed", cause=_cause(error))
             if outcome.value is not None and not math.isfinite(outcome.value):
                 outcome = Outcome("failed", cause=f"the objective {self.study.settings.hpo.metric} is {outcome.value}")
@@ -92,7 +94,9 @@ class Worker:
         best = counts and outcome.state == "complete" and self.is_best(taken)
         self.tidy(taken, best=best)
         seconds = time.monotonic() - began
-        self.tell(TrialEnded(taken.number, self.number, outcome.state, outcome.value, outcome.cause, seconds, best))
+        self.tell(
+            TrialEnded(taken.number, self.part.number, outcome.state, outcome.value, outcome.cause, seconds, best)
+        )
         if lost is not None:
             raise lost
 
@@ -100,7 +104,7 @@ class Worker:
         """Choose a trial's values and run it."""
         study = self.study
         values = self.space.suggest(taken.trial, study.settings)
-        self.tell(TrialBegan(taken.number, taken.attempt, self.number, values))
+        self.tell(TrialBegan(taken.number, taken.attempt, self.part.number, values))
         asked = trials.Asked(
             number=taken.number,
             settings=trials.settings_of(study.settings, values, taken.folder),
@@ -112,13 +116,14 @@ class Worker:
         return float(self.objective(asked))
 
     def report(self, taken: Taken, step: int, value: float) -> None:
-        """Write an intermediate value down, and ask the pruner; a storage that is away cannot be asked, and ends no run."""
-        self.tell(TrialReported(taken.number, self.number, step, value))
+        """Write an intermediate value down, and ask the pruner; a storage that is away ends no run."""
+        self.tell(TrialReported(taken.number, self.part.number, step, value))
         try:
             taken.trial.report(value, step)
             pruned = taken.trial.should_prune()
         except self.study.storage.errors as error:
-            self.tell(Said(f"trial {taken.number} goes on without its pruner: {self.study.storage.gone(error)}", self.number))
+            why = self.study.storage.gone(error)
+            self.tell(Said(f"trial {taken.number} goes on without its pruner: {why}", self.part.number))
             return
         if pruned:
             hpo = self.study.settings.hpo
@@ -171,7 +176,7 @@ class Worker:
             SearchStoppedError: it is so; the message lists the causes.
         """
         try:
-            attempts = self.study.trials()[self.since :]
+            attempts = self.study.trials()[self.part.since :]
         except self.study.storage.errors:
             return  # taking the next trial waits for the storage, and says so
         over = [one for one in attempts if one.state.is_finished() and how_ended(one) != "interrupted"]
@@ -179,8 +184,8 @@ class Worker:
         if len(over) < wanted or any(how_ended(one) in ("complete", "pruned") for one in over):
             return
         raise SearchStoppedError(
-            f"every trial fails ({len(over)} of {len(over)}), so the search stops. {causes(over)}. Mend the cause, and the "
-            "same command goes on with the trials that are left"
+            f"every trial fails ({len(over)} of {len(over)}), so the search stops. {causes(over)}. Mend the cause, and "
+            "the same command goes on with the trials that are left"
         )
 
 
@@ -188,7 +193,8 @@ def causes(attempts: list[Any]) -> str:
     """List the causes of failed attempts, the most frequent first."""
     found: dict[str, list[int]] = {}
     for one in attempts:
-        found.setdefault(str(one.user_attrs.get(CAUSE, "its worker died")), []).append(one.user_attrs.get(NUMBER, one.number))
+        cause = str(one.user_attrs.get(CAUSE, "its worker died"))
+        found.setdefault(cause, []).append(one.user_attrs.get(NUMBER, one.number))
     ordered = sorted(found.items(), key=lambda item: -len(item[1]))[:_SHOWN]
     return ". ".join(
         f"{'Trials' if len(numbers) > 1 else 'Trial'} {', '.join(map(str, sorted(numbers)[:5]))}: {cause.rstrip('.')}"

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import HotloopError, StepLostError
 from hotloop.train import configure
-from hotloop.train.search import space, told
+from hotloop.train.search import told
 from hotloop.train.search.study import Study
-from hotloop.train.search.work import Worker
+from hotloop.train.search.work import Part, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +34,7 @@ DONE, STOPPED, REPLACE, INTERRUPTED = 0, 3, 4, 130
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What a worker is told: the search's settings as plain data, its folder, and the arguments of `Worker`."""
+    """What a worker is told: the search's settings as plain data, its folder, and what `Part` says."""
 
     settings: Mapping[str, Any]
     folder: str
@@ -64,10 +64,8 @@ def main(job: Job) -> int:
     try:
         settings = configure.from_dict(job.settings)
         study = Study(settings, Path(job.folder), lambda line: tell(told.Said(line, job.number)))
-        Worker(
-            study, space.parse(settings), tell,
-            objective=_objective(job.objective), number=job.number, since=job.since, deadline=job.deadline,
-        ).run()  # fmt: skip
+        part = Part(job.number, job.since, job.deadline)
+        Worker(study, tell, _objective(job.objective), part).run()
     except KeyboardInterrupt:
         return INTERRUPTED
     except StepLostError:
