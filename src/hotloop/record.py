@@ -68,9 +68,9 @@ class RunRecord:
       ``split`` and the metrics), ``events`` (`hotloop.events.Event.to_dict` with the ``step``), ``decisions``,
       ``verdicts``, ``advice`` (`hotloop.diagnose.Advice.to_dict`): lists, by `append`.
 
-    ``status`` is ``running``, ``finished``, ``interrupted``, ``pruned`` or ``failed``; a record that says ``running`` with
-    no process behind it was killed (`was_killed`). Opening a folder that holds a record goes on with it, and ``starts``
-    counts how often.
+    ``status`` is ``running``, ``finished``, ``interrupted``, ``pruned`` or ``failed``; a record that says ``running``
+    with no process behind it was killed (`was_killed`). Opening a folder that holds a record goes on with it, and
+    ``starts`` counts how often.
 
     A full or failing disk is reported once on the log and never stops the run. Calls from several threads are safe.
 

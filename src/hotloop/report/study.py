@@ -24,6 +24,7 @@ SCHEMA_VERSION = 1
 ROWS = 2000
 """Trials that the page lists at most: the best and the last ones."""
 SLICES = 24
+_NONE = "\N{EN DASH}"
 _TONES: dict[str, Tone] = {
     "complete": "good",
     "running": "note",
@@ -242,16 +243,14 @@ def _charts(
             yield _chart(f"slice-{place}", line(name, 80), [slice_], line(name, 80), axis_log=logarithmic)
 
 
-def _chart(key: str, title: str, lines: list[Line], axis: str, **others: bool) -> Chart:
+def _chart(key: str, title: str, lines: list[Line], axis: str, **others: Any) -> Chart:
     steps, columns = aligned([thin(one) for one in lines])
     first = lines[0]
     low, high = figure(min(first.values)), figure(max(first.values))
     summary = f"{first.name} of {count(len(first.values), 'trial')}, from {low} to {high}"
     styles = ["dots", "line"][: len(lines)]
     names = [one.name for one in lines]
-    return Chart(
-        key, title, "", summary, steps, names, columns, styles, wide=wide, apart=True, axis=axis, axis_log=axis_log
-    )
+    return Chart(key, title, "", summary, steps, names, columns, styles, apart=True, axis=axis, **others)
 
 
 def _choices(complete: list[Mapping[str, Any]], space: Mapping[str, Any], *, maximize: bool) -> Iterable[Choices]:

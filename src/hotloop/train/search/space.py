@@ -234,10 +234,9 @@ def _step(label: str, kind: str, values: Sequence[Any], step: Any) -> list[str]:
     if kind not in ("float", "int"):
         return [f"{label}.step={step!r}: goes with float and int, not with {kind}"]
     fits = int if kind == "int" else int | float
+    wanted = "an integer" if kind == "int" else "a number"
     if isinstance(step, bool) or not isinstance(step, fits) or not 0 < step <= values[1] - values[0]:
-        return [
-            f"{label}.step={step!r}: expected {'an integer' if kind == 'int' else 'a number'} above 0 and within the range"
-        ]
+        return [f"{label}.step={step!r}: expected {wanted} above 0 and within the range"]
     return []
 
 
