@@ -135,6 +135,8 @@ def main() -> None:
     parser.add_argument("--storages", default="sqlite,postgresql")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
+    import torch
+
     from hotloop.measure import machine
 
     rows = []
@@ -152,7 +154,7 @@ def main() -> None:
         "what": "searches killed with SIGKILL at random moments, against the same search undisturbed",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "command": "python -m benchmarks.kills " + " ".join(sys.argv[1:]),
-        "hardware": machine.describe("cpu"),
+        "hardware": machine.describe(torch.device("cpu")),
         "rows": rows,
     }
     if given.out:

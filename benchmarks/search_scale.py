@@ -28,6 +28,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(OBJECTIVES), os.environ.get("PYTHONPATH", "")])
+    import torch
+
     from hotloop.measure import machine
     from hotloop.train import configure
     from hotloop.train.search import supervise
@@ -58,7 +60,7 @@ def main() -> None:
         "what": "a search of a toy objective through the whole machinery",
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
         "command": "python -m benchmarks.search_scale " + " ".join(sys.argv[1:]),
-        "hardware": machine.describe("cpu"),
+        "hardware": machine.describe(torch.device("cpu")),
         "trials": given.trials,
         "workers": given.workers,
         "sampler": given.sampler,
