@@ -64,7 +64,10 @@ def test_a_search_of_real_runs_from_its_command_to_the_final_run(tmp_path, run):
         folder = study / "trials" / f"{one['number']:04d}"
         assert (record.load(folder)["status"] == "pruned") == (one["state"] == "pruned")
         assert (folder / "checkpoints" / "best.pt").exists() == (one["number"] == found["best"])
-        assert configure.load(config=folder / "settings.yaml").training.learning_rate == one["values"]["training.learning_rate"]
+        assert (
+            configure.load(config=folder / "settings.yaml").training.learning_rate
+            == one["values"]["training.learning_rate"]
+        )
     best = run("hpo", "best", study)
     assert best.stdout == (study / "best.yaml").read_text()
     values = json.loads(run("hpo", "best", study, "--json").stdout)["values"]
@@ -140,7 +143,12 @@ def test_no_such_metric_ends_the_search_at_once(tmp_path, run):
 def test_a_worker_that_dies_is_replaced_and_its_trial_run_again(search):
     ended, heard = search("kills_its_worker_once", hpo__n_trials=3)
     assert [one["state"] for one in ended.document["trials"]] == ["complete", "died", "complete", "complete"]
-    assert [(one.number, one.attempt) for one in heard if isinstance(one, TrialBegan)] == [(0, 1), (1, 1), (1, 2), (2, 1)]
+    assert [(one.number, one.attempt) for one in heard if isinstance(one, TrialBegan)] == [
+        (0, 1),
+        (1, 1),
+        (1, 2),
+        (2, 1),
+    ]
     assert any("SIGKILL" in one.text for one in heard if isinstance(one, Said))
 
 
@@ -158,7 +166,13 @@ def begun(tmp_path, objective, **named):
         "e = supervise.search(configure.load(sys.argv[2:]), lambda w: print(told.line(w), flush=True), sys.argv[1])\n"
         "print('ended', e.status, flush=True); sys.exit(130 * (e.status == 'interrupted'))"
     )
-    chosen = {"hpo.folder": tmp_path / "study", "hpo.sampler": "random", "hpo.pruner": "none", "hpo.n_trials": 12, **named}
+    chosen = {
+        "hpo.folder": tmp_path / "study",
+        "hpo.sampler": "random",
+        "hpo.pruner": "none",
+        "hpo.n_trials": 12,
+        **named,
+    }
     process = subprocess.Popen(
         [sys.executable, "-c", program, f"search_objectives:{objective}", *(f"{k}={v}" for k, v in chosen.items())],
         stdout=subprocess.PIPE, text=True,
@@ -241,7 +255,9 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, search):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = os.geteuid() == 0 and shutil.which("mount")
-    made = mounted and subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=False, capture_output=True)
+    made = mounted and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=False, capture_output=True
+    )
     if not made or made.returncode:
         pytest.skip("no small disk can be mounted here")
     try:
@@ -252,6 +268,11 @@ def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, search):
             search("quadratic", hpo__folder=disk / "study", hpo__n_trials=400)
         (disk / "ballast").unlink()
         ended, _ = search("quadratic", hpo__folder=disk / "study", hpo__n_trials=4)
-        assert sorted(one["number"] for one in ended.document["trials"] if one["state"] == "complete")[:4] == [0, 1, 2, 3]
+        assert sorted(one["number"] for one in ended.document["trials"] if one["state"] == "complete")[:4] == [
+            0,
+            1,
+            2,
+            3,
+        ]
     finally:
         subprocess.run(["umount", "-l", disk], check=True)

@@ -15,15 +15,15 @@ from hotloop.errors import ConfigError, RunPrunedError, SearchStoppedError, Step
 from hotloop.train.search import document, nested, space
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
 from hotloop.train.search.told import TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
-from hotloop.train.search.work import Part, Worker
+from hotloop.train.search.work import Worker
 
 
 @pytest.fixture
 def open_study(compose, tmp_path):
     found = []
 
-    def opened(*more, **named):
-        found.append(Study(compose(*more, **named), tmp_path / "study", lambda text: None))
+    def opened(*more, since=0, **named):
+        found.append(Study(compose(*more, **named), tmp_path / "study", lambda text: None, since))
         return found[-1]
 
     yield opened
@@ -36,8 +36,8 @@ def work(open_study):
     """Run a worker in this process; give its study and what it told."""
 
     def run(objective, *more, **named):
-        study, heard = open_study(*more, **named), []
-        Worker(study, heard.append, objective, Part(since=len(study.trials()))).run()
+        study, heard = open_study(*more, since=None, **named), []
+        Worker(study, heard.append, objective).run()
         return study, heard
 
     return run
@@ -170,6 +170,7 @@ def test_what_died_is_begun_again_once(open_study):
     assert seen[0][1] == seen[1][1]
     assert study.take() is None
     assert states(study) == ["died", "died"]
+    assert open_study(hpo__n_trials=1, since=None).take().attempt == 3, "a new command: all may have been killed"
     assert document.build(study, importances=False)["trials"][0]["cause"] == "its worker died"
 
 

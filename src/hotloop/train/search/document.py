@@ -102,7 +102,7 @@ def refresh(folder: Path) -> tuple[dict[str, Any], str]:
         raise ConfigError(f"{folder} holds no study: expected the folder of a search, with {SETTINGS} in it")
     settings = configure.load(config=folder / SETTINGS)
     try:
-        study = Study(settings, folder, lambda _: None)
+        study = Study(settings, folder, lambda _: None, since=0)
     except SearchStoppedError as error:
         found = read(folder)
         return found, f"As of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found['written']))}: {error}"

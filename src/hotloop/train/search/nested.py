@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hotloop.train.search import document, space
 from hotloop.train.search.study import Study
 from hotloop.train.search.trial import train
-from hotloop.train.search.work import Part, Worker
+from hotloop.train.search.work import Worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ def nested(settings: Settings, folder: Path, trials: int, objective: Objective =
     space.check_trial(settings)
     study = Study(settings, folder, lambda _: None)
     try:
-        Worker(study, _nothing, objective, Part(since=len(study.trials()))).run()
+        Worker(study, _nothing, objective).run()
         values = document.best_values(document.write(study))
     finally:
         study.storage.close()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Attempts = Sequence[optuna.trial.FrozenTrial]
 
 ATTEMPTS = 2
-"""How often a trial is begun at most while its workers die."""
+"""How often a trial is begun at most, by one command, while its workers die."""
 OUTCOME = "outcome.json"
 NUMBER, ATTEMPT, WORKER, CAUSE, ENDED = "hotloop:number", "hotloop:attempt", "hotloop:worker", "cause", "hotloop:ended"
 """Attributes of an attempt."""
@@ -66,13 +66,15 @@ class Study:
         settings: the search's; a study that is there already has to have the same.
         folder: its folder.
         say: prints a line.
+        since: how many attempts there were when the command began: what died or failed before is no reason to leave a
+            trial alone, or to stop, since the whole search may have been killed. None takes those that are there now.
 
     Raises:
         ConfigError: the study was begun with other settings.
         SearchStoppedError: the storage cannot be reached.
     """
 
-    def __init__(self, settings: Settings, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, folder: Path, say: Callable[[str], None], since: int | None = None) -> None:
         samplers.quiet()
         self.settings, self.folder, self.say = settings, folder, say
         self.storage = Storage(settings.hpo.storage, folder, settings.hpo.heartbeat_seconds)
@@ -81,6 +83,7 @@ class Study:
         try:
             self.study = self.storage.study(name(settings), settings.hpo.direction)
             self._check_settings()
+            self.since = len(self.trials()) if since is None else since
         except self.storage.errors as error:
             raise self.storage.gone(error) from error
         self.study.pruner = samplers.pruner(settings, reports(settings))
@@ -161,8 +164,9 @@ class Study:
         """Say whether a trial with these attempts is to be begun (again)."""
         if any(one.state != self._states.FAIL for one in attempts):
             return False
-        ended = [how_ended(one) for one in attempts]
-        return "failed" not in ended and ended.count("died") < ATTEMPTS
+        if any(how_ended(one) == "failed" for one in attempts):
+            return False
+        return sum(how_ended(one) == "died" for one in attempts if one.number >= self.since) < ATTEMPTS
 
     def _give_up_dead(self) -> None:
         """End every attempt whose worker died: at once on this machine, and by its silence on others."""

@@ -91,7 +91,6 @@ class _Supervisor:
         self.settings, self.study, self.tell, self.objective = settings, study, tell, objective
         limit = settings.hpo.timeout_seconds
         self.deadline = time.time() + limit if limit else math.inf
-        self.since = len(study.trials())
         self.heard: queue.Queue[tuple[_Process, Told | None]] = queue.Queue()
         self.running: dict[int, _Process] = {}
         self.deaths, self.stopped, self.interrupted = 0, "", False
@@ -121,7 +120,7 @@ class _Supervisor:
             settings=configure.to_dict(self.settings),
             folder=str(self.study.folder),
             number=number,
-            since=self.since,
+            since=self.study.since,
             deadline=self.deadline,
             objective=self.objective,
         )

@@ -35,12 +35,10 @@ class Part:
 
     Args:
         number: from 1.
-        since: how many attempts the study had when the command began: earlier failures do not stop it.
         deadline: `time.time` after which no trial is begun.
     """
 
     number: int = 1
-    since: int = 0
     deadline: float = math.inf
 
 
@@ -176,7 +174,7 @@ class Worker:
             SearchStoppedError: it is so; the message lists the causes.
         """
         try:
-            attempts = self.study.trials()[self.part.since :]
+            attempts = self.study.trials()[self.study.since :]
         except self.study.storage.errors:
             return  # taking the next trial waits for the storage, and says so
         over = [one for one in attempts if one.state.is_finished() and how_ended(one) != "interrupted"]

@@ -63,8 +63,8 @@ def main(job: Job) -> int:
 
     try:
         settings = configure.from_dict(job.settings)
-        study = Study(settings, Path(job.folder), lambda line: tell(told.Said(line, job.number)))
-        part = Part(job.number, job.since, job.deadline)
+        study = Study(settings, Path(job.folder), lambda line: tell(told.Said(line, job.number)), job.since)
+        part = Part(job.number, job.deadline)
         Worker(study, tell, _objective(job.objective), part).run()
     except KeyboardInterrupt:
         return INTERRUPTED
