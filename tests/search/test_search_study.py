@@ -1,5 +1,6 @@
 """The study in one process: who takes what, what becomes of the dead, and what a worker writes down."""
 
+import errno
 import json
 import math
 import multiprocessing
@@ -140,6 +141,17 @@ def test_an_interrupted_trial_is_open_again_with_its_values(work, open_study):
         (1, 2, "complete"),
     ]
     assert found[1]["values"] == found[2]["values"]
+
+
+def test_a_full_disk_stops_the_search_and_leaves_the_trial_open(work, open_study):
+    def full(asked):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(SearchStoppedError, match=r"disk of .* is full"):
+        work(full)
+    assert states(open_study()) == ["interrupted"]
+    study, _ = work(objectives.quadratic)
+    assert states(study) == ["interrupted", *["complete"] * 4]
 
 
 def test_a_lost_gpu_ends_the_worker_after_the_trial_is_written_down(work, open_study):

@@ -70,15 +70,17 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
     space.check_trial(settings)
     folder = Path(settings.hpo.folder)
     study = Study(settings, folder, lambda line: tell(Said(line)))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / SETTINGS).write_text(configure.to_yaml(settings), encoding="utf-8")
     with contextlib.ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt())
         stack.callback(study.storage.close)
         supervisor = _Supervisor(settings, study, tell, objective)
         stack.callback(supervisor.end_all)
         try:
+            (folder / SETTINGS).write_text(configure.to_yaml(settings), encoding="utf-8")
             status = supervisor.run(interrupt)
+        except OSError as error:
+            why = f"the study's folder {folder} cannot be written ({error.strerror or error})"
+            raise SearchStoppedError(f"{why}: finished trials are kept; the same command goes on") from error
         finally:
             written = document.write(study)
         return Ended(status, folder, written)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import gc
 import math
 import sys
@@ -84,6 +85,8 @@ class Worker:
                 outcome, lost = Outcome("interrupted", cause="interrupted"), error
             except (SearchStoppedError, StepLostError) as error:
                 outcome, lost = Outcome("failed", cause=_cause(error)), error
+            except OSError as error:
+                outcome, lost = self.system_failure(error)
             except Exception as error:  # noqa: BLE001 - what a trial dies of is its cause, and no reason to end the study
                 outcome = Outcome("failed", cause=_cause(error))
             if outcome.value is not None and not math.isfinite(outcome.value):
@@ -97,6 +100,13 @@ class Worker:
         )
         if lost is not None:
             raise lost
+
+    def system_failure(self, error: OSError) -> tuple[Outcome, SearchStoppedError | None]:
+        """Say what a failure of the system means: on a full disk no trial can run, and this one is open again."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return Outcome("failed", cause=_cause(error)), None
+        why = f"the disk of {self.study.folder} is full: finished trials are kept; with room, the same command goes on"
+        return Outcome("interrupted", cause="the disk is full"), SearchStoppedError(why)
 
     def value(self, taken: Taken) -> float:
         """Choose a trial's values and run it."""
