@@ -154,6 +154,22 @@ def test_a_full_disk_stops_the_search_and_leaves_the_trial_open(work, open_study
     assert states(study) == ["interrupted", *["complete"] * 4]
 
 
+def test_a_storage_that_fails_as_a_trial_begins_fails_no_trial(work, monkeypatch):
+    import sqlite3
+
+    fails, left = [True, False, True], Study.left
+    monkeypatch.setattr(Study, "left", lambda self: _away() if fails and fails.pop() else left(self))
+
+    def _away():
+        raise sqlite3.OperationalError("planted: it is away")
+
+    study, _ = work(objectives.quadratic, hpo__n_trials=2)
+    assert states(study) == ["interrupted", "complete", "interrupted", "complete"]
+    fails += [True] * 9
+    with pytest.raises(SearchStoppedError, match="planted: it is away"):
+        work(objectives.quadratic, hpo__n_trials=3)
+
+
 def test_a_lost_gpu_ends_the_worker_after_the_trial_is_written_down(work, open_study):
     def lost(asked):
         raise StepLostError("the context is lost")

@@ -78,6 +78,8 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
         try:
             (folder / SETTINGS).write_text(configure.to_yaml(settings), encoding="utf-8")
             status = supervisor.run(interrupt)
+        except study.storage.errors as error:
+            raise study.storage.gone(error) from error
         except OSError as error:
             why = f"the study's folder {folder} cannot be written ({error.strerror or error})"
             raise SearchStoppedError(f"{why}: finished trials are kept; the same command goes on") from error
@@ -112,7 +114,7 @@ class _Supervisor:
             raise SearchStoppedError(self.stopped)
         if self.interrupted:
             return "interrupted"
-        return "out of time" if self.study.left() and time.time() >= self.deadline else "finished"
+        return "out of time" if time.time() >= self.deadline and self.study.left() else "finished"
 
     def start(self, number: int) -> None:
         """Start a worker as a process in a group of its own, so that Ctrl-C reaches it through us alone."""

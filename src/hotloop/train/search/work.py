@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 GIVE_UP_AFTER = 5
 """Trials that fail, and none that does not, after which a search stops."""
 _SHOWN = 3
+_AWAY = 3
+"""Trials, with none complete between, that a storage may fail while they are begun."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Worker:
 
     def __init__(self, study: Study, tell: Tell, objective: Objective = trials.train, part: Part | None = None) -> None:
         self.study, self.tell, self.objective, self.part = study, tell, objective, part or Part()
-        self.space = spaces.parse(study.settings)
+        self.space, self.away = spaces.parse(study.settings), 0
 
     def run(self) -> None:
         """Run trials until none is left.
@@ -85,6 +87,8 @@ class Worker:
                 outcome, lost = Outcome("interrupted", cause="interrupted"), error
             except (SearchStoppedError, StepLostError) as error:
                 outcome, lost = Outcome("failed", cause=_cause(error)), error
+            except self.study.storage.errors as error:
+                outcome, lost = self.storage_failure(error)
             except OSError as error:
                 outcome, lost = self.system_failure(error)
             except Exception as error:  # noqa: BLE001 - what a trial dies of is its cause, and no reason to end the study
@@ -92,6 +96,8 @@ class Worker:
             if outcome.value is not None and not math.isfinite(outcome.value):
                 outcome = Outcome("failed", cause=f"the objective {self.study.settings.hpo.metric} is {outcome.value}")
             counts = self.study.finish(taken, outcome)
+        if outcome.state == "complete":
+            self.away = 0
         best = counts and outcome.state == "complete" and self.is_best(taken)
         self.tidy(taken, best=best)
         seconds = time.monotonic() - began
@@ -100,6 +106,12 @@ class Worker:
         )
         if lost is not None:
             raise lost
+
+    def storage_failure(self, error: Exception) -> tuple[Outcome, SearchStoppedError | None]:
+        """Say what a failure of the storage means: the trial is open again, and a few in a row end the search."""
+        self.away += 1
+        gone = self.study.storage.gone(error)
+        return Outcome("interrupted", cause="the storage did not answer"), gone if self.away > _AWAY else None
 
     def system_failure(self, error: OSError) -> tuple[Outcome, SearchStoppedError | None]:
         """Say what a failure of the system means: on a full disk no trial can run, and this one is open again."""
