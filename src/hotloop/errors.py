@@ -14,6 +14,7 @@
     ├── StepLostError (RuntimeError)             a step failed that cannot be undone; the last checkpoint is sound
     ├── TrainingFailedError (RuntimeError)       a run of ``hotloop train`` that cannot go on; its checkpoint is kept
     ├── RunPrunedError (RuntimeError)            a run of a search that is not worth going on with
+    ├── SearchStoppedError (RuntimeError)        a search that cannot go on; its finished trials are kept
     └── MissingExtraError (ImportError)          an optional dependency is missing; says which extra has it
 
 The user's own exceptions are never wrapped in one of these.
@@ -87,6 +88,10 @@ class TrainingFailedError(HotloopError, RuntimeError):
 
 class RunPrunedError(HotloopError, RuntimeError):
     """A run of a search that is not worth going on with: what it was told by whoever hears of its validations."""
+
+
+class SearchStoppedError(HotloopError, RuntimeError):
+    """A search that cannot go on: every trial fails, or its storage is gone. What is finished is kept."""
 
 
 class MissingExtraError(HotloopError, ImportError):

@@ -22,7 +22,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
-from hotloop.errors import RecordError
+from hotloop.errors import RecordError, RunPrunedError
 
 SCHEMA_VERSION = 1
 SNAPSHOT_SECONDS = 5.0
@@ -68,9 +68,9 @@ class RunRecord:
       ``split`` and the metrics), ``events`` (`hotloop.events.Event.to_dict` with the ``step``), ``decisions``,
       ``verdicts``, ``advice`` (`hotloop.diagnose.Advice.to_dict`): lists, by `append`.
 
-    ``status`` is ``running``, ``finished``, ``interrupted`` or ``failed``; a record that says ``running`` with no
-    process behind it was killed (`was_killed`). Opening a folder that holds a record goes on with it, and ``starts``
-    counts how often.
+    ``status`` is ``running``, ``finished``, ``interrupted``, ``pruned`` or ``failed``; a record that says ``running``
+    with no process behind it was killed (`was_killed`). Opening a folder that holds a record goes on with it, and
+    ``starts`` counts how often.
 
     A full or failing disk is reported once on the log and never stops the run. Calls from several threads are safe.
 
@@ -220,6 +220,8 @@ class RunRecord:
             self.finish()
         elif isinstance(error, KeyboardInterrupt):
             self.finish("interrupted", type(error).__name__)
+        elif isinstance(error, RunPrunedError):
+            self.finish("pruned", str(error))
         else:
             self.finish("failed", f"{type(error).__name__}: {error}")
 

@@ -10,8 +10,8 @@ import typer
 
 from hotloop import record
 from hotloop.cli.printing import console
-from hotloop.errors import HotloopError
-from hotloop.report import View, build, folds, folds_page
+from hotloop.errors import ConfigError, HotloopError, MissingExtraError
+from hotloop.report import View, build, folds, folds_page, study, study_page
 from hotloop.report.page import write_view
 from hotloop.report.terminal import draw
 
@@ -30,7 +30,8 @@ def register(app: typer.Typer) -> None:
 
 def report(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The folder of a run or a cross-validation, or a document in it.")
+        Path,
+        typer.Argument(metavar="RUN", help="The folder of a run, a cross-validation or a search, or a document in it."),
     ],
     html: Annotated[
         Path | None,
@@ -43,7 +44,10 @@ def report(
     ] = False,
 ) -> None:
     """Say what a run ran and why, in the terminal and as one HTML page that works offline."""
-    view: View | FoldsView = folds.build(folds.load(run)) if folds.is_study(run) else build(record.load(run))
+    if study.is_study(run):
+        _study(run, html, as_json=as_json)
+        return
+    view: View | FoldsView = folds.build(folds.load(run)) if folds.is_cross_validation(run) else build(record.load(run))
     target = html or (None if as_json else (run if run.is_dir() else run.parent) / PAGE)
     page = _write(view, target) if target else None
     if as_json:
@@ -62,6 +66,34 @@ def _write(view: View | FoldsView, target: Path) -> Path:
     try:
         return write_view(view, target) if isinstance(view, View) else folds_page.write(view, target)
     except OSError as error:
-        raise HotloopError(
-            f"the page {target} cannot be written ({error.strerror or error}): name another file with --html"
-        ) from error
+        raise _unwritable(target, error) from error
+
+
+def _unwritable(target: Path | None, error: OSError) -> HotloopError:
+    return HotloopError(
+        f"the page {target} cannot be written ({error.strerror or error}): name another file with --html"
+    )
+
+
+def _study(path: Path, html: Path | None, *, as_json: bool) -> None:
+    """Show a search, as its storage has it now where that can be asked."""
+    folder = path if path.is_dir() else path.parent
+    try:
+        from hotloop.train.search import document  # noqa: PLC0415 - a study is shown without the optional packages too
+
+        if note := document.refresh(folder)[1]:
+            typer.echo(note, err=True)
+    except (MissingExtraError, ConfigError) as error:
+        typer.echo(f"As {study.DOCUMENT} was last written: {error}", err=True)
+    view = study.build(study.load(folder))
+    target = html or (None if as_json else folder / PAGE)
+    try:
+        page = study_page.write(view, target) if target else None
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    if as_json:
+        typer.echo(json.dumps({**view.to_dict(), "html": str(page) if page else None}, indent=2))
+        return
+    console().print(study_page.draw(view))
+    if page:
+        typer.echo(f"\nReport: {page}")

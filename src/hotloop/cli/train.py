@@ -95,14 +95,14 @@ def _study(arguments: list[str]) -> tuple[Path | None, int | None, list[str]]:
     """Give the cross-validation that is meant, which fold of it, and the overrides; no folder where none is meant."""
     runs = [Path(one.removeprefix("run=")) for one in arguments if one.startswith("run=")]
     wanted = [one.removeprefix("fold=") for one in arguments if one.startswith("fold=")]
-    is_study = len(runs) == 1 and folds.is_study(runs[0])
-    if wanted and not is_study:
+    several = len(runs) == 1 and folds.is_cross_validation(runs[0])
+    if wanted and not several:
         raise ConfigError(
             f"fold={wanted[0]} names a fold of a cross-validation: expected run=FOLDER with the folder that hotloop "
             f"kfold wrote {folds.DOCUMENT} into"
         )
     rest = [one for one in arguments if not one.startswith(("run=", "fold="))]
-    return (runs[0], kfold.parse_fold(wanted[-1]) if wanted else None, rest) if is_study else (None, None, rest)
+    return (runs[0], kfold.parse_fold(wanted[-1]) if wanted else None, rest) if several else (None, None, rest)
 
 
 def _chosen(arguments: list[str]) -> tuple[Path, list[str]]:

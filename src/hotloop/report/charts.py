@@ -30,7 +30,8 @@ class Chart:
 
     ``styles`` has for each line how it is drawn: ``line``, ``faint`` (raw values behind a smoothed line) or ``dots``.
     ``log``: a logarithmic axis makes sense, and ``log_first``: it is the better one to start with. ``apart``: its steps
-    are not those of the run that the other charts show.
+    are not those of the run that the other charts show. ``axis``: what the common axis counts, and ``axis_log``: it is
+    a logarithmic one.
     """
 
     key: str
@@ -47,6 +48,8 @@ class Chart:
     log_first: bool = False
     wide: bool = False
     apart: bool = False
+    axis: str = "step"
+    axis_log: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

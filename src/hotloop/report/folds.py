@@ -90,7 +90,7 @@ class FoldsView:
         return dataclasses.asdict(self)
 
 
-def is_study(path: Path) -> bool:
+def is_cross_validation(path: Path) -> bool:
     """Say whether a path is a cross-validation's folder, or its document."""
     return (path / DOCUMENT).is_file() or (path.name == DOCUMENT and path.is_file())
 

@@ -67,7 +67,7 @@ def headline(document: Mapping[str, Any], steps: Steps, parts: Sequence[Componen
     """Say what ran, how it ended and whether it ran as asked."""
     status = line(document.get("status"), 40)
     label = "interrupted (killed)" if killed else status
-    tones: dict[str, Tone] = {"finished": "good", "running": "note", "interrupted": "warn"}
+    tones: dict[str, Tone] = {"finished": "good", "running": "note", "interrupted": "warn", "pruned": "note"}
     return Headline(
         title=_title(document),
         status=label,
@@ -149,7 +149,8 @@ def _because(part: Component) -> str:
 def _notes(document: Mapping[str, Any], steps: Steps) -> list[Note]:
     notes = []
     if document.get("error") and document.get("status") != "interrupted":
-        notes.append(Note("bad", line(document["error"], 1000)))
+        tone: Tone = "note" if document.get("status") == "pruned" else "bad"
+        notes.append(Note(tone, line(document["error"], 1000)))
     wrong = steps.not_finite("loss")
     if wrong:
         said = f"The loss was not finite in {count(len(wrong), 'step')}, first in step {nth(wrong[0])}."

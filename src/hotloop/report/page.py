@@ -66,7 +66,7 @@ def render(view: View) -> str:
     style = asset("uplot.min.css") + "\n" + asset("page.css")
     return _template().render(
         view=view,
-        data=embedded([_drawn(chart) for chart in view.charts]),
+        data=embedded([drawn(chart) for chart in view.charts]),
         script=Markup(script),  # noqa: S704 - our own files
         style=Markup(style),  # noqa: S704 - our own files
         script_hash=digest(script),
@@ -89,7 +89,7 @@ def version() -> str:
         return ""
 
 
-def _drawn(chart: Chart) -> dict[str, Any]:
+def drawn(chart: Chart) -> dict[str, Any]:
     """Give a chart as JSON data, its numbers with the digits that a screen can show."""
     data = dataclasses.asdict(chart)
     data["columns"] = [[_rounded(value) for value in column] for column in chart.columns]

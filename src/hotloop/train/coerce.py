@@ -59,6 +59,21 @@ def kind_at(cls: type, path: str) -> Any:
     return kind
 
 
+def limits_at(cls: type, path: str) -> Mapping[str, Any]:
+    """Give the range of the setting at a dotted name, as its field states it."""
+    parent, _, name = path.rpartition(".")
+    kind = kind_at(cls, parent) if parent else cls
+    fields = {one.name: one.metadata for one in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
+    return fields.get(name, {})
+
+
+def problem(cls: type, path: str, value: Any) -> str:
+    """Say why a value cannot be that of the setting at a dotted name; empty where it can."""
+    coercion = _Coercion([])
+    coercion.value(kind_at(cls, path), value, path, limits_at(cls, path))
+    return "; ".join(coercion.problems)
+
+
 class _Coercion:
     """One pass over a tree of values, collecting what does not fit.
 
@@ -152,7 +167,14 @@ def _describe_one(kind: Any, limits: Mapping[str, Any]) -> str:
         return f"a list of items that are each {_describe_one(get_args(kind)[0], limits)}"
     if isinstance(get_origin(kind), type) or dataclasses.is_dataclass(kind):
         return "a mapping"
-    words = {int: "an integer", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
+    words = {
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "text",
+        types.NoneType: "null",
+        Any: "any value",
+    }
     return words[kind] + (_describe_range(limits) if kind in (int, float) else "")
 
 

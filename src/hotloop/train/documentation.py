@@ -6,7 +6,6 @@ import dataclasses
 import sys
 import typing
 from importlib import resources
-from typing import Any
 
 from hotloop.train import coerce, configure
 from hotloop.train.settings import Settings
@@ -108,21 +107,13 @@ def _rows(group: str, name: str) -> list[str]:
         kind = coerce.kind_at(Settings, path)
         if dataclasses.is_dataclass(kind):
             continue
-        takes = coerce.describe(kind, limits(path)) if kind is not None else ""
+        takes = coerce.describe(kind, coerce.limits_at(Settings, path)) if kind is not None else ""
         if entry.value:
             cells = (f"`{path}`", f"`{entry.value}`", takes, entry.comment)
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         elif entry.comment:
             rows.append(f"| `{path}.<name>` | | {takes} | {entry.comment} |")
     return [*rows, ""]
-
-
-def limits(path: str) -> Any:
-    """Give the range of the setting at a dotted name."""
-    parent, _, name = path.rpartition(".")
-    kind = coerce.kind_at(Settings, parent)
-    fields = {one.name: one.metadata for one in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
-    return fields.get(name, {})
 
 
 def _read(group: str, name: str) -> str:

@@ -95,7 +95,9 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     composed = configure.compose(overrides, config)
     resumed = composed["run"]["resume"]
     if resumed is not None:  # what fits together is the resumed settings' affair, and not that of the defaults
-        return _resume(Path(str(resumed)), overrides, config) if report.is_study(Path(str(resumed))) else None
+        return (
+            _resume(Path(str(resumed)), overrides, config) if report.is_cross_validation(Path(str(resumed))) else None
+        )
     settings = coerce.build(Settings, composed)
     kfold = settings.kfold
     if kfold.n_splits is None or (kfold.fold is not None and kfold.inner_trials is None):

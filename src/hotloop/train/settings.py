@@ -173,6 +173,28 @@ class KfoldSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HpoSettings:
+    """A search: how many trials of what, who chooses them, which are cut short, and where they are kept."""
+
+    name: str
+    folder: str
+    n_trials: int = _range(1)
+    workers: int = _range(1)
+    timeout_seconds: float | None = _range(0, open_low=True)
+    metric: str
+    direction: Literal["maximize", "minimize"]
+    sampler: Literal["tpe", "gp", "cmaes", "qmc", "random"]
+    pruner: Literal["hyperband", "successive_halving", "median", "none"]
+    startup_trials: int = _range(1)
+    reduction_factor: int = _range(2)
+    storage: str | None
+    heartbeat_seconds: int = _range(1)
+    keep_checkpoints: Literal["none", "best", "all"]
+    trial: Mapping[str, Any]
+    space: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """The run itself: seed, device, folder, resuming and loggers."""
 
@@ -197,6 +219,7 @@ class Settings:
     training: TrainingSettings
     compile: CompileSettings
     kfold: KfoldSettings
+    hpo: HpoSettings
     run: RunSettings
 
     def __post_init__(self) -> None:

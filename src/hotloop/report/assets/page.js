@@ -57,6 +57,7 @@ for (const chart of together) {
   if (chart.steps[chart.steps.length - 1] < last) { chart.steps.push(last); chart.columns.forEach((column) => column.push(null)); }
 }
 
+const onAxis = (value) => Number.isInteger(value) ? value.toLocaleString("en") : plain(value);
 const format = (chart, value) => chart.unit === "s" ? duration(value) : plain(value);
 
 /* Marks: each kind has a lane of its own above the plot, and a thin line down to the steps. */
@@ -126,11 +127,11 @@ function showTip(u, chart, state) {
   const {left, top, idx} = u.cursor, tip = state.tip;
   if (left === undefined || left < 0 || idx === null || idx === undefined || !state.hovered) { tip.hidden = true; return; }
   tip.replaceChildren();
-  paragraph(tip, "step", "", chart.steps[idx].toLocaleString("en"));
+  paragraph(tip, chart.axis, "", onAxis(chart.steps[idx]));
   chart.names.forEach((name, i) => {
     const at = u.cursor.idxs[i + 1];
     if (at === null || at === undefined || Math.abs(u.valToPos(chart.steps[at], "x") - left) > NEAR) return;
-    const elsewhere = chart.steps[at] === chart.steps[idx] ? "" : ` (step ${chart.steps[at].toLocaleString("en")})`;
+    const elsewhere = chart.steps[at] === chart.steps[idx] ? "" : ` (${chart.axis} ${onAxis(chart.steps[at])})`;
     paragraph(tip, name, "", format(chart, chart.columns[i][at]) + elsewhere);
   });
   const band = chart.bands.find((each) => chart.steps[idx] >= each.start && chart.steps[idx] <= each.end);
@@ -184,14 +185,18 @@ function yRange(log) {
 function options(chart, state, width) {
   const lanes = lanesOf(chart).length;
   const wide = chart.wide && !narrow();
-  const x = axis((u, splits) => splits.map((v) => Number.isInteger(v) ? v.toLocaleString("en") : ""), 30);
+  const x = axis((u, splits) => splits.map((v) => v !== null && (Number.isInteger(v) || chart.axis !== "step") ? onAxis(v) : ""), 30);
   x.grid = {show: false};
   const y = axis((u, splits) => splits.map((v) => v === null ? "" : format(chart, v)), 62);
+  if (chart.axis_log) Object.assign(x, {splits: logSplits, filter: (u, splits) => splits});
   if (state.log) Object.assign(y, {splits: logSplits, filter: (u, splits) => splits});  // uPlot would label powers of ten alone
   return {
     width, height: (wide ? 270 : 220) + lanes * LANE, padding: [8 + lanes * LANE, 12, 0, 0], legend: {show: false},
     scales: {
-      x: {time: false, range: (u, low, high) => low === high ? [low - 1, high + 1] : [low, high]},
+      x: {
+        time: false, distr: chart.axis_log ? 3 : 1,
+        range: (u, low, high) => low !== high ? [low, high] : chart.axis_log ? [low / 2, low * 2] : [low - 1, high + 1],
+      },
       y: {distr: state.log ? 3 : 1, range: yRange(state.log)},
     },
     series: [{}, ...series(chart)],

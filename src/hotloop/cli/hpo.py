@@ -1,0 +1,144 @@
+"""``hotloop hpo`` and ``hotloop hpo_fast``: search for settings; ``hotloop hpo best`` gives those that it found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hotloop.cli.train import INTERRUPTED
+from hotloop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hotloop.train.search.told import Told
+    from hotloop.train.settings import Settings
+
+BEST = "best"
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SETTING=VALUE]... | best STUDY",
+        help="Settings, such as hpo.sampler=gp; or best and a study's folder, to print and write its best settings.",
+    ),
+]
+Trials = Annotated[int | None, typer.Option("--n-trials", metavar="N", help="Trials in all: hpo.n_trials.")]
+Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Processes that run them: hpo.workers.")]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="PATH", help="A YAML file of settings, or a folder of setting groups."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``hpo`` and ``hpo_fast`` to the command line."""
+    app.command()(hpo)
+    app.command("hpo_fast")(hpo_fast)
+
+
+def hpo(  # noqa: PLR0913, PLR0917 - options of the command line
+    arguments: Arguments = None,
+    n_trials: Trials = None,
+    workers: Workers = None,
+    fast: Annotated[bool, typer.Option("--fast", help="A cheap first pass: the settings of hpo=fast.")] = False,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search for the settings that train best, or go on with a search: docs/search.md.
+
+    The same command goes on after a kill or Ctrl-C; trials that are over count. `hotloop hpo best STUDY` prints the
+    best settings, and writes them as best.yaml for `hotloop train --config`.
+    """
+    given = list(arguments or [])
+    if given[:1] == [BEST]:
+        _best(given[1:], as_json=as_json)
+        return
+    options = {"hpo": "fast" if fast else None, "hpo.n_trials": n_trials, "hpo.workers": workers}
+    _search(
+        [*given, *(f"{name}={value}" for name, value in options.items() if value is not None)], config, as_json=as_json
+    )
+
+
+def hpo_fast(
+    arguments: Arguments = None,
+    n_trials: Trials = None,
+    workers: Workers = None,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Search cheaply, to see where a space is good at all: `hotloop hpo --fast`."""
+    hpo(arguments, n_trials, workers, True, config, as_json)
+
+
+def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None:
+    from hotloop.train import configure  # noqa: PLC0415 - the optional packages are loaded for this command alone
+    from hotloop.train.search import supervise, told  # noqa: PLC0415
+
+    settings = configure.load(overrides, config)
+    if settings.run.folder or settings.run.resume:
+        raise ConfigError(
+            "run.folder and run.resume are of a run: a search has hpo.folder, and goes on by the same command"
+        )
+    _announce(settings)
+
+    def tell(what: Told) -> None:
+        if text := told.line(what):
+            typer.echo(text, err=True)
+
+    ended = supervise.search(settings, tell)
+    if as_json:
+        typer.echo(json.dumps({"status": ended.status, "folder": str(ended.folder), **ended.document}, indent=2))
+    else:
+        _say_end(ended.status, ended.folder, ended.document)
+    if ended.status == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+def _announce(settings: Settings) -> None:
+    from hotloop.train.search import space  # noqa: PLC0415 - as in _search
+
+    hpo = settings.hpo
+    varied = space.parse(settings).searched
+    typer.echo(f"Search {hpo.folder}: {hpo.n_trials} trials by {hpo.sampler}, pruner {hpo.pruner}", err=True)
+    typer.echo(f"Objective: {hpo.direction} {hpo.metric}. Searched: {', '.join(one.name for one in varied)}", err=True)
+    changed = [space.override(name, value) for name, value in space.flat(hpo.trial)]
+    if changed:
+        typer.echo(f"In trials alone: {' '.join(changed)}", err=True)
+
+
+def _say_end(status: str, folder: Path, document: dict[str, object]) -> None:
+    from hotloop.train.search.document import BEST as FILE  # noqa: PLC0415 - as in _search
+
+    attempts = document.get("trials")
+    states = [one["state"] for one in attempts] if isinstance(attempts, list) else []
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    typer.echo(f"Search {status}: {counts or 'no trial'}")
+    if document.get("best") is not None:
+        typer.echo(f"Best: trial {document['best']}. Its settings: hotloop train --config {folder / FILE}")
+    if status != "finished" or document.get("left"):
+        typer.echo(f"{document.get('left')} trials are left: the same command goes on")
+    typer.echo(f"Report: hotloop report {folder}")
+
+
+def _best(given: list[str], *, as_json: bool) -> None:
+    from hotloop.train import configure  # noqa: PLC0415 - as in _search
+    from hotloop.train.search import document  # noqa: PLC0415
+
+    if len(given) != 1:
+        raise ConfigError("hotloop hpo best: expected the folder of one study, such as runs/criteria/search")
+    folder = Path(given[0])
+    found, note = document.refresh(folder)
+    settings, path = document.write_best(folder, found)
+    if note:
+        typer.echo(note, err=True)
+    best = next(one for one in found["trials"] if one["number"] == found["best"] and one["state"] == "complete")
+    typer.echo(f"Trial {best['number']}: {found['metric']} {best['value']:.4f}. Written: {path}", err=True)
+    typer.echo(f"Train with: hotloop train --config {path}", err=True)
+    if as_json:
+        about = {"trial": best["number"], found["metric"]: best["value"], "values": best["values"], "file": str(path)}
+        typer.echo(json.dumps({**about, "settings": configure.to_dict(settings)}, indent=2))
+        return
+    typer.echo(configure.to_yaml(settings), nl=False)

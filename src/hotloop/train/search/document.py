@@ -1,0 +1,183 @@
+"""A study as one JSON document: what its report and its readers need, without Optuna and without its storage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import ConfigError, SearchStoppedError
+from hotloop.train import configure
+from hotloop.train.optional import require
+from hotloop.train.search import space
+from hotloop.train.search.study import ATTEMPT, CAUSE, NUMBER, WORKER, Study, how_ended, name
+from hotloop.train.search.trial import best_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import optuna
+
+    from hotloop.train.settings import Settings
+
+SCHEMA_VERSION = 1
+FILE, BEST, SETTINGS = "study.json", "best.yaml", "study.yaml"
+EVERY_SECONDS = 5.0
+_ENOUGH = 4
+"""Complete trials from which importances are estimated."""
+
+
+def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
+    """Give the document of a study as its storage has it now."""
+    settings, attempts = study.settings, study.trials()
+    searched = space.parse(settings).searched
+    best = study.best()
+    return {
+        "schema": SCHEMA_VERSION,
+        "kind": "study",
+        "name": name(settings),
+        "storage": study.storage.shown,
+        "written": time.time(),
+        "metric": settings.hpo.metric,
+        "direction": settings.hpo.direction,
+        "sampler": settings.hpo.sampler,
+        "pruner": settings.hpo.pruner,
+        "n_trials": settings.hpo.n_trials,
+        "left": study.left(),
+        "space": {
+            one.name: {"kind": one.kind, "values": list(one.values), "step": one.step, "when": one.when}
+            for one in searched
+        },
+        "trial_settings": dict(space.flat(settings.hpo.trial)),
+        "best": None if best is None else best.user_attrs[NUMBER],
+        "importances": _importances(study) if importances else {},
+        "trials": [_attempt(one) for one in attempts if NUMBER in one.user_attrs],
+    }
+
+
+def write(study: Study, *, importances: bool = True) -> dict[str, Any]:
+    """Write the document and, where there is a best trial, its settings into the study's folder.
+
+    Importances take seconds where there are many trials, so that they are left out while the search goes on.
+    A storage that is away or a full disk leaves those that are there; whoever needs either says so himself.
+    """
+    try:
+        found = build(study, importances=importances)
+    except study.storage.errors:
+        return read(study.folder) if (study.folder / FILE).is_file() else {}
+    with contextlib.suppress(OSError):
+        _replace(study.folder / FILE, json.dumps(found, allow_nan=False))
+        if found["best"] is not None:
+            _replace(study.folder / BEST, configure.to_yaml(best_settings(study.settings, best_values(found))))
+    return found
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Read a study's document.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+    """
+    try:
+        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{folder} holds no study that can be read ({error}): expected the folder of a search"
+        ) from error
+    if not isinstance(found, dict) or found.get("kind") != "study" or found.get("schema") != SCHEMA_VERSION:
+        raise ConfigError(f"{folder / FILE} is no study of a version that this hotloop reads")
+    return found
+
+
+def refresh(folder: Path) -> tuple[dict[str, Any], str]:
+    """Bring a study's document up to date with its storage, and give it with a note where that was not possible.
+
+    Raises:
+        ConfigError: the folder holds no study.
+    """
+    if not (folder / SETTINGS).is_file():
+        raise ConfigError(f"{folder} holds no study: expected the folder of a search, with {SETTINGS} in it")
+    settings = configure.load(config=folder / SETTINGS)
+    try:
+        study = Study(settings, folder, lambda _: None, since=0)
+    except SearchStoppedError as error:
+        found = read(folder)
+        return found, f"As of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(found['written']))}: {error}"
+    try:
+        return write(study), ""
+    finally:
+        study.storage.close()
+
+
+def best_values(found: dict[str, Any]) -> dict[str, Any]:
+    """Give the values of the best trial.
+
+    Raises:
+        SearchStoppedError: no trial is complete.
+    """
+    if found["best"] is None:
+        raise SearchStoppedError(
+            f"study {found['name']} has no complete trial yet: {len(found['trials'])} were begun; see hotloop report"
+        )
+    best = next(one for one in found["trials"] if one["number"] == found["best"] and one["state"] == "complete")
+    values: dict[str, Any] = best["values"]
+    return values
+
+
+def write_best(folder: Path, found: dict[str, Any]) -> tuple[Settings, Path]:
+    """Write the settings that train as the best trial did, in full, and give them with their file.
+
+    Raises:
+        SearchStoppedError: no trial is complete.
+    """
+    settings = best_settings(configure.load(config=folder / SETTINGS), best_values(found))
+    _replace(folder / BEST, configure.to_yaml(settings))
+    return settings, folder / BEST
+
+
+def _attempt(one: optuna.trial.FrozenTrial) -> dict[str, Any]:
+    running = not one.state.is_finished()
+    worker = one.user_attrs.get(WORKER) or {}
+    return {
+        "number": one.user_attrs[NUMBER],
+        "attempt": one.user_attrs.get(ATTEMPT, 1),
+        "state": one.state.name.lower() if running else how_ended(one),
+        "value": _finite(one.value),
+        "cause": one.user_attrs.get(CAUSE, ""),
+        "values": dict(one.params),
+        "reports": [[step, _finite(value)] for step, value in sorted(one.intermediate_values.items())],
+        "began": one.datetime_start.timestamp() if one.datetime_start else None,
+        "seconds": one.duration.total_seconds() if one.duration else None,
+        "worker": f"{worker.get('host', '')} {worker.get('pid', '')}".strip(),
+    }
+
+
+def _importances(study: Study) -> dict[str, float]:
+    """Estimate each setting's share of the variance of the objective; empty where there is too little to tell."""
+    importance: Any = require("optuna", "hotloop hpo", "search").importance
+    complete = [one for one in study.trials() if one.state.name == "COMPLETE"]
+    if len(complete) < _ENOUGH or len({one.value for one in complete}) == 1:
+        return {}
+    try:
+        found = importance.get_param_importances(
+            study.study, evaluator=importance.FanovaImportanceEvaluator(seed=0, n_trees=32)
+        )
+    except (RuntimeError, ValueError):  # a space in which no two trials share a setting has none
+        return {}
+    return {key: float(value) for key, value in found.items() if math.isfinite(value)}
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

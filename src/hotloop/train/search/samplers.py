@@ -1,0 +1,75 @@
+"""Optuna's samplers and pruners by the names of the settings."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from hotloop.train.optional import require
+
+if TYPE_CHECKING:
+    import optuna
+
+    from hotloop.train.settings import Settings
+
+
+def sampler(settings: Settings, number: int) -> optuna.samplers.BaseSampler:
+    """Make the sampler for one trial: made anew and seeded by the trial's number, it draws alike in any worker.
+
+    Args:
+        settings: the search's.
+        number: the trial's.
+    """
+    hpo = settings.hpo
+    samplers: Any = require("optuna", "hotloop hpo", "search").samplers
+    seed = zlib.crc32(f"{settings.run.seed}/{number}".encode())
+    if hpo.sampler == "random":
+        made = samplers.RandomSampler(seed=seed)
+    elif hpo.sampler == "qmc":
+        # One sequence for all trials: each takes the next of its points, by a count in the storage.
+        made = samplers.QMCSampler(seed=settings.run.seed, scramble=True, warn_independent_sampling=False)
+    else:
+        tpe = samplers.TPESampler(seed=seed, n_startup_trials=hpo.startup_trials, constant_liar=hpo.workers > 1)
+        made = tpe
+        if hpo.sampler == "gp":
+            made = samplers.GPSampler(
+                seed=seed, n_startup_trials=hpo.startup_trials, independent_sampler=tpe, warn_independent_sampling=False
+            )
+        elif hpo.sampler == "cmaes":
+            require("cmaes", "hpo.sampler=cmaes", "search")
+            made = samplers.CmaEsSampler(seed=seed, independent_sampler=tpe, warn_independent_sampling=False)
+    chosen: optuna.samplers.BaseSampler = made
+    return chosen
+
+
+def pruner(settings: Settings, reports: int) -> optuna.pruners.BasePruner:
+    """Make the pruner.
+
+    Args:
+        settings: the search's.
+        reports: how often a trial that runs to its end reports.
+    """
+    hpo = settings.hpo
+    pruners: Any = require("optuna", "hotloop hpo", "search").pruners
+    made = {
+        "none": pruners.NopPruner,
+        "median": lambda: pruners.MedianPruner(n_startup_trials=hpo.startup_trials),
+        "successive_halving": lambda: pruners.SuccessiveHalvingPruner(
+            min_resource=1, reduction_factor=hpo.reduction_factor
+        ),
+        "hyperband": lambda: pruners.HyperbandPruner(
+            min_resource=1, max_resource=max(1, reports), reduction_factor=hpo.reduction_factor
+        ),
+    }[hpo.pruner]()
+    chosen: optuna.pruners.BasePruner = made
+    return chosen
+
+
+def quiet() -> None:
+    """Leave to us what is said, and do not warn of parts of Optuna that are called experimental."""
+    optuna_module: Any = require("optuna", "hotloop hpo", "search")
+    optuna_module.logging.set_verbosity(optuna_module.logging.ERROR)
+    warnings.filterwarnings("ignore", category=optuna_module.exceptions.ExperimentalWarning)
+    # Heartbeats beside ask and tell: `work` gives them itself.
+    warnings.filterwarnings("ignore", message="Heartbeat of storage is supposed to be used", category=UserWarning)

@@ -1,0 +1,300 @@
+"""The space of a search: which settings vary and how, checked against the settings themselves before a trial begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+from hotloop.errors import ConfigError
+from hotloop.train import coerce
+from hotloop.train.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import optuna
+
+KINDS = ("log", "float", "int", "choices")
+_WORDS = (*KINDS, "step", "when")
+_NOT_SEARCHED = ("recipe", "hpo", "kfold", "run", "data.path")
+"""Settings that say what a search is, and not what a run learns."""
+
+CHANGES_CODE = (
+    "model.name",
+    "model.dropout",
+    "model.max_length",
+    "model.buckets",
+    "training.batch_size",
+    "training.freeze_embeddings",
+    "training.optimization.use_bf16",
+    "compile",
+)
+"""Settings, or groups of them, of which each value is compiled anew: other shapes, constants or operations."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Searched:
+    """One setting that varies.
+
+    Args:
+        name: its dotted name.
+        kind: one of `KINDS`.
+        values: the ends of a range, both included, or the choices.
+        step: the distance of neighbours in a range; None leaves any value in between.
+        when: settings with the values under which this one varies; elsewhere it is the run's own.
+    """
+
+    name: str
+    kind: str
+    values: tuple[Any, ...]
+    step: float | None = None
+    when: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+
+    def distinct(self) -> int | None:
+        """Count its values; None where there is no end of them."""
+        if self.kind == "choices":
+            return len(self.values)
+        if self.step is None:
+            return None
+        low, high = self.values
+        return int((high - low) / self.step + 1e-9) + 1
+
+    def suggest(self, trial: optuna.trial.BaseTrial) -> Any:
+        """Have the study's sampler choose a value."""
+        if self.kind == "choices":
+            return trial.suggest_categorical(self.name, self.values)
+        low, high = self.values
+        if self.kind == "int":
+            return trial.suggest_int(self.name, low, high, step=int(self.step or 1))
+        return trial.suggest_float(self.name, low, high, step=self.step, log=self.kind == "log")
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """Every setting that varies, each behind those that it depends on."""
+
+    searched: tuple[Searched, ...]
+
+    def suggest(self, trial: optuna.trial.BaseTrial, settings: Settings) -> dict[str, Any]:
+        """Have the sampler choose the values of a trial.
+
+        Args:
+            trial: Optuna's trial.
+            settings: those of every trial; a condition on what is not searched is judged by them.
+        """
+        chosen: dict[str, Any] = {}
+        for one in self.searched:
+            if all(_value(name, chosen, settings) in allowed for name, allowed in one.when.items()):
+                chosen[one.name] = one.suggest(trial)
+        return chosen
+
+    def compiled_values(self) -> dict[str, int | None]:
+        """Count the values of each searched setting of which every value is compiled anew; None is without end."""
+        return {one.name: one.distinct() for one in self.searched if _changes_code(one.name)}
+
+
+def override(name: str, value: Any) -> str:
+    """Give a value as an override in Hydra's grammar, which gives exactly this value back."""
+    return f"{name}={_text(value)}"
+
+
+def parse(settings: Settings) -> Space:
+    """Read and check ``hpo.space``.
+
+    Raises:
+        ConfigError: listing everything in it that cannot be used, with what was expected.
+    """
+    problems: list[str] = []
+    found = [_searched(name, given, problems) for name, given in _leaves(settings.hpo.space, "", problems)]
+    searched = [one for one in found if one]
+    if not searched and not problems:
+        problems.append("hpo.space is empty: expected a setting to vary, such as training.learning_rate")
+    if not problems:
+        searched = _ordered(searched, problems)
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Space(tuple(searched))
+
+
+def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk nested settings, such as ``hpo.trial``, as dotted names and values."""
+    for key, value in given.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and dataclasses.is_dataclass(coerce.kind_at(Settings, name)):
+            yield from flat(value, f"{name}.")
+        else:
+            yield name, value
+
+
+def check_trial(settings: Settings) -> None:
+    """Check ``hpo.trial``.
+
+    Raises:
+        ConfigError: listing every setting in it that is unknown or cannot have its value.
+    """
+    problems = []
+    for name, value in flat(settings.hpo.trial):
+        if coerce.kind_at(Settings, name) is None:
+            problems.append(f"hpo.trial.{name}: unknown setting; {coerce.nearest(name, coerce.keys(Settings))}")
+        elif name.split(".", 1)[0] in ("hpo", "recipe") or name in ("run.folder", "run.resume"):
+            problems.append(f"hpo.trial.{name}: a trial cannot have another one than its search")
+        elif wrong := coerce.problem(Settings, name, value):
+            problems.append(f"hpo.trial.{wrong}")
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def _leaves(given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Walk to what stands under each setting's name; null takes one out."""
+    for key, value in given.items():
+        name = f"{prefix}{key}"
+        kind = coerce.kind_at(Settings, name)
+        if kind is None:
+            problems.append(f"hpo.space.{name}: unknown setting; {coerce.nearest(name, coerce.keys(Settings))}")
+        elif value is None:
+            continue
+        elif not isinstance(value, Mapping):
+            problems.append(
+                f"hpo.space.{name}={value!r}: expected {{log: [low, high]}}, {{choices: [...]}} or the like"
+            )
+        elif any(name == one or name.startswith(f"{one}.") for one in _NOT_SEARCHED):
+            problems.append(f"hpo.space.{name}: this says what the search is, and cannot vary in it")
+        elif not dataclasses.is_dataclass(kind):
+            yield name, value
+        elif set(map(str, value)) & set(_WORDS):
+            problems.append(
+                f"hpo.space.{name}: a group of settings; expected one of them, such as {_first(kind, name)}"
+            )
+        else:
+            yield from _leaves(value, f"{name}.", problems)
+
+
+def _first(kind: Any, name: str) -> str:
+    return next(coerce.keys(kind, f"{name}."))
+
+
+def _searched(name: str, given: Mapping[str, Any], problems: list[str]) -> Searched | None:
+    """Read one setting's own part of the space."""
+    before = len(problems)
+    label = f"hpo.space.{name}"
+    problems += [f"{label}.{key}: unknown; {coerce.nearest(str(key), _WORDS)}" for key in given if key not in _WORDS]
+    kinds = [kind for kind in KINDS if given.get(kind) is not None]
+    if len(kinds) != 1:
+        more = "; ".join(f"{label}.{kind}=null takes {kind} out" for kind in kinds)
+        problems.append(
+            f"{label}: expected one of {', '.join(KINDS)}, found {', '.join(kinds) or 'none'}. {more}".strip()
+        )
+        return None
+    kind = kinds[0]
+    values = given[kind]
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        problems.append(f"{label}.{kind}={values!r}: expected a list")
+        return None
+    problems += (_choices if kind == "choices" else _range)(label, name, kind, values)
+    if len(problems) == before:
+        problems += _step(label, kind, values, given.get("step"))
+    when = _conditions(label, given.get("when"), problems)
+    return None if len(problems) > before else Searched(name, kind, tuple(values), given.get("step"), when)
+
+
+def _choices(label: str, name: str, kind: str, values: Sequence[Any]) -> list[str]:
+    found = [f"{label}.{kind}: expected at least one choice"] if not values else []
+    if any(value in values[:place] for place, value in enumerate(values)):
+        found.append(f"{label}.{kind}={list(values)}: a choice stands there twice")
+    for value in values:
+        if not isinstance(value, str | int | float | bool | None):
+            found.append(f"{label}.{kind}: {value!r} is no plain value: expected text, a number, true, false or null")
+        elif wrong := coerce.problem(Settings, name, value):
+            found.append(f"{label}.{kind}: {wrong}")
+    return found
+
+
+def _range(label: str, name: str, kind: str, values: Sequence[Any]) -> list[str]:
+    wanted = "two integers" if kind == "int" else "two numbers"
+    fits = int if kind == "int" else int | float
+    if len(values) != 2 or any(isinstance(one, bool) or not isinstance(one, fits) for one in values):  # noqa: PLR2004
+        return [f"{label}.{kind}={list(values)}: expected {wanted}, low and high"]
+    low, high = values
+    if not low < high:
+        return [f"{label}.{kind}={list(values)}: expected the lower one first"]
+    if kind == "log" and low <= 0:
+        return [f"{label}.log={list(values)}: a logarithm needs numbers above 0; use float"]
+    kinds = get_args(coerce.kind_at(Settings, name)) or (coerce.kind_at(Settings, name),)
+    if kind != "int" and float not in kinds and int in kinds:
+        return [f"{label}.{kind}: {name} takes an integer: use int or choices"]
+    wrong = [coerce.problem(Settings, name, value) for value in values]
+    return [f"{label}.{kind}: {one}" for one in wrong if one]
+
+
+def _step(label: str, kind: str, values: Sequence[Any], step: Any) -> list[str]:
+    if step is None:
+        return []
+    if kind not in ("float", "int"):
+        return [f"{label}.step={step!r}: goes with float and int, not with {kind}"]
+    fits = int if kind == "int" else int | float
+    wanted = "an integer" if kind == "int" else "a number"
+    if isinstance(step, bool) or not isinstance(step, fits) or not 0 < step <= values[1] - values[0]:
+        return [f"{label}.step={step!r}: expected {wanted} above 0 and within the range"]
+    return []
+
+
+def _conditions(label: str, when: Any, problems: list[str]) -> dict[str, tuple[Any, ...]]:
+    if when is None:
+        return {}
+    if not isinstance(when, Mapping) or not when:
+        problems.append(
+            f"{label}.when={when!r}: expected settings with their values, such as {{model.name: minilm-l6}}"
+        )
+        return {}
+    found = {}
+    for name, value in when.items():
+        allowed = tuple(value) if isinstance(value, list | tuple) else (value,)
+        if coerce.kind_at(Settings, name) is None:
+            problems.append(f"{label}.when.{name}: unknown setting; {coerce.nearest(name, coerce.keys(Settings))}")
+            continue
+        problems += [f"{label}.when: {wrong}" for one in allowed if (wrong := coerce.problem(Settings, name, one))]
+        found[str(name)] = allowed
+    return found
+
+
+def _ordered(searched: list[Searched], problems: list[str]) -> list[Searched]:
+    """Put each setting behind those that it depends on."""
+    names = {one.name for one in searched}
+    ordered: list[Searched] = []
+    left = list(searched)
+    while left:
+        done = {one.name for one in ordered}
+        ready = [one for one in left if all(name in done or name not in names for name in one.when)]
+        if not ready:
+            problems.append(f"hpo.space: {' and '.join(one.name for one in left)} depend on one another by when")
+            return []
+        ordered += ready
+        left = [one for one in left if one not in ready]
+    return ordered
+
+
+def _value(name: str, chosen: Mapping[str, Any], settings: Settings) -> Any:
+    """Give the value of a setting in a trial; one that is chosen goes before the run's own."""
+    if name in chosen:
+        return chosen[name]
+    value: Any = settings
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part)
+    return value
+
+
+def _changes_code(name: str) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in CHANGES_CODE)
+
+
+def _text(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        # In Hydra's grammar a backslash is one of its own, unless a quote comes behind it.
+        return "'" + re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), value) + "'"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_text(one)}" for key, one in value.items()) + "}"
+    return f"[{', '.join(map(_text, value))}]" if isinstance(value, list | tuple) else repr(value)

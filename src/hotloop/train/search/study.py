@@ -1,0 +1,292 @@
+"""A study: which trial is next, whose worker died, and how each ended. All that matters is in its storage.
+
+A trial has a number from 0 to ``hpo.n_trials`` - 1, and one attempt or more: each attempt is a trial of Optuna's, with
+the number among its attributes. An attempt whose worker died is made again with the same values, once. Nothing that
+decides about the next trial is kept in a process, so any of them may die at any moment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotloop import record
+from hotloop.errors import ConfigError
+from hotloop.train import configure
+from hotloop.train.optional import require
+from hotloop.train.search import samplers
+from hotloop.train.search.storage import Storage
+from hotloop.train.search.trial import folds_of, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import optuna
+
+    from hotloop.train.settings import Settings
+
+    Attempts = Sequence[optuna.trial.FrozenTrial]
+
+ATTEMPTS = 2
+"""How often a trial is begun at most, by one command, while its workers die."""
+OUTCOME = "outcome.json"
+NUMBER, ATTEMPT, WORKER, CAUSE, ENDED = "hotloop:number", "hotloop:attempt", "hotloop:worker", "cause", "hotloop:ended"
+"""Attributes of an attempt."""
+_SETTINGS = "hotloop:settings"
+_FREE = ("n_trials", "workers", "timeout_seconds", "storage", "folder", "heartbeat_seconds", "keep_checkpoints")
+"""Settings of the group ``hpo`` that may be others each time a study goes on."""
+_DIED = "its worker died"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended: ``complete``, ``pruned``, ``failed`` or ``interrupted``; ``cause`` where not complete."""
+
+    state: str
+    value: float | None = None
+    cause: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """An attempt that is this worker's own."""
+
+    number: int
+    attempt: int
+    trial: optuna.Trial
+    folder: Path
+
+
+class Study:
+    """One study in its storage.
+
+    Args:
+        settings: the search's; a study that is there already has to have the same.
+        folder: its folder.
+        say: prints a line.
+        since: how many attempts there were when the command began: what died or failed before is no reason to leave a
+            trial alone, or to stop, since the whole search may have been killed. None takes those that are there now.
+
+    Raises:
+        ConfigError: the study was begun with other settings.
+        SearchStoppedError: the storage cannot be reached.
+    """
+
+    def __init__(self, settings: Settings, folder: Path, say: Callable[[str], None], since: int | None = None) -> None:
+        samplers.quiet()
+        self.settings, self.folder, self.say = settings, folder, say
+        self.storage = Storage(settings.hpo.storage, folder, settings.hpo.heartbeat_seconds)
+        self._optuna: Any = require("optuna", "hotloop hpo", "search")
+        self._states: Any = self._optuna.trial.TrialState
+        try:
+            self.study = self.storage.study(name(settings), settings.hpo.direction)
+            self._check_settings()
+            self.since = len(self.trials()) if since is None else since
+        except self.storage.errors as error:
+            raise self.storage.gone(error) from error
+        self.study.pruner = samplers.pruner(settings, reports(settings))
+
+    def trials(self) -> list[optuna.trial.FrozenTrial]:
+        """Give every attempt so far."""
+        return self.study.get_trials(deepcopy=False)
+
+    def take(self) -> Taken | None:
+        """Take the next trial, one whose worker died first; None where none is left that nobody runs.
+
+        Raises:
+            SearchStoppedError: the storage does not answer.
+        """
+        taken: Taken | None = self.storage.patiently(self._take, self.say)
+        return taken
+
+    def finish(self, taken: Taken, outcome: Outcome) -> bool:
+        """Write down how an attempt ended: beside its run first, and then in the storage.
+
+        Returns:
+            Whether it counts: not where others have taken its worker for dead, and the trial for their own, meanwhile.
+
+        Raises:
+            SearchStoppedError: the storage does not answer; the same command reads the outcome from the trial's folder.
+        """
+        write_outcome(taken.folder, outcome)
+        counts: bool = self.storage.patiently(lambda: self._finish(taken.trial.number, outcome), self.say)
+        if not counts:
+            why = "its worker was silent for too long, and others have it"
+            self.say(f"trial {taken.number}: {why}; this result is left out")
+        return counts
+
+    def best(self) -> optuna.trial.FrozenTrial | None:
+        """Give the best complete attempt."""
+        done = [one for one in self.trials() if one.state == self._states.COMPLETE and one.value is not None]
+        choose = max if self.settings.hpo.direction == "maximize" else min
+        return choose(done, key=lambda one: one.value or 0.0) if done else None
+
+    def left(self) -> int:
+        """Count the trials that are neither over nor running."""
+        by_number = _by_number(self.trials())
+        return sum(self._open(by_number.get(number, ())) for number in range(self.settings.hpo.n_trials))
+
+    def _take(self) -> Taken | None:
+        with self.storage.turn():
+            self._give_up_dead()
+            trials = self.trials()
+            # One that waits was put there by somebody who died before he took it, or by hand in optuna-dashboard.
+            waiting = [one for one in trials if one.state == self._states.WAITING]
+            number, before = self._next(trials)
+            if waiting and NUMBER in waiting[0].user_attrs:
+                number = waiting[0].user_attrs[NUMBER]
+            elif number is None:
+                return None
+            elif not waiting:
+                about = {NUMBER: number, ATTEMPT: _attempt(before) + 1}
+                self.study.enqueue_trial(before[-1].params if before else {}, user_attrs=about)
+            self.study.sampler = samplers.sampler(self.settings, number)
+            trial = self.study.ask()
+            if NUMBER not in trial.user_attrs:
+                trial.set_user_attr(NUMBER, number)
+            self.storage.beat(trial._trial_id)  # noqa: SLF001 - storages know trials by nothing else
+            trial.set_user_attr(WORKER, record.this_process())
+        attempt = trial.user_attrs.get(ATTEMPT, 1)
+        return Taken(number, attempt, trial, trial_folder(self.folder, number, attempt))
+
+    def _next(self, trials: Attempts) -> tuple[int | None, Attempts]:
+        """Choose the first trial that is neither over nor running, with its attempts so far."""
+        by_number = _by_number(trials)
+        for number in range(self.settings.hpo.n_trials):
+            before = by_number.get(number, [])
+            if self._open(before):
+                return number, before
+        return None, ()
+
+    def _open(self, attempts: Sequence[optuna.trial.FrozenTrial]) -> bool:
+        """Say whether a trial with these attempts is to be begun (again)."""
+        if any(one.state != self._states.FAIL for one in attempts):
+            return False
+        if any(how_ended(one) == "failed" for one in attempts):
+            return False
+        return sum(how_ended(one) == "died" for one in attempts if one.number >= self.since) < ATTEMPTS
+
+    def _give_up_dead(self) -> None:
+        """End every attempt whose worker died: at once on this machine, and by its silence on others."""
+        for one in self.trials():
+            if one.state != self._states.RUNNING:
+                continue
+            worker = one.user_attrs.get(WORKER)
+            if worker is None:  # it is our turn, so whoever took it died before he could say so
+                self._finish_now(one, Outcome("interrupted", cause="it was not begun"))
+            elif record.was_killed({"status": "running", **worker}):
+                self._finish_now(one, read_outcome(self._folder_of(one)) or Outcome("died", cause=_DIED))
+        self._optuna.storages.fail_stale_trials(self.study)
+
+    def _folder_of(self, one: optuna.trial.FrozenTrial) -> Path:
+        return trial_folder(self.folder, one.user_attrs.get(NUMBER, one.number), one.user_attrs.get(ATTEMPT, 1))
+
+    def _finish(self, number: int, outcome: Outcome) -> bool:
+        with self.storage.turn():
+            one = self.trials()[number]
+            if one.state == self._states.RUNNING:
+                self._finish_now(one, outcome)
+                return True
+            # The answer to an earlier try may have been lost on its way.
+            return one.user_attrs.get(ENDED) == outcome.state
+
+    def _finish_now(self, one: optuna.trial.FrozenTrial, outcome: Outcome) -> None:
+        attributes = {ENDED: outcome.state, **({CAUSE: outcome.cause[: record.ERROR_LENGTH]} if outcome.cause else {})}
+        for key, value in attributes.items():
+            self.storage.optuna.set_trial_user_attr(one._trial_id, key, value)  # noqa: SLF001 - as above
+        states = {"complete": self._states.COMPLETE, "pruned": self._states.PRUNED}
+        self.study.tell(one.number, outcome.value, state=states.get(outcome.state, self._states.FAIL))
+
+    def _check_settings(self) -> None:
+        ours = comparable(self.settings)
+        with self.storage.turn():
+            theirs = self.study.user_attrs.get(_SETTINGS)
+            if theirs is None:
+                self.study.set_user_attr(_SETTINGS, ours)
+                return
+        other = differences(theirs, ours)
+        if other:
+            raise ConfigError(
+                f"the study {name(self.settings)} in {self.storage.shown} was begun with other settings: "
+                f"{'; '.join(other)}. Go on with those, or name another study: hpo.name=..."
+            )
+
+
+def name(settings: Settings) -> str:
+    """Give the name of a study in its storage."""
+    return f"{settings.recipe.name}/{settings.hpo.name}"
+
+
+def trial_folder(folder: Path, number: int, attempt: int) -> Path:
+    """Give the folder of an attempt; a second one has a folder of its own, since the first may live after all."""
+    return folder / "trials" / (f"{number:04d}" if attempt == 1 else f"{number:04d}-{attempt}")
+
+
+def how_ended(one: optuna.trial.FrozenTrial) -> str:
+    """Say how an attempt that is over ended; one that others gave up by its silence has no word of its own."""
+    return str(one.user_attrs.get(ENDED, "died"))
+
+
+def reports(settings: Settings) -> int:
+    """Give how often a trial that runs to its end reports: for each fold, or for each epoch."""
+    trial = settings_of(settings, {}, Path())
+    return len(folds_of(trial)) or trial.training.num_epochs
+
+
+def comparable(settings: Settings) -> dict[str, Any]:
+    """Give the settings that make a study what it is, as flat JSON data."""
+    flat: dict[str, Any] = {}
+    _flatten(configure.to_dict(settings), "", flat)
+    free = {*(f"hpo.{one}" for one in _FREE), "run.folder", "run.resume", "run.device", "run.logger"}
+    plain: dict[str, Any] = json.loads(json.dumps({key: value for key, value in flat.items() if key not in free}))
+    return plain
+
+
+def differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    """List what differs, theirs first; what one side lacks is null there."""
+    return [
+        f"{key} {json.dumps(theirs.get(key))}, now {json.dumps(ours.get(key))}"
+        for key in sorted({*theirs, *ours})
+        if theirs.get(key) != ours.get(key)
+    ]
+
+
+def write_outcome(folder: Path, outcome: Outcome) -> None:
+    """Keep an outcome where it is found again if its worker dies, or the storage is away; a full disk keeps none."""
+    part = folder / f"{OUTCOME}.part"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(dataclasses.asdict(outcome)), encoding="utf-8")
+        part.replace(folder / OUTCOME)
+    except OSError:
+        part.unlink(missing_ok=True)
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """Read what `write_outcome` wrote; None where there is nothing, or nothing whole."""
+    try:
+        return Outcome(**json.loads((folder / OUTCOME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _flatten(value: Mapping[str, Any], prefix: str, into: dict[str, Any]) -> None:
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            _flatten(item, f"{prefix}{key}.", into)
+        else:
+            into[f"{prefix}{key}"] = item
+
+
+def _by_number(trials: Iterable[optuna.trial.FrozenTrial]) -> dict[int, list[optuna.trial.FrozenTrial]]:
+    found: dict[int, list[optuna.trial.FrozenTrial]] = {}
+    for one in trials:
+        if NUMBER in one.user_attrs:
+            found.setdefault(one.user_attrs[NUMBER], []).append(one)
+    return found
+
+
+def _attempt(before: Sequence[optuna.trial.FrozenTrial]) -> int:
+    return max((one.user_attrs.get(ATTEMPT, 1) for one in before), default=0)

@@ -1,0 +1,220 @@
+"""A search as it is started: workers as processes, what they tell, and what follows when one of them dies."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import SearchStoppedError
+from hotloop.train import configure
+from hotloop.train.interrupt import Interrupt
+from hotloop.train.search import document, space, told
+from hotloop.train.search.study import Study
+from hotloop.train.search.told import Said, Tell, TrialEnded
+from hotloop.train.search.trial import train
+from hotloop.train.search.worker import DONE, INTERRUPTED, REPLACE, STOPPED, Job
+
+if TYPE_CHECKING:
+    from hotloop.train.search.told import Told
+    from hotloop.train.settings import Settings
+
+SETTINGS = "study.yaml"
+DEATHS = 10
+"""Workers that die one after another, with no trial finished between, after which the search stops."""
+_EVERY = 0.2
+_GRACE_SECONDS = 600.0
+"""How long a worker that was asked to stop may take to finish its step."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a search ended: ``finished``, ``interrupted`` or ``out of time``; its folder and its document."""
+
+    status: str
+    folder: Path
+    document: dict[str, Any]
+
+
+@dataclasses.dataclass
+class _Process:
+    """A worker that runs: its process, and the trial that it is at."""
+
+    number: int
+    process: subprocess.Popen[str]
+    log: Path
+
+
+def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}:{train.__name__}") -> Ended:
+    """Run a search, or go on with it, until every trial is over.
+
+    Args:
+        settings: of the search; its study's folder and storage among them.
+        tell: hears of each trial, in this process.
+        objective: ``module:function`` that runs a trial.
+
+    Raises:
+        ConfigError: settings that cannot be used; nothing was started or written then.
+        SearchStoppedError: every trial fails, the storage is gone, or workers die one after another.
+    """
+    space.parse(settings)
+    space.check_trial(settings)
+    folder = Path(settings.hpo.folder)
+    study = Study(settings, folder, lambda line: tell(Said(line)))
+    with contextlib.ExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt())
+        stack.callback(study.storage.close)
+        supervisor = _Supervisor(settings, study, tell, objective)
+        stack.callback(supervisor.end_all)
+        try:
+            (folder / SETTINGS).write_text(configure.to_yaml(settings), encoding="utf-8")
+            status = supervisor.run(interrupt)
+        except study.storage.errors as error:
+            raise study.storage.gone(error) from error
+        except OSError as error:
+            why = f"the study's folder {folder} cannot be written ({error.strerror or error})"
+            raise SearchStoppedError(f"{why}: finished trials are kept; the same command goes on") from error
+        finally:
+            written = document.write(study)
+        return Ended(status, folder, written)
+
+
+class _Supervisor:
+    """Starts workers, passes on what they tell, and replaces those that die."""
+
+    def __init__(self, settings: Settings, study: Study, tell: Tell, objective: str) -> None:
+        self.settings, self.study, self.tell, self.objective = settings, study, tell, objective
+        limit = settings.hpo.timeout_seconds
+        self.deadline = time.time() + limit if limit else math.inf
+        self.heard: queue.Queue[tuple[_Process, Told | None]] = queue.Queue()
+        self.running: dict[int, _Process] = {}
+        self.deaths, self.stopped, self.interrupted = 0, "", False
+        self.written = time.monotonic()
+
+    def run(self, interrupt: Interrupt) -> str:
+        """Run until every worker is done."""
+        for number in range(1, min(self.settings.hpo.workers, max(1, self.study.left())) + 1):
+            self.start(number)
+        while self.running:
+            with contextlib.suppress(queue.Empty):
+                self.hear(*self.heard.get(timeout=_EVERY))
+            if interrupt.signal and not self.interrupted:
+                self.interrupted = True
+                self.ask_to_stop()
+        if self.stopped:
+            raise SearchStoppedError(self.stopped)
+        if self.interrupted:
+            return "interrupted"
+        return "out of time" if time.time() >= self.deadline and self.study.left() else "finished"
+
+    def start(self, number: int) -> None:
+        """Start a worker as a process in a group of its own, so that Ctrl-C reaches it through us alone."""
+        log = self.study.folder / "workers" / f"{number}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        job = Job(
+            settings=configure.to_dict(self.settings),
+            folder=str(self.study.folder),
+            number=number,
+            since=self.study.since,
+            deadline=self.deadline,
+            objective=self.objective,
+        )
+        flags = ["-P"] if sys.flags.safe_path else []
+        with log.open("a", encoding="utf-8") as errors:
+            process = subprocess.Popen(  # noqa: S603 - this very program
+                [sys.executable, *flags, "-m", "hotloop.train.search.worker", job.to_json()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,
+            )
+        one = _Process(number, process, log)
+        self.running[number] = one
+        threading.Thread(target=self.listen, args=(one,), name=f"worker {number}", daemon=True).start()
+
+    def listen(self, one: _Process) -> None:
+        """Pass on what a worker tells, in a thread of its own; None is its end."""
+        assert one.process.stdout is not None
+        for line in one.process.stdout:
+            with contextlib.suppress(ValueError, KeyError, TypeError):  # a kill can cut a line in two
+                self.heard.put((one, told.from_dict(json.loads(line))))
+        one.process.wait()
+        self.heard.put((one, None))
+
+    def hear(self, one: _Process, what: Told | None) -> None:
+        """Take note of what a worker tells, or of its end."""
+        if what is None:
+            self.ended(one)
+            return
+        if isinstance(what, Said) and what.stops:
+            self.stop(what.text)
+            return
+        self.tell(what)
+        if isinstance(what, TrialEnded) and what.state != "interrupted":
+            self.deaths = 0
+            if time.monotonic() - self.written >= document.EVERY_SECONDS:
+                document.write(self.study, importances=False)
+                self.written = time.monotonic()
+
+    def ended(self, one: _Process) -> None:
+        """Take note of a worker's end, and replace one that died."""
+        del self.running[one.number]
+        for pipe in (one.process.stdin, one.process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close() if pipe else None
+        code = one.process.returncode
+        if code in (DONE, STOPPED, INTERRUPTED) or self.interrupted or self.stopped:
+            return
+        if code != REPLACE:
+            self.deaths += 1
+            again = "the trial it was at is begun again, once"
+            self.tell(Said(f"worker {one.number} died ({_how(code)}); {again}. Its log: {one.log}"))
+        if self.deaths >= DEATHS:
+            self.stop(
+                f"{DEATHS} workers died one after another ({_how(code)} the last), and no trial was finished between: "
+                f"{one.log} may say why. The same command goes on"
+            )
+        elif time.time() < self.deadline:
+            self.start(one.number)
+
+    def stop(self, why: str) -> None:
+        """Let no worker begin another trial: the search cannot go on."""
+        self.stopped = self.stopped or why
+        self.ask_to_stop()
+
+    def ask_to_stop(self) -> None:
+        """Have each worker stop within its trial, which is open again then."""
+        for one in self.running.values():
+            with contextlib.suppress(OSError):
+                one.process.send_signal(signal.SIGINT)
+
+    def end_all(self) -> None:
+        """Leave no worker behind, whatever ended this process's own work."""
+        self.ask_to_stop()
+        until = time.monotonic() + (_GRACE_SECONDS if self.stopped else 5.0)
+        for one in self.running.values():
+            try:
+                one.process.wait(max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait()
+
+
+def _how(code: int) -> str:
+    """Say how a process ended."""
+    if code >= 0:
+        return f"exit code {code}"
+    with contextlib.suppress(ValueError):
+        return signal.Signals(-code).name
+    return f"signal {-code}"

@@ -1,0 +1,161 @@
+"""A trial: an ordinary run of the recipe, or one for each fold, that tells the study of its validations."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import SearchStoppedError
+from hotloop.train import coerce, configure
+from hotloop.train.search import space
+from hotloop.train.settings import Settings
+from hotloop.train.within import Within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+LOG = "log.txt"
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a trial is asked to do.
+
+    Args:
+        number: the trial's.
+        settings: of its run, the chosen values among them.
+        values: the chosen values by their dotted names.
+        folder: where it leaves what it makes.
+        report: takes an intermediate value with its count from 1, and raises `RunPrunedError` where that is not worth
+            going on.
+        runs: how many trials, this one included, are expected to share what is compiled in this process.
+    """
+
+    number: int
+    settings: Settings
+    values: Mapping[str, Any]
+    folder: Path
+    report: Callable[[int, float], None]
+    runs: float = 1.0
+
+
+def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> Settings:
+    """Give the settings of a trial: the search's, with ``hpo.trial`` and the chosen values on top.
+
+    Raises:
+        ConfigError: values that do not fit together.
+    """
+    own = dict(space.flat(settings.hpo.trial))
+    return changed(settings, {**own, **values, "run.folder": str(folder), "run.resume": None})
+
+
+def best_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Give the settings of the final run: the search's with the best values, without what made trials cheaper."""
+    return changed(settings, {**values, "run.folder": None, "run.resume": None})
+
+
+def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    """Give settings with other values by dotted names, checked as a whole.
+
+    Raises:
+        ConfigError: a value that cannot be used, alone or with the others.
+    """
+    plain = configure.to_dict(settings)
+    for name, value in values.items():
+        *groups, last = name.split(".")
+        at = plain
+        for group in groups:
+            at = at.setdefault(group, {})
+        at[last] = value
+    return coerce.build(Settings, plain)
+
+
+def train(asked: Asked) -> float:
+    """Run a trial and give its objective: the best validation, or the mean of the folds' best ones.
+
+    Raises:
+        RunPrunedError: the trial is not worth going on with.
+        KeyboardInterrupt: somebody interrupted the run.
+        SearchStoppedError: the recipe's validations have no such metric.
+    """
+    folds = folds_of(asked.settings)
+    if not folds:
+        return _run(asked, asked.settings, asked.folder, runs=1)
+    values: list[float] = []
+    for number, fold in enumerate(folds):
+        folder = asked.folder / f"fold-{number}"
+        settings = changed(asked.settings, {**fold, "run.folder": str(folder)})
+        values.append(_run(asked, settings, folder, runs=len(folds)))
+        asked.report(number + 1, sum(values) / len(values))
+    return sum(values) / len(values)
+
+
+def folds_of(settings: Settings) -> list[dict[str, Any]]:
+    """Give what each run of a trial has in place of the search's settings: its fold; empty where a trial is one run.
+
+    Within an outer fold of a nested cross-validation they are the inner folds.
+    """
+    kfold = settings.kfold
+    if kfold.n_splits and kfold.fold is None:
+        return [{"kfold.fold": fold} for fold in range(kfold.n_splits)]
+    if getattr(kfold, "inner_trials", None) and getattr(kfold, "inner_fold", None) is None:
+        return [
+            {"kfold.inner_fold": fold, "kfold.inner_trials": None} for fold in range(getattr(kfold, "inner_splits", 0))
+        ]
+    return []
+
+
+def _run(asked: Asked, settings: Settings, folder: Path, *, runs: int) -> float:
+    """Train once, as one of so many runs of the trial, and give the best value of the metric."""
+    from rich.console import Console  # noqa: PLC0415 - only a process that runs trials loads torch
+
+    from hotloop.train.start import Start  # noqa: PLC0415
+
+    hpo = settings.hpo
+    found: list[float] = []
+
+    def validated(step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG001 - as Listener has them
+        if hpo.metric not in metrics:
+            raise SearchStoppedError(
+                f"hpo.metric={hpo.metric}: a validation of recipe {settings.recipe.name} gives {', '.join(metrics)}"
+            )
+        found.append(float(metrics[hpo.metric]))
+        if runs == 1:
+            asked.report(len(found), found[-1])
+
+    start = Start(settings, folder, within=Within(validated=validated, runs=asked.runs * runs))
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / LOG).open("a", encoding="utf-8") as log:
+        outcome = _recipe(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt
+    return (max if hpo.direction == "maximize" else min)(found)
+
+
+def _recipe(name: str) -> Any:
+    """Give a recipe by its name: recipes stand above this room, and a worker's process has nobody to hand it one."""
+    return importlib.import_module("hotloop.recipes").load(name)
+
+
+def drop_checkpoints(folder: Path) -> None:
+    """Delete the checkpoints of a trial, those of its folds included."""
+    from hotloop.train import checkpoint  # noqa: PLC0415 - as in _run
+
+    for path in (folder, *folder.glob("fold-*")):
+        shutil.rmtree(path / checkpoint.FOLDER, ignore_errors=True)
+
+
+def keep_best_only(folder: Path, best: Path) -> None:
+    """Delete the checkpoints of every trial that is over, but the best one's."""
+    from hotloop.train import checkpoint  # noqa: PLC0415 - as in _run
+
+    for path in folder.glob("trials/*"):
+        if path != best and (path / "outcome.json").exists():
+            drop_checkpoints(path)
+    for path in (best, *best.glob("fold-*")):
+        with contextlib.suppress(OSError):
+            (path / checkpoint.FOLDER / checkpoint.LAST).unlink(missing_ok=True)  # nobody resumes a trial that is over

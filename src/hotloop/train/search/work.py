@@ -1,0 +1,229 @@
+"""A worker: takes one trial after another, runs it, and writes down how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import gc
+import math
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import RunPrunedError, SearchStoppedError, StepLostError
+from hotloop.train.search import space as spaces
+from hotloop.train.search import trial as trials
+from hotloop.train.search.study import CAUSE, NUMBER, Outcome, Study, Taken, how_ended
+from hotloop.train.search.told import Said, Tell, TrialBegan, TrialEnded, TrialReported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hotloop.train.search.trial import Asked
+
+    Objective = Callable[[Asked], float]
+
+GIVE_UP_AFTER = 5
+"""Trials that fail, and none that does not, after which a search stops."""
+_SHOWN = 3
+_AWAY = 3
+"""Trials, with none complete between, that a storage may fail while they are begun."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Which worker of a command this is, and when it ends.
+
+    Args:
+        number: from 1.
+        deadline: `time.time` after which no trial is begun.
+    """
+
+    number: int = 1
+    deadline: float = math.inf
+
+
+class Worker:
+    """Runs trials of a study in this process.
+
+    Args:
+        study: the study.
+        tell: hears of each trial.
+        objective: runs a trial; the recipe's training, or something cheaper in tests of the machinery.
+        part: which of the command's workers this is.
+    """
+
+    def __init__(self, study: Study, tell: Tell, objective: Objective = trials.train, part: Part | None = None) -> None:
+        self.study, self.tell, self.objective, self.part = study, tell, objective, part or Part()
+        self.space, self.away = spaces.parse(study.settings), 0
+
+    def run(self) -> None:
+        """Run trials until none is left.
+
+        Raises:
+            KeyboardInterrupt: somebody interrupted; the trial is open again.
+            SearchStoppedError: every trial fails, or the storage is gone.
+            StepLostError: a trial took the GPU's context with it, so that this process can run no other.
+        """
+        while time.time() < self.part.deadline:
+            self.check_failures()
+            taken = self.study.take()
+            if taken is None:
+                return
+            self.one(taken)
+
+    def one(self, taken: Taken) -> None:
+        """Run one trial that was taken."""
+        began = time.monotonic()
+        lost: BaseException | None = None
+        with self.beating(taken):
+            try:
+                outcome = Outcome("complete", self.value(taken))
+            except RunPrunedError as error:
+                outcome = Outcome("pruned", cause=str(error))
+            except KeyboardInterrupt as error:
+                outcome, lost = Outcome("interrupted", cause="interrupted"), error
+            except (SearchStoppedError, StepLostError) as error:
+                outcome, lost = Outcome("failed", cause=_cause(error)), error
+            except self.study.storage.errors as error:
+                outcome, lost = self.storage_failure(error)
+            except OSError as error:
+                outcome, lost = self.system_failure(error)
+            except Exception as error:  # noqa: BLE001 - what a trial dies of is its cause, and no reason to end the study
+                outcome = Outcome("failed", cause=_cause(error))
+            if outcome.value is not None and not math.isfinite(outcome.value):
+                outcome = Outcome("failed", cause=f"the objective {self.study.settings.hpo.metric} is {outcome.value}")
+            counts = self.study.finish(taken, outcome)
+        if outcome.state == "complete":
+            self.away = 0
+        best = counts and outcome.state == "complete" and self.is_best(taken)
+        self.tidy(taken, best=best)
+        seconds = time.monotonic() - began
+        self.tell(
+            TrialEnded(taken.number, self.part.number, outcome.state, outcome.value, outcome.cause, seconds, best)
+        )
+        if lost is not None:
+            raise lost
+
+    def storage_failure(self, error: Exception) -> tuple[Outcome, SearchStoppedError | None]:
+        """Say what a failure of the storage means: the trial is open again, and a few in a row end the search."""
+        self.away += 1
+        gone = self.study.storage.gone(error)
+        return Outcome("interrupted", cause="the storage did not answer"), gone if self.away > _AWAY else None
+
+    def system_failure(self, error: OSError) -> tuple[Outcome, SearchStoppedError | None]:
+        """Say what a failure of the system means: on a full disk no trial can run, and this one is open again."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return Outcome("failed", cause=_cause(error)), None
+        why = f"the disk of {self.study.folder} is full: finished trials are kept; with room, the same command goes on"
+        return Outcome("interrupted", cause="the disk is full"), SearchStoppedError(why)
+
+    def value(self, taken: Taken) -> float:
+        """Choose a trial's values and run it."""
+        study = self.study
+        values = self.space.suggest(taken.trial, study.settings)
+        self.tell(TrialBegan(taken.number, taken.attempt, self.part.number, values))
+        asked = trials.Asked(
+            number=taken.number,
+            settings=trials.settings_of(study.settings, values, taken.folder),
+            values=values,
+            folder=taken.folder,
+            report=lambda step, value: self.report(taken, step, value),
+            runs=1 + study.left() / study.settings.hpo.workers,
+        )
+        return float(self.objective(asked))
+
+    def report(self, taken: Taken, step: int, value: float) -> None:
+        """Write an intermediate value down, and ask the pruner; a storage that is away ends no run."""
+        self.tell(TrialReported(taken.number, self.part.number, step, value))
+        try:
+            taken.trial.report(value, step)
+            pruned = taken.trial.should_prune()
+        except self.study.storage.errors as error:
+            why = self.study.storage.gone(error)
+            self.tell(Said(f"trial {taken.number} goes on without its pruner: {why}", self.part.number))
+            return
+        if pruned:
+            hpo = self.study.settings.hpo
+            raise RunPrunedError(f"{hpo.pruner}: {hpo.metric} {value:.4f} at report {step} is not worth going on with")
+
+    @contextlib.contextmanager
+    def beating(self, taken: Taken) -> Iterator[None]:
+        """Say in the storage, now and then while a trial runs, that its worker lives."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(self.study.settings.hpo.heartbeat_seconds):
+                with contextlib.suppress(*self.study.storage.errors):  # whoever needs the storage says that it is away
+                    self.study.storage.beat(taken.trial._trial_id)  # noqa: SLF001 - storages know trials by nothing else
+
+        thread = threading.Thread(target=beat, name=f"heartbeat of trial {taken.number}", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def is_best(self, taken: Taken) -> bool:
+        """Say whether a trial is the best of the study."""
+        try:
+            best = self.study.best()
+        except self.study.storage.errors:
+            return False
+        return best is not None and best.number == taken.trial.number
+
+    def tidy(self, taken: Taken, *, best: bool) -> None:
+        """Keep the checkpoints that the settings say, and give memory back that the next trial needs."""
+        keep = self.study.settings.hpo.keep_checkpoints
+        if keep == "best" and best:
+            trials.keep_best_only(self.study.folder, taken.folder)
+        elif keep != "all":
+            trials.drop_checkpoints(taken.folder)
+        if "torch" in sys.modules and self.objective is trials.train:
+            import torch  # noqa: PLC0415 - a trial brought it already
+
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def check_failures(self) -> None:
+        """Stop where every trial fails.
+
+        Raises:
+            SearchStoppedError: it is so; the message lists the causes.
+        """
+        try:
+            attempts = self.study.trials()[self.study.since :]
+        except self.study.storage.errors:
+            return  # taking the next trial waits for the storage, and says so
+        over = [one for one in attempts if one.state.is_finished() and how_ended(one) != "interrupted"]
+        wanted = min(GIVE_UP_AFTER, self.study.settings.hpo.n_trials)
+        if len(over) < wanted or any(how_ended(one) in ("complete", "pruned") for one in over):
+            return
+        raise SearchStoppedError(
+            f"every trial fails ({len(over)} of {len(over)}), so the search stops. {causes(over)}. Mend the cause, and "
+            "the same command goes on with the trials that are left"
+        )
+
+
+def causes(attempts: list[Any]) -> str:
+    """List the causes of failed attempts, the most frequent first."""
+    found: dict[str, list[int]] = {}
+    for one in attempts:
+        cause = str(one.user_attrs.get(CAUSE, "its worker died"))
+        found.setdefault(cause, []).append(one.user_attrs.get(NUMBER, one.number))
+    ordered = sorted(found.items(), key=lambda item: -len(item[1]))[:_SHOWN]
+    return ". ".join(
+        f"{'Trials' if len(numbers) > 1 else 'Trial'} {', '.join(map(str, sorted(numbers)[:5]))}: {cause.rstrip('.')}"
+        for cause, numbers in ordered
+    )
+
+
+def _cause(error: BaseException) -> str:
+    """Put what a trial died of into words; our own errors speak for themselves."""
+    text = " ".join(str(error).split())
+    ours = type(error).__module__ == "hotloop.errors"
+    return text if ours and text else f"{type(error).__name__}: {text}".rstrip(": ")

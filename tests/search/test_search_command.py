@@ -1,0 +1,277 @@
+"""The commands, with a tiny recipe and real processes: what people type, kill and read."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from training_fixtures import overrides
+from typer.testing import CliRunner
+
+from hotloop import recipes, record
+from hotloop.cli import hpo as commands
+from hotloop.cli import report as reports
+from hotloop.errors import ConfigError, SearchStoppedError
+from hotloop.train import configure, start
+from hotloop.train.search import document, supervise
+from hotloop.train.search.told import Said, TrialBegan, TrialEnded
+
+
+@pytest.fixture
+def run():
+    app = typer.Typer(pretty_exceptions_enable=False)
+    commands.register(app)
+    reports.register(app)
+
+    def invoke(*arguments):
+        result = CliRunner().invoke(app, [str(one) for one in arguments])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return result
+
+    return invoke
+
+
+def tiny(folder, **more):
+    """A search of runs that take a second."""
+    chosen = [one for one in overrides(folder) if not one.startswith("run.folder")]
+    ours = {
+        "hpo.folder": folder / "study", "hpo.sampler": "random", "hpo.metric": "loss", "hpo.direction": "minimize",
+        "hpo.space.training.batch_size.choices": "[3,4]", **{name.replace("__", "."): value for name, value in more.items()},
+    }  # fmt: skip
+    return [*chosen, *(f"{name}={value}" for name, value in ours.items())]
+
+
+def test_a_search_of_real_runs_from_its_command_to_the_final_run(tmp_path, run):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        done = run("hpo", "--n-trials", 3, *tiny(tmp_path, hpo__pruner="median", hpo__startup_trials=1))
+    assert done.exit_code == 0, done.output
+    assert "trial 2" in done.stderr
+    assert "hotloop train --config" in done.stdout
+    study = tmp_path / "study"
+    found = document.read(study)
+    assert [one["number"] for one in found["trials"]] == [0, 1, 2]
+    by_state = {record.load(study / "trials" / f"{n:04d}")["status"] for n in range(3)}
+    assert by_state <= {"finished", "pruned"}
+    for one in found["trials"]:
+        folder = study / "trials" / f"{one['number']:04d}"
+        assert (record.load(folder)["status"] == "pruned") == (one["state"] == "pruned")
+        assert (folder / "checkpoints" / "best.pt").exists() == (one["number"] == found["best"])
+        assert (
+            configure.load(config=folder / "settings.yaml").training.learning_rate
+            == one["values"]["training.learning_rate"]
+        )
+    best = run("hpo", "best", study)
+    assert best.stdout == (study / "best.yaml").read_text()
+    values = json.loads(run("hpo", "best", study, "--json").stdout)["values"]
+    final = start.prepare([f"run.folder={tmp_path / 'final'}"], study / "best.yaml")
+    assert final.settings.training.learning_rate == values["training.learning_rate"]
+    assert final.settings.training.checkpoint_every_steps == 100, "what was for trials alone is not the final run's"
+    assert recipes.load("criteria").train(final).status == "finished"
+    trained = min(one["loss"] for one in record.load(tmp_path / "final")["metrics"])
+    value = next(one["value"] for one in found["trials"] if one["number"] == found["best"])
+    assert trained == pytest.approx(value, rel=1e-6), "the final run is the best trial's"
+    shown = run("report", study)
+    assert "Best loss" in shown.stdout
+    assert (study / "report.html").stat().st_size > 1000
+    again = run("hpo", "--n-trials", 3, *tiny(tmp_path, hpo__pruner="median", hpo__startup_trials=1))
+    assert "began" not in again.stderr, "everything is done"
+
+
+def test_a_record_of_a_pruned_run_says_so(tmp_path):
+    from hotloop.errors import RunPrunedError
+    from hotloop.train.within import Within
+
+    def enough(step, epoch, metrics):
+        raise RunPrunedError("not worth going on with")
+
+    begun = start.prepare(overrides(tmp_path))
+    with pytest.raises(RunPrunedError):
+        recipes.load("criteria").train(start.Start(begun.settings, begun.folder, within=Within(validated=enough)))
+    found = record.load(tmp_path / "run")
+    assert (found["status"], found["error"]) == ("pruned", "not worth going on with")
+    assert found["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["hpo.space.training.lr={log: [1, 2]}"], r"hpo\.space\.training\.lr: unknown setting"),
+        (["hpo.sampler=annealing"], "tpe or gp or cmaes"),
+        (["hpo.storage=mysql://u@h/d"], "expected postgresql://"),
+        (["hpo.storage=nonsense"], r"hpo\.storage"),
+        (["hpo.n_trials=0"], "at least 1"),
+        (["run.folder=x"], r"hpo\.folder"),
+        (["best"], "the folder of one study"),
+        (["best", "nowhere"], "holds no study"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(tmp_path, run, monkeypatch, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        run("hpo", *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_fast_says_what_it_changes(tmp_path, run, monkeypatch):
+    seen = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(supervise, "search", lambda settings, tell: seen.append(settings) or _ended(settings))
+    for command in (["hpo", "--fast"], ["hpo_fast"]):
+        result = run(*command)
+        assert "In trials alone: training.checkpoint_every_steps=null training.num_epochs=3" in result.stderr
+        assert "data.sample_size=2000" in result.stderr
+    assert [one.hpo.name for one in seen] == ["fast", "fast"]
+
+
+def _ended(settings):
+    return supervise.Ended("finished", Path(settings.hpo.folder), {"trials": [], "best": None, "left": 0})
+
+
+def test_no_such_metric_ends_the_search_at_once(tmp_path, run):
+    with pytest.raises(SearchStoppedError, match=r"hpo\.metric=beauty: a validation of recipe criteria gives .*f1"):
+        run("hpo", *tiny(tmp_path, hpo__metric="beauty"))
+
+
+def test_a_worker_that_dies_is_replaced_and_its_trial_run_again(search):
+    ended, heard = search("kills_its_worker_once", hpo__n_trials=3)
+    assert [one["state"] for one in ended.document["trials"]] == ["complete", "died", "complete", "complete"]
+    assert [(one.number, one.attempt) for one in heard if isinstance(one, TrialBegan)] == [
+        (0, 1),
+        (1, 1),
+        (1, 2),
+        (2, 1),
+    ]
+    assert any("SIGKILL" in one.text for one in heard if isinstance(one, Said))
+
+
+def test_workers_share_a_study(search):
+    ended, heard = search("slow", hpo__n_trials=8, hpo__workers=2)
+    assert sorted(one.number for one in heard if isinstance(one, TrialEnded)) == list(range(8))
+    assert {one.worker for one in heard if isinstance(one, TrialEnded)} == {1, 2}
+    assert ended.status == "finished"
+
+
+def begun(tmp_path, objective, **named):
+    """Start a search as a process of its own, and wait for its second trial."""
+    program = (
+        "import sys; from hotloop.train import configure; from hotloop.train.search import supervise, told\n"
+        "e = supervise.search(configure.load(sys.argv[2:]), lambda w: print(told.line(w), flush=True), sys.argv[1])\n"
+        "print('ended', e.status, flush=True); sys.exit(130 * (e.status == 'interrupted'))"
+    )
+    chosen = {
+        "hpo.folder": tmp_path / "study",
+        "hpo.sampler": "random",
+        "hpo.pruner": "none",
+        "hpo.n_trials": 6,
+        **named,
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, f"search_objectives:{objective}", *(f"{k}={v}" for k, v in chosen.items())],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    lines = []
+    while not any("trial 1 began" in one for one in lines):
+        lines.append(process.stdout.readline())
+        assert lines[-1], "it ended"
+    return process, lines
+
+
+def states(tmp_path):
+    return [(one["number"], one["state"]) for one in document.refresh(tmp_path / "study")[0]["trials"]]
+
+
+def test_ctrl_c_stops_and_the_same_command_goes_on(tmp_path, search):
+    process, _ = begun(tmp_path, "slow")
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60)[0].endswith("ended interrupted\n")
+    assert process.returncode == 130
+    before = states(tmp_path)
+    assert "interrupted" in [state for _, state in before]
+    assert "running" not in [state for _, state in before]
+    search("quadratic", hpo__n_trials=6)
+    after = [number for number, state in states(tmp_path) if state == "complete"]
+    assert sorted(after) == list(range(6))
+
+
+def test_kill_9_of_the_first_process_ends_its_workers_and_loses_nothing_else(tmp_path, search):
+    process, _ = begun(tmp_path, "slow", **{"hpo.workers": 2})
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    process.communicate()
+    until = time.monotonic() + 30
+    while any(Path(f"/proc/{one}").exists() for one in children) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{one}").exists() for one in children)
+    done = [one for one in states(tmp_path) if one[1] == "complete"]
+    search("quadratic", hpo__n_trials=6)
+    after = states(tmp_path)
+    assert [one for one in after if one in done] == done
+    assert sorted(number for number, state in after if state == "complete") == list(range(6))
+    assert len(after) <= 8
+
+
+def test_a_server_that_goes_away_is_said_and_the_command_goes_on(tmp_path, postgresql, search, monkeypatch):
+    url = f"'{postgresql.url}'"
+    process, lines = begun(tmp_path, "slow", **{"hpo.storage": url, "hpo.name": "away"})
+    postgresql.stop()
+    try:
+        while not any("does not answer" in one for one in lines):
+            lines.append(process.stdout.readline())
+            assert lines[-1], "it ended"
+    finally:
+        postgresql.start()
+    rest = process.communicate(timeout=120)[0]
+    assert rest.endswith("ended finished\n")
+    found = states(tmp_path)
+    assert [number for number, state in found if state == "complete"] == list(range(6)), "nothing is lost"
+
+
+def test_optuna_dashboard_reads_the_storage(search, tmp_path):
+    import optuna_dashboard
+    from search_wsgi import get
+
+    search("quadratic", hpo__n_trials=2)
+    import optuna
+
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'study' / 'study.db'}")
+    try:
+        status, body = get(optuna_dashboard.wsgi(storage), "/api/studies")
+    finally:
+        storage.remove_session()
+        storage.engine.dispose()
+    assert status.startswith("200")
+    assert [one["study_name"] for one in json.loads(body)["study_summaries"]] == ["criteria/search"]
+
+
+def test_a_full_disk_is_said_and_nothing_is_lost(tmp_path, search):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = os.geteuid() == 0 and shutil.which("mount")
+    made = mounted and subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=False, capture_output=True
+    )
+    if not made or made.returncode:
+        pytest.skip("no small disk can be mounted here")
+    try:
+        search("quadratic", hpo__folder=disk / "study", hpo__n_trials=2)
+        (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free))
+        with pytest.raises(SearchStoppedError, match=r"full|disk I/O|No space"):
+            search("quadratic", hpo__folder=disk / "study", hpo__n_trials=400)
+        (disk / "ballast").unlink()
+        ended, _ = search("quadratic", hpo__folder=disk / "study", hpo__n_trials=4)
+        assert sorted(one["number"] for one in ended.document["trials"] if one["state"] == "complete")[:4] == [
+            0,
+            1,
+            2,
+            3,
+        ]
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)

@@ -1,0 +1,143 @@
+import pytest
+
+from hotloop.errors import ConfigError
+from hotloop.train import configure
+from hotloop.train.search import space, trial
+
+
+def parse(*overrides):
+    return space.parse(configure.load(overrides))
+
+
+class Fixed:
+    """Suggests the first of everything."""
+
+    def suggest_categorical(self, name, choices):
+        return choices[0]
+
+    def suggest_int(self, name, low, high, step):
+        return low
+
+    def suggest_float(self, name, low, high, step, log):
+        return low
+
+
+def test_the_shipped_spaces_and_choices_are_sound():
+    for choice in ("default", "fast"):
+        settings = configure.load([f"hpo={choice}"])
+        found = {one.name: one.kind for one in space.parse(settings).searched}
+        assert found["training.learning_rate"] == "log"
+        assert found["model.dropout"] == "choices"
+        space.check_trial(settings)
+
+
+def test_every_kind_is_read():
+    found = parse(
+        "hpo.space.training.max_steps={int: [10, 30], step: 10}",
+        "hpo.space.training.warmup_fraction={float: [0, 0.5], step: 0.25}",
+        "hpo.space.training.max_grad_norm={log: [0.1, 10]}",
+        "hpo.space.model.name={choices: [minilm-l6, other]}",
+        "hpo.space.model.dropout=null",
+    )
+    by_name = {one.name: one for one in found.searched}
+    assert "model.dropout" not in by_name
+    assert by_name["training.max_steps"].distinct() == by_name["training.warmup_fraction"].distinct() == 3
+    assert by_name["training.max_grad_norm"].distinct() is None
+
+
+def test_a_condition_decides_in_either_order():
+    settings = configure.load(
+        [
+            "hpo.space.model.dropout={choices: [0.1, 0.2], when: {model.name: other}}",
+            "hpo.space.training.weight_decay={float: [0.1, 0.2], when: {model.name: [minilm-l6, third]}}",
+            "hpo.space.model.name={choices: [minilm-l6, other]}",
+            "hpo.space.training.warmup_fraction={float: [0, 1], when: {data.source: icd10cm}}",
+            "hpo.space.training.weight_decay.log=null",
+            "hpo.space.training.max_steps={int: [1, 2], when: {data.source: csv}}",
+        ]
+    )
+    chosen = space.parse(settings).suggest(Fixed(), settings)
+    assert chosen["model.name"] == "minilm-l6"
+    assert "model.dropout" not in chosen
+    assert "training.max_steps" not in chosen
+    assert chosen["training.weight_decay"] == 0.1
+    assert chosen["training.warmup_fraction"] == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("training.learning_rte={log: [1, 2]}", "did you mean training.learning_rate"),
+        ("training.learning_rate={choices: [1e-4]}", "hpo.space.training.learning_rate.log=null takes log out"),
+        ("training.learning_rate.log=[2, 1]", "lower one first"),
+        ("training.learning_rate.log=[0, 1]", "above 0"),
+        ("training.learning_rate.log=[1e-4]", "two numbers"),
+        ("training.learning_rate.log=3", "expected a list"),
+        ("training.learning_rate.lgo=[1, 2]", "did you mean log"),
+        ("training.warmup_fraction.float=[0, 2]", "training.warmup_fraction=2: expected a number from 0 to 1"),
+        ("training.warmup_fraction.step=0", "above 0"),
+        ("training.batch_size.choices=[0, 4]", "training.batch_size=0: expected an integer of at least 1"),
+        ("training.batch_size.choices=[4, 4]", "twice"),
+        ("training.batch_size.choices=[]", "at least one"),
+        ("training.num_epochs={float: [1, 2]}", "takes an integer"),
+        ("training.num_epochs={int: [1.5, 2]}", "two integers"),
+        ("model.buckets={choices: [[16], [32]]}", "plain value"),
+        ("model.dropout.when={model.nam: x}", "did you mean model.name"),
+        ("model.dropout.when={training.batch_size: x}", "expected an integer"),
+        ("run.seed={int: [0, 9]}", "cannot vary"),
+        ("hpo.workers={int: [1, 9]}", "cannot vary"),
+        ("model={choices: [a, b]}", "a group of settings"),
+    ],
+)
+def test_a_space_that_cannot_be_used_says_what_was_expected(given, said):
+    with pytest.raises(ConfigError) as raised:
+        parse(f"hpo.space.{given}")
+    assert said in str(raised.value)
+
+
+def test_conditions_in_a_circle_and_an_empty_space():
+    with pytest.raises(ConfigError, match="depend on one another"):
+        parse(
+            "hpo.space.model.dropout.when={training.batch_size: 16}",
+            "hpo.space.training.batch_size.when={model.dropout: 0.1}",
+        )
+    with pytest.raises(ConfigError, match="empty"):
+        parse("hpo.space={training: null, model: null}")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("training.epochs=1", "unknown setting"),
+        ("training.num_epochs=0", "at least 1"),
+        ("hpo.n_trials=1", "another one"),
+    ],
+)
+def test_settings_of_trials_are_checked(given, said):
+    with pytest.raises(ConfigError, match=said):
+        space.check_trial(configure.load([f"++hpo.trial.{given}"]))
+
+
+def test_only_what_changes_code_counts_as_compiled():
+    assert parse().compiled_values() == {"training.batch_size": 2, "model.dropout": 4}
+    endless = parse("hpo.space.model.dropout={choices: null, float: [0, 0.5]}")
+    assert endless.compiled_values()["model.dropout"] is None
+
+
+@pytest.mark.parametrize("value", ["it's a \\ path, {x}: [1]", 1.2e-05, 0.1 + 0.2, -3, True, None, [1, 2], {"a": "b"}])
+def test_an_override_gives_its_value_back(value):
+    settings = configure.load([])
+    found = configure.from_dict(configure.to_dict(settings), [space.override("compile.options.some", value)])
+    assert found.compile.options["some"] == value
+
+
+def test_trials_have_their_own_settings_and_the_final_run_does_not(tmp_path):
+    settings = configure.load(["hpo=fast", "training.num_epochs=9"])
+    values = {"training.learning_rate": 1.5e-4, "model.dropout": 0.05}
+    one = trial.settings_of(settings, values, tmp_path / "a b")
+    assert (one.training.num_epochs, one.training.learning_rate) == (3, 1.5e-4)
+    assert one.run.folder == str(tmp_path / "a b")
+    best = trial.best_settings(settings, values)
+    assert (best.training.num_epochs, best.training.learning_rate, best.run.folder) == (9, 1.5e-4, None)
+    with pytest.raises(ConfigError, match=r"training\.batch_size"):
+        trial.settings_of(settings, {"training.batch_size": 0}, tmp_path)

@@ -1,0 +1,306 @@
+"""The study in one process: who takes what, what becomes of the dead, and what a worker writes down."""
+
+import errno
+import json
+import math
+import multiprocessing
+import queue
+import subprocess
+import sys
+import threading
+
+import pytest
+import search_objectives as objectives
+
+from hotloop.errors import ConfigError, RunPrunedError, SearchStoppedError, StepLostError
+from hotloop.train.search import document, nested, space
+from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
+from hotloop.train.search.told import TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
+from hotloop.train.search.work import Worker
+
+
+@pytest.fixture
+def open_study(compose, tmp_path):
+    found = []
+
+    def opened(*more, since=0, **named):
+        found.append(Study(compose(*more, **named), tmp_path / "study", lambda text: None, since))
+        return found[-1]
+
+    yield opened
+    for one in found:
+        one.storage.close()
+
+
+@pytest.fixture
+def work(open_study):
+    """Run a worker in this process; give its study and what it told."""
+
+    def run(objective, *more, **named):
+        study, heard = open_study(*more, since=None, **named), []
+        Worker(study, heard.append, objective).run()
+        return study, heard
+
+    return run
+
+
+def states(study):
+    return [one["state"] for one in document.build(study, importances=False)["trials"]]
+
+
+def values(study):
+    return {one["number"]: one["values"] for one in document.build(study, importances=False)["trials"]}
+
+
+def test_a_worker_runs_every_trial_and_tells_of_it(work):
+    study, heard = work(objectives.quadratic)
+    assert states(study) == ["complete"] * 4
+    kinds = [TrialBegan, TrialReported, TrialReported, TrialReported, TrialEnded]
+    assert [type(one) for one in heard] == kinds * 4
+    assert all(from_dict(json.loads(json.dumps(to_dict(one)))) == one for one in heard)
+    assert "trial 3 complete" in line(heard[-1])
+    best = document.build(study, importances=False)["best"]
+    expected = min(range(4), key=lambda number: abs(math.log10(values(study)[number]["training.learning_rate"]) + 4))
+    assert best == expected
+
+
+def test_more_trials_go_on_and_done_ones_count(work):
+    work(objectives.quadratic)
+    study, heard = work(objectives.quadratic, hpo__n_trials=6)
+    assert len([one for one in heard if isinstance(one, TrialBegan)]) == 2
+    assert sorted(values(study)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_random_search_draws_by_the_trial_alone(work, open_study, compose, tmp_path):
+    first = values(work(objectives.quadratic)[0])
+    settings = compose(hpo__folder=tmp_path / "other", hpo__n_trials=2)
+    for trials in (2, 4):
+        nested(settings, tmp_path / "other", trials, objectives.quadratic)
+    again = {one["number"]: one["values"] for one in document.read(tmp_path / "other")["trials"]}
+    assert again == first
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "qmc"])
+def test_samplers_go_on_in_a_new_process_and_stay_in_the_space(work, sampler):
+    for trials in (3, 6):
+        study, _ = work(objectives.quadratic, hpo__sampler=sampler, hpo__n_trials=trials, hpo__startup_trials=2)
+    found = values(study)
+    assert len(found) == 6
+    assert len({one["training.learning_rate"] for one in found.values()}) > 2, "gp may try an end of a range twice"
+    assert all(one["training.batch_size"] in (16, 32) for one in found.values())
+
+
+@pytest.mark.parametrize("pruner", ["median", "successive_halving", "hyperband"])
+def test_pruners_end_what_is_worse_and_keep_the_best(work, pruner):
+    def by_number(asked):
+        for step in range(1, 10):
+            asked.report(step, -float(asked.number))
+        return -float(asked.number)
+
+    settings = {"hpo__pruner": pruner, "hpo__n_trials": 12, "hpo__startup_trials": 2, "hpo__reduction_factor": 3}
+    study, heard = work(by_number, "training.num_epochs=9", **settings)
+    ended = {one.number: one for one in heard if isinstance(one, TrialEnded)}
+    assert ended[0].state == "complete"
+    pruned = [one for one in ended.values() if one.state == "pruned"]
+    assert pruned
+    assert all(pruner in one.cause for one in pruned)
+    assert states(study).count("pruned") == len(pruned)
+
+
+def test_failures_are_written_down_and_end_nothing(work):
+    study, _ = work(objectives.every_third_fails, hpo__n_trials=6)
+    found = {one["number"]: one for one in document.build(study, importances=False)["trials"]}
+    assert [found[number]["state"] for number in range(6)] == ["failed", "failed", "complete"] * 2
+    assert found[0]["cause"] == "RuntimeError: planted in trial 0"
+    assert "nan" in found[1]["cause"]
+    again, heard = work(objectives.quadratic, hpo__n_trials=6)
+    assert heard == [], "what failed is over"
+
+
+def test_a_search_in_which_every_trial_fails_stops_and_says_why(work, open_study):
+    with pytest.raises(
+        SearchStoppedError, match=r"every trial fails \(5 of 5\).*Trials 0, 1, 2, 3, 4: RuntimeError: planted"
+    ):
+        work(objectives.fails, hpo__n_trials=50)
+    study, heard = work(objectives.quadratic, hpo__n_trials=7)
+    assert [one.state for one in heard if isinstance(one, TrialEnded)] == ["complete"] * 2, "mended, it goes on"
+
+
+def test_an_interrupted_trial_is_open_again_with_its_values(work, open_study):
+    def interrupts(asked):
+        if asked.number == 1:
+            raise KeyboardInterrupt
+        return 1.0
+
+    with pytest.raises(KeyboardInterrupt):
+        work(interrupts)
+    study, _ = work(objectives.quadratic)
+    found = document.build(study, importances=False)["trials"]
+    assert [(one["number"], one["attempt"], one["state"]) for one in found[1:3]] == [
+        (1, 1, "interrupted"),
+        (1, 2, "complete"),
+    ]
+    assert found[1]["values"] == found[2]["values"]
+
+
+def test_a_full_disk_stops_the_search_and_leaves_the_trial_open(work, open_study):
+    def full(asked):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(SearchStoppedError, match=r"disk of .* is full"):
+        work(full)
+    assert states(open_study()) == ["interrupted"]
+    study, _ = work(objectives.quadratic)
+    assert states(study) == ["interrupted", *["complete"] * 4]
+
+
+def test_a_storage_that_fails_as_a_trial_begins_fails_no_trial(work, monkeypatch):
+    import sqlite3
+
+    fails, left = [True, False, True], Study.left
+    monkeypatch.setattr(Study, "left", lambda self: _away() if fails and fails.pop() else left(self))
+
+    def _away():
+        raise sqlite3.OperationalError("planted: it is away")
+
+    study, _ = work(objectives.quadratic, hpo__n_trials=2)
+    assert states(study) == ["interrupted", "complete", "interrupted", "complete"]
+    fails += [True] * 9
+    with pytest.raises(SearchStoppedError, match="planted: it is away"):
+        work(objectives.quadratic, hpo__n_trials=3)
+
+
+def test_a_lost_gpu_ends_the_worker_after_the_trial_is_written_down(work, open_study):
+    def lost(asked):
+        raise StepLostError("the context is lost")
+
+    with pytest.raises(StepLostError):
+        work(lost)
+    assert states(open_study()) == ["failed"]
+
+
+def dead(process):
+    """What a process that is gone called itself."""
+    program = "import json; from hotloop import record; print(json.dumps(record.this_process()))"
+    return json.loads(
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    )
+
+
+def test_what_died_is_begun_again_once(open_study):
+    study, gone = open_study(hpo__n_trials=1), dead(None)
+    seen = []
+    for _ in range(2):
+        taken = study.take()
+        seen.append((taken.attempt, space.parse(study.settings).suggest(taken.trial, study.settings)))
+        taken.trial.set_user_attr(WORKER, gone)
+    assert [attempt for attempt, _ in seen] == [1, 2]
+    assert seen[0][1] == seen[1][1]
+    assert study.take() is None
+    assert states(study) == ["died", "died"]
+    assert open_study(hpo__n_trials=1, since=None).take().attempt == 3, "a new command: all may have been killed"
+    assert document.build(study, importances=False)["trials"][0]["cause"] == "its worker died"
+
+
+def test_a_worker_that_died_behind_its_trial_has_lost_nothing(open_study):
+    study = open_study(hpo__n_trials=1)
+    taken = study.take()
+    taken.trial.set_user_attr(WORKER, dead(None))
+    write_outcome(taken.folder, Outcome("complete", 0.75))
+    assert study.take() is None
+    assert states(study) == ["complete"]
+    assert document.build(study, importances=False)["trials"][0]["value"] == 0.75
+
+
+def test_whoever_died_while_taking_leaves_the_trial_open(open_study):
+    study = open_study(hpo__n_trials=1)
+    with study.storage.turn():
+        study.study.enqueue_trial({}, user_attrs={"hotloop:number": 0, "hotloop:attempt": 1})
+    assert study.take().number == 0, "died before it was asked for"
+    open_study(hpo__n_trials=2)
+    study.study.enqueue_trial({}, user_attrs={"hotloop:number": 1, "hotloop:attempt": 1})
+    study.study.ask()  # ... and died here
+    more = open_study(hpo__n_trials=2)
+    taken = more.take()
+    assert (taken.number, taken.attempt) == (1, 2)
+
+
+def test_a_silent_worker_of_another_machine_loses_its_trial(open_study, monkeypatch):
+    study = open_study(hpo__n_trials=1, hpo__heartbeat_seconds=1)
+    slow = study.take()
+    slow.trial.set_user_attr(WORKER, {"host": "elsewhere", "pid": 1, "process_started": 1})
+    assert study.take() is None, "it may live"
+    study.storage.optuna.grace_period = -1
+    taken = study.take()
+    assert taken.attempt == 2
+    assert not study.finish(slow, Outcome("complete", 1.0)), "others have it"
+    assert study.finish(taken, Outcome("complete", 0.5))
+    assert document.build(study, importances=False)["trials"][-1]["value"] == 0.5
+
+
+def test_a_study_keeps_its_settings(open_study):
+    open_study()
+    open_study(hpo__n_trials=9, hpo__workers=3, run__device="cpu")
+    with pytest.raises(ConfigError, match=r"training\.num_epochs 1, now 2.*hpo\.name"):
+        open_study("training.num_epochs=2")
+    with pytest.raises(ConfigError, match=r"hpo\.space\.training\.learning_rate\.log"):
+        open_study("hpo.space.training.learning_rate.log=[1e-5,1e-4]")
+
+
+def _race(folder, numbers):
+    sys.path += folder["path"]
+    from hotloop.train import configure
+
+    study = Study(configure.from_dict(folder["settings"]), folder["folder"], lambda text: None)
+    while taken := study.take():
+        numbers.put(taken.number)
+        study.finish(taken, Outcome("complete", float(taken.number)))
+    study.storage.close()
+
+
+def all_taken_once(numbers, processes):
+    for one in processes:
+        one.start()
+    for one in processes:
+        one.join(120)
+    assert sorted(numbers.get(timeout=5) for _ in range(30)) == list(range(30))
+    assert numbers.empty()
+
+
+def about(compose, tmp_path, **named):
+    from hotloop.train import configure
+
+    settings = configure.to_dict(compose(hpo__n_trials=30, **named))
+    return {"settings": settings, "folder": tmp_path / "study", "path": sys.path}
+
+
+def test_no_trial_is_taken_twice_by_processes(compose, tmp_path):
+    context = multiprocessing.get_context("spawn")
+    numbers, given = context.Queue(), about(compose, tmp_path)
+    all_taken_once(numbers, [context.Process(target=_race, args=(given, numbers)) for _ in range(3)])
+
+
+def test_no_trial_is_taken_twice_on_postgresql(compose, tmp_path, postgresql):
+    numbers, given = queue.Queue(), about(compose, tmp_path, hpo__storage=f"'{postgresql.url}'", hpo__name="race")
+    all_taken_once(numbers, [threading.Thread(target=_race, args=(given, numbers)) for _ in range(4)])
+
+
+def test_a_nested_search_gives_overrides(compose, tmp_path):
+    found = nested(compose(), tmp_path / "inner", 5, objectives.quadratic)
+    assert {one.split("=")[0] for one in found} == set(space_names(compose()))
+    assert nested(compose(), tmp_path / "inner", 5, objectives.fails) == found, "what is done is not run again"
+    with pytest.raises(SearchStoppedError, match="planted"):
+        nested(compose(), tmp_path / "failing", 5, objectives.fails)
+
+
+def space_names(settings):
+    return [one.name for one in space.parse(settings).searched]
+
+
+def test_a_pruned_trial_is_one_whatever_the_recipe_wraps_it_in(work):
+    def prunes(asked):
+        raise RunPrunedError("enough")
+
+    study, heard = work(prunes, hpo__n_trials=2)
+    assert states(study) == ["pruned", "pruned"]
+    assert document.build(study, importances=False)["best"] is None
