@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hotloop.decide.choose import EAGER_STEPS, decide
 from hotloop.decide.courses import Course, Stretch, envelope
-from hotloop.decide.horizon import Horizon, horizon, remaining
+from hotloop.decide.horizon import Horizon, remaining
 from hotloop.decide.options import Action, Decision, Option, Source, Standing
 from hotloop.decide.priors import Facts, expect
 from hotloop.decide.shapes import ShapePlan, odd_pays, plan_shapes
@@ -36,7 +36,6 @@ __all__ = [
     "decide",
     "envelope",
     "expect",
-    "horizon",
     "median_interval",
     "odd_pays",
     "plan_shapes",
