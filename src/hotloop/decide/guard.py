@@ -62,6 +62,15 @@ def credit_seconds(standing: Standing, horizon: Horizon, eager: float, step_high
     return promise + standing.carried_seconds + standing.saved_seconds - spent + certain
 
 
+def carried_seconds(standing: Standing, eager: float) -> float:
+    """Give what a run leaves of the promise to those after it that share: what it may have lost, and saved, less spent.
+
+    The second that the promise allows is there once, so it is not part of this.
+    """
+    spent = standing.trial_seconds + standing.prepare_seconds
+    return SLOWER_SHARE * eager * standing.step + standing.saved_seconds - spent
+
+
 def known_saving_seconds(option: Option, horizon: Horizon, step: float) -> float:
     """Give what a tier of known gain saves at least in the steps that are left; 0 where gain or length is a guess."""
     if option.source == "prior" or horizon.guessed:

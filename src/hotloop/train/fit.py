@@ -209,7 +209,12 @@ class _Fitting:
     def make_automatic(self) -> Automatic:
         """Give the step to a hot loop; it counts the run's steps, those of earlier starts included."""
         loop = hotloop.Loop(
-            self.task.model, self.optimizer, run="auto", total_steps=self.total, record=self.live.record
+            self.task.model,
+            self.optimizer,
+            run="auto",
+            total_steps=self.total,
+            runs=max(1.0, self.within.runs),
+            record=self.live.record,
         )
         return Automatic(self.settings, self.task.parts, self.display.say, loop, self.one.optimizer_step)
 
