@@ -38,13 +38,18 @@ def _no_store(monkeypatch):
     monkeypatch.setenv("HOTLOOP_CACHE_DIR", "")
 
 
-def trial(run="auto", steps=60, times=TIMES, total=50_000, runs=None, rate=2**-6, width=16, reads=False, prepared=None):
+def trial(
+    run="auto", *, steps=60, times=TIMES, total=50_000, runs=None, rate=2**-6, width=16, reads=False, prepared=None
+):
     """One run of a search; gives losses, model and loop."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.25), nn.Linear(width, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
     loop = hotloop.Loop(model, optimizer, run=run, total_steps=total, runs=runs)
-    loop.times.clock, loop.reference_times.clock = Clock(loop.times.what, times), Clock(loop.reference_times.what, times)
+    loop.times.clock, loop.reference_times.clock = (
+        Clock(loop.times.what, times),
+        Clock(loop.reference_times.what, times),
+    )
     if prepared is not None:
         prepared(loop)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _OWN_SIZES = 2
 """Batch sizes of one target with code of their own: the full batch, and the short last one (or a trial call's)."""
 _SIZES_KEPT = 16
-"""Batch sizes whose code is kept for targets that are alike: a search may vary the batch size, each trial has its own."""
+"""Batch sizes whose code is kept for targets that are alike: a search may vary the size from trial to trial."""
 _DROPOUT = "drop"
 _KEPT = 256
 """Roots kept for modules that no longer live, so that the next trial of a search finds its code."""

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from hotloop.cli import bench, doctor, harness, presets, report, train, verify
+from hotloop.cli import bench, cache, doctor, harness, presets, report, train, verify
 from hotloop.errors import ConfigError, DataError, HotloopError, RecordError
 
 WRONG_USAGE = (ConfigError, DataError, RecordError)
@@ -48,7 +48,7 @@ def _options(
     """Take the options that stand before a command."""
 
 
-for _commands in (train, doctor, bench, verify, harness, report, presets):
+for _commands in (train, doctor, bench, verify, harness, report, presets, cache):
     _commands.register(app)
 
 

@@ -46,8 +46,8 @@ class Option:
         paired: timed step by step beside the tier in force, in the `Trial` just over, and found faster.
         step_worst_seconds: the slowest a step is believed to be; None takes `WORST` of the source.
         prepare_worst_seconds: the longest the preparation is believed to take; None takes `WORST` of the source.
-        again_seconds: seconds of training that a later run of this process takes to get there: the capture and the proof,
-            since compiled code is kept; None where nothing is kept, so that each run pays for all of it.
+        again_seconds: seconds of training that a later run of this process takes to get there: capture and proof, since
+            compiled code is kept; None where nothing is kept, so that each run pays for all of it.
         rejected_at: steps that were left when a trial last found the tier no better; it is not tried again before the
             horizon has grown `REGROWN` times beyond that.
     """

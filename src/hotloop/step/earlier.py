@@ -80,7 +80,7 @@ class Earlier:
         )
 
     def recalled(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
-        """Give a tier that an earlier run of this process timed beside eager: compiled code is there, proofs are not."""
+        """Give a tier that an earlier run of this process timed beside eager: its code is there, its proof is not."""
         ratio = self.program.ratios.get(name)
         if ratio is None:
             return None

@@ -78,7 +78,7 @@ def program(key: Key) -> Program:
 
 
 def leave(here: Program, child: Child) -> None:
-    """Leave a child to the next run of a program; it is the only one that is left, since each takes cores and memory."""
+    """Leave a child to the next run of a program; no other one is left, since each takes cores and memory."""
     for one in _programs.values():
         _drop(one)
     here.child = child

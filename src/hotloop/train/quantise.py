@@ -62,7 +62,7 @@ def warnings(varied: Iterable[Varies], trials: int) -> list[str]:
         if made > MANY:
             found.append(
                 f"hpo.space.{one.name} makes up to {made:,} values in {trials:,} trials, and each of them is compiled "
-                f"anew where trials are compiled (none runs eager for that); fewer values share their code: {offer(one)}"
+                f"anew where trials are compiled (none runs eager for that). Fewer values share code: {offer(one)}"
             )
     return found
 
@@ -71,7 +71,9 @@ def offer(one: Varies) -> str:
     """Give the setting with at most six values, in the words of the space."""
     if one.kind == "choices":
         step = (len(one.values) - 1) / (_OFFERED - 1)
-        return f"hpo.space.{one.name}={{choices: {_list(one.values[round(step * place)] for place in range(_OFFERED))}}}"
+        return (
+            f"hpo.space.{one.name}={{choices: {_list(one.values[round(step * place)] for place in range(_OFFERED))}}}"
+        )
     low, high = float(one.values[0]), float(one.values[1])
     if one.kind == "log":
         ratio = (high / low) ** (1 / (_OFFERED - 1))
