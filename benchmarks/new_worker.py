@@ -4,7 +4,7 @@ usage: python benchmarks/new_worker.py [--rounds 2] [--device cpu] [--preset ind
        [--out benchmarks/results/DATE-DEVICE-new-worker.json]
 
 Each way is a new process; ways go by turns. ``cold``: nothing is kept yet. ``kept``: the store holds what the cold
-process before it compiled. ``bundle``: the store holds what a bundle brought, exported from that one. ``eager``: none is
+process before it compiled. ``bundle``: the store holds what a bundle brought, exported from that one. ``eager``: not
 compiled. Timed from the model being there to the end of the first step (forward, backward, optimizer), and of two more,
 so that what is left of preparation would show. The store's own time (checking and copying) is part of it.
 """

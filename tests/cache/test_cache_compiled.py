@@ -327,7 +327,8 @@ def test_a_bundle_brings_what_was_exported(made, other, place, tmp_path):
 
 
 @pytest.mark.parametrize("name", list(fits()))
-def test_a_bundle_that_does_not_fit_is_refused_with_the_part(store, made, other, tmp_path, monkeypatch, name):
+@pytest.mark.usefixtures("made")
+def test_a_bundle_that_does_not_fit_is_refused_with_the_part(store, other, tmp_path, monkeypatch, name):
     here = {**fits(), name: "another"}
     monkeypatch.setattr(bundle, "fits", lambda: here)
     with pytest.raises(DataError, match=rf"does not fit this machine: it was made for {name} .* \(here another\)"):

@@ -1,8 +1,8 @@
 """Bundles of compiled code: what one machine compiled, for others of its kind. A bundle is code: take in your own.
 
 A zip file: ``manifest.json`` with versions, hardware, models and the checksum of each file, ``manifest.sha256`` with
-the manifest's own, and the files by their checksums. The checksums tell a damaged bundle from a whole one. They do not tell
-whose it is: for that, compare the manifest's checksum with what the export printed.
+the manifest's own, and the files by their checksums. The checksums tell a damaged bundle from a whole one. They do not
+tell whose it is: for that, compare the manifest's checksum with what the export printed.
 """
 
 from __future__ import annotations
