@@ -3,12 +3,13 @@
 usage: python benchmarks/search_gpu.py [--parts search final folds] [--trials 20] [--steps 200] [--limit SECONDS]
        [--out benchmarks/results/DATE-h200-search.json] [--small]
 
-XLM-R base from a config with a classification head, 8 x 512 random tokens, bfloat16 autocast, fused AdamW, linear warm-up
-and decay; trials differ in learning rate, weight decay and warm-up. Ways go by turns in one process, trial by trial, and
-each has a folder of its own for compiled code, so that none finds what another compiled. What is timed of a trial:
-``build_seconds`` the model and its optimizer; ``seconds`` all else, from the first step's preparation to the last step's
-end on the device. ``overhead_seconds`` is what a trial took beyond its steps at their steady pace (the median of the
-last half). A child that compiles for ``auto`` in the background is stopped while the other ways run.
+XLM-R base from a config with a classification head, 8 x 512 random tokens, bfloat16 autocast, fused AdamW, linear
+warm-up and decay; trials differ in learning rate, weight decay and warm-up. Ways go by turns in one process, trial by
+trial, and each has a folder of its own for compiled code, so that none finds what another compiled. What is timed of
+a trial: ``build_seconds`` the model and its optimizer; ``seconds`` all else, from the first step's preparation to the
+last step's end on the device and the loop's closing. ``overhead_seconds`` is what a trial took beyond its steps at
+their steady pace (the median of the last half). A child that compiles for ``auto`` in the background is stopped while
+the other ways run.
 
 ``final`` and ``folds`` give the seconds of each epoch; the total for 100 epochs is computed: the epochs that were run,
 and the last one's time for those that were not. ``auto`` is told of the 100.
@@ -24,6 +25,7 @@ import argparse
 import contextlib
 import datetime as dt
 import gc
+import itertools
 import json
 import math
 import os
@@ -98,15 +100,10 @@ def synchronize(options):
         torch.cuda.synchronize()
 
 
-def children():
-    """Give the processes that compile for auto between its trials."""
-    return [one.child.process for one in sharing._programs.values() if one.child is not None]
-
-
 @contextlib.contextmanager
 def alone(way):
     """Stop what compiles for auto while another way runs; a child that has ended meanwhile is let be."""
-    stopped = [] if way == "auto" else [child.pid for child in children() if child.poll() == "running"]
+    stopped = [] if way == "auto" else [child.pid for child in sharing.children() if child.poll() == "running"]
     for pid in stopped:
         os.killpg(pid, signal.SIGSTOP)
     try:
@@ -145,7 +142,7 @@ def runner(program, way, told, runs, stack):
     return program.step, None
 
 
-def run(way, number, options, *, steps, told, runs, epochs=1):
+def run(way, number, options, *, steps, told, runs, epochs=1):  # noqa: PLR0913 - what a call of the plan says
     """Run one trial or fold in one way; give what it took."""
     began = time.perf_counter()
     program = Program(options, number, told)
@@ -165,10 +162,10 @@ def run(way, number, options, *, steps, told, runs, epochs=1):
                     marks.append(((index % 10) + 1, time.perf_counter()))
             synchronize(options)
             marked.append(time.perf_counter())
-        total = marked[-1] - start
         if loop is not None:
             status = loop.status()
-    paces = [(now - before) / count for (_, before), (count, now) in zip(marks, marks[1:], strict=False)]
+    total = time.perf_counter() - start
+    paces = [(now - before) / count for (_, before), (count, now) in itertools.pairwise(marks)]
     pace = statistics.median(paces[len(paces) // 2 :] or [total / steps])
     row = {
         "way": way,
@@ -181,7 +178,7 @@ def run(way, number, options, *, steps, told, runs, epochs=1):
         "overhead_seconds": round(total - pace * steps * epochs, 4),
         "compiles": sum(isinstance(event, ev.Compiled) for event in events),
         "loss": round(loss.item(), 5),
-        "child": [child.poll() for child in children()] and "running",
+        "child": any(child.poll() == "running" for child in sharing.children()),
     }
     if status is not None:
         decisions = list(status.decisions)
@@ -211,7 +208,7 @@ def plan(part, options):
             yield way, number, call
 
 
-def summary(rows, options):
+def summary(rows):
     """Sum up each part by way."""
     found = {}
     for part, ways in WAYS.items():
@@ -276,7 +273,7 @@ def main():
                 print(json.dumps({key: value for key, value in row.items() if key != "decisions"}), flush=True)
                 write(rows, options)
     sharing.forget()
-    print(json.dumps(summary(rows, options), indent=1))
+    print(json.dumps(summary(rows), indent=1))
 
 
 def write(rows, options):
@@ -288,7 +285,7 @@ def write(rows, options):
         "torch": torch.__version__,
         "settings": {"trials": options.trials, "steps": options.steps, "epochs": options.epochs},
         "starts": options.start,
-        "summary": summary(rows, options),
+        "summary": summary(rows),
         "rows": rows,
     }
     if options.out:

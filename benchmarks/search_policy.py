@@ -1,4 +1,4 @@
-"""Twenty trials of the recipe criteria in one process: what compiles, that nothing runs silently eager, what auto costs.
+"""Twenty trials of the recipe criteria in one process: what compiles, that none is silently eager, what auto costs.
 
 usage: python benchmarks/search_policy.py [--trials 20] [--steps 60] [--ways false auto true] [--preset aot_eager]
        [--encoder small] [--out benchmarks/results/DATE-cpu-search-policy.json]

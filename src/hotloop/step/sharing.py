@@ -84,6 +84,11 @@ def leave(here: Program, child: Child) -> None:
     here.child = child
 
 
+def children() -> list[BackgroundCompile]:
+    """Give the background compiles that are left to coming runs."""
+    return [one.child.process for one in _programs.values() if one.child is not None]
+
+
 def _drop(one: Program) -> None:
     child, one.child = one.child, None
     if child is not None:
