@@ -44,7 +44,7 @@ def child(options):
     ids = torch.randint(0, 30_000, (8, 32), device=options.device)
     losses, seconds = [], []
     began = time.perf_counter()
-    with shared_compiles() as shared:
+    with shared_compiles(model):
         if options.child != "eager":
             hotloop.compile(model, options.preset)
         for _ in range(3):
@@ -54,8 +54,6 @@ def child(options):
             optimizer.zero_grad()
             losses.append(loss.item())
             seconds.append(time.perf_counter() - began)
-        if shared is not None:
-            shared.note(model)
     found = hotloop.status(model).components
     parts = {name: (one.running, one.state, one.cache_hits, one.cache_misses) for name, one in found.items()}
     print(json.dumps({"seconds": seconds, "losses": losses, "status": parts, "torch": torch.__version__}))

@@ -256,6 +256,28 @@ def test_torch_writes_into_a_folder_of_the_process_that_is_kept_at_the_end(home,
     assert entry.uses == 1
 
 
+def test_what_was_kept_for_another_model_is_not_taken_up(home, monkeypatch):
+    from torch import nn
+
+    narrow, wide = nn.Linear(2, 2), nn.Linear(2, 3)
+    for model, name in ((narrow, "narrow"), (wide, "wide")):
+        with shared_compiles(model) as shared:
+            (shared.place / name).write_bytes(name.encode())
+    monkeypatch.setattr(working, "_process", working._Process())
+    with shared_compiles(narrow) as other:
+        assert {path.name for path in other.place.iterdir()} == {"narrow", "alive"}
+        with shared_compiles(wide):
+            assert {path.name for path in other.place.iterdir()} == {"narrow", "wide", "alive"}
+    assert [sorted(entry.manifest.models.values()) for entry in working.compiled_store().entries()] == [["Linear"]] * 2
+
+
+def test_no_more_is_taken_up_than_a_process_may_want(store, place, monkeypatch):
+    monkeypatch.setattr(compiled, "MOST_TAKEN_BYTES", 250)
+    put(store, {"first": bytes(200)})
+    put(store, {"second": bytes(200)})
+    assert len(taken(store, place)) == 1
+
+
 def test_a_folder_that_the_user_chose_is_left_alone(home, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
     with shared_compiles() as shared:

@@ -124,7 +124,7 @@ def test_runs_that_share_the_code_share_its_cost():
     assert decide(trial, [kept]).action == "stay"
     decision = decide(changed(trial, runs=100.0, carried_seconds=5.0), [kept])
     assert decision.action == "prepare"
-    assert decision.reason.endswith("of the 192 steps left, shared by about 100 runs like this one")
+    assert decision.reason.endswith(" steps: 192 steps left, shared by about 100 runs like this one")
     assert decision.numbers["later_runs"] == 99.0
 
 

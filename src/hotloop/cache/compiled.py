@@ -35,6 +35,8 @@ SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 2**30
 MAX_BYTES = 8 * 2**30
 """Of all objects; the manifests that were unused for longest go first."""
+MOST_TAKEN_BYTES = 2**30
+"""Of what a process takes up without being told for which model."""
 UNUSED_DAYS = 60.0
 """After which an entry is stale."""
 _MAX_MANIFEST_BYTES = 16 * 2**20
@@ -193,12 +195,21 @@ class CompiledStore:
             return content
         return None
 
-    def take_up(self, place: Path, here: Mapping[str, str]) -> set[str]:
-        """Copy every file that fits here into a folder for torch, checked; gives their paths."""
+    def take_up(self, place: Path, here: Mapping[str, str], model: str | None = None) -> set[str]:
+        """Copy files that fit here into a folder for torch, checked; gives their paths.
+
+        Args:
+            place: the folder.
+            here: versions and hardware (`hotloop.cache.keys.fits`).
+            model: the fingerprint of the model whose code is wanted; None takes what was used last.
+        """
         done: set[str] = set()
+        room = MOST_TAKEN_BYTES
         for entry in self.entries():
-            if entry.manifest.differences(here):
+            if entry.manifest.differences(here) or (model is not None and model not in entry.manifest.models):
                 continue
+            if model is None and (room := room - entry.size) < 0:
+                break
             before = len(done)
             for file in entry.manifest.files:
                 if file.path not in done and (content := self.read(file)) is not None:

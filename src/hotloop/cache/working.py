@@ -63,15 +63,20 @@ class Working:
         self._lock = threading.Lock()
         self._models: dict[str, str] = {}
         self._failed = False
-        began = time.monotonic()
-        taken = store.take_up(self.place, fits())
-        self.known = taken | {_LIFE}
-        if taken:
-            _log.info("%d files of compiled code taken up in %.1f s", len(taken), time.monotonic() - began)
+        self.known = {_LIFE}
+        self._taken: set[str | None] = set()
 
-    def note(self, model: torch.nn.Module) -> None:
-        """Note what is compiled for: whoever exports a bundle sees it."""
-        self._models[fingerprint(model)] = type(model).__qualname__
+    def take_up(self, *models: torch.nn.Module) -> None:
+        """Take up what is kept for these models, or what was used last where none is named; each is looked up once."""
+        named = {fingerprint(model): type(model).__qualname__ for model in models}
+        self._models |= named
+        began, before = time.monotonic(), len(self.known)
+        wanted: set[str | None] = set(named) or {None}
+        for one in wanted - self._taken:
+            self._taken.add(one)
+            self.known |= self.store.take_up(self.place, fits(), one)
+        if taken := len(self.known) - before:
+            _log.info("%d files of compiled code taken up in %.1f s", taken, time.monotonic() - began)
 
     def keep(self) -> int:
         """Keep what was compiled since the last time; gives how many files. Trouble is said once and ends no run."""
@@ -89,6 +94,7 @@ class Working:
                     _log.warning("compiled code cannot be kept in %s: %s. The run goes on.", self.store.folder, error)
                 return 0
             self.known |= {file.path for file in content}
+            self._models.clear()
             return len(content)
 
 
@@ -134,12 +140,15 @@ _process = _Process()
 
 
 @contextlib.contextmanager
-def shared_compiles() -> Iterator[Working | None]:
+def shared_compiles(*models: torch.nn.Module) -> Iterator[Working | None]:
     """Have torch's compile caches shared with this user's other processes, those to come included, in the block.
 
     What is compiled in the block is kept at its end, and whenever `Working.keep` is called. Blocks may be nested and
     repeated: a process has one folder. Gives None, and changes nothing, where ``$HOTLOOP_CACHE_DIR`` is empty, or where
     the user chose a folder for torch by ``$TORCHINDUCTOR_CACHE_DIR``.
+
+    Args:
+        models: what will be compiled; only what was kept for them is taken up.
     """
     before = os.environ.get(_VARIABLE)
     working = _process.working
@@ -148,6 +157,7 @@ def shared_compiles() -> Iterator[Working | None]:
     if working is None:
         yield None
         return
+    working.take_up(*models)
     os.environ[_VARIABLE] = str(working.place)
     try:
         yield working

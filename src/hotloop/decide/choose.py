@@ -173,9 +173,10 @@ def _go(facts: Known, case: Case) -> Decision:
     cost = f"{seconds(case.cost)} to prepare and prove"
     if option.background_seconds is not None:
         cost = f"{seconds(option.background_seconds)} in the background, then {cost}"
+    within = f"steps: {facts.horizon}{facts.horizon.shared}" if case.later else f"of the {facts.horizon}"
     reason = (
         f"{option.tier}: {cost}, saves {milliseconds(case.saving)} a step{_EXPECTED[option.source]}: "
-        f"pays after {case.pays_after:,} of the {facts.horizon}{facts.horizon.shared if case.later else ''}"
+        f"pays after {case.pays_after:,} {within}"
     )
     limit = facts.credit + guard.known_saving_seconds(option, facts.horizon, facts.step)
     if option.background_seconds is not None:

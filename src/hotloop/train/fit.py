@@ -107,8 +107,8 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         record.update("measurements", validation_pairs=len(task.validation), **task.context)
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(hotloop.watch()) if chosen or auto else []
-        if (shared := stack.enter_context(shared_compiles()) if chosen or auto else None) is not None:
-            shared.note(task.model)
+        if chosen or auto:
+            stack.enter_context(shared_compiles(task.model))
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(display)
         fitting = _Fitting(task, start, chosen, display, _Live(record, events, interrupt))
