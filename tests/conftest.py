@@ -35,3 +35,7 @@ def _fresh_compiler():
         from hotloop.apply import roots
 
         roots._roots.clear()
+    if "hotloop.step" in sys.modules:
+        from hotloop.step import sharing
+
+        sharing.forget()

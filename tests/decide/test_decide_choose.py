@@ -120,8 +120,47 @@ def test_a_tier_that_became_slow_is_compared_with_eager_before_anything_else():
 
 def test_runs_that_share_the_code_share_its_cost():
     trial = Standing(step=8, total_steps=200, eager_seconds=0.036)
-    assert decide(trial, [FULL]).action == "stay"
-    assert decide(changed(trial, share=100), [FULL]).action == "prepare"
+    kept = changed(FULL, again_seconds=0.4)
+    assert decide(trial, [kept]).action == "stay"
+    decision = decide(changed(trial, runs=100.0, carried_seconds=5.0), [kept])
+    assert decision.action == "prepare"
+    assert decision.reason.endswith(" steps: 192 steps left, shared by about 100 runs like this one")
+    assert decision.numbers["later_runs"] == 99.0
+
+
+def test_what_is_captured_serves_one_run_only():
+    trial = Standing(step=8, total_steps=20, eager_seconds=0.036)
+    assert decide(changed(trial, runs=100.0), [GRAPH]).action == "stay"
+    captured = decide(changed(trial, total_steps=200, runs=100.0), [GRAPH])
+    assert captured.action == "try"
+    assert "shared" not in captured.reason
+
+
+def test_later_runs_pay_for_capture_and_proof_again():
+    trial = Standing(step=8, total_steps=200, eager_seconds=0.036, runs=100.0, carried_seconds=1e3)
+    compiled = changed(FULL, background_seconds=None, chance=1.0)
+    assert decide(trial, [changed(compiled, again_seconds=1.0)]).action == "try"
+    # 25 ms in each of 200 steps are 5 s: nothing is gained where getting there takes as long in every run.
+    assert decide(trial, [changed(compiled, prepare_seconds=9.0, again_seconds=5.1)]).action == "stay"
+
+
+def test_one_promise_holds_for_all_runs_that_share():
+    trial = Standing(step=8, total_steps=200, eager_seconds=0.036, runs=41.0)
+    bet = changed(FULL, background_seconds=None, prepare_seconds=3.0, again_seconds=0.4, prepare_worst_seconds=3.8)
+    # 0.02 * 0.036 s * (200 + 20 * 200) + 1 s = 4.02 s
+    assert decide(trial, [bet]).action == "try"
+    assert decide(changed(trial, carried_seconds=-0.3), [bet]).action == "stay"
+    assert decide(changed(trial, runs=1.0), [bet]).action == "stay"
+    assert decide(changed(trial, total_steps=None), [bet]).action == "stay"  # a guessed length promises each step
+
+
+def test_a_child_may_compile_beyond_the_end_of_a_run_that_shares():
+    trial = Standing(step=8, total_steps=200, eager_seconds=0.036, runs=20.0, carried_seconds=10.0)
+    kept = changed(FULL, again_seconds=0.4, chance=1.0)
+    decision = decide(trial, [kept])
+    assert decision.action == "prepare"
+    assert decision.limit_seconds >= kept.background_seconds
+    assert decide(changed(trial, runs=5.0), [kept]).action == "stay"  # 30 s are more than four runs of 7.2 s
 
 
 def test_contention_counts():
@@ -152,6 +191,7 @@ options = st.builds(
     paired=st.booleans(),
     step_worst_seconds=floats,
     prepare_worst_seconds=floats,
+    again_seconds=floats,
     rejected_at=st.one_of(st.none(), counts),
 )
 standings = st.builds(
@@ -169,7 +209,8 @@ standings = st.builds(
     saved_seconds=given_floats,
     free_memory_bytes=st.one_of(st.none(), counts),
     preparing=st.one_of(st.none(), tiers),
-    share=counts,
+    runs=given_floats,
+    carried_seconds=given_floats,
 )
 
 

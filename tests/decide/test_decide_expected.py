@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from worlds import WORLDS
 
-from hotloop.decide import Facts, expect, horizon, remaining
+from hotloop.decide import Facts, expect, remaining
 from hotloop.decide.priors import CPU, CUDA, step_range
 
 TIERS = [(world.name, tier) for world in WORLDS.values() for tier in world.tiers]
@@ -70,10 +70,19 @@ def test_steps_that_remain():
     assert remaining(10, None).steps == 990
     assert remaining(10, 5).steps == 0
     assert remaining(-3, 5).steps == 5
-    assert remaining(20, 200, share=50).steps == 9_000
 
 
-def test_a_horizon_is_never_negative():
-    assert horizon(200, 20 * 5) == 20_000
-    assert horizon(-1, 3) == 0
-    assert horizon(7, 0) == 7
+def test_runs_that_share_are_apart_from_the_steps_of_this_one():
+    found = remaining(20, 200, runs=50.0)
+    assert (found.steps, found.later_runs, found.later_steps) == (180, 49.0, 9_800.0)
+    assert found.shared == ", shared by about 50 runs like this one"
+    for alone in (1.0, 0.0, -3.0, float("nan"), float("inf")):
+        assert (remaining(20, 200, runs=alone).later_runs, remaining(20, 200, runs=alone).shared) == (0.0, "")
+    assert remaining(10, None, runs=3.0).later_steps == 2_000.0
+
+
+def test_compiled_code_is_kept_and_a_capture_is_not():
+    facts = Facts(device="cuda", eager_seconds=0.05)
+    assert expect("eager+graph", facts).again_seconds is None
+    assert expect("full", facts).again_seconds == pytest.approx(0.2)
+    assert expect("full+graph", facts).again_seconds == pytest.approx(0.5)

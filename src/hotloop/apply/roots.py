@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from hotloop.events import FrameEager
 
 _OWN_SIZES = 2
-"""Batch sizes with code of their own: the full batch, and the short last one (or a trial call's)."""
+"""Batch sizes of one target with code of their own: the full batch, and the short last one (or a trial call's)."""
+_SIZES_KEPT = 16
+"""Batch sizes whose code is kept for targets that are alike: a search may vary the size from trial to trial."""
+_DROPOUT = "drop"
 _KEPT = 256
 """Roots kept for modules that no longer live, so that the next trial of a search finds its code."""
 
@@ -39,44 +42,82 @@ class Root:
     open: bool = False
 
 
-class Roots:
-    """The roots of all targets that share code: one for each of the first batch sizes, and one for all further ones.
-
-    Where one function saw two sizes, torch would compile it a second time with the size dynamic, and run the batches of
-    the first size on that slower code as well, for good: one short last batch does that. With code of their own, full
-    batches keep theirs. It also keeps torch's memory of sizes that have varied apart, which goes by code object.
+class Shared:
+    """What targets that are alike share: one root for each batch size, and one for any size.
 
     Args:
         make: makes a root.
-        by_size: whether batch sizes are told apart; not where the user decided on dynamic shapes.
     """
 
-    def __init__(self, make: Callable[[], Root], *, by_size: bool) -> None:
-        self._make, self._by_size = make, by_size
-        self.first = make()
+    def __init__(self, make: Callable[[], Root]) -> None:
+        self._make = make
         self._lock = threading.Lock()
-        self._rank: int | None = None
-        self._sizes: dict[int, Root] = {}
-        self._further: Root | None = None
+        self._sizes: collections.OrderedDict[int | None, Root] = collections.OrderedDict()
+        self._open: Root | None = None
 
     @property
     def full(self) -> bool:
         """Whether one of them has reached torch's recompile limit."""
-        return any(root.full for root in self.all())
+        return any(root.full for root in (*self._sizes.values(), *([self._open] if self._open else [])))
+
+    def of(self, size: int | None) -> Root:
+        """Give the root of a batch size; None is that of calls without one."""
+        with self._lock:
+            root = self._sizes.pop(size, None) or self._make()
+            self._sizes[size] = root
+            while len(self._sizes) > _SIZES_KEPT:
+                self._sizes.popitem(last=False)
+            return root
+
+    def open(self) -> Root:
+        """Give the root that is for batches of any size."""
+        with self._lock:
+            if self._open is None:
+                self._open = self._make()
+                self._open.open = True
+            return self._open
+
+
+class Roots:
+    """The roots of one target, which it shares with its like: one for each of its first batch sizes, one for further.
+
+    Where one function saw two sizes, torch would compile it a second time with the size dynamic, and run the batches of
+    the first size on that slower code as well, for good: one short last batch does that. With code of their own, full
+    batches keep theirs. It also keeps torch's memory of sizes that have varied apart, which goes by code object. How
+    many sizes have code of their own is counted by target: in a search over batch sizes each trial has one.
+
+    Args:
+        shared: the roots of all targets that are alike.
+        by_size: whether batch sizes are told apart; not where the user decided on dynamic shapes.
+    """
+
+    def __init__(self, shared: Shared, *, by_size: bool) -> None:
+        self._shared, self._by_size = shared, by_size
+        self._lock = threading.Lock()
+        self._rank: int | None = None
+        self._plain: Root | None = None
+        self._sizes: dict[int, Root] = {}
+        self._further: Root | None = None
 
     def all(self) -> list[Root]:
-        """Give the roots that there are."""
-        others = [root for root in self._sizes.values() if root is not self.first]
-        return [self.first, *others, *([self._further] if self._further else [])]
+        """Give the roots that the target has used."""
+        found = [self._plain, *self._sizes.values(), self._further]
+        return [root for root in found if root is not None]
+
+    def _unsized(self) -> Root:
+        """Give the root of calls whose batch size is not told apart."""
+        if self._plain is None:
+            self._plain = self._shared.of(None)
+        return self._plain
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
         """Give the root for a call, and where it is new and not the first, what differs, in torch's words."""
         if not self._by_size:
-            return self.first, ""
+            return self._plain or self._unsized(), ""
         name, tensor = first_tensor(args, kwargs)
         if tensor is None or tensor.ndim != self._rank:
             if tensor is None or self._rank is not None:  # another kind of call: torch compiles it anew, static
-                return self.first, ""
+                return self._plain or self._unsized(), ""
             self._rank = tensor.ndim
         size = tensor.shape[0]
         found = self._sizes.get(size)
@@ -88,16 +129,12 @@ class Roots:
     def _unseen(self, name: str, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
         if (found := self._sizes.get(size)) is not None:  # another thread was first
             return found, ""
-        if not self._sizes:
-            self._sizes[size] = self.first
-            return self.first, ""
         differs = ""
         if len(self._sizes) < _OWN_SIZES:
-            self._sizes[size] = root = self._make()
-            differs = self._differs(name, size)
+            differs = self._differs(name, size) if self._sizes else ""
+            self._sizes[size] = root = self._shared.of(size)
         elif self._further is None:
-            root = self._further = self._make()
-            root.open = True
+            root = self._further = self._shared.open()
             differs = self._differs(name, size)
         else:
             root = self._further
@@ -110,14 +147,15 @@ class Roots:
         return f"tensor '{name}' size mismatch at index 0. expected {known}, actual {size}"
 
 
-_roots: collections.OrderedDict[Hashable, Roots] = collections.OrderedDict()
+_roots: collections.OrderedDict[Hashable, Shared] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
 def fingerprint(target: Any) -> Hashable:
     """Give what makes two targets alike for compiled code: classes, their settings as printed, shapes and dtypes.
 
-    A dropout probability is in the printed settings: each value gets code of its own, and no limit is shared.
+    A dropout probability is in the printed settings, or is an attribute by that name (transformers' attention keeps it
+    so): each value gets code of its own, and no limit is shared.
     """
     if not isinstance(target, torch.nn.Module):
         function = getattr(target, "__func__", target)
@@ -134,9 +172,16 @@ def _settings(module: torch.nn.Module) -> tuple[Hashable, ...]:
     """
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     try:
-        return module.extra_repr(), tuple((key, tuple(tensor.shape), tensor.dtype) for key, tensor in own)
+        shapes = tuple((key, tuple(tensor.shape), tensor.dtype) for key, tensor in own)
+        return module.extra_repr(), shapes, _dropouts(module)
     except Exception:  # noqa: BLE001 - whatever it raises, it must not end the run
         return ("unreadable", id(module))
+
+
+def _dropouts(module: torch.nn.Module) -> tuple[tuple[str, float], ...]:
+    """Give the dropout probabilities that a module keeps as plain numbers: dynamo compiles once for each value."""
+    own = vars(module).items()
+    return tuple((name, value) for name, value in own if type(value) is float and _DROPOUT in name.lower())
 
 
 def roots_for(  # noqa: PLR0913 - what a compile is keyed by
@@ -157,13 +202,13 @@ def roots_for(  # noqa: PLR0913 - what a compile is keyed by
         return Root(function, torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph))
 
     if private_to is not None:
-        return Roots(make, by_size=dynamic is None)
+        return Roots(Shared(make), by_size=dynamic is None)
     key = (fingerprint(target), backend, mode, dynamic, fullgraph)
     with _lock:
-        roots = _roots.pop(key, None)
-        if roots is None or roots.full:
-            roots = Roots(make, by_size=dynamic is None)
-        _roots[key] = roots
+        shared = _roots.pop(key, None)
+        if shared is None or shared.full:
+            shared = Shared(make)
+        _roots[key] = shared
         while len(_roots) > _KEPT:
             _roots.popitem(last=False)
-        return roots
+        return Roots(shared, by_size=dynamic is None)

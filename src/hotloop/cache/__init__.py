@@ -1,10 +1,11 @@
-"""What outlives a process: the costs of earlier runs, and the child that fills the compile cache in the background."""
+"""What outlives a process: the costs of earlier runs, compiled code, and the child that compiles in the background."""
 
 from hotloop.cache.background import BackgroundCompile, Done, Failed, Outcome
 from hotloop.cache.costs import CostStore, TierCosts, Verdict
 from hotloop.cache.keys import Key, key_of
 from hotloop.cache.portable import BackgroundUnavailableError
 from hotloop.cache.request import Recorder, Request
+from hotloop.cache.working import shared_compiles
 
 __all__ = [
     "BackgroundCompile",
@@ -19,4 +20,5 @@ __all__ = [
     "TierCosts",
     "Verdict",
     "key_of",
+    "shared_compiles",
 ]

@@ -11,16 +11,16 @@ import contextlib
 import dataclasses
 import json
 import logging
-import os
-import stat
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from hotloop.cache import files
+
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from hotloop.cache.keys import Key
@@ -40,7 +40,6 @@ _MAX_MEMORY = 2**50
 _MAX_RUNS = 10**9
 _TORN_AFTER = 3600.0
 """Seconds after which a temporary file was left by a killed process."""
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 _log = logging.getLogger("hotloop")
 
@@ -119,14 +118,8 @@ class CostStore:
             self._say(f"earlier costs cannot be kept in {self.folder}: {error}")
 
     def _default_folder(self) -> Path | None:
-        own = os.environ.get("HOTLOOP_CACHE_DIR")
-        if own is not None:
-            return Path(own) if own else None
-        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        if base.is_absolute():  # the XDG specification has relative paths ignored
-            return base / "hotloop"
         try:
-            return Path.home() / ".cache" / "hotloop"
+            return files.default_folder()
         except RuntimeError as error:
             self._say(f"earlier costs are not kept: {error}")
             return None
@@ -137,7 +130,7 @@ class CostStore:
 
     def _load(self, path: Path) -> dict[str, dict[str, Any]] | None:
         try:
-            text = _read_own(path)
+            text = files.read_own(path, MAX_BYTES)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -236,39 +229,11 @@ def _are_figures(name: str, values: Any) -> bool:
     return known and all(_is_figure(value, cast("float", limit)) for value in values)
 
 
-def _read_own(path: Path) -> bytes:
-    """Read a file that only this user can have written.
-
-    Raises:
-        OSError: it cannot be read, or another user may have written it.
-    """
-    # Not through a link, and not waiting for the other end of a pipe that somebody put there.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError("it is no regular file")
-        if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & _OTHERS_WRITE):
-            raise PermissionError("another user owns it or may write to it")
-        if facts.st_size > MAX_BYTES:
-            raise OSError(f"it has {facts.st_size} bytes, expected {MAX_BYTES} at most")
-        return file.read(MAX_BYTES)
-
-
 def _replace(path: Path, document: dict[str, Any]) -> None:
-    """Write a file whole or not at all: a reader sees the old one or the new one, whenever this process is killed."""
     text = json.dumps(document, allow_nan=False).encode("ascii")
     if len(text) > MAX_BYTES:
         raise OSError(f"the costs take {len(text)} bytes, more than {MAX_BYTES}")
-    descriptor, part = tempfile.mkstemp(suffix=".part", prefix="costs-", dir=path.parent)  # mode 0600
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(text)
-        Path(part).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(part).unlink()
-        raise
+    files.replace(path, text)
 
 
 def _prune(folder: Path) -> None:

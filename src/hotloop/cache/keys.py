@@ -197,3 +197,20 @@ def _precision(autocast: torch.dtype | None) -> str:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_DIGEST_LENGTH]
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """Give what tells models apart for compiled code: classes, code, settings, and the shapes of tensors."""
+    return _digest("\n".join(_structure(model)))
+
+
+def fits() -> dict[str, str]:
+    """Give what compiled code fits to, by name: versions and hardware. Code of another torch or GPU is never used."""
+    versions = dict(part.split(" ", 1) for part in _versions().split(", "))
+    gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if torch.cuda.is_available() else None
+    return {
+        **{name: versions[name] for name in ("torch", "triton", "cuda", "python", "hotloop")},
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu(),
+        "gpu": f"{gpu.name} {gpu.major}.{gpu.minor}" if gpu is not None else "none",
+    }

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from hotloop.cli import bench, doctor, harness, hpo, kfold, presets, report, train, verify
+from hotloop.cli import bench, cache, doctor, harness, hpo, kfold, presets, report, train, verify
 from hotloop.cli.printing import WRONG_USAGE
 from hotloop.errors import HotloopError
 
@@ -47,7 +47,7 @@ def _options(
     """Take the options that stand before a command."""
 
 
-for _commands in (train, kfold, hpo, doctor, bench, verify, harness, report, presets):
+for _commands in (train, kfold, hpo, doctor, bench, verify, harness, report, presets, cache):
     _commands.register(app)
 
 

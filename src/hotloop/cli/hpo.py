@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotloop.cli.train import INTERRUPTED
+from hotloop.cli.kfold import INTERRUPTED
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from hotloop.decide.choose import EAGER_STEPS, decide
 from hotloop.decide.courses import Course, Stretch, envelope
-from hotloop.decide.horizon import Horizon, horizon, remaining
+from hotloop.decide.guard import carried_seconds
+from hotloop.decide.horizon import Horizon, remaining
 from hotloop.decide.options import Action, Decision, Option, Source, Standing
 from hotloop.decide.priors import Facts, expect
 from hotloop.decide.shapes import ShapePlan, odd_pays, plan_shapes
@@ -33,10 +34,10 @@ __all__ = [
     "Trial",
     "Turn",
     "Verdict",
+    "carried_seconds",
     "decide",
     "envelope",
     "expect",
-    "horizon",
     "median_interval",
     "odd_pays",
     "plan_shapes",

@@ -24,18 +24,25 @@ class Case:
     saving: float
     """Expected seconds saved per step."""
     steps: float
-    """Steps that are left once it is in force."""
+    """Steps that are left in this run once it is in force."""
     cost: float
+    later: float = 0.0
+    """Seconds that the runs after this one save with the same code, less what each pays to capture and prove it."""
+
+    @property
+    def saved(self) -> float:
+        """Seconds that it is expected to save, in this run and in those that share its code."""
+        return self.option.chance * (self.saving * self.steps + self.later)
 
     @property
     def value(self) -> float:
         """Seconds that it is expected to save over the horizon, less its cost."""
-        return self.option.chance * self.saving * self.steps - self.cost
+        return self.saved - self.cost
 
     @property
     def pays(self) -> bool:
         """Whether it saves its cost, and the margin for figures that are no more than an expectation."""
-        return self.option.chance * self.saving * self.steps > PAYS[self.option.source] * self.cost
+        return self.saved > PAYS[self.option.source] * self.cost
 
     @property
     def pays_after(self) -> int:
@@ -62,7 +69,7 @@ class Known:
 
 def known(standing: Standing, eager: float, step: float) -> Known:
     """Clean what the loop tells, and add the horizon and what may be spent; ``eager`` and ``step`` are positive."""
-    horizon = remaining(standing.step, standing.total_steps, standing.share)
+    horizon = remaining(standing.step, standing.total_steps, standing.runs)
     low = min(eager, number(standing.eager_low_seconds) or eager)
     high = max(step, number(standing.step_high_seconds) or step)
     clean = dataclasses.replace(
@@ -71,6 +78,7 @@ def known(standing: Standing, eager: float, step: float) -> Known:
         trial_seconds=number(standing.trial_seconds) or 0.0,
         prepare_seconds=number(standing.prepare_seconds) or 0.0,
         saved_seconds=standing.saved_seconds if math.isfinite(standing.saved_seconds) else 0.0,
+        carried_seconds=standing.carried_seconds if math.isfinite(standing.carried_seconds) else 0.0,
     )
     return Known(
         standing=clean,
@@ -84,8 +92,14 @@ def known(standing: Standing, eager: float, step: float) -> Known:
 
 def compare(facts: Known, option: Option) -> Case:
     """Set an option beside the tier in force."""
-    steps = facts.horizon.steps - (option.background_seconds or 0.0) / facts.step
-    return Case(option, facts.step - option.step_seconds, max(0.0, steps), option.cost_seconds)
+    horizon, saving = facts.horizon, facts.step - option.step_seconds
+    steps = horizon.steps - (option.background_seconds or 0.0) / facts.step
+    later = 0.0
+    if option.again_seconds is not None and horizon.run_steps > 0:
+        # A child may compile beyond the end of this run: the runs that it takes go eager.
+        runs = max(0.0, horizon.later_runs + min(0.0, steps) / horizon.run_steps)
+        later = runs * max(0.0, saving * horizon.run_steps - option.again_seconds)
+    return Case(option, saving, max(0.0, steps), option.cost_seconds, later)
 
 
 def numbers_of(facts: Known, case: Case | None) -> dict[str, Any]:
@@ -94,6 +108,7 @@ def numbers_of(facts: Known, case: Case | None) -> dict[str, Any]:
         "steps_done": facts.standing.step,
         "steps_left": facts.horizon.steps,
         "guessed": facts.horizon.guessed,
+        "later_runs": facts.horizon.later_runs,
         "eager_seconds": facts.eager,
         "step_seconds": facts.step,
         "credit_seconds": facts.credit,
@@ -103,6 +118,7 @@ def numbers_of(facts: Known, case: Case | None) -> dict[str, Any]:
         numbers |= {
             "option_step_seconds": case.option.step_seconds,
             "saving_seconds_a_step": case.saving,
+            "saving_seconds_later": case.later,
             "cost_seconds": case.cost,
             "worst_cost_seconds": case.option.worst_cost_seconds,
             "background_seconds": case.option.background_seconds,

@@ -5,6 +5,9 @@ its cost `PAYS` times over::
 
     value = chance * (step in force - step there) * (steps left - steps of the background compile) - cost
 
+Runs that come after this one and share what is compiled add what each saves with it, less what capturing and proving
+takes it again (`Option.again_seconds`). Of what is captured nothing is left to them.
+
 Among those that pay, the greatest value is chosen. One exception, *cheap first*: an option whose whole preparation
 takes at most `CHEAP` of the chosen one's goes before it (a captured eager step takes a second and gives most of what
 there is on a launch-bound step; it also shows whether the step can be captured at all, and what it saves is credit
@@ -170,13 +173,15 @@ def _go(facts: Known, case: Case) -> Decision:
     cost = f"{seconds(case.cost)} to prepare and prove"
     if option.background_seconds is not None:
         cost = f"{seconds(option.background_seconds)} in the background, then {cost}"
+    within = f"steps: {facts.horizon}{facts.horizon.shared}" if case.later else f"of the {facts.horizon}"
     reason = (
         f"{option.tier}: {cost}, saves {milliseconds(case.saving)} a step{_EXPECTED[option.source]}: "
-        f"pays after {case.pays_after:,} of the {facts.horizon}"
+        f"pays after {case.pays_after:,} {within}"
     )
     limit = facts.credit + guard.known_saving_seconds(option, facts.horizon, facts.step)
     if option.background_seconds is not None:
-        needed = PAYS[option.source] * case.cost / (option.chance * case.saving)
+        alone = max(0.0, PAYS[option.source] * case.cost - option.chance * case.later)
+        needed = alone / (option.chance * case.saving)
         limit = max(option.background_seconds, (facts.horizon.steps - needed) * facts.step)
     return Decision(
         action=action,
@@ -204,6 +209,7 @@ def _stay(facts: Known, refused: list[str], options: Sequence[Option]) -> Decisi
             why = (
                 f"{nearest.option.tier} would save {milliseconds(nearest.saving)} a step for {seconds(nearest.cost)}, "
                 f"not enough within the {facts.horizon}"
+                f"{facts.horizon.shared if nearest.option.again_seconds is not None else ''}"
             )
     # Often enough to see a tier that became slower, seldom enough to cost nothing: every quarter of the run so far, at
     # most every five seconds.

@@ -12,6 +12,10 @@ its *worst* cost fits in the credit. For a tier whose gain is known (timed in th
 the same program), and a known length, its own saving at the slow end of its step counts as well: then the investment
 is no bet.
 
+Where runs share what is compiled (the trials of a search, the folds of a cross-validation), the promise is one for all
+of them: ``steps`` counts half of the later runs' as well, since a search may be stopped, and the credit is carried from
+one run to the next. What is captured serves one run only, so a captured tier saves nothing in the later ones.
+
 This is ski rental with a budget instead of a ratio: a preparation is bought not when renting has cost as much (which
 is 2-competitive, so up to 2 x eager), but when the loss of buying in vain fits in the 2 % and the second. On a known
 horizon expected cost decides inside that bound (`choose`); the bound itself never looks at a guess.
@@ -38,7 +42,7 @@ CERTAIN = 0.5
 
 def eager_run_seconds(standing: Standing, horizon: Horizon, eager: float) -> float:
     """Give the seconds of all steps in eager: those of the whole run where its length is known, else those done."""
-    return eager * (standing.step + (0 if horizon.guessed else horizon.steps))
+    return eager * (standing.step + (0 if horizon.guessed else horizon.steps + CERTAIN * horizon.later_steps))
 
 
 def credit_seconds(standing: Standing, horizon: Horizon, eager: float, step_high: float) -> float:
@@ -55,7 +59,16 @@ def credit_seconds(standing: Standing, horizon: Horizon, eager: float, step_high
         certain = CERTAIN * max(0.0, eager - step_high) * horizon.steps
     spent = standing.trial_seconds + standing.prepare_seconds
     promise = SLOWER_SHARE * eager_run_seconds(standing, horizon, eager) + SLOWER_SECONDS
-    return promise + standing.saved_seconds - spent + certain
+    return promise + standing.carried_seconds + standing.saved_seconds - spent + certain
+
+
+def carried_seconds(standing: Standing, eager: float) -> float:
+    """Give what a run leaves of the promise to those after it that share: what it may have lost, and saved, less spent.
+
+    The second that the promise allows is there once, so it is not part of this.
+    """
+    spent = standing.trial_seconds + standing.prepare_seconds
+    return SLOWER_SHARE * eager * standing.step + standing.saved_seconds - spent
 
 
 def known_saving_seconds(option: Option, horizon: Horizon, step: float) -> float:
@@ -63,12 +76,16 @@ def known_saving_seconds(option: Option, horizon: Horizon, step: float) -> float
     if option.source == "prior" or horizon.guessed:
         return 0.0
     steps = horizon.steps - (option.background_seconds or 0.0) / step if step > 0 else 0.0
-    return max(0.0, step - option.worst_step_seconds) * max(0.0, steps)
+    saving = max(0.0, step - option.worst_step_seconds)
+    if option.again_seconds is None:
+        return saving * max(0.0, steps)
+    later = CERTAIN * horizon.later_runs * max(0.0, saving * horizon.run_steps - option.again_seconds)
+    return saving * max(0.0, steps) + later
 
 
 def trial_room_seconds(standing: Standing, horizon: Horizon, eager: float) -> float:
     """Give the seconds that trials may still take. A guessed run is taken at its guess: the credit binds it besides."""
-    whole = eager * (standing.step + horizon.steps)
+    whole = eager * (standing.step + horizon.steps + CERTAIN * horizon.later_steps)
     return TRIAL_SHARE * whole - standing.trial_seconds
 
 

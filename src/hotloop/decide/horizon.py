@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 FEWEST_GUESSED = 1_000
 """Steps that a run of unknown length is expected to do at least. The promise does not rest on it (`guard`)."""
@@ -10,32 +11,43 @@ FEWEST_GUESSED = 1_000
 
 @dataclasses.dataclass(frozen=True)
 class Horizon:
-    """Steps that remain, and whether that is known."""
+    """Steps that remain in this run, whether that is known, and the runs after it that will use the same code.
+
+    Args:
+        steps: left in this run.
+        guessed: the length of the run is not known.
+        later_runs: runs like this one that come after it and share what is compiled: trials of a search, folds.
+        run_steps: the length of one of them.
+    """
 
     steps: int
     guessed: bool
+    later_runs: float = 0.0
+    run_steps: int = 0
 
     def __str__(self) -> str:
         return f"{self.steps:,} {'steps guessed to be left' if self.guessed else 'steps left'}"
 
+    @property
+    def later_steps(self) -> float:
+        """Steps of all the later runs."""
+        return self.later_runs * self.run_steps
 
-def horizon(steps_left: int, share: int = 1) -> int:
-    """Give the steps that a preparation serves: those left in one run, times the runs that share what it made.
-
-    Args:
-        steps_left: steps left in one run.
-        share: runs that use the same code, this one included: trials of a search times folds, 1 for a run alone.
-    """
-    return max(0, steps_left) * max(1, share)
+    @property
+    def shared(self) -> str:
+        """Say how many runs share what is compiled, this one included; empty where it is alone."""
+        return f", shared by about {self.later_runs + 1:,.0f} runs like this one" if self.later_runs >= 0.5 else ""  # noqa: PLR2004 - rounds to none
 
 
-def remaining(step: int, total_steps: int | None, share: int = 1) -> Horizon:
-    """Give the steps that remain after ``step``.
+def remaining(step: int, total_steps: int | None, runs: float = 1.0) -> Horizon:
+    """Give the steps that remain after ``step``, and the ``runs``, this one included, that share compiled code.
 
     Without ``total_steps`` a run is expected to do as many steps again as it has done (Lindy's law: with a prior
     1/n over its length, the median of what is left equals what was done), and never fewer than `FEWEST_GUESSED` in all.
     """
     done = max(0, step)
+    later = runs - 1.0 if math.isfinite(runs) and runs > 1.0 else 0.0
     if total_steps is not None:
-        return Horizon(horizon(total_steps - done, share), guessed=False)
-    return Horizon(horizon(max(done, FEWEST_GUESSED - done), share), guessed=True)
+        return Horizon(max(0, total_steps - done), guessed=False, later_runs=later, run_steps=max(0, total_steps))
+    left = max(done, FEWEST_GUESSED - done)
+    return Horizon(left, guessed=True, later_runs=later, run_steps=done + left)

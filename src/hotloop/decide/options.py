@@ -46,6 +46,8 @@ class Option:
         paired: timed step by step beside the tier in force, in the `Trial` just over, and found faster.
         step_worst_seconds: the slowest a step is believed to be; None takes `WORST` of the source.
         prepare_worst_seconds: the longest the preparation is believed to take; None takes `WORST` of the source.
+        again_seconds: seconds of training that a later run of this process takes to get there: capture and proof, since
+            compiled code is kept; None where nothing is kept, so that each run pays for all of it.
         rejected_at: steps that were left when a trial last found the tier no better; it is not tried again before the
             horizon has grown `REGROWN` times beyond that.
     """
@@ -62,16 +64,15 @@ class Option:
     paired: bool = False
     step_worst_seconds: float | None = None
     prepare_worst_seconds: float | None = None
+    again_seconds: float | None = None
     rejected_at: int | None = None
 
     @property
     def usable(self) -> bool:
         """Whether its figures are numbers; what is not is never chosen."""
         figures = (self.step_seconds, self.prepare_seconds, self.proof_seconds, self.contention, self.chance)
-        background = self.background_seconds
-        return all(number(figure) is not None for figure in figures) and (
-            background is None or number(background) is not None
-        )
+        unset = (self.background_seconds, self.again_seconds)
+        return all(number(figure) is not None for figure in (*figures, *(one for one in unset if one is not None)))
 
     @property
     def cost_seconds(self) -> float:
@@ -114,7 +115,9 @@ class Standing:
         saved_seconds: what the steps done so far saved against eager, before those two costs.
         free_memory_bytes: memory left for a tier, or None if unknown.
         preparing: the tier that a child prepares in the background just now; go on offering it as it was.
-        share: runs that use the same code, this one included (`horizon`).
+        runs: runs of about this length, this one included, that will use what is compiled in it: folds, trials.
+        carried_seconds: what the runs before this one, of those that share, left of the promise: 2 % of their eager
+            time and what they saved, less what they spent. The promise is kept over all of them together.
     """
 
     step: int
@@ -131,7 +134,8 @@ class Standing:
     saved_seconds: float = 0.0
     free_memory_bytes: int | None = None
     preparing: str | None = None
-    share: int = 1
+    runs: float = 1.0
+    carried_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -188,7 +188,9 @@ def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | Non
     if stall is None:
         return None
     step = step_range(tier, facts)
-    copies = _SECONDS_A_BYTE * facts.state_bytes if tier.endswith("+graph") else 0.0
+    graph = tier.endswith("+graph")
+    copies = _SECONDS_A_BYTE * facts.state_bytes if graph else 0.0
+    proof = _PROOF_STEPS * facts.eager_seconds
     return Option(
         tier=tier,
         step_seconds=step.expected,
@@ -197,6 +199,13 @@ def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | Non
         prepare_worst_seconds=stall.high + copies,
         source="prior",
         background_seconds=_CHILD_START_SECONDS + prior.prepare.expected if background else None,
-        proof_seconds=_PROOF_STEPS * facts.eager_seconds,
+        proof_seconds=proof,
+        again_seconds=None if tier == "eager+graph" else proof + (_capture_seconds(facts) + copies if graph else 0.0),
         chance=prior.chance,
     )
+
+
+def _capture_seconds(facts: Facts) -> float:
+    """Give what capturing a step takes where nothing has to be compiled for it."""
+    captured = table(facts.device).get("eager+graph")
+    return captured.prepare.expected if captured is not None else 0.0

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from hotloop.decide.options import number
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hotloop.decide.trial import Trial
 
 
@@ -41,6 +43,16 @@ class Speeds:
         base = seconds / ratio
         if tier == self._base or self._base_seconds is None or base < self._base_seconds:
             self._set_base(base)
+
+    def recall(self, base_seconds: float, ratios: Mapping[str, tuple[float, float]]) -> None:
+        """Take what trials of an earlier run of this process told; what this run sees itself replaces it."""
+        if number(base_seconds):
+            self._set_base(base_seconds)
+            self._ratios |= {tier: ratio for tier, ratio in ratios.items() if tier != self._base}
+
+    def known(self) -> dict[str, tuple[float, float]]:
+        """Give the ratio of each tier to the base tier, and its slow end."""
+        return dict(self._ratios)
 
     def _set_base(self, seconds: float) -> None:
         self._base_seconds = seconds

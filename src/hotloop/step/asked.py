@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,6 +37,19 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
     if any(isinstance(one, bool | int | float | str | bytes) or one is None for one in others):
         raise ConfigError(f"state {state!r}: expected objects that a step changes: a GradScaler, an EMA, a module")
     return others
+
+
+def check_runs(runs: Any) -> float | None:
+    """Refuse a number of runs that cannot be meant.
+
+    Raises:
+        ConfigError: it is no number of 1 or more.
+    """
+    if runs is None:
+        return None
+    if isinstance(runs, bool) or not isinstance(runs, int | float) or not math.isfinite(runs) or runs < 1:
+        raise ConfigError(f"runs {runs!r}: expected how many runs share compiled code, 1 or more, or None")
+    return float(runs)
 
 
 def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:

@@ -16,8 +16,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.decide import EAGER_STEPS, Facts, Option, Speeds, Standing, Trial, Turn, decide, remaining
+from hotloop.decide import (
+    EAGER_STEPS,
+    Facts,
+    Option,
+    Speeds,
+    Standing,
+    Trial,
+    Turn,
+    carried_seconds,
+    decide,
+    remaining,
+)
 from hotloop.measure.machine import free_bytes
+from hotloop.step import sharing
 from hotloop.step.background import Background
 from hotloop.step.earlier import Earlier
 from hotloop.step.tiers import NAMED, Tier, parse
@@ -34,6 +46,8 @@ _POLL_STEPS = 4
 """A child that compiles is looked at every so many steps."""
 _WARM_UP = 3
 """First steps of the run, which pay for what libraries set up once."""
+_KNOWN_STEPS = 2
+"""Eager steps of a run whose tiers an earlier run of this process has timed: libraries set up what they set up once."""
 _RECENT = 100
 _NOTHING = contextlib.nullcontext()
 _FIGURES = re.compile(r"[\d.,]+")
@@ -75,6 +89,7 @@ class Auto:
         if self._first is None:
             self._first = self.loop.steps
             self._ask_at = self._first + EAGER_STEPS
+            self._recall(step, (args, kwargs))
         if self._trying is not None and self.trial is None:
             if self.loop.steps - self._began[0] > _GIVE_UP_STEPS:
                 self._decline(self._trying.name, "no kind of call came back often enough to be captured and proven")
@@ -82,11 +97,19 @@ class Auto:
         elif self.trial is None:
             self._look_at_child()
             if self.loop.steps >= self._ask_at or time.monotonic() >= self._ask_after > 0:
-                self.earlier.called(step, (args, kwargs))
                 self._ask()
         if self.trial is not None:  # one that was begun just now has its first turn in this very step
             self.turn = self.trial.turn()
             self.loop.turn(parse(self.turn.tier))
+
+    def _recall(self, step: Callable[..., Any], inputs: Any) -> None:
+        """Start from what is known of the program; what a run of this process has timed need not be timed again."""
+        self.earlier.called(step, inputs)
+        program = self.earlier.program
+        self.background.go_on_from(program)
+        if program.eager_seconds is not None:
+            self._speeds.recall(program.eager_seconds, program.ratios)
+            self._ask_at = self.loop.steps + _KNOWN_STEPS
 
     def now(self) -> tuple[Trial, Turn] | None:
         """Give the trial that the coming step is part of, and its turn."""
@@ -101,7 +124,8 @@ class Auto:
 
     def noting_calls(self) -> contextlib.AbstractContextManager[Any]:
         """Note how the models are called, in one eager step of the run: what a child will compile."""
-        recorder = self.background.record() if self._steps_here() == _WARM_UP else None
+        as_given = self._trying is None and self.in_force == Tier(self.loop.given)
+        recorder = self.background.record() if self._steps_here() == _WARM_UP and as_given else None
         return recorder if recorder is not None else _NOTHING
 
     def _look_at_child(self) -> None:
@@ -181,7 +205,20 @@ class Auto:
         self._proven.add(tier.name)
         if tier == self._trying and self.trial is None:
             self._prepared = self._spent()
-            self._start_trial(tier)
+            if tier.name in self.earlier.program.faster:
+                self._known_faster(tier)
+            else:
+                self._start_trial(tier)
+
+    def _known_faster(self, tier: Tier) -> None:
+        """A tier that an earlier run of this process timed by turns is proven for this run's own objects: enough."""
+        self._trying, self._paired = None, tier.name
+        self._prepare_seconds += self._prepared
+        self.earlier.again(tier.name, self._prepared)
+        self._ask_at = self.loop.steps
+        self._recent.clear()
+        line = f"{tier.name}: proven in {self._prepared:.2f} s, timed in an earlier run of this process"
+        self.loop.decided(line, {"action": "known", "tier": tier.name, "prepare_seconds": self._prepared})
 
     def declined(self, tier: Tier, reason: str) -> None:
         """A tier cannot run; one that was captured runs on without its graph, or as given."""
@@ -228,7 +265,8 @@ class Auto:
         self._prepare_seconds += self._prepared if faster else 0.0
         self._paired = candidate if faster else None
         self.loop.decided(f"{candidate} against {trial.in_force}: {verdict}", {"action": "trial", "tier": candidate})
-        self.earlier.timed(candidate, self._speeds, self._prepared, warm=self.loop.compiled.was_warm())
+        warm = self.loop.compiled.was_warm()
+        self.earlier.timed(candidate, self._speeds, self._prepared, warm=warm, faster=faster)
         self._ask_at = self.loop.steps
         self._recent.clear()
         self.loop.turn(self.in_force)
@@ -260,6 +298,8 @@ class Auto:
             saved_seconds=self.saved_seconds,
             preparing=self.background.tier,
             free_memory_bytes=self._free_bytes(),
+            runs=self.loop.runs or 1.0,
+            carried_seconds=sharing.carried_seconds() if self.loop.runs is not None else 0.0,
         )
 
     def _options(self) -> list[Option]:
@@ -272,7 +312,8 @@ class Auto:
             measured=self._speeds.measured(),
             state_bytes=sum(one.nbytes for one in self.loop.holdings.tensors().values() if one.layout == torch.strided),
         )
-        names = [name for name in self._names() if name != self.in_force.name and name not in self._declined]
+        left_alone = self._declined | {name for name in self._names() if self.earlier.program.hopeless(name)}
+        names = [name for name in self._names() if name != self.in_force.name and name not in left_alone]
         needed = self._graph_bytes()
         return [
             dataclasses.replace(option, memory_bytes=needed)
@@ -318,9 +359,9 @@ class Auto:
                     rejected_at=rejected,
                 )
             ]
-        stored = self.earlier.option(name, facts.eager_seconds, rejected)
-        if stored is not None:
-            return [stored]
+        known = self.earlier.recalled(name, facts, rejected) or self.earlier.option(name, facts, rejected)
+        if known is not None:
+            return [known]
         return self.background.offers(name, facts, rejected)
 
     def _launch_bound(self) -> float | None:
@@ -334,5 +375,11 @@ class Auto:
         return 0.0 if statistics.median(self._waiting) < 0.8 else None  # noqa: PLR2004 - well before
 
     def close(self) -> None:
-        """Stop the child."""
+        """Settle with the runs that come after this one: the credit, and the child; without any, stop it."""
+        base = self.eager_seconds
+        if self.loop.runs is not None and base is not None:
+            unfinished = self._spent() if self._trying is not None else 0.0
+            sharing.carry(carried_seconds(self._standing(), base) - unfinished)
+        if (self.loop.runs or 1.0) > 1.0:
+            self.background.leave()
         self.background.stop()

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 from hotloop.cache import BackgroundCompile, BackgroundUnavailableError, Done, Recorder, Request
 from hotloop.decide import expect
+from hotloop.step import sharing
+from hotloop.step.sharing import Child
 
 if TYPE_CHECKING:
     from hotloop.decide import Facts, Option
     from hotloop.step.loop import Loop
+    from hotloop.step.sharing import Program
     from hotloop.step.tiers import Tier
 
 _LIMIT_SECONDS = 1800.0
@@ -27,6 +30,7 @@ class Background:
         self._loop = loop
         self._recorder: Recorder | None = None
         self._child: BackgroundCompile | None = None
+        self._program: Program | None = None
         self._ready: dict[str, float] = {}
         self.tier: str | None = None
         """The tier that a child compiles for just now."""
@@ -34,6 +38,14 @@ class Background:
         """The tier that could not be compiled, and why."""
         self.unavailable = ""
         """Why no child can compile for this program; empty as long as one can."""
+
+    def go_on_from(self, program: Program) -> None:
+        """Take up what earlier runs of the same program left: recorded calls, what is compiled, a child at work."""
+        self._program, child = program, program.child
+        self._recorder = self._recorder or program.recorder
+        self._ready |= program.ready
+        if child is not None and self._child is None:
+            self._child, self.tier, program.child = child.process, child.tier, None
 
     def record(self) -> Recorder | None:
         """Give the recorder for one eager step, the first time; its calls are what a child will compile."""
@@ -105,11 +117,23 @@ class Background:
         if isinstance(outcome, Done):
             # Compiled cold, less what Inductor itself took, is tracing: what a swap with a full cache takes.
             self._ready[name.removesuffix("+graph")] = _swap_seconds(outcome)
+            if self._program is not None:
+                self._program.ready |= self._ready
             self._loop.say_once(f"{name}: compiled in the background in {outcome.seconds:.0f} s")
         else:
             self.failed = name, outcome.reason
             self._loop.say_once(f"{name}: the background compile failed: {outcome.reason}")
         return True
+
+    def leave(self) -> None:
+        """Leave what the next run of the same program can use; a child that is at work goes on for it."""
+        if self._program is None:
+            return
+        if self._recorder is not None and not self._recorder.reason:
+            self._program.recorder = self._recorder
+        if self._child is not None and self.tier is not None:
+            sharing.leave(self._program, Child(self._child, self.tier))
+            self._child, self.tier = None, None
 
     def stop(self) -> None:
         """Stop the child."""

@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.cache import CostStore, Key, TierCosts, key_of
-from hotloop.decide import Option
+from hotloop.decide import Option, expect
+from hotloop.step import sharing
+from hotloop.step.sharing import Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hotloop.decide import Speeds
+    from hotloop.decide import Facts, Speeds
     from hotloop.step.loop import Loop
+
+_PROOF_STEPS = 4
+_WORST_AGAIN = 2.0
+"""How many times what it takes to get to a known tier again that may take at worst; chosen, not measured."""
 
 
 class Earlier:
@@ -24,6 +30,8 @@ class Earlier:
         self._store = CostStore()
         self._key: Key | None = None
         self._known: Mapping[str, TierCosts] = {}
+        self.program = Program()
+        """What earlier runs of this process found out."""
 
     def called(self, step: Callable[..., Any], inputs: Any) -> None:
         """Look up the program of the first call."""
@@ -40,14 +48,15 @@ class Earlier:
             device=self._loop.device,
         )
         self._known = self._store.get(self._key) or {}
+        self.program = sharing.program(self._key)
 
-    def option(self, name: str, eager: float, rejected_at: int | None) -> Option | None:
+    def option(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
         """Give a tier as earlier runs knew it; None where they did not, or where it was declined.
 
         Args:
             name: the tier's.
-            eager: seconds of an eager step in this run. The machine may be slower than it was: what counts is how the
-                tier compared with eager then.
+            facts: what is known of this run. The machine may be slower than it was: what counts is how the tier
+                compared with eager then.
             rejected_at: for the option.
         """
         costs = self._known.get(name)
@@ -56,19 +65,59 @@ class Earlier:
         prepare = costs.warm_seconds if costs.warm_seconds is not None else costs.cold_seconds
         if prepare is None:
             return None
+        eager = facts.eager_seconds
+        expected = expect(name, facts)
+        general = (expected.again_seconds or 0.0) if expected is not None else 0.0
         return Option(
             tier=name,
             step_seconds=eager * costs.step_seconds / costs.eager_seconds,
             prepare_seconds=prepare,
             prepare_worst_seconds=costs.cold_seconds,  # the cache may have been cleared since
-            proof_seconds=4 * eager,
+            proof_seconds=_PROOF_STEPS * eager,
+            again_seconds=None if name.endswith("eager+graph") else min(prepare, general) + _PROOF_STEPS * eager,
             source="stored",
             rejected_at=rejected_at,
         )
 
-    def timed(self, name: str, speeds: Speeds, prepare_seconds: float, *, warm: bool) -> None:
-        """Keep what a tier cost and gave; ``warm`` says that its code came out of the compile cache."""
+    def recalled(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
+        """Give a tier that an earlier run of this process timed beside eager: its code is there, its proof is not."""
+        ratio = self.program.ratios.get(name)
+        if ratio is None:
+            return None
+        general = expect(name, facts)
+        known = self.program.again_seconds.get(name)
+        if known is None and general is not None:
+            known = general.again_seconds if general.again_seconds is not None else general.cost_seconds
+        if known is None:  # taken as given
+            known = _PROOF_STEPS * facts.eager_seconds
+        return Option(
+            tier=name,
+            step_seconds=facts.eager_seconds * ratio[0],
+            step_worst_seconds=facts.eager_seconds * ratio[1],
+            prepare_seconds=known,
+            prepare_worst_seconds=_WORST_AGAIN * known,
+            again_seconds=None if name.endswith("eager+graph") else known,
+            source="measured",
+            rejected_at=rejected_at,
+        )
+
+    def again(self, name: str, seconds: float) -> None:
+        """Keep what it took to get to a tier that an earlier run of this process had got ready."""
+        self.program.again_seconds[name] = seconds
+
+    def timed(self, name: str, speeds: Speeds, prepare_seconds: float, *, warm: bool, faster: bool) -> None:
+        """Keep what a tier cost and gave.
+
+        Args:
+            name: the tier's.
+            speeds: what trials told, this one included.
+            prepare_seconds: from the decision to the first proven step, beyond what the steps between took.
+            warm: its code came out of the compile cache.
+            faster: it beat the tier in force.
+        """
         step, eager = speeds.seconds(name), speeds.seconds(self._loop.given)
+        self.program.ratios, self.program.eager_seconds = speeds.known(), eager
+        (self.program.faster.add if faster else self.program.faster.discard)(name)
         if step is not None and eager is not None and prepare_seconds > 0:
             costs = TierCosts(
                 cold_seconds=None if warm else prepare_seconds,
@@ -81,6 +130,7 @@ class Earlier:
 
     def declined(self, name: str, reason: str) -> None:
         """Keep that a tier was declined, for the record; it is tried again in another run, which may differ."""
+        self.program.declines[name] += 1
         self._put(name, TierCosts(verdict="declined", reason=reason))
 
     def _put(self, name: str, costs: TierCosts) -> None:

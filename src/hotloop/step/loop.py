@@ -16,7 +16,7 @@ from hotloop.errors import ConfigError
 from hotloop.observe import collector
 from hotloop.step.account import Account
 from hotloop.step.ahead import choose_buckets, look_ahead
-from hotloop.step.asked import check, device_of, named, unwrapped
+from hotloop.step.asked import check, check_runs, device_of, named, unwrapped
 from hotloop.step.auto import Auto
 from hotloop.step.buckets import Buckets, Pad
 from hotloop.step.compiled import Compiled
@@ -76,6 +76,9 @@ class Loop:
         state: anything else that the step changes: GradScaler, EMA, a second model.
         run: ``"auto"``; a tier (``"eager+graph"``); or a preset. A model that is compiled already is taken as given.
         total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
+        runs: how many runs of about this length, this one included, will use what is compiled in it: the folds or the
+            trials that are left. A compile may then cost what all of them save; a captured step serves one run. None is
+            a run on its own, and 1 the last of several.
         buckets: by argument name, how to pad it to one of a few sizes.
         batches: what the run's batches come from (a DataLoader, a list, or a function that gives an iterable): some are
             looked at before anything is compiled, to decide what to do about their shapes. Random streams and the
@@ -99,6 +102,7 @@ class Loop:
         state: Any = (),
         run: str = "auto",
         total_steps: int | None = None,
+        runs: float | None = None,
         buckets: Mapping[str, Pad] | None = None,
         batches: Any = None,
         workload: str | None = None,
@@ -110,6 +114,7 @@ class Loop:
             name: unwrapped(one) for name, one in named("optimizer", optimizer, torch.optim.Optimizer).items()
         }
         others = check(run, total_steps, state, workload, record)
+        self.runs = check_runs(runs)
         self.sentinel = share_of(sentinel)
         self.holdings = Holdings(models, optimizers, others)
         self.device = device_of(self.holdings)

@@ -63,8 +63,15 @@ class Automatic(Compiling):
             return
         self._say(
             f"{PREFIX} auto: steps start eager and are timed; from step {self._loop.steps + EAGER_STEPS + 1} on, what "
-            "is expected to pay within this run is prepared, proven against eager, and timed beside it"
+            f"is expected to pay within this run is prepared, proven against eager, and timed beside it{self._shared()}"
         )
+
+    def _shared(self) -> str:
+        """Say who shares what is compiled; nothing where this run is alone, or the last."""
+        later = (self._loop.runs or 1.0) - 1.0
+        if later < 0.5:  # noqa: PLR2004 - rounds to none
+            return ""
+        return f"; what is compiled serves about {later:,.0f} later {'run' if round(later) == 1 else 'runs'} as well"
 
     def resumed(self, step: int, state: Mapping[str, Any] | None = None) -> None:
         """Go on after so many steps, with what the loop had learnt; the steps of another policy taught it nothing."""

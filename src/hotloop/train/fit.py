@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import hotloop
+from hotloop.cache import shared_compiles
 from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
@@ -88,6 +89,8 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         record.update("measurements", **{f"validation_{task.rows}": len(task.validation)}, **task.context)
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(hotloop.watch()) if chosen or auto else []
+        if chosen or auto:
+            stack.enter_context(shared_compiles(task.model))
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(display)
         fitting = _Fitting(task, start, chosen, display, Live(record, events, interrupt))
@@ -193,7 +196,12 @@ class _Fitting:
     def make_automatic(self) -> Automatic:
         """Give the step to a hot loop; it counts the run's steps, those of earlier starts included."""
         loop = hotloop.Loop(
-            self.task.model, self.optimizer, run="auto", total_steps=self.total, record=self.live.record
+            self.task.model,
+            self.optimizer,
+            run="auto",
+            total_steps=self.total,
+            runs=max(1.0, self.within.runs),
+            record=self.live.record,
         )
         return Automatic(self.settings, self.task.parts, self.display.say, loop, self.one.optimizer_step)
 

@@ -110,7 +110,8 @@ class _Fitting:
             if failure is None:
                 raise
             last = self.folder / checkpoint.FOLDER / checkpoint.LAST
-            raise failures.with_checkpoint(failure, self.doing, f"{self.again} <changed settings>", last) from error
+            again = self.start.within.resume
+            raise failures.with_checkpoint(failure, self.doing, self.folder, last, again) from error
         finally:
             self.settle()
             self.tracking.close()

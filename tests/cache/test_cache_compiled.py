@@ -1,0 +1,479 @@
+"""The store of compiled code: what one process kept, the next one finds; whatever else is there is a miss."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hotloop.cache import bundle, compiled, shared_compiles, working
+from hotloop.cache.compiled import CompiledStore, File, Manifest, files_in, name_of
+from hotloop.cache.keys import fits
+from hotloop.errors import DataError
+
+CONTENT = {"fxgraph/ab/entry": b"graph" * 50, "cx/code.py": b"print()", "cx/library.so": b"\x7fELF" + bytes(400)}
+MODELS = {"f" * 32: "Net"}
+
+
+def put(store, content=CONTENT, here=None, models=MODELS):
+    listed = {File(path, name_of(data), len(data)): data for path, data in content.items()}
+    return store.put(Manifest(here or fits(), models, time.time(), tuple(listed)), listed.__getitem__)
+
+
+def taken(store, place):
+    found = store.take_up(place, fits())
+    return {path: (place / path).read_bytes() for path in found}
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+@pytest.fixture
+def store(tmp_path, said):
+    return CompiledStore(tmp_path / "store" / "compiled", said.append)
+
+
+@pytest.fixture
+def place(tmp_path):
+    made = tmp_path / "place"
+    made.mkdir()
+    return made
+
+
+def test_what_was_kept_is_taken_up_and_counted(store, place, said):
+    put(store)
+    assert taken(store, place) == CONTENT
+    assert os.access(place / "cx/library.so", os.X_OK)
+    (entry,) = store.entries()
+    assert (entry.uses, entry.size, entry.manifest.models) == (1, sum(map(len, CONTENT.values())), MODELS)
+    assert not entry.stale(fits())
+    assert said == []
+
+
+def test_a_store_that_is_not_there_is_a_miss_without_a_word(store, place, said):
+    assert taken(store, place) == {}
+    assert store.entries() == said == []
+    assert not store.folder.exists()
+
+
+@pytest.mark.parametrize("name", list(fits()))
+def test_code_of_another_version_or_machine_is_stale_and_never_taken_up(store, place, name):
+    put(store, here={**fits(), name: "another"})
+    assert taken(store, place) == {}
+    (entry,) = store.entries()
+    assert entry.stale(fits()).startswith(f"made for {name} another (here ")
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_file_that_is_damaged_anywhere_is_a_miss_and_no_crash(store, place, said, seed):
+    """Cut, filled up, overwritten or emptied, at a random place of a random file."""
+    put(store)
+    draw = random.Random(seed)
+    victim = draw.choice(sorted(path for path in store.folder.rglob("*") if path.is_file()))
+    data = bytearray(victim.read_bytes())
+    at = draw.randrange(len(data))
+    damaged = [
+        lambda: data[:at],
+        lambda: data[:at] + bytes([data[at] ^ 1 << draw.randrange(8)]) + data[at + 1 :],
+        lambda: data + draw.randbytes(9),
+        lambda: data[:at] + draw.randbytes(16) + data[at + 16 :],
+        lambda: bytes(len(data)),
+    ][seed % 5]()
+    victim.write_bytes(damaged)
+    found = taken(store, place)
+    assert all(CONTENT[path] == data for path, data in found.items())
+    assert len(found) < len(CONTENT)
+    assert said
+    put(store)  # and the next process that compiles it puts it right
+    assert taken(store, place) == CONTENT
+
+
+def test_trouble_is_said_once(tmp_path, place, caplog):
+    store = CompiledStore(tmp_path / "store")
+    put(store)
+    for path in (store.folder / "objects").iterdir():
+        path.write_bytes(b"other")
+    assert taken(store, place) == {}
+    assert len([one for one in caplog.records if "is not used" in one.message]) == 1
+
+
+@pytest.mark.parametrize("which", [".", "objects", "manifests"])
+@pytest.mark.parametrize("mode", [0o770, 0o777, 0o702])
+def test_a_folder_that_others_may_write_to_is_not_believed(store, place, said, which, mode):
+    put(store)
+    (store.folder / which).chmod(mode)
+    assert taken(store, place) == {}
+    assert any("another user owns it or may write to it" in line for line in said)
+    with pytest.raises(PermissionError):
+        put(store, {"a": b"b"})
+
+
+def test_what_another_user_owns_is_not_believed(store, place, said, monkeypatch):
+    put(store)
+    monkeypatch.setattr(os, "getuid", lambda: 12345678)
+    assert taken(store, place) == {}
+    assert any("another user owns it" in line for line in said)
+
+
+def test_a_file_that_others_may_write_to_and_a_link_are_not_believed(store, place, said, tmp_path):
+    put(store)
+    objects = store.folder / "objects"
+    open_one = objects / name_of(CONTENT["cx/code.py"])
+    open_one.chmod(0o666)
+    linked = objects / name_of(CONTENT["cx/library.so"])
+    linked.rename(tmp_path / "elsewhere")
+    linked.symlink_to(tmp_path / "elsewhere")
+    assert set(taken(store, place)) == {"fxgraph/ab/entry"}
+    assert len(said) == 2
+
+
+@pytest.mark.parametrize("path", ["../out", "/etc/x", "a/../../b", "", "a//b", "a\\b", "a b", "a/\n"])
+def test_a_manifest_that_leads_out_of_the_folder_is_none(store, place, said, path):
+    put(store)
+    document = {**json.loads(Manifest(fits(), {}, 0.0, ()).dumps()), "files": [[path, name_of(b"x"), 1]]}
+    text = json.dumps(document).encode()
+    (store.folder / "manifests" / f"{name_of(text)}.json").write_bytes(text)
+    assert set(taken(store, place)) == set(CONTENT)
+    assert any("a file that cannot be" in line for line in said)
+
+
+NONSENSE = ["[]", "{}", "null", "1", '{"schema": 1}', "[" * 100_000, '{"schema": 2, "files": []}']
+
+
+@pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
+def test_a_manifest_that_says_nonsense_is_a_miss(store, said, text):
+    put(store)
+    (store.folder / "manifests" / f"{name_of(text.encode())}.json").write_text(text)
+    assert len(store.entries()) == 1
+    assert said
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_store_that_is_read_only_is_used_and_nothing_is_counted(store, place, said):
+    put(store)
+    for folder in (store.folder, *(path for path in store.folder.iterdir())):
+        folder.chmod(0o500)
+    try:
+        assert taken(store, place) == CONTENT
+        with pytest.raises(PermissionError):
+            put(store, {"new": b"file"})
+    finally:
+        for folder in (store.folder, *(path for path in store.folder.iterdir())):
+            folder.chmod(0o700)
+    assert said == []
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+sys.path[:0] = [{tests!r}]
+from test_cache_compiled import put
+from hotloop.cache.compiled import CompiledStore
+store = CompiledStore(Path({folder!r}))
+print("ready", flush=True)
+for number in range(10_000):
+    put(store, {{f"file{{number}}-{{part}}": bytes([number % 251, part]) * 20_000 for part in range(5)}})
+"""
+
+
+def test_kill_9_in_the_middle_of_a_write_leaves_the_next_run_fine(tmp_path, said):
+    folder = tmp_path / "store"
+    program = KILLED.format(tests=str(Path(__file__).parent), folder=str(folder))
+    draw = random.Random(7)
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert child.stdout.readline() == b"ready\n"
+    time.sleep(draw.uniform(0.05, 0.3))
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    store = CompiledStore(folder, said.append)
+    before = store.entries()
+    for entry in before:
+        assert all(store.read(file) is not None for file in entry.manifest.files)
+    put(store)
+    assert len(store.entries()) == len(before) + 1
+    assert said == []
+    for path in folder.rglob("*"):  # what was torn is removed when it is old enough to belong to nobody
+        os.utime(path, (1, 1))
+    store.clear(lambda entry: False)
+    named = {file.digest for entry in store.entries() for file in entry.manifest.files}
+    assert {path.name for path in (folder / "objects").iterdir()} == named
+
+
+def test_the_store_keeps_its_size(store, monkeypatch):
+    monkeypatch.setattr(compiled, "MAX_BYTES", 25_000)
+    monkeypatch.setattr(compiled, "_TORN_AFTER", -1.0)
+    names = []
+    for number in range(4):
+        names.append(put(store, {f"file{number}": bytes([number]) * 10_000}))
+        for path in (store.folder / "manifests").glob("*.json"):
+            os.utime(path, (1e9 + names.index(path.stem), 1e9 + names.index(path.stem)))
+    assert {entry.name for entry in store.entries()} == set(names[-2:])
+    assert len(list((store.folder / "objects").iterdir())) == 2
+
+
+# -- the folder of a process --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A store of the test's own, and no folder of torch's."""
+    monkeypatch.setenv("HOTLOOP_CACHE_DIR", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(working, "_process", working._Process())
+    return tmp_path / "home"
+
+
+def test_torch_writes_into_a_folder_of_the_process_that_is_kept_at_the_end(home, monkeypatch):
+    with shared_compiles() as shared:
+        inside = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert inside == shared.place
+        assert inside.stat().st_mode & 0o77 == 0
+        (inside / "fxgraph").mkdir()
+        (inside / "fxgraph" / "one").write_bytes(b"1")
+        (inside / "triton").mkdir()
+        (inside / "triton" / "kernel").write_bytes(b"with absolute paths")
+        with shared_compiles() as again:  # nested, as a loop over trials in a process that already shares
+            assert again is shared
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    monkeypatch.setattr(working, "_process", working._Process())  # as in another process
+    with shared_compiles() as other:
+        assert other.place != shared.place
+        assert {path.name for path in other.place.rglob("*") if path.is_file()} == {"one", "alive"}
+        assert other.keep() == 0
+    (entry,) = working.compiled_store().entries()
+    assert entry.uses == 1
+
+
+def test_what_was_kept_for_another_model_is_not_taken_up(home, monkeypatch):
+    from torch import nn
+
+    narrow, wide = nn.Linear(2, 2), nn.Linear(2, 3)
+    for model, name in ((narrow, "narrow"), (wide, "wide")):
+        with shared_compiles(model) as shared:
+            (shared.place / name).write_bytes(name.encode())
+    monkeypatch.setattr(working, "_process", working._Process())
+    with shared_compiles(narrow) as other:
+        assert {path.name for path in other.place.iterdir()} == {"narrow", "alive"}
+        with shared_compiles(wide):
+            assert {path.name for path in other.place.iterdir()} == {"narrow", "wide", "alive"}
+    assert [sorted(entry.manifest.models.values()) for entry in working.compiled_store().entries()] == [["Linear"]] * 2
+
+
+def test_no_more_is_taken_up_than_a_process_may_want(store, place, monkeypatch):
+    monkeypatch.setattr(compiled, "MOST_TAKEN_BYTES", 250)
+    put(store, {"first": bytes(200)})
+    put(store, {"second": bytes(200)})
+    assert len(taken(store, place)) == 1
+
+
+def test_a_folder_that_the_user_chose_is_left_alone(home, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "chosen"))
+    with shared_compiles() as shared:
+        assert shared is None
+        assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "chosen")
+
+
+def test_torchs_own_folder_is_not_the_users_choice(home, monkeypatch):
+    own = f"{tempfile.gettempdir()}/torchinductor_somebody"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", own)  # as torch itself sets it at its first compile
+    with shared_compiles() as shared:
+        assert shared is not None
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == own
+
+
+def test_with_no_folder_nothing_is_shared_or_changed(home, monkeypatch):
+    monkeypatch.setenv("HOTLOOP_CACHE_DIR", "")
+    with shared_compiles() as shared:
+        assert shared is None
+        assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_a_store_that_cannot_be_written_ends_no_run_and_is_said_once(home, caplog):
+    home.write_text("a file")
+    with shared_compiles() as shared:
+        (shared.place / "one").write_bytes(b"1")
+        assert shared.keep() == shared.keep() == 0
+    assert len([one for one in caplog.records if "cannot be kept" in one.message]) == 1
+
+
+def test_the_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(home, monkeypatch):
+    living = working.Working(CompiledStore(home))
+    dead = Path(tempfile.mkdtemp(prefix="hotloop-compiled-"))
+    (dead / "cx").mkdir()
+    (dead / "cx" / "library.so").write_bytes(b"half")
+    for place in (living.place, dead):
+        os.utime(place, (1e9, 1e9))
+    with shared_compiles():
+        assert not dead.exists()
+        assert living.place.exists()
+    living._end()
+
+
+def test_what_torch_is_writing_just_now_is_no_trouble(tmp_path):
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "a.lock").write_bytes(b"")
+    (tmp_path / "entry").write_bytes(b"x")
+    assert [file.path for file, _ in files_in(tmp_path, ())] == ["entry"]
+
+
+# -- bundles ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def made(store, tmp_path):
+    put(store)
+    return bundle.export(store, tmp_path / "bundle.zip")
+
+
+@pytest.fixture
+def other(tmp_path):
+    return CompiledStore(tmp_path / "other")
+
+
+def test_a_bundle_brings_what_was_exported(made, other, place, tmp_path):
+    got = bundle.take_in(other, tmp_path / "bundle.zip", checksum=made.checksum[:16], model="ffff")
+    assert (got.checksum, got.size) == (made.checksum, made.size)
+    assert taken(other, place) == CONTENT
+
+
+@pytest.mark.parametrize("name", list(fits()))
+@pytest.mark.usefixtures("made")
+def test_a_bundle_that_does_not_fit_is_refused_with_the_part(store, other, tmp_path, monkeypatch, name):
+    here = {**fits(), name: "another"}
+    monkeypatch.setattr(bundle, "fits", lambda: here)
+    with pytest.raises(DataError, match=rf"does not fit this machine: it was made for {name} .* \(here another\)"):
+        bundle.take_in(other, tmp_path / "bundle.zip")
+    with pytest.raises(DataError, match="no compiled code is kept that fits"):
+        bundle.export(store, tmp_path / "more.zip")
+    assert not other.folder.exists()
+
+
+def test_a_bundle_of_another_model_or_checksum_is_refused(made, other, tmp_path, store):
+    with pytest.raises(DataError, match="not made for the model abc, but for ffffffffffff"):
+        bundle.take_in(other, tmp_path / "bundle.zip", model="abc")
+    with pytest.raises(DataError, match="it is not that bundle"):
+        bundle.take_in(other, tmp_path / "bundle.zip", checksum="0" * 64)
+    with pytest.raises(DataError, match="no compiled code is kept for the model abc; there is some for ffffffffffff"):
+        bundle.export(store, tmp_path / "more.zip", model="abc")
+    assert not other.folder.exists()
+
+
+def rewritten(path, change):
+    """Rewrite a bundle's members."""
+    with zipfile.ZipFile(path) as old:
+        members = {name: old.read(name) for name in old.namelist()}
+    change(members)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as new:
+        for name, data in members.items():
+            new.writestr(name, data)
+
+
+def swap_code(members):
+    members[f"objects/{name_of(CONTENT['cx/code.py'])}"] = b"evil()!"
+
+
+def swap_manifest(members):
+    document = json.loads(members["manifest.json"])
+    document["files"][0][1] = name_of(b"evil")
+    members["manifest.json"] = json.dumps(document).encode()
+    members[f"objects/{name_of(b'evil')}"] = b"evil"
+
+
+def lead_out(members):
+    document = json.loads(members["manifest.json"])
+    document["files"][0][0] = "../../evil"
+    members["manifest.json"] = json.dumps(document).encode()
+    members["manifest.sha256"] = name_of(members["manifest.json"]).encode()
+
+
+def fill(members):
+    members[f"objects/{name_of(CONTENT['cx/code.py'])}"] = bytes(50_000_000)  # a bomb: 50 kB in the file
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (swap_code, "cx/code.py is not what the manifest says"),
+        (swap_manifest, "the manifest is not what its checksum says"),
+        (lead_out, "a file that cannot be"),
+        (fill, "has more than 7 bytes"),
+        (lambda members: members.pop("manifest.json"), "has no manifest.json"),
+        (lambda members: members.pop("manifest.sha256"), "has no manifest.sha256"),
+        (lambda members: members.pop(max(members)), "has no objects/"),
+    ],
+)
+def test_a_bundle_that_was_changed_is_refused(made, other, tmp_path, change, why):
+    rewritten(tmp_path / "bundle.zip", change)
+    with pytest.raises(DataError, match=why):
+        bundle.take_in(other, tmp_path / "bundle.zip")
+    assert not other.folder.exists()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_bundle_that_is_damaged_anywhere_is_refused_or_whole(made, other, place, tmp_path, seed):
+    path, draw = tmp_path / "bundle.zip", random.Random(seed)
+    data = path.read_bytes()
+    at = draw.randrange(len(data))
+    path.write_bytes(data[:at] if seed % 2 else data[:at] + draw.randbytes(8) + data[at + 8 :])
+    with contextlib.suppress(DataError):
+        bundle.take_in(other, path)
+        assert taken(other, place) == CONTENT  # a date in the zip's own directory, say, changes nothing
+
+
+def test_no_bundle_is_no_bundle(other, tmp_path):
+    (tmp_path / "text").write_text("no zip")
+    for name in ("text", "nowhere", "."):
+        with pytest.raises(DataError):
+            bundle.take_in(other, tmp_path / name)
+
+
+# -- the command --------------------------------------------------------------------------------------------------------
+
+
+def command(*arguments):
+    from hotloop.cli import app
+
+    return CliRunner().invoke(app, ["cache", *arguments])
+
+
+def test_the_command_shows_clears_exports_and_imports(home, tmp_path):
+    shown = command()
+    assert shown.exit_code == 0
+    assert "0.0 MiB of compiled code" in shown.stdout
+    store = working.compiled_store()
+    kept = put(store)
+    stale = put(store, {"old": b"old" * 100}, {**fits(), "torch": "1.0"}, {"e" * 32: "[red]Evil"})
+    found = json.loads(command("--json").stdout)
+    assert found["folder"] == str(home / "compiled")
+    rows = {row["name"]: row for row in found["entries"]}
+    assert (rows[kept]["stale"], rows[kept]["hits"], rows[kept]["models"]) == ("", 0, MODELS)
+    assert rows[stale]["stale"].startswith("made for torch 1.0 (here ")
+    assert "[red]Evil" in command().stdout
+    exported = json.loads(command("export", str(tmp_path / "b.zip"), "--json").stdout)
+    assert exported["files"] == len(CONTENT)
+    assert json.loads(command("clear", "--stale", "--json").stdout)["removed"] == [stale]
+    assert "1 removed" in command("clear").stdout
+    assert store.entries() == []
+    refused = command("import", str(tmp_path / "b.zip"), "--checksum", "123")
+    assert refused.exit_code != 0
+    assert isinstance(refused.exception, DataError)
+    assert command("import", str(tmp_path / "b.zip"), "--checksum", exported["checksum"]).exit_code == 0
+    assert len(store.entries()) == 1
+    assert "import only what you made yourself" in " ".join(command("import", "--help").stdout.split())
+
+
+def test_the_command_with_nothing_kept_says_so(home, monkeypatch):
+    monkeypatch.setenv("HOTLOOP_CACHE_DIR", "")
+    assert "HOTLOOP_CACHE_DIR is empty" in str(command().exception)

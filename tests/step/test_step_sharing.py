@@ -1,0 +1,202 @@
+"""Several runs of one program in one process: what the later ones know, prove again, and pay for together."""
+
+import pytest
+import torch
+from torch import nn
+
+import hotloop
+from hotloop.errors import ConfigError
+from hotloop.measure import Timing
+from hotloop.step import background, sharing
+
+TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018}
+
+
+class Clock:
+    """A clock on which a step takes what the test says that its tier takes."""
+
+    def __init__(self, ran, times):
+        self.ran, self.times, self.dropped, self.stopped = ran, times, 0, 0
+
+    def start(self):
+        return None
+
+    def stop(self, mark):
+        self.stopped += 1
+
+    def cancel(self, mark):
+        pass
+
+    def take(self):
+        found, self.stopped = self.stopped, 0
+        ran = [getattr(entry, "tier", entry) for entry in list(self.ran)[:found]]
+        return [Timing(self.times[tier], 0.9 * self.times[tier]) for tier in ran]
+
+
+@pytest.fixture(autouse=True)
+def _no_store(monkeypatch):
+    monkeypatch.setenv("HOTLOOP_CACHE_DIR", "")
+
+
+def trial(
+    run="auto", *, steps=60, times=TIMES, total=50_000, runs=None, rate=2**-6, width=16, reads=False, prepared=None
+):
+    """One run of a search; gives losses, model and loop."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.25), nn.Linear(width, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=total, runs=runs)
+    loop.times.clock, loop.reference_times.clock = (
+        Clock(loop.times.what, times),
+        Clock(loop.reference_times.what, times),
+    )
+    if prepared is not None:
+        prepared(loop)
+
+    @loop.step
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        if reads:
+            assert loss.item() < 1e9
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    torch.manual_seed(1)
+    data = torch.Generator().manual_seed(2)
+    losses = [step(torch.randn(4, 8, generator=data)) for _ in range(steps)]
+    loop.status()
+    return losses, model, loop
+
+
+def decisions(loop):
+    return [entry["reason"] for entry in loop.record.document["decisions"]]
+
+
+def eager_steps(loop):
+    return next(tier.steps for tier in loop.status().tiers if tier.name == "eager")
+
+
+def test_the_second_run_starts_from_the_firsts_verdict_and_proves_its_own_recording():
+    with hotloop.testing.captured_step_emulation():
+        first, second = trial(), trial(rate=2**-7)
+        assert [one[2].status().tier for one in (first, second)] == ["eager+graph"] * 2
+        assert any("eager+graph against eager: faster" in line for line in decisions(first[2]))
+        said = decisions(second[2])
+    assert not any("against" in line and "pairs" in line for line in said)  # nothing is timed by turns again
+    assert any("eager+graph: proven in" in line for line in said)
+    proven = [one for one in second[2].record.document["events"] if one["kind"] == "tier_proven"]
+    assert [one["tier"] for one in proven] == ["eager+graph"]
+    assert eager_steps(second[2]) <= 4 < eager_steps(first[2])
+    eager = trial("eager", rate=2**-7)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(second[0], eager[0], strict=True))
+
+
+def test_another_shape_is_another_program():
+    with hotloop.testing.captured_step_emulation():
+        trial()
+        other = trial(width=24)[2]
+    assert any("pairs" in line for line in decisions(other))
+
+
+def test_what_was_no_faster_is_not_tried_by_later_runs():
+    slower = {**TIMES, "eager+graph": 0.0105}
+    with hotloop.testing.captured_step_emulation():
+        first, second = (trial(times=slower, steps=80)[2] for _ in range(2))
+    assert any("no faster" in line for line in decisions(first))
+    assert [tier.name for tier in second.status().tiers] == ["eager"]
+
+
+def test_a_tier_that_two_runs_declined_is_left_alone_by_the_third():
+    with hotloop.testing.captured_step_emulation():
+        loops = [trial(reads=True)[2] for _ in range(3)]
+    states = [{tier.name: tier.state for tier in loop.status().tiers} for loop in loops]
+    assert [one.get("eager+graph") for one in states] == ["declined", "declined", None]
+
+
+def test_a_later_run_too_short_for_the_proof_stays_eager():
+    with hotloop.testing.captured_step_emulation():
+        trial()
+        short = trial(steps=6, total=6)[2]
+    assert short.status().tier == "eager"
+
+
+def test_runs_that_share_carry_the_credit_from_one_to_the_next():
+    with hotloop.testing.captured_step_emulation():
+        alone = trial()[2]
+        alone.close()
+        assert sharing.carried_seconds() == 0.0
+        first = trial(runs=5)[2]
+        saved = first.status().seconds_saved
+        first.close()
+    left = sharing.carried_seconds()
+    assert left == pytest.approx(0.02 * 0.010 * 60 + saved - first.auto._prepare_seconds - first.auto._trial_seconds)
+    spent = trial(runs=4.5, steps=1)[2].auto._standing()
+    assert (spent.runs, spent.carried_seconds) == (4.5, left)
+    assert trial(steps=1)[2].auto._standing().carried_seconds == 0.0
+
+
+class Child:
+    """A background compile that goes on until the test lets it end."""
+
+    made = []
+
+    def __init__(self):
+        self.stopped = False
+        self.made.append(self)
+
+    @classmethod
+    def start(cls, request, *, limit_seconds):
+        return cls()
+
+    def poll(self):
+        return "running"
+
+    def stop(self):
+        self.stopped = True
+
+
+@pytest.fixture
+def children(monkeypatch):
+    kind = type("OneChild", (Child,), {"made": []})
+    monkeypatch.setattr(background, "BackgroundCompile", kind)
+    return kind.made
+
+
+def with_recorder(loop):
+    class Noted:
+        reason = ""
+
+        def request(self, settings):
+            return settings
+
+    loop.auto.background._recorder = Noted()
+
+
+SLOW = {**TIMES, "eager": 1.0, "full": 0.4}
+
+
+def test_a_child_that_compiles_goes_on_for_the_next_run_and_ends_with_the_last(children):
+    first = trial(times=SLOW, total=100_000, steps=20, runs=3, prepared=with_recorder)[2]
+    first.close()
+    assert [one.stopped for one in children] == [False]
+    second = trial(times=SLOW, total=100_000, steps=20, runs=2)[2]
+    assert second.auto.background.tier == "full"
+    assert len(children) == 1
+    second.close()
+    third = trial(times=SLOW, total=100_000, steps=20, runs=1)[2]
+    third.close()
+    assert [one.stopped for one in children] == [True]
+
+
+def test_of_two_children_that_are_left_one_stays(children):
+    for width in (16, 24):
+        trial(times=SLOW, total=100_000, steps=20, runs=9, width=width, prepared=with_recorder)[2].close()
+    assert [one.stopped for one in children] == [True, False]
+
+
+@pytest.mark.parametrize("runs", [0, 0.5, -1, float("nan"), float("inf"), True, "12"])
+def test_a_number_of_runs_that_cannot_be_is_refused(runs):
+    with pytest.raises(ConfigError, match="runs"):
+        trial(runs=runs)
