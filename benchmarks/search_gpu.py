@@ -65,7 +65,8 @@ class Program:
                      "intermediate_size": 64, "max_position_embeddings": 64, "type_vocab_size": 1}  # fmt: skip
         torch.manual_seed(number)
         config = XLMRobertaConfig(num_labels=1, pad_token_id=1, bos_token_id=0, eos_token_id=2, **sizes)
-        self.model = XLMRobertaForSequenceClassification(config).to(self.device).train()
+        with torch.device(self.device):  # random weights are drawn there: twenty models a way are quick to make
+            self.model = XLMRobertaForSequenceClassification(config).train()
         rate, decay, warm_up = settings_of(number)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=rate, weight_decay=decay, fused=True)
         first = math.ceil(warm_up * steps)
@@ -217,7 +218,7 @@ def summary(rows):
             continue
         found[part] = {way: _sum(part, some) for way, some in mine.items()}
         if part == "search":
-            numbers = sorted({row["number"] for row in mine["auto"]} & {row["number"] for row in mine["compile"]})
+            numbers = sorted(set.intersection(*({row["number"] for row in some} for some in mine.values())))
             took = {(row["way"], row["number"]): row["seconds"] for some in mine.values() for row in some}
             rivals = [(min(took[way, n] for way in ("eager", "compile")), took["auto", n]) for n in numbers[1:]]
             found[part]["auto_over_eager"] = found[part]["eager"]["seconds"] / found[part]["auto"]["seconds"]
