@@ -31,7 +31,7 @@ def fit_plainly(task, hot):
         task.model.train()
         for number, (ids, labels) in enumerate(task.batches, 1):
             more = {"update": number % task.accumulate == 0} if task.accumulate > 1 else {}
-            losses.append(float(train_step(ids, labels, **more)))
+            losses.append(float(train_step(ids, labels, **more).detach()))
         task.model.eval()
         with torch.no_grad():
             for ids, _ in task.validation:

@@ -7,8 +7,9 @@ from hotloop.testing.assertions import (
     assert_steps_marked,
 )
 from hotloop.testing.captured import captured_step_emulation
-from hotloop.testing.conformance import Conformance, Fitted, Task
+from hotloop.testing.conformance import Conformance
 from hotloop.testing.cudagraphs import cudagraph_emulation
+from hotloop.testing.fitting import Fitted, Task
 from hotloop.testing.planted import planted_failure
 
 __all__ = [
