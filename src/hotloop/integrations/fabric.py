@@ -1,8 +1,8 @@
 """Lightning Fabric: set a model up with a compile in place, and own the step around ``fabric.backward``.
 
-``hotloop.compile(model)`` before or after ``fabric.setup`` and ``hotloop.Loop(model, optimizer)`` on what it returns work
-without this module. It adds what they cannot know: where a compile goes that should lie over the strategy's wrapper,
-what a model was compiled with before, and the GradScaler of 16-mixed precision, which a step changes too.
+``hotloop.compile(model)`` before or after ``fabric.setup`` and ``hotloop.Loop(model, optimizer)`` on what it returns
+work without this module. It adds what they cannot know: where a compile goes that should lie over the strategy's
+wrapper, what a model was compiled with before, and the GradScaler of 16-mixed precision, which a step changes too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("hotloop")
 
 
-def setup(
+def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
     fabric: lightning.fabric.Fabric,
     module: torch.nn.Module,
     *optimizers: torch.optim.Optimizer,
@@ -52,7 +52,8 @@ def setup(
         preset: as for `hotloop.compile`; None compiles nothing, where a `loop` will decide.
         reapply: False compiles the model inside the strategy's wrapper (DDP, FSDP), True the wrapper with the model in
             it; None takes what was measured to be faster: inside (docs/distributed.md).
-        scheduler, move_to_device: as for ``fabric.setup``.
+        scheduler: as for ``fabric.setup``.
+        move_to_device: as for ``fabric.setup``.
         settings: further settings of `hotloop.compile`.
 
     Returns:
