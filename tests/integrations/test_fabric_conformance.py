@@ -1,7 +1,6 @@
 """Fabric passes the conformance suite: with a loop around its step, and with the model compiled in place."""
 
 import lightning
-import pytest
 import torch
 from torch.nn import functional as F
 

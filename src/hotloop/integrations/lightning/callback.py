@@ -14,13 +14,12 @@ from hotloop.errors import ConfigError
 from hotloop.integrations.lightning.allowed import compiled_by_user, why_not, why_not_with
 from hotloop.integrations.lightning.owned import OwnedStep
 from hotloop.integrations.lightning.status import TrainerStatus
-from hotloop.step import Loop
 from hotloop.step.tiers import Tier, parse
 
 if TYPE_CHECKING:
     from hotloop.control import Status
     from hotloop.record import RunRecord
-    from hotloop.step import LoopStatus
+    from hotloop.step import Loop, LoopStatus
 
 _log = logging.getLogger("hotloop")
 _AS_GIVEN = "hand fit() the module itself: names, checkpoints and self.log stay as in eager, and a failure falls back"
@@ -66,15 +65,9 @@ class HotLoop(pl.Callback):
 
     def status(self) -> TrainerStatus:
         """Say what was asked for, what runs, or ran when the Trainer ended, and why it is not more."""
-        loop, model, record = self._now()
-        return TrainerStatus(
-            asked=self.run,
-            owned=loop is not None,
-            why=tuple(self._why),
-            hints=tuple(self._hints),
-            loop=loop,
-            model=model,
-        )
+        loop, model, _ = self._now()
+        why, hints = tuple(self._why), tuple(self._hints)
+        return TrainerStatus(asked=self.run, owned=loop is not None, why=why, hints=hints, loop=loop, model=model)
 
     @property
     def record(self) -> RunRecord | None:

@@ -1,9 +1,9 @@
 """The training step of a LightningModule, owned by a loop.
 
-Under automatic optimization the Trainer asks ``module.optimizer_step`` to run forward, backward and optimizer. Ours has a
-`hotloop.Loop` run them, as a plain function of the batch, in any tier; then it lets the Trainer's closure go through its
-hooks, counters and metrics once, with the result that is there already. What the step logs is noted while it runs and
-handed to Lightning afterwards, so that logging neither breaks a graph nor happens twice in a proof.
+Under automatic optimization the Trainer asks ``module.optimizer_step`` to run forward, backward and optimizer. Ours has
+a `hotloop.Loop` run them, as a plain function of the batch, in any tier; then it lets the Trainer's closure go through
+its hooks, counters and metrics once, with the result that is there already. What the step logs is noted while it runs
+and handed to Lightning afterwards, so that logging neither breaks a graph nor happens twice in a proof.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class OwnedStep:
         trainer, module, optimizer, scaler = self._trainer, self._module, self._optimizer, self._scaler
         clips = own_method(module, "configure_gradient_clipping")
         backward = own_method(module, "backward")
-        unscales = scaler is not None and not getattr(optimizer, "_step_supports_amp_scaling", False)
+        unscales = not getattr(optimizer, "_step_supports_amp_scaling", False)
 
         def training_step(batch: Any, *more: Any) -> Any:
             with self._forward():
@@ -103,7 +103,7 @@ class OwnedStep:
             if loss is not None:
                 optimizer.zero_grad()
                 backward(loss if scaler is None else scaler.scale(loss))
-                if unscales:
+                if scaler is not None and unscales:
                     scaler.unscale_(optimizer)
                 clips(
                     optimizer,
