@@ -77,7 +77,7 @@ def train(kind, run=None, steps=14, short=None):
     compiled = str(hotloop.status(model)) if run else ""
     if loop:
         loop.close()
-    del model, optimizer, loop, step, train_step
+    step = loop = None
     gc.collect()
     dist.barrier()
     return left, losses, told, compiled
@@ -121,7 +121,7 @@ def impatient(wanted):
 
 def scenario(name):
     kind, _, what = name.partition("-")
-    steps, short, within, planted = 14, None, contextlib.nullcontext(), None
+    steps, short, within = 14, None, contextlib.nullcontext()
     if what in ("forward compile", "backward compile") and RANK == 1:
         within = planted_failure(what)
     elif what == "forward run":
