@@ -36,7 +36,7 @@ def components_of(model: Any) -> Target:
         ConfigError: it is none of these, or a module that ``torch.compile(model)`` wrapped.
     """
     if isinstance(model, torch.nn.Module):
-        if hasattr(model, "_orig_mod"):
+        if "" in compiled_by_torch(model):  # not by hasattr: wrappers of frameworks pass attributes through
             raise ConfigError(
                 f"{type(model).__name__} is a wrapper made by torch.compile(model): hand hotloop.compile the module "
                 "itself (model._orig_mod), which keeps its names and its state_dict"

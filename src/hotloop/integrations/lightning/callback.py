@@ -148,7 +148,8 @@ class HotLoop(pl.Callback):
         """Have the user's own compile break its graph at self.log, which it cannot trace on torch 2.13."""
         self._logging = Shadows(module)
         for name in ("log", "log_dict"):
-            self._logging.put(name, torch.compiler.disable(own_method(module, name)))
+            outside = torch.compiler.disable(own_method(module, name))  # type: ignore[no-untyped-call]
+            self._logging.put(name, outside)
 
     def _say(self) -> None:
         for line in self._why:
