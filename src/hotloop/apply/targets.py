@@ -12,7 +12,9 @@ from hotloop.errors import ConfigError
 
 _DENOISERS = ("unet", "transformer")
 _WRAPPERS = ("_FabricModule", "DistributedDataParallel")
-"""Classes, by name, that hold the model that they call under ``module``."""
+"""Classes, by name, of modules that frameworks put around a model."""
+_HELD_AS = ("_original_module", "_forward_module", "module")
+"""What a wrapper may hold the model as, the model itself before a wrapper around it; equal ones are listed once."""
 
 
 @dataclasses.dataclass
@@ -110,8 +112,9 @@ def wrapped_by(module: torch.nn.Module) -> torch.nn.Module | None:
     """Give the model inside a framework's wrapper; None where the module is no wrapper."""
     if not any(base.__name__ in _WRAPPERS for base in type(module).__mro__):
         return None
-    inner = module.module
-    return inner if isinstance(inner, torch.nn.Module) else None
+    # Not by module.module: Fabric asks there whether a module is true, which one wrapped by torch.compile refuses.
+    children = dict(module.named_children())
+    return next((children[name] for name in _HELD_AS if name in children), None)
 
 
 def compiled_by_torch(module: torch.nn.Module) -> list[str]:

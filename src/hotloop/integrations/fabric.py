@@ -81,7 +81,7 @@ def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
 def _over(wrapped: Any) -> torch.nn.Module:
     """Give the strategy's wrapper with the model in it."""
     children = dict(wrapped.named_children())
-    over: torch.nn.Module = children.get("_forward_module", wrapped.module)
+    over: torch.nn.Module = children["_forward_module"]
     return over
 
 
