@@ -1,5 +1,8 @@
 """The Trainer's callback: what the conformance suite does not ask of every integration."""
 
+import runpy
+from pathlib import Path
+
 import lightning.pytorch as pl
 import pytest
 import torch
@@ -205,3 +208,13 @@ def test_the_benchmark_prints_both_medians_and_the_speed_up(capsys):
         Benchmark(skip=-1)
     with pytest.raises(ConfigError, match="nonesuch"):
         HotLoop(run="nonesuch")
+
+
+def test_the_example_fits_eager_and_with_hotloop(monkeypatch, capsys):
+    example = Path(__file__).parents[2] / "examples" / "lightning_transformer.py"
+    monkeypatch.setattr("sys.argv", [str(example), "--run", "eager", "--batches", "4", "--skip", "1"])
+    runpy.run_path(str(example), run_name="__main__")
+    said = capsys.readouterr().out
+    assert "Eager median time: " in said
+    assert "Speedup: " in said
+    assert "hotloop in Lightning's Trainer (asked for: eager)" in said

@@ -130,7 +130,7 @@ def scenario(name):
     elif what == "backward run" and RANK == 1:
         within = planted_failure(what, after=6)
     elif what == "sleep" and RANK == 1:
-        within = slow_backend(TIMEOUT + 2)
+        within = slow_backend(10.0)
     elif what == "short":
         short = 8 if RANK == 1 else None
     elif what == "short-first":
