@@ -105,6 +105,25 @@ def test_the_record_and_the_report_tell_what_was_proven(tmp_path):
     assert "eager+graph at step 20" in str(loop.status())
 
 
+def test_the_record_of_a_closed_loop_tells_what_was_compiled():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    with hotloop.Loop(model, optimizer, run="aot_eager") as loop:
+
+        @loop.step
+        def train_step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for _ in range(8):
+            train_step(torch.ones(2, 4))
+    found = loop.record.document["components"]["model"]
+    assert (found["requested"], found["state"]) == ("aot_eager", "compiled")
+
+
 def test_a_record_of_somebody_elses_gets_no_steps(tmp_path):
     owner = record.RunRecord(tmp_path / "run")
     with hotloop.testing.captured_step_emulation(), trained(record=owner):

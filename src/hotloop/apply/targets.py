@@ -11,6 +11,10 @@ import torch
 from hotloop.errors import ConfigError
 
 _DENOISERS = ("unet", "transformer")
+_WRAPPERS = ("_FabricModule", "DistributedDataParallel")
+"""Classes, by name, of modules that frameworks put around a model."""
+_HELD_AS = ("_original_module", "_forward_module", "module")
+"""What a wrapper may hold the model as, the model itself before a wrapper around it; equal ones are listed once."""
 
 
 @dataclasses.dataclass
@@ -34,7 +38,7 @@ def components_of(model: Any) -> Target:
         ConfigError: it is none of these, or a module that ``torch.compile(model)`` wrapped.
     """
     if isinstance(model, torch.nn.Module):
-        if hasattr(model, "_orig_mod"):
+        if "" in compiled_by_torch(model):  # not by hasattr: wrappers of frameworks pass attributes through
             raise ConfigError(
                 f"{type(model).__name__} is a wrapper made by torch.compile(model): hand hotloop.compile the module "
                 "itself (model._orig_mod), which keeps its names and its state_dict"
@@ -88,9 +92,15 @@ def entry_points(component: Any) -> list[Any]:
     """Give the modules whose call leads into a component.
 
     For a LightningModule these are its own forward, where it defines one, and its children that have parameters: its
-    ``training_step`` is called by the trainer, not through ``__call__``, and may use either.
+    ``training_step`` is called by the trainer, not through ``__call__``, and may use either. For a wrapper that a
+    framework puts around a model (Fabric's, DistributedDataParallel) it is the model itself: precision, hooks on what
+    leaves the wrapper and communication stay outside of compiled code.
     """
-    if not isinstance(component, torch.nn.Module) or not _is_lightning(component):
+    if not isinstance(component, torch.nn.Module):
+        return [component]
+    if (inner := wrapped_by(component)) is not None:
+        return entry_points(inner)
+    if not is_lightning(component):
         return [component]
     children = [child for child in component.children() if any(True for _ in child.parameters())]
     own_forward: Callable[..., Any] = type(component).forward
@@ -98,5 +108,20 @@ def entry_points(component: Any) -> list[Any]:
     return [*([component] if defines else []), *children] or [component]
 
 
-def _is_lightning(module: torch.nn.Module) -> bool:
+def wrapped_by(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Give the model inside a framework's wrapper; None where the module is no wrapper."""
+    if not any(base.__name__ in _WRAPPERS for base in type(module).__mro__):
+        return None
+    # Not by module.module: Fabric asks there whether a module is true, which one wrapped by torch.compile refuses.
+    children = dict(module.named_children())
+    return next((children[name] for name in _HELD_AS if name in children), None)
+
+
+def compiled_by_torch(module: torch.nn.Module) -> list[str]:
+    """Name the modules inside one that ``torch.compile(module)`` wrapped, the module itself included, by path."""
+    return [name for name, one in module.named_modules() if "_orig_mod" in dict(one.named_children())]
+
+
+def is_lightning(module: torch.nn.Module) -> bool:
+    """Tell whether a module is a LightningModule, of either package name."""
     return any(base.__name__ == "LightningModule" for base in type(module).__mro__)

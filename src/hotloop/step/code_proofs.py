@@ -42,6 +42,10 @@ class CodeProofs:
         """Tell whether code compiled as a base asks has agreed with eager often enough."""
         return base in self._agree
 
+    def not_proven(self, base: str) -> None:
+        """Take a proof back: another process has not come to it."""
+        self._agree.discard(base)
+
     def forget(self, base: str) -> None:
         """What was proven of a base's code does not count any more."""
         self._agree.discard(base)
@@ -97,11 +101,12 @@ class CodeProofs:
         outcomes.append(dataclasses.replace(outcome, result=None))
         del outcomes[: -proof.STEPS]
         verdict = proof.over_steps(outcomes)
-        on_gpu = runner.program.device.type == "cuda"
-        if verdict.random_moved and on_gpu and not self._traced_path and runner.differs_by_chance(run):
+        alone = runner.together is None  # else nobody runs a step more often than the others, whose collectives wait
+        by_chance = verdict.random_moved and alone and runner.program.device.type == "cuda"
+        if by_chance and not self._traced_path and runner.differs_by_chance(run):
             self._traced_path = True  # from the next step on, eager is compared on the path that compilers take
             outcomes.clear()
-        elif base not in self._referred and not verdict.agrees and verdict.may_be_noise:
+        elif alone and base not in self._referred and not verdict.agrees and verdict.may_be_noise:
             self._referred.add(base)  # from the next step on, both are held against the step in more bits
             outcomes.clear()
         elif verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):

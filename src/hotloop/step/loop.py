@@ -23,6 +23,7 @@ from hotloop.step.compiled import Compiled
 from hotloop.step.engines import engine_for
 from hotloop.step.holdings import Holdings
 from hotloop.step.optimizers import recordable, return_step_counts, with_host_step_counts
+from hotloop.step.peers import peers_of_this_run
 from hotloop.step.proof import STEPS as PROOF_STEPS
 from hotloop.step.results import without_used_graph
 from hotloop.step.runner import Runner
@@ -132,6 +133,8 @@ class Loop:
             )
         self.outside: set[str] = set()
         self.draws_random = False
+        self.not_watched: tuple[Any, ...] = ()
+        """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
         self.steps = 0
         self.account = Account(self, record)
         self._runners: list[Runner] = []
@@ -145,8 +148,9 @@ class Loop:
         self._matrix_dtypes: set[torch.dtype] = set()
         self._closed = self._settled = False
         self.auto: Auto | None = None
+        self.peers = peers_of_this_run()
         self.asked = self._requested(run)
-        self._refuse_several_processes()
+        self._agree_with_peers()
         self.goal = Tier(self.given) if self.auto is not None else self.asked
         self.writes = WriteWatch(optimizers.values())
         self._hooks = [one.register_state_dict_post_hook(with_host_step_counts) for one in optimizers.values()]
@@ -156,7 +160,7 @@ class Loop:
 
     def _requested(self, run: str) -> Tier:
         if os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no"):
-            self.say_once(f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set: steps run eager")
+            self.decided(f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set: steps run eager", {})
             return Tier("eager")
         if run.strip().lower() == "auto":
             self.auto = Auto(self)
@@ -174,17 +178,22 @@ class Loop:
             )
         return tier
 
-    def _refuse_several_processes(self) -> None:
-        """Each process would decide by its own times, and a proof would run collectives that its peers do not."""
-        group = torch.distributed
-        if not group.is_available() or not group.is_initialized() or group.get_world_size() < 2:  # noqa: PLR2004
+    def _agree_with_peers(self) -> None:
+        """In several processes a tier is agreed: what they could not agree on is left out, and said."""
+        if self.peers is None:
             return
-        several = f"torch.distributed runs {group.get_world_size()} processes, and tiers are not agreed among them yet"
-        if self.auto is None and self.asked != Tier(self.given):
-            raise ConfigError(f"run={self.asked.name!r}: {several}; expected run='eager'")
+        several = f"torch.distributed runs {self.peers.size} processes"
+        self.sentinel = 0.0  # it runs a step twice whenever one process thinks it time
         if self.auto is not None:
-            _log.warning("run='auto': %s: steps run %s", several, self.given)
+            self.decided(f"run='auto': {several}, each with times of its own: steps run {self.given}; name a tier", {})
             self.auto, self.asked = None, Tier(self.given)
+        if self.asked.compiles and any(hasattr(one, "placements") for one in self.parameters()):
+            why = "parameters are sharded (FSDP2), and a proof cannot exchange them: hotloop.compile the model instead"
+            self.decided(f"{self.asked.name}: {why}", {})
+            self.asked = Tier(self.given)
+        if self.asked.graph:
+            self.decided(f"{self.asked.name}: {several}: steps with collectives are not captured", {})
+            self.asked = self.asked.without_graph()
 
     # -- the public face -------------------------------------------------------------------------------------------
 
@@ -216,8 +225,9 @@ class Loop:
 
     @property
     def record(self) -> RunRecord:
-        """The run record; what steps took is added to it now and then, and by `status`, `report` and `close`."""
+        """The run record, brought up to date; between two accesses what steps took is added to it now and then."""
         self.settle()
+        self.account.settle()
         return self.account.record
 
     def report(self, path: str | os.PathLike[str]) -> None:
@@ -248,11 +258,13 @@ class Loop:
             return
         self._closed = self.plain = True
         with contextlib.ExitStack() as last:  # each is done though another fails, as they do when the device is lost
-            last.callback(self.account.close)
             for hook in self._hooks:
                 last.callback(hook.remove)
             last.callback(self.writes.close)
+            if self.peers is not None:
+                last.callback(self.peers.close)
             last.callback(self.compiled.take_off)
+            last.callback(self.account.close)  # before it is taken off, so that the record tells what ran
             last.callback(self._forget_recordings)
             last.callback(self._settle_last)
             if self.auto is not None:
@@ -369,8 +381,8 @@ class Loop:
         self._parameters = self._modules = None
 
     def ignored(self, runner: Runner) -> tuple[Any, ...]:
-        """Give the objects of ours that a step may reach, whose Python state is none of it."""
-        return self, runner, self.account
+        """Give the objects of ours, and of a framework around us, that a step may reach, whose state is none of it."""
+        return self, runner, self.account, *self.not_watched
 
     def eager(self) -> contextlib.AbstractContextManager[None]:
         """Run the models as they were given while the block runs."""

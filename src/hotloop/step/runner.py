@@ -24,6 +24,7 @@ from hotloop.step.sentinel import Sentinel
 from hotloop.step.shapes import Shapes
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
+from hotloop.step.together import Together
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Runner:
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
         self._surveys = 0
         self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
+        self.together = Together(self, loop.peers) if loop.peers is not None else None
         self.once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
         self.kind, self.ran = "run", loop.given
@@ -68,6 +70,8 @@ class Runner:
         self.kind, self.ran = "run", tier.name
         self.shapes.mark(args, kwargs)
         run = functools.partial(self.step, *args, **kwargs)
+        if self.together is not None:
+            return self.together.run(run, tier, self.shapes.note(args, kwargs), (args, kwargs))
         unproven = tier.compiles and not self.code.proven(tier.base)
         if not tier.compiles and not tier.graph:
             return self._guarded(run, tier)
@@ -183,6 +187,22 @@ class Runner:
     def _decline(self, variant: Variant, obstacle: Obstacle) -> None:
         variant.decline(obstacle)
         self.loop.declined(Tier(self.loop.goal.base, graph=True), obstacle, self)
+
+    # -- in several processes --------------------------------------------------------------------------------------
+
+    @property
+    def to_be_surveyed(self) -> bool:
+        """Tell whether the step has to be looked at, a first or, for what a first call sets up, a second time."""
+        return not self._surveys or (self.once is not None and self._surveys < SURVEYS)
+
+    def survey(self, run: Callable[[], Any], inputs: Inputs, call: tuple[Any, Any]) -> Any:
+        """Run the step eagerly, once, and look at it."""
+        self._surveys, self.once = self._surveys + 1, None
+        return self.looking.survey(self._variant(inputs), run, *call)
+
+    def guarded(self, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step in a tier without a graph, undone where that is possible."""
+        return self._guarded(run, tier)
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 

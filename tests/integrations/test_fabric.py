@@ -1,0 +1,99 @@
+"""Fabric: compile before and after setup, the user's own compile, precision, and the example."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning
+import pytest
+import torch
+from test_fabric_conformance import eager, fit_with_fabric
+
+import hotloop
+from hotloop.errors import ConfigError
+from hotloop.integrations.fabric import loop as fabric_loop
+from hotloop.integrations.fabric import setup
+from hotloop.testing import Task, captured_step_emulation
+from hotloop.testing.fitting import SmallClassifier, small_batches
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fabric_transformer.py"
+
+
+def parts():
+    torch.manual_seed(0)
+    model = SmallClassifier()
+    return lightning.Fabric(accelerator="cpu", devices=1), model, torch.optim.SGD(model.parameters(), lr=0.125)
+
+
+def call(model):
+    model(small_batches(1)[0][0]).sum().backward()
+
+
+def test_compile_before_setup_after_it_and_by_setup():
+    for how in ("before", "after", "by setup", "over"):
+        fabric, module, optimizer = parts()
+        names = list(module.state_dict())
+        if how == "before":
+            hotloop.compile(module, "aot_eager")
+        if how in ("by setup", "over"):
+            model, _ = setup(fabric, module, optimizer, preset="aot_eager", reapply=how == "over")
+        else:
+            model, _ = fabric.setup(module, optimizer)
+        if how == "after":
+            hotloop.compile(model, "aot_eager")
+        call(model)
+        found = hotloop.status(model).components
+        assert [one.state for one in found.values()] == ["compiled"], how
+        assert list(model.state_dict()) == names
+        hotloop.uncompile(model)
+        assert [one.requested for one in hotloop.status(model).components.values()] == ["none"], how
+
+
+@pytest.mark.parametrize("reapply", [None, True, False])
+def test_what_the_user_compiled_is_recognised_and_reapplied_as_fabric_does(reapply, caplog):
+    fabric, module, optimizer = parts()
+    with caplog.at_level("WARNING", "hotloop"):
+        model, optimizer = setup(fabric, torch.compile(module, backend="eager"), optimizer, reapply=reapply)
+    assert "compiled by torch.compile already" in caplog.text
+    call(model)
+    assert [one.requested for one in hotloop.status(model).components.values()] == ["none"]
+    original = model.get_submodule("_original_module")
+    assert ("_orig_mod" in dict(original.named_children())) == (reapply is False)  # Fabric's own _reapply_compile
+    loop = fabric_loop(fabric, model, optimizer, run="full")
+    assert loop.given == "as-given"
+    loop.close()
+
+
+def test_a_loop_wants_what_setup_returned():
+    fabric, module, optimizer = parts()
+    with pytest.raises(ConfigError, match=r"hand over what fabric\.setup\(\) returned"):
+        fabric_loop(fabric, module, optimizer)
+
+
+def test_a_captured_step_under_bf16_is_eagers():
+    left = []
+    for run in (None, "eager+graph"):
+        torch.manual_seed(1)
+        task = Task(model=SmallClassifier(), batches=small_batches(10), run=run)
+        torch.manual_seed(2)
+
+        def hot(fabric, model, optimizer, task):
+            loop = fabric_loop(fabric, model, optimizer, run=task.run)
+            return loop.step, lambda: {"status": loop.status(), "remove": loop.close}
+
+        with captured_step_emulation():
+            left.append(fit_with_fabric(task, hot if run else eager, "bf16-mixed"))
+    plain, ours = left
+    torch.testing.assert_close(dict(ours.model.state_dict()), dict(plain.model.state_dict()), rtol=1e-5, atol=1e-6)
+    assert ours.status.tier == "eager+graph", ours.status
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_example_trains_on_one_device_and_by_ddp_on_two(devices):
+    command = [sys.executable, "-W", "ignore", str(EXAMPLE), "--accelerator", "cpu", "--devices", str(devices)]
+    done = subprocess.run(
+        [*command, "--run", "eager", "--steps", "4"], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    last = done.stdout.strip().splitlines()[-1].split()
+    assert float(last[1]) > float(last[-4])
