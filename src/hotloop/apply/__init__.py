@@ -1,7 +1,7 @@
 """Puts a preset on a component or its regions, in place; takes it off."""
 
 from hotloop.apply.regions import WORTH_CUTTING, Cut, block_classes, declared_blocks, split
-from hotloop.apply.roots import Root, Roots, roots_for
+from hotloop.apply.roots import Root, Roots, forget_roots, roots_for
 from hotloop.apply.targets import Target, components_of, entry_points
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "components_of",
     "declared_blocks",
     "entry_points",
+    "forget_roots",
     "roots_for",
     "split",
 ]

@@ -167,3 +167,9 @@ def roots_for(  # noqa: PLR0913 - what a compile is keyed by
         while len(_roots) > _KEPT:
             _roots.popitem(last=False)
         return roots
+
+
+def forget_roots() -> None:
+    """Forget what modules share: the next one that is compiled gets code of its own, as the first of a process does."""
+    with _lock:
+        _roots.clear()

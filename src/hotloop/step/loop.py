@@ -151,7 +151,7 @@ class Loop:
 
     def _requested(self, run: str) -> Tier:
         if os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no"):
-            self.say_once(f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set: steps run eager")
+            self.decided(f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set: steps run eager", {})
             return Tier("eager")
         if run.strip().lower() == "auto":
             self.auto = Auto(self)
@@ -211,8 +211,9 @@ class Loop:
 
     @property
     def record(self) -> RunRecord:
-        """The run record; what steps took is added to it now and then, and by `status`, `report` and `close`."""
+        """The run record, brought up to date; between two accesses what steps took is added to it now and then."""
         self.settle()
+        self.account.settle()
         return self.account.record
 
     def report(self, path: str | os.PathLike[str]) -> None:
@@ -243,11 +244,11 @@ class Loop:
             return
         self._closed = self.plain = True
         with contextlib.ExitStack() as last:  # each is done though another fails, as they do when the device is lost
-            last.callback(self.account.close)
             for hook in self._hooks:
                 last.callback(hook.remove)
             last.callback(self.writes.close)
             last.callback(self.compiled.take_off)
+            last.callback(self.account.close)  # before it is taken off, so that the record tells what ran
             last.callback(self._forget_recordings)
             last.callback(self._settle_last)
             if self.auto is not None:

@@ -1,4 +1,4 @@
-"""What test suites need, ours and users': captured steps and CUDA graphs without a GPU, and assertions."""
+"""What test suites need, ours and users': captured steps and CUDA graphs without a GPU, assertions, conformance."""
 
 from hotloop.testing.assertions import (
     assert_compiled,
@@ -7,13 +7,20 @@ from hotloop.testing.assertions import (
     assert_steps_marked,
 )
 from hotloop.testing.captured import captured_step_emulation
+from hotloop.testing.conformance import Conformance
 from hotloop.testing.cudagraphs import cudagraph_emulation
+from hotloop.testing.fitting import Fitted, Task
+from hotloop.testing.planted import planted_failure
 
 __all__ = [
+    "Conformance",
+    "Fitted",
+    "Task",
     "assert_compiled",
     "assert_max_recompiles",
     "assert_outputs_owned",
     "assert_steps_marked",
     "captured_step_emulation",
     "cudagraph_emulation",
+    "planted_failure",
 ]
