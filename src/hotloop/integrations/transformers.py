@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from hotloop.step import LoopStatus, Pad
 
 _log = logging.getLogger("hotloop")
+_SEVERAL = "several processes run, which agree on no tier yet"
+_ALL, _THINNED = 100, 20
 _OWN_STEP = "a plain Trainer keeps its training step to itself: HotTrainer gives it to hotloop"
 
 
@@ -87,7 +90,7 @@ class HotLoop(TrainerCallback):  # type: ignore[misc] # transformers is not type
         self._model: torch.nn.Module | None = None
         self._last: Status | LoopStatus | None = None
         self._record: RunRecord | None = None
-        self._open = contextlib.ExitStack()
+        self._open, self._began = contextlib.ExitStack(), 0.0
 
     # -- the Trainer's hooks ---------------------------------------------------------------------------------------
 
@@ -107,10 +110,8 @@ class HotLoop(TrainerCallback):  # type: ignore[misc] # transformers is not type
         self.end()
         model = parts["model"]
         if why := _compiled_already(model, args):
-            _log.warning("hotloop leaves the model as it was given: %s", why)
-            self._last, self._record = None, RunRecord(self.folder)
-            self._record.append("decisions", {"step": state.global_step, "reason": why})
-            self._open.enter_context(self._record)
+            self._last, self._record = None, self._open.enter_context(RunRecord(self.folder))
+            self._decided(f"the model runs as it was given: {why}", logging.WARNING)
             return
         self._model = model
         self._open.callback(_as_prepared, model, vars(model).get("forward"))
@@ -120,6 +121,19 @@ class HotLoop(TrainerCallback):  # type: ignore[misc] # transformers is not type
             self._compile(model)
         else:
             self._take_step(owner, model, parts, state.max_steps * args.gradient_accumulation_steps)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Note when an optimizer step of the Trainer's own begins."""
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Write down what it took, as far as the host has waited for it; of a long run one in so many."""
+        step = state.global_step
+        if self._model is None or self.loop is not None or self._record is None or (step > _ALL and step % _THINNED):
+            return
+        seconds = time.perf_counter() - self._began
+        running = next(one.running for one in status_of(self._model).components.values())
+        self._record.append("steps", {"step": step, "seconds": seconds, "running": running})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Take the compile off, and settle the record."""
@@ -166,21 +180,24 @@ class HotLoop(TrainerCallback):  # type: ignore[misc] # transformers is not type
 
     def _compile(self, model: torch.nn.Module) -> None:
         """Compile in place, for a Trainer that runs its steps itself."""
-        if self.tier is not None and self.tier.graph:
-            why = "several processes run, which agree on no tier yet" if _several() else _OWN_STEP
-            raise ConfigError(f"run={self.run!r}: no step can be captured: {why}. Expected run={self.tier.base!r}")
         settings = self._asked or {"preset": "default"} if self.tier is None else self.tier.settings
         record = self._record = self._open.enter_context(RunRecord(self.folder))
         record.update("settings", run=self.run)
+        why = _SEVERAL if _several() else _OWN_STEP
         if self.tier is None:
-            reason = f"run='auto': compiled by preset {settings['preset']}, not measured: {_OWN_STEP}"
-            record.append("decisions", {"step": 0, "reason": reason})
-            _log.info("%s", reason)
+            self._decided(f"run='auto': compiled by preset {settings['preset']}, not measured: {why}")
+        elif self.tier.graph:
+            self._decided(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", logging.WARNING)
         events = self._open.enter_context(watch())
         self._open.callback(uncompile, model)
         self._open.callback(_write_down, record, model, events)
-        if settings:  # the tier ``eager`` asks for nothing
+        if self.tier is None or self.tier.compiles:
             compile_in_place(model, **settings)
+
+    def _decided(self, reason: str, level: int = logging.INFO) -> None:
+        assert self._record is not None
+        self._record.append("decisions", {"step": 0, "reason": reason})
+        _log.log(level, "%s", reason)
 
     def _take_step(self, owner: HotStep, model: torch.nn.Module, parts: Mapping[str, Any], steps: int) -> None:
         """Give the Trainer's step to a loop."""
