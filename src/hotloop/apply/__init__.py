@@ -2,7 +2,7 @@
 
 from hotloop.apply.regions import WORTH_CUTTING, Cut, block_classes, declared_blocks, split
 from hotloop.apply.roots import Root, Roots, forget_roots, roots_for
-from hotloop.apply.targets import Target, components_of, entry_points
+from hotloop.apply.targets import Target, compiled_by_torch, components_of, entry_points, is_lightning
 
 __all__ = [
     "WORTH_CUTTING",
@@ -11,10 +11,12 @@ __all__ = [
     "Roots",
     "Target",
     "block_classes",
+    "compiled_by_torch",
     "components_of",
     "declared_blocks",
     "entry_points",
     "forget_roots",
+    "is_lightning",
     "roots_for",
     "split",
 ]

@@ -11,6 +11,8 @@ import torch
 from hotloop.errors import ConfigError
 
 _DENOISERS = ("unet", "transformer")
+_WRAPPERS = ("_FabricModule", "DistributedDataParallel")
+"""Classes, by name, that hold the model that they call under ``module``."""
 
 
 @dataclasses.dataclass
@@ -88,9 +90,15 @@ def entry_points(component: Any) -> list[Any]:
     """Give the modules whose call leads into a component.
 
     For a LightningModule these are its own forward, where it defines one, and its children that have parameters: its
-    ``training_step`` is called by the trainer, not through ``__call__``, and may use either.
+    ``training_step`` is called by the trainer, not through ``__call__``, and may use either. For a wrapper that a
+    framework puts around a model (Fabric's, DistributedDataParallel) it is the model itself: precision, hooks on what
+    leaves the wrapper and communication stay outside of compiled code.
     """
-    if not isinstance(component, torch.nn.Module) or not _is_lightning(component):
+    if not isinstance(component, torch.nn.Module):
+        return [component]
+    if (inner := wrapped_by(component)) is not None:
+        return entry_points(inner)
+    if not is_lightning(component):
         return [component]
     children = [child for child in component.children() if any(True for _ in child.parameters())]
     own_forward: Callable[..., Any] = type(component).forward
@@ -98,5 +106,19 @@ def entry_points(component: Any) -> list[Any]:
     return [*([component] if defines else []), *children] or [component]
 
 
-def _is_lightning(module: torch.nn.Module) -> bool:
+def wrapped_by(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Give the model inside a framework's wrapper; None where the module is no wrapper."""
+    if not any(base.__name__ in _WRAPPERS for base in type(module).__mro__):
+        return None
+    inner = module.module
+    return inner if isinstance(inner, torch.nn.Module) else None
+
+
+def compiled_by_torch(module: torch.nn.Module) -> list[str]:
+    """Name the modules inside one that ``torch.compile(module)`` wrapped, the module itself included, by path."""
+    return [name for name, one in module.named_modules() if "_orig_mod" in dict(one.named_children())]
+
+
+def is_lightning(module: torch.nn.Module) -> bool:
+    """Tell whether a module is a LightningModule, of either package name."""
     return any(base.__name__ == "LightningModule" for base in type(module).__mro__)

@@ -52,9 +52,9 @@ def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
 
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Give the optimizer inside a framework's, which has no hooks of its own (Accelerate's)."""
-    inner = vars(optimizer).get("optimizer")
-    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
+    """Give the optimizer inside a framework's, which has no hooks of its own (Accelerate's, Fabric's, Lightning's)."""
+    held = [vars(optimizer).get(name) for name in ("optimizer", "_optimizer")]
+    return next((one for one in held if isinstance(one, torch.optim.Optimizer)), optimizer)
 
 
 def device_of(holdings: Holdings) -> torch.device:

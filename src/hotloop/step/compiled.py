@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
 from hotloop._torch.module import get_entry
-from hotloop.apply import block_classes
+from hotloop.apply import block_classes, compiled_by_torch
 from hotloop.control import Installed, paused, status, uncompile
 from hotloop.control import compile as compile_in_place
 from hotloop.presets import Preset
@@ -49,7 +49,7 @@ class Compiled:
         self.models = {name: getattr(model, "_orig_mod", model) for name, model in models.items()}
         self.given = any(get_entry(one) is not None for model in models.values() for one in model.modules())
         """The user compiled a model before the loop got it: that stays as it is."""
-        self.given |= any(self.models[name] is not model for name, model in models.items())
+        self.given |= any(compiled_by_torch(model) for model in models.values())
         self.base = "as-given" if self.given else "eager"
         self.static = False
         """Whether each shape gets code of its own, where torch would make sizes that vary dynamic."""

@@ -127,6 +127,8 @@ class Loop:
             )
         self.outside: set[str] = set()
         self.draws_random = False
+        self.not_watched: tuple[Any, ...] = ()
+        """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
         self.steps = 0
         self.account = Account(self, record)
         self._runners: list[Runner] = []
@@ -365,8 +367,8 @@ class Loop:
         self._parameters = self._modules = None
 
     def ignored(self, runner: Runner) -> tuple[Any, ...]:
-        """Give the objects of ours that a step may reach, whose Python state is none of it."""
-        return self, runner, self.account
+        """Give the objects of ours, and of a framework around us, that a step may reach, whose state is none of it."""
+        return self, runner, self.account, *self.not_watched
 
     def eager(self) -> contextlib.AbstractContextManager[None]:
         """Run the models as they were given while the block runs."""

@@ -1,0 +1,129 @@
+"""Lightning Fabric: set a model up with a compile in place, and own the step around ``fabric.backward``.
+
+``hotloop.compile(model)`` before or after ``fabric.setup`` and ``hotloop.Loop(model, optimizer)`` on what it returns
+work without this module. It adds what they cannot know: where a compile goes that should lie over the strategy's
+wrapper, what a model was compiled with before, and the GradScaler of 16-mixed precision, which a step changes too.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hotloop.apply import compiled_by_torch
+from hotloop.control import compile as compile_in_place
+from hotloop.errors import ConfigError, missing_extra
+from hotloop.step import Loop
+
+try:
+    import lightning.fabric
+except ImportError as error:
+    raise missing_extra("hotloop.integrations.fabric", "lightning", error) from error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from hotloop.presets import Preset
+
+_log = logging.getLogger("hotloop")
+
+
+def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
+    fabric: lightning.fabric.Fabric,
+    module: torch.nn.Module,
+    *optimizers: torch.optim.Optimizer,
+    preset: str | Preset | None = "default",
+    reapply: bool | None = None,
+    scheduler: Any = None,
+    move_to_device: bool = True,
+    **settings: Any,
+) -> Any:
+    """Set a model and its optimizers up by ``fabric.setup``, and compile the model in place.
+
+    Names and ``state_dict`` stay as in eager, whichever place is chosen.
+
+    Args:
+        fabric: the launched Fabric.
+        module: the model. One that the user compiled by ``torch.compile`` is left to that, whole or in parts, and
+            ``reapply`` means what Fabric's ``_reapply_compile`` means.
+        optimizers: as for ``fabric.setup``.
+        preset: as for `hotloop.compile`; None compiles nothing, where a `loop` will decide.
+        reapply: False compiles the model inside the strategy's wrapper (DDP, FSDP), True the wrapper with the model in
+            it; None takes what was measured to be faster: inside (docs/distributed.md).
+        scheduler: as for ``fabric.setup``.
+        move_to_device: as for ``fabric.setup``.
+        settings: further settings of `hotloop.compile`.
+
+    Returns:
+        What ``fabric.setup`` returns.
+
+    Raises:
+        ConfigError: a setting does not fit.
+    """
+    more = {} if scheduler is None else {"scheduler": scheduler}
+    if names := compiled_by_torch(module):
+        where = "whole" if "" in names else f"in {', '.join(names)}"
+        hint = "hand over the module itself to have names of eager's, a fallback, and a status"
+        _log.warning(
+            "fabric: the model was compiled by torch.compile already, %s, and is taken as it is: %s", where, hint
+        )
+        again = True if reapply is None else reapply
+        return fabric.setup(module, *optimizers, move_to_device=move_to_device, _reapply_compile=again, **more)
+    found = fabric.setup(module, *optimizers, move_to_device=move_to_device, **more)
+    if preset is not None:
+        wrapped = found[0] if optimizers else found
+        compile_in_place(_over(wrapped) if reapply else wrapped, preset, **settings)
+    return found
+
+
+def _over(wrapped: Any) -> torch.nn.Module:
+    """Give the strategy's wrapper with the model in it."""
+    children = dict(wrapped.named_children())
+    over: torch.nn.Module = children.get("_forward_module", wrapped.module)
+    return over
+
+
+def loop(
+    fabric: lightning.fabric.Fabric,
+    model: torch.nn.Module | Sequence[torch.nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    *,
+    state: Any = (),
+    **settings: Any,
+) -> Loop:
+    """Make a `hotloop.Loop` for a step around ``fabric.backward``.
+
+    ::
+
+        model, optimizer = fabric.setup(model, optimizer)
+        loop = hotloop.integrations.fabric.loop(fabric, model, optimizer)
+
+        @loop.step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+    Args:
+        fabric: whose precision the step runs in: its GradScaler, where it has one, is added to the step's state.
+        model: what ``fabric.setup`` returned.
+        optimizer: what ``fabric.setup`` returned.
+        state: as for `hotloop.Loop`.
+        settings: further settings of `hotloop.Loop`.
+
+    Raises:
+        ConfigError: an argument does not fit; the model was not set up.
+    """
+    models = model if isinstance(model, list | tuple) else [model]
+    for one in models:
+        if not lightning.fabric.is_wrapped(one):
+            raise ConfigError(
+                f"fabric.loop: model {type(one).__name__} was not set up: hand over what fabric.setup() returned"
+            )
+    scaler = getattr(fabric.strategy.precision, "scaler", None)
+    others = tuple(state) if isinstance(state, list | tuple) else (state,)
+    return Loop(model, optimizer, state=others if scaler is None else (*others, scaler), **settings)

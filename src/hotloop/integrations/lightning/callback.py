@@ -1,0 +1,155 @@
+"""The callback of Lightning's Trainer."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+
+from hotloop.control import compile as compile_in_place
+from hotloop.control import status, uncompile
+from hotloop.errors import ConfigError
+from hotloop.integrations.lightning.allowed import compiled_by_user, why_not, why_not_with
+from hotloop.integrations.lightning.owned import OwnedStep
+from hotloop.integrations.lightning.status import TrainerStatus
+from hotloop.step.tiers import Tier, parse
+
+if TYPE_CHECKING:
+    from hotloop.control import Status
+    from hotloop.record import RunRecord
+    from hotloop.step import Loop, LoopStatus
+
+_log = logging.getLogger("hotloop")
+_AS_GIVEN = "hand fit() the module itself: names, checkpoints and self.log stay as in eager, and a failure falls back"
+_CHOOSE = 'HotLoop(run="default") compiles in place, without measuring whether that pays'
+
+
+class HotLoop(pl.Callback):
+    """Makes a Trainer's steps fast, and keeps them right.
+
+    Where Lightning's hooks leave the training step to the module (automatic optimization on one device, nothing of the
+    program's own between forward, backward and optimizer), a `hotloop.Loop` owns it: it chooses the tier, proves it,
+    captures whole steps, undoes what fails. Elsewhere the module is compiled in place, as far as it was asked for, and
+    `status` says why it is not more. When the Trainer has ended, the module is as it was.
+
+    Args:
+        run: ``"auto"``, a tier, or a preset, as for `hotloop.Loop`. Where no loop owns the step, nothing measures what
+            a compile gains, so ``"auto"`` stays eager there.
+        settings: further settings of `hotloop.Loop`: ``sentinel``, ``record``, ``buckets``, ``workload``,
+            ``total_steps`` (by default the Trainer's own estimate).
+
+    Raises:
+        ConfigError: there is no such tier or preset.
+    """
+
+    def __init__(self, run: str = "auto", **settings: Any) -> None:
+        if not isinstance(run, str):
+            raise ConfigError(f"HotLoop(run={run!r}): expected 'auto', a tier or a preset, by name")
+        if run.strip().lower() != "auto":
+            parse(run)
+        self.run, self._settings = run, settings
+        self._owned: OwnedStep | None = None
+        self._compiled: pl.LightningModule | None = None
+        self._why: list[str] = []
+        self._hints: list[str] = []
+        self._last: tuple[LoopStatus | None, Status | None, RunRecord | None] = (None, None, None)
+
+    # -- what people ask -------------------------------------------------------------------------------------------
+
+    @property
+    def loop(self) -> Loop | None:
+        """The loop that owns the step of the fit that is going on, where one does."""
+        return self._owned.loop if self._owned is not None else None
+
+    def status(self) -> TrainerStatus:
+        """Say what was asked for, what runs, or ran when the Trainer ended, and why it is not more."""
+        loop, model, _ = self._now()
+        why, hints = tuple(self._why), tuple(self._hints)
+        return TrainerStatus(asked=self.run, owned=loop is not None, why=why, hints=hints, loop=loop, model=model)
+
+    @property
+    def record(self) -> RunRecord | None:
+        """The run record of the loop that owns, or owned, the step; None where none did."""
+        return self._owned.loop.record if self._owned is not None else self._last[2]
+
+    def _now(self) -> tuple[LoopStatus | None, Status | None, RunRecord | None]:
+        if self._owned is not None:
+            loop = self._owned.loop
+            return loop.status(), loop.compiled.status(), loop.record
+        return (None, status(self._compiled), None) if self._compiled is not None else self._last
+
+    # -- what the Trainer calls ------------------------------------------------------------------------------------
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Decide who owns the step, before the strategy wraps the module; compile it in place where nobody does."""
+        self._take_off()
+        self._why, self._hints, self._last = [], [], (None, None, None)
+        if given := compiled_by_user(pl_module):
+            self._why.append(f"{given}: taken as it is")
+            self._hints.append(_AS_GIVEN)
+        elif stage == "fit":
+            self._why += why_not(trainer, pl_module)
+        if stage == "fit" and not self._why:
+            return  # the loop is made when the optimizer exists
+        self._say()
+        if not given:
+            self._compile_in_place(pl_module)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Hand the step to a loop, now that optimizer and checkpoint are there."""
+        if self._compiled is not None or self._why:
+            return
+        self._why += why_not_with(trainer.optimizers)
+        if self._why:
+            self._say()
+            self._compile_in_place(pl_module)
+            return
+        total = trainer.estimated_stepping_batches
+        settings = {"total_steps": int(total) if math.isfinite(total) and total > 0 else None, **self._settings}
+        self._owned = OwnedStep(trainer, pl_module, {"run": self.run, **settings})
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the batch that the coming step is a function of."""
+        if self._owned is not None:
+            self._owned.begin(batch)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Leave the module as it was."""
+        self._take_off()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Leave the module as it was, whatever ended the fit; the exception goes its way."""
+        if self._owned is not None:
+            self._owned.loop.account.failed(exception)
+        self._take_off()
+
+    # -- how -------------------------------------------------------------------------------------------------------
+
+    def _compile_in_place(self, module: pl.LightningModule) -> None:
+        if self.run.strip().lower() == "auto":
+            self._hints.append(_CHOOSE)
+            return
+        tier = parse(self.run)
+        if tier.graph:
+            _log.warning("HotLoop(run=%r): no loop owns the step, so it is not captured", self.run)
+        if tier != Tier("eager", tier.graph):
+            compile_in_place(module, **tier.settings)
+            self._compiled = module
+
+    def _say(self) -> None:
+        for line in self._why:
+            _log.warning("HotLoop(run=%r): the training step is the Trainer's own: %s", self.run, line)
+
+    def _take_off(self) -> None:
+        if self._owned is None and self._compiled is None:
+            return
+        self._last = self._now()
+        owned, compiled, self._owned, self._compiled = self._owned, self._compiled, None, None
+        if owned is not None:
+            owned.close()
+        if compiled is not None:
+            uncompile(compiled)

@@ -1,0 +1,192 @@
+"""The training step of a LightningModule, owned by a loop.
+
+Under automatic optimization the Trainer asks ``module.optimizer_step`` to run forward, backward and optimizer. Ours has
+a `hotloop.Loop` run them, as a plain function of the batch, in any tier; then it lets the Trainer's closure go through
+its hooks, counters and metrics once, with the result that is there already. What the step logs is noted while it runs
+and handed to Lightning afterwards, so that logging neither breaks a graph nor happens twice in a proof.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.integrations.lightning.shadow import Shadows, own_method
+from hotloop.step import Loop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import lightning.pytorch as pl
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class Mirror:
+    """What a step has read of the Trainer, as attributes: a loop watches them, and records anew where one changed."""
+
+
+class _Read:
+    """Stands for the Trainer inside a step: notes which of its numbers the step reads."""
+
+    def __init__(self, trainer: pl.Trainer, mirror: Mirror) -> None:
+        object.__setattr__(self, "_trainer", trainer)
+        object.__setattr__(self, "_mirror", mirror)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._trainer, name)
+        if isinstance(value, _PLAIN):
+            setattr(self._mirror, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._trainer, name, value)
+
+
+class OwnedStep:
+    """One fit's training step in the hands of a loop.
+
+    Args:
+        trainer: which has set up model and optimizer.
+        module: whose step it is.
+        settings: of the `hotloop.Loop`.
+    """
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule, settings: dict[str, Any]) -> None:
+        self._trainer, self._module = trainer, module
+        self._optimizer: torch.optim.Optimizer = trainer.optimizers[0]
+        self._scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._reads_index = reads_argument(type(module).training_step, 2)
+        self._mirror = Mirror()
+        self._logged: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self._inside = False
+        self._batch: Any = None
+        self._result: Any = None
+        self._training_step = own_method(module, "training_step")
+        state = () if self._scaler is None else (self._scaler,)
+        self.loop = Loop(module, self._optimizer, state=state, **settings)
+        self.loop.not_watched = (trainer, self, trainer.strategy)
+        self._run = self.loop.step(self._make_step())
+        self._shadows = Shadows(module)
+        self._shadows.put("optimizer_step", self._optimizer_step)
+        self._shadows.put("training_step", self._training_step_given)
+        self._shadows.put("optimizer_zero_grad", _nothing)
+        self._shadows.put("backward", _nothing)
+
+    def begin(self, batch: Any) -> None:
+        """Take the batch of the coming step, on the device."""
+        self._batch = batch
+        for name in vars(self._mirror):
+            setattr(self._mirror, name, getattr(self._trainer, name))
+
+    def close(self) -> None:
+        """Leave the module as it was, and give back what the loop holds."""
+        self._shadows.take_off()
+        self._batch = self._result = None
+        self.loop.close()
+
+    # -- what the loop runs ----------------------------------------------------------------------------------------
+
+    def _make_step(self) -> Callable[..., Any]:
+        trainer, module, optimizer, scaler = self._trainer, self._module, self._optimizer, self._scaler
+        clips = own_method(module, "configure_gradient_clipping")
+        backward = own_method(module, "backward")
+        unscales = not getattr(optimizer, "_step_supports_amp_scaling", False)
+
+        def training_step(batch: Any, *more: Any) -> Any:
+            with self._forward():
+                output = trainer.strategy.training_step(batch, *more)
+            loss = output if isinstance(output, torch.Tensor) else (output or {}).get("loss")
+            if loss is not None:
+                optimizer.zero_grad()
+                backward(loss if scaler is None else scaler.scale(loss))
+                if scaler is not None and unscales:
+                    scaler.unscale_(optimizer)
+                clips(
+                    optimizer,
+                    gradient_clip_val=trainer.gradient_clip_val,
+                    gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+                )
+                if scaler is None:
+                    optimizer.step()
+                else:
+                    scaler.step(optimizer)
+                    scaler.update()
+            return output, self._take_logged()
+
+        return training_step
+
+    @contextlib.contextmanager
+    def _forward(self) -> Iterator[None]:
+        """Have the module's own training_step run, its logging noted and what it reads of the Trainer as well."""
+        held = vars(self._module)
+        self._inside = True
+        self._logged.clear()
+        shadows = Shadows(self._module)
+        shadows.put("log", self._note("log"))
+        shadows.put("log_dict", self._note("log_dict"))
+        held["_trainer"] = _Read(self._trainer, self._mirror)
+        try:
+            yield
+        finally:
+            held["_trainer"] = self._trainer
+            shadows.take_off()
+            self._inside = False
+
+    def _note(self, method: str) -> Callable[..., None]:
+        def note(*args: Any, **kwargs: Any) -> None:
+            self._logged.append((method, args, kwargs))
+
+        return note
+
+    def _take_logged(self) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+        """Give what was logged; nothing is left behind, so that a step changes no Python state."""
+        taken = list(self._logged)
+        self._logged.clear()
+        return taken
+
+    # -- what the Trainer calls ------------------------------------------------------------------------------------
+
+    def _optimizer_step(self, _epoch: int, batch_idx: int, _optimizer: Any, closure: Callable[[], Any]) -> None:
+        more = self._more(batch_idx)
+        self._result = self._run(self._batch, *more)
+        try:
+            closure()
+        finally:
+            self._result = None
+
+    def _more(self, batch_idx: int) -> tuple[int, ...]:
+        """Give the number of the batch as training_step takes it: one that never reads it does not tell steps apart."""
+        takes = self._training_step.__func__.__code__.co_argcount > 2  # type: ignore[attr-defined]  # noqa: PLR2004 - self, batch
+        return (batch_idx if self._reads_index else 0,) if takes else ()
+
+    def _training_step_given(self, *args: Any) -> Any:
+        """The module's own training_step inside the loop's step, what that gave when the Trainer's closure asks."""
+        if self._inside:
+            return self._training_step(*args)
+        output, logged = self._result
+        for method, values, settings in logged:
+            own_method(self._module, method)(*values, **settings)
+        return output
+
+
+def _nothing(*_args: Any, **_kwargs: Any) -> None:
+    """Do nothing: the loop's step has done it."""
+
+
+def reads_argument(function: Any, place: int) -> bool:
+    """Tell whether a function reads its argument at a place; where that cannot be told, yes."""
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    if code is None or code.co_argcount <= place:
+        return code is None
+    name = code.co_varnames[place]
+    inner = name in code.co_cellvars or "locals" in code.co_names
+    return inner or any(one.argval == name or name in _names(one) for one in dis.get_instructions(code))
+
+
+def _names(instruction: dis.Instruction) -> tuple[Any, ...]:
+    """Give the names of an instruction that loads two at once."""
+    return instruction.argval if isinstance(instruction.argval, tuple) else ()
