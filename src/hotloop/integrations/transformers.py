@@ -63,7 +63,8 @@ class HotLoop(TrainerCallback):  # type: ignore[misc] # transformers is not type
 
     Args:
         run: a preset or a tier, as `hotloop.Loop` takes it. ``"auto"`` measures where the step is hotloop's
-            (`HotTrainer`); with a plain Trainer it is what ``torch_compile`` asks for, else the preset ``default``.
+            (`HotTrainer`). With a plain Trainer nothing measures whether a compile pays: ``"auto"`` is then what
+            ``torch_compile`` asks for, else eager.
         look: look at some of the run's batches before anything is compiled (`Loop`'s ``batches``); for data sets that
             must not be read in this process before workers fork, False.
         buckets: what `Loop` takes, for a collator that pads each batch to a length of its own.
@@ -180,18 +181,19 @@ class HotLoop(TrainerCallback):  # type: ignore[misc] # transformers is not type
 
     def _compile(self, model: torch.nn.Module) -> None:
         """Compile in place, for a Trainer that runs its steps itself."""
-        settings = self._asked or {"preset": "default"} if self.tier is None else self.tier.settings
+        settings = self._asked if self.tier is None else self.tier.settings if self.tier.compiles else {}
         record = self._record = self._open.enter_context(RunRecord(self.folder))
         record.update("settings", run=self.run)
         why = _SEVERAL if _several() else _OWN_STEP
         if self.tier is None:
-            self._decided(f"run='auto': compiled by preset {settings['preset']}, not measured: {why}")
+            what = f"preset {settings['preset']}, as torch_compile asks" if settings else "eager, with nothing measured"
+            self._decided(f"run='auto': {what}: {why}; HotLoop(run='default') compiles in any case")
         elif self.tier.graph:
             self._decided(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", logging.WARNING)
         events = self._open.enter_context(watch())
         self._open.callback(uncompile, model)
         self._open.callback(_write_down, record, model, events)
-        if self.tier is None or self.tier.compiles:
+        if settings:
             compile_in_place(model, **settings)
 
     def _decided(self, reason: str, level: int = logging.INFO) -> None:
