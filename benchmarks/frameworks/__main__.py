@@ -26,10 +26,10 @@ from . import plan, show
 SETTINGS = {
     "precision": {"gpu": "bf16 mixed (lightning-inception: float32)", "cpu": "float32"},
     "matmul_precision": "high, set again before each fit",
-    "cold": "seconds from the begin of the first step, each step waited for, in a process and caches of its own: to the "
-    "end of the third step, or of the step in which the tier was proven",
-    "steady": "fits in turns in one process, forth and back; of each a block of steps after the first ones; medians with "
-    "the 95% interval from order statistics (for ratios: of the pairs)",
+    "cold": "seconds from the begin of the first step, each step waited for, in a process and caches of its own: to "
+    "the end of the third step, or of the step in which the tier was proven",
+    "steady": "fits in turns in one process, forth and back; of each a block of steps after the first ones; medians "
+    "with the 95% interval from order statistics (for ratios: of the pairs)",
     "totals": "cold seconds + steps left x steady step; `auto` was really run",
     "failure": "a backward that cannot be compiled; a backward kernel that dies in the middle of the fit",
 }
@@ -66,7 +66,9 @@ def main(arguments=None):
 def parse(arguments):
     """Read the command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.frameworks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks.frameworks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--cpu", action="store_true", help="the subset for a CPU, at small sizes")
     parser.add_argument("--only", action="append", default=[], metavar="ROW[:KIND[:WAY]]", help="jobs to run")

@@ -38,7 +38,9 @@ class Ready:
 
 def make(row, way, run):
     """Set a row's program up one way."""
-    return {"accelerate-regional": accelerate, "lightning-inception": lightning}.get(row, globals().get(row))(row, way, run)
+    return {"accelerate-regional": accelerate, "lightning-inception": lightning}.get(row, globals().get(row))(
+        row, way, run
+    )
 
 
 def ours(way):
@@ -85,7 +87,9 @@ def transformers(row, way, run):  # noqa: ARG001 - one row
         noting.marks, args.max_steps = marks, steps
         trainer.train()
 
-    return Ready(go, lambda: trainer.accelerator.get_state_dict(trainer.model_wrapped), lambda: hot and str(hot.status()))
+    return Ready(
+        go, lambda: trainer.accelerator.get_state_dict(trainer.model_wrapped), lambda: hot and str(hot.status())
+    )
 
 
 def lightning(row, way, run):
@@ -198,7 +202,9 @@ def accelerate(row, way, run):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     if ours(way):
         preset = "none" if owns(way) else "default"
-        prepared, optimizer = prepare(accelerator, model, optimizer, preset=preset, regions="blocks" if regional else "auto")
+        prepared, optimizer = prepare(
+            accelerator, model, optimizer, preset=preset, regions="blocks" if regional else "auto"
+        )
     else:
         prepared, optimizer = accelerator.prepare(model, optimizer)
     go, loop = own_loop(prepared, optimizer, accelerator.backward, way, batch)

@@ -36,7 +36,9 @@ def scorer(size, device):
 def gpt(size, device):
     """GPT-2's shape."""
     torch.manual_seed(_SEED)
-    words, width, layers, heads, batch, length = (50_304, 768, 12, 12, 8, 1024) if size == "gpu" else (64, 32, 2, 2, 4, 16)
+    words, width, layers, heads, batch, length = (
+        (50_304, 768, 12, 12, 8, 1024) if size == "gpu" else (64, 32, 2, 2, 4, 16)
+    )
     tokens = torch.randint(words, (batch, length + 1), device=device)
     return Gpt(words, width, layers, heads, length).to(device), (tokens[:, :-1], tokens[:, 1:])
 

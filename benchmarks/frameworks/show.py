@@ -45,7 +45,8 @@ def totals(jobs):
         if mine and table.get(THEIRS, {}).get("1000") is not None:
             gains.append(table[THEIRS]["1000"] / min(mine))
     if gains:
-        found["geometric mean of theirs over the best of ours, 1,000 steps"] = math.exp(sum(map(math.log, gains)) / len(gains))
+        mean = math.exp(sum(map(math.log, gains)) / len(gains))
+        found["geometric mean of theirs over the best of ours, 1,000 steps"] = mean
     return found
 
 
@@ -60,13 +61,15 @@ def tables(document):
 
 def _row(jobs, row):
     steady = next((one for key, one in jobs.items() if key.startswith(f"{row.name}:steady:")), {}).get("ways", {})
-    head = "| way | ms a step | over eager | over theirs | cold s | 200 | 1,000 | 10,000 steps, s | MB | recompiles | leaked keys |"
+    head = "| way | ms a step | over eager | over theirs | cold s | 200 | 1,000 | 10,000 steps, s | MB | recompiles |"
+    head += " leaked keys |"
     lines = [head, "|" + "---|" * 11]
     for way in dict.fromkeys(key.split(":", 2)[2] for key in jobs if key.startswith(f"{row.name}:cold:")):
         cold, step = jobs[f"{row.name}:cold:{way}"], steady.get(way, {})
         memory = cold.get("memory") or {}
         cells = [
-            way, _span(step, "ms", "ms_low", "ms_high"), _span(step.get("over_eager", {})), _span(step.get("over_theirs", {})),
+            way, _span(step, "ms", "ms_low", "ms_high"),
+            _span(step.get("over_eager", {})), _span(step.get("over_theirs", {})),
             _number(cold.get("cold_seconds")), *(_number(total(jobs, row.name, way, n)) for n in STEPS),
             _number(memory.get("allocated_mb")), cold.get("recompiles", ""), cold.get("leaked_keys", ""),
         ]  # fmt: skip

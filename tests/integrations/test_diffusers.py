@@ -24,7 +24,9 @@ def small_unet():
 
 
 def small_vae():
-    return AutoencoderKL(block_out_channels=(4,), norm_num_groups=2, latent_channels=2).requires_grad_(requires_grad=False)
+    return AutoencoderKL(block_out_channels=(4,), norm_num_groups=2, latent_channels=2).requires_grad_(
+        requires_grad=False
+    )
 
 
 BATCH = (torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([3, 4]), torch.ones(2, 3, 8))
@@ -85,17 +87,13 @@ def test_adapters_that_come_and_are_switched_and_merged_leave_the_status_true():
     assert not merged.causes
 
 
-def test_peft_around_a_compiled_model_is_no_silent_eager():
+def test_peft_around_a_compiled_model_runs_what_was_compiled():
     unet = small_unet()
     compile(Parts(unet=unet), "aot_eager")
     wrapped = get_peft_model(unet, LoraConfig(r=2, target_modules=["to_q"]))
     wrapped(*BATCH).sample.sum().backward()
     part = hotloop.status(unet).components["model"]
-    optimizer = torch.optim.SGD([one for one in wrapped.parameters() if one.requires_grad], lr=0.1)
-    optimizer.step()
-    part = hotloop.status(unet).components["model"]
-    told = part.causes or part.frames_compiled
-    assert told, f"it runs eager and nothing says so: {part}"
+    assert (part.state, part.frames_compiled, part.causes) == ("compiled", 1, ())
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")

@@ -25,7 +25,9 @@ class TestDiffusers(Conformance):
     def batches(self, count, *, ragged=False):
         draws = torch.Generator().manual_seed(7)
         sizes = [4] * (count - ragged) + [3] * ragged
-        return [(torch.randn(size, 2, 4, 4, generator=draws), torch.randint(10, (size,), generator=draws)) for size in sizes]
+        return [
+            (torch.randn(size, 2, 4, 4, generator=draws), torch.randint(10, (size,), generator=draws)) for size in sizes
+        ]
 
     def broken(self):
         return torch.ones(4, 3, 4, 4), torch.zeros(4, dtype=torch.int64)

@@ -1,7 +1,5 @@
 """transformers' Trainer on small real models: what the conformance suite does not ask."""
 
-import os
-
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -144,7 +142,6 @@ def test_trials_of_a_search_share_compiled_code(tmp_path):
 
     def objective(metrics):
         compiles.append(len([one for one in events if isinstance(one, ev.Compiled)]))
-        assert os.path.basename(str(trainer.model.forward.__wrapped__)) or True
         return metrics["eval_loss"]
 
     with hotloop.watch() as events:

@@ -1,9 +1,9 @@
 """The conformance suite on transformers' Trainer: with the callback alone, and with the step in hotloop's hands."""
 
 from trainer_fits import TrainerConformance
+from transformers import Trainer
 
 from hotloop.integrations.transformers import HotTrainer
-from transformers import Trainer
 
 RAISED = "raised with cause and remedy: a plain Trainer keeps its training step to itself"
 

@@ -23,7 +23,7 @@ from hotloop.errors import ConfigError
 from hotloop.integrations.accelerate_state import asks, set_aside, settings_of, share_autocast, tell_tf32
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
+    from accelerate import Accelerator  # type: ignore[import-untyped]
 
     from hotloop.presets import Preset
 
@@ -60,8 +60,8 @@ def prepare(
     if asked is None:
         if preset is not None or settings:
             raise ConfigError(
-                f"the accelerator's dynamo backend is {plugin.backend.value}, which hotloop does not have: leave it out, "
-                "or leave preset and settings out"
+                f"the accelerator's dynamo backend is {plugin.backend.value}, which hotloop does not have: leave it "
+                "out, or leave preset and settings out"
             )
         _log.warning("dynamo backend %s is Accelerate's to apply: hotloop compiles nothing", plugin.backend.value)
         return accelerator.prepare(*objects)
@@ -118,4 +118,5 @@ def _sharded_units(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
         return {}
     from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - a second of imports, for who shards
 
-    return {path: one for path, one in model.named_modules() if path and isinstance(one, FSDPModule)}
+    sharded: dict[str, Any] = {path: one for path, one in model.named_modules() if isinstance(one, FSDPModule)}
+    return {path: one for path, one in sharded.items() if path}

@@ -15,8 +15,8 @@ from hotloop.errors import missing_extra
 from hotloop.observe import collector
 
 try:
-    from accelerate.utils import DynamoBackend
-    from accelerate.utils.operations import convert_to_fp32
+    from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]
+    from accelerate.utils.operations import convert_to_fp32  # type: ignore[import-untyped]
 except ImportError as error:
     raise missing_extra("hotloop.integrations.accelerate", "hf", error) from error
 
@@ -86,9 +86,9 @@ def tell_tf32(by: str) -> None:
 def share_autocast(model: torch.nn.Module, device: torch.device, mixed_precision: str, handler: Any) -> None:
     """Have all models of a class run their mixed precision through one function, so that compiled code is shared.
 
-    Accelerate gives each model that it prepares an autocast object of its own inside of ``model.forward``. Compiled code
-    is guarded by that object's identity: each trial of a search, and each model of a class, would compile anew, until
-    torch's recompile limit leaves them eager. The function put in its place does the same to the same forward.
+    Accelerate gives each model that it prepares an autocast object of its own inside of ``model.forward``. Compiled
+    code is guarded by that object's identity: each trial of a search, and each model of a class, would compile anew,
+    until torch's recompile limit leaves them eager. The function put in its place does the same to the same forward.
 
     Args:
         model: as Accelerate prepared it, without wrappers.
@@ -98,8 +98,10 @@ def share_autocast(model: torch.nn.Module, device: torch.device, mixed_precision
     """
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(mixed_precision)
     original = vars(model).get("_original_forward")
-    if dtype is None or "forward" not in vars(model) or getattr(original, "__self__", None) is not model:
+    bound = isinstance(original, types.MethodType) and original.__self__ is model
+    if dtype is None or not bound or "forward" not in vars(model):
         return
+    assert isinstance(original, types.MethodType)
     enabled, cache = getattr(handler, "enabled", True), getattr(handler, "cache_enabled", None)
     shared = _autocast(original.__func__, device.type, dtype, enabled, cache)
     model.forward = types.MethodType(shared, model)

@@ -75,7 +75,8 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
     target = components_of(pipeline)
     if target.kind != "pipeline":
         raise ConfigError(
-            f"{type(pipeline).__name__} is no pipeline: hand over one, Parts(unet=model), or call hotloop.compile(model)"
+            f"{type(pipeline).__name__} is no pipeline: hand over one, or Parts(unet=model); for a model "
+            "alone there is hotloop.compile"
         )
     names = tuple(preset) if isinstance(preset, Mapping) else denoisers(target)
     plain = dict(preset) if isinstance(preset, Mapping) else dict.fromkeys(names, preset)
@@ -106,7 +107,9 @@ def _hooked(part: torch.nn.Module) -> set[str]:
 def _units(part: torch.nn.Module, hooked: set[str]) -> dict[str, torch.nn.Module]:
     """Give the repeated blocks of a part by path; none where a hook is inside of one."""
     classes = block_classes(part)
-    found = {path: one for path, one in part.named_modules() if f"{type(one).__module__}.{type(one).__qualname__}" in classes}
+    found = {
+        path: one for path, one in part.named_modules() if f"{type(one).__module__}.{type(one).__qualname__}" in classes
+    }
     inside = any(path.startswith(f"{block}.") for path in hooked for block in found)
     return {} if inside else found
 

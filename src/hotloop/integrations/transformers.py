@@ -5,11 +5,11 @@
     from hotloop.integrations.transformers import HotLoop, HotTrainer
 
     Trainer(model, args, ..., callbacks=[HotLoop("default")])  # compiled in place; the Trainer keeps its step
-    HotTrainer(model, args, ...)  # the step is a loop's: chosen by measurements, captured on a GPU, undone where it fails
+    HotTrainer(model, args, ...)  # the step is a loop's: chosen by measuring, captured on a GPU, undone where it fails
 
 A callback hears of a step and cannot run it, so with it alone a failure of compiled code at run time is raised
-(`CompiledRunError`), nothing is captured, and nothing is timed against eager. `HotStep` adds what `HotTrainer` does to any
-other subclass of Trainer: ``class MyTrainer(HotStep, SFTTrainer)``.
+(`CompiledRunError`), nothing is captured, and nothing is timed against eager. `HotStep` adds what `HotTrainer` does to
+any other subclass of Trainer: ``class MyTrainer(HotStep, SFTTrainer)``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from hotloop.step.sentinel import SHARE
 from hotloop.step.tiers import parse
 
 try:
-    from accelerate.state import AcceleratorState
-    from accelerate.utils import DynamoBackend
+    from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+    from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]
     from transformers import Trainer, TrainerCallback
 except ImportError as error:
     raise missing_extra("hotloop.integrations.transformers", "hf", error) from error
@@ -55,7 +55,7 @@ _ALL, _THINNED = 100, 20
 _OWN_STEP = "a plain Trainer keeps its training step to itself: HotTrainer gives it to hotloop"
 
 
-class HotLoop(TrainerCallback):  # type: ignore[misc] # transformers is not typed
+class HotLoop(TrainerCallback):
     """Compiles the model of a Trainer in place for the time of a training run, and tells what ran.
 
     The model is as it was when training has ended: what is saved carries eager's names in any case. What
@@ -273,7 +273,7 @@ class HotStep:
         return training_step
 
 
-class HotTrainer(HotStep, Trainer):  # type: ignore[misc] # transformers is not typed
+class HotTrainer(HotStep, Trainer):
     """A ``Trainer`` whose steps are a `hotloop.Loop`'s. Its arguments are Trainer's; settings are its `HotLoop`'s."""
 
 
@@ -312,7 +312,8 @@ def _write_down(record: RunRecord, model: torch.nn.Module, events: list[Any]) ->
 
 def _batches(trainer: Any, loader: Any) -> DataLoader[Any] | None:
     """Give the run's batches as the arguments of a step; None where they cannot be looked at."""
-    dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "batch_sampler", None)
+    dataset: Any = getattr(loader, "dataset", None)
+    sampler = getattr(loader, "batch_sampler", None)
     if not isinstance(loader, DataLoader) or sampler is None or isinstance(dataset, IterableDataset):
         return None
     counts = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
