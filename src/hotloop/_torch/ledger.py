@@ -37,6 +37,28 @@ class CapabilityMissingError(Exception):
 
 LEDGER: tuple[PrivateName, ...] = (
     PrivateName(
+        "torch.distributed.distributed_c10d:_world",
+        "the process groups of this process: collectives in any of them must stay paired",
+        "a loop does not run in several processes",
+    ),
+    PrivateName(
+        "ProcessGroup._get_sequence_number_for_group",
+        "how many collectives were begun: a step that has begun one cannot be repeated by one process alone",
+        "a failed step of several processes is never repeated",
+    ),
+    PrivateName(
+        "torch.distributed.distributed_c10d:_set_pg_timeout",
+        "collectives may wait longer in the agreed steps in which processes compile",
+        "a process that compiles longer than the group's timeout ends the run",
+    ),
+    PrivateName("ProcessGroup._get_backend", "what its timeout was, to restore it", "as above"),
+    PrivateName("Options._timeout", "what its timeout was, to restore it", "as above"),
+    PrivateName(
+        "torch.distributed.distributed_c10d:_get_default_store",
+        "where a process says why it ends, for the others to tell",
+        "the others say only that a process has ended",
+    ),
+    PrivateName(
         "Module._compiled_call_impl",
         "the slot that nn.Module.compile fills; ours is filled with an entry that counts and falls back",
         "nothing can be compiled in place",

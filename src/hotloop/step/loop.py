@@ -23,6 +23,7 @@ from hotloop.step.compiled import Compiled
 from hotloop.step.engines import engine_for
 from hotloop.step.holdings import Holdings
 from hotloop.step.optimizers import recordable, return_step_counts, with_host_step_counts
+from hotloop.step.peers import peers_of_this_run
 from hotloop.step.proof import STEPS as PROOF_STEPS
 from hotloop.step.results import without_used_graph
 from hotloop.step.runner import Runner
@@ -142,8 +143,9 @@ class Loop:
         self._matrix_dtypes: set[torch.dtype] = set()
         self._closed = self._settled = False
         self.auto: Auto | None = None
+        self.peers = peers_of_this_run()
         self.asked = self._requested(run)
-        self._refuse_several_processes()
+        self._agree_with_peers()
         self.goal = Tier(self.given) if self.auto is not None else self.asked
         self.writes = WriteWatch(optimizers.values())
         self._hooks = [one.register_state_dict_post_hook(with_host_step_counts) for one in optimizers.values()]
@@ -171,17 +173,22 @@ class Loop:
             )
         return tier
 
-    def _refuse_several_processes(self) -> None:
-        """Each process would decide by its own times, and a proof would run collectives that its peers do not."""
-        group = torch.distributed
-        if not group.is_available() or not group.is_initialized() or group.get_world_size() < 2:  # noqa: PLR2004
+    def _agree_with_peers(self) -> None:
+        """In several processes a tier is agreed: what they could not agree on is left out, and said."""
+        if self.peers is None:
             return
-        several = f"torch.distributed runs {group.get_world_size()} processes, and tiers are not agreed among them yet"
-        if self.auto is None and self.asked != Tier(self.given):
-            raise ConfigError(f"run={self.asked.name!r}: {several}; expected run='eager'")
+        several = f"torch.distributed runs {self.peers.size} processes"
+        self.sentinel = 0.0  # it runs a step twice whenever one process thinks it time
         if self.auto is not None:
-            _log.warning("run='auto': %s: steps run %s", several, self.given)
+            self.decided(f"run='auto': {several}, each with times of its own: steps run {self.given}; name a tier", {})
             self.auto, self.asked = None, Tier(self.given)
+        if self.asked.compiles and any(hasattr(one, "placements") for one in self.parameters()):
+            why = "parameters are sharded (FSDP2), and a proof cannot exchange them: hotloop.compile the model instead"
+            self.decided(f"{self.asked.name}: {why}", {})
+            self.asked = Tier(self.given)
+        if self.asked.graph:
+            self.decided(f"{self.asked.name}: {several}: steps with collectives are not captured", {})
+            self.asked = self.asked.without_graph()
 
     # -- the public face -------------------------------------------------------------------------------------------
 
@@ -249,6 +256,8 @@ class Loop:
             for hook in self._hooks:
                 last.callback(hook.remove)
             last.callback(self.writes.close)
+            if self.peers is not None:
+                last.callback(self.peers.close)
             last.callback(self.compiled.take_off)
             last.callback(self.account.close)  # before it is taken off, so that the record tells what ran
             last.callback(self._forget_recordings)

@@ -30,6 +30,8 @@ class Rescue:
         self._loop, self._runner = loop, runner
         self._start: StepStart | None = None
         self._sizes: list[int] = []
+        self._begun = 0
+        """Collectives that had begun when the step did."""
 
     def look_again(self) -> None:
         """What a step may change is not what it was: find it anew."""
@@ -47,6 +49,7 @@ class Rescue:
             self._sizes = sizes
             self._start = StepStart(self._loop.holdings, [self._loop.device])
         self._loop.writes.begun = False
+        self._begun = self._loop.peers.begun() if self._loop.peers is not None else 0
         self._start.save(gradients=gradients and tensors, buffers=tensors)
 
     def recover(self, error: Exception, run: Callable[[], Any], tier: Tier, *, ours: bool, wrote: bool = False) -> Any:
@@ -60,6 +63,9 @@ class Rescue:
             wrote: a recorded optimizer has stepped.
         """
         self._check_alive(error, tier)
+        peers = self._loop.peers
+        if peers is not None and peers.begun() != self._begun:
+            raise peers.lost(error, f"in tier {tier.name}, step {self._loop.steps + 1}", ours=ours)
         start = self._start
         if start is not None and start.complete:  # else it failed before the step began
             self._check_unwritten(error, tier, ours=ours, wrote=wrote or start.wrote())
@@ -88,6 +94,8 @@ class Rescue:
         error = failed.__cause__
         assert isinstance(error, Exception)
         self._check_alive(error, tier)
+        if self._loop.peers is not None:  # the others are in the candidate's collectives, or behind them
+            raise self._loop.peers.lost(error, f"in a proof of tier {tier.name}", ours=is_compiled_codes(error))
         if not failed.undone:
             raise self._lost(error, tier, "and could not be undone") from error
         obstacle = obstacle_of(error)

@@ -26,6 +26,7 @@ from hotloop.step.sentinel import Sentinel
 from hotloop.step.shapes import Shapes
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
+from hotloop.step.together import Together
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Runner:
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
         self._surveys = 0
         self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
+        self.together = Together(self, loop.peers) if loop.peers is not None else None
         self._traced_path = False
         self._once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
@@ -73,6 +75,8 @@ class Runner:
         self.kind, self.ran = "run", tier.name
         self.shapes.mark(args, kwargs)
         run = functools.partial(self.step, *args, **kwargs)
+        if self.together is not None:
+            return self.together.run(run, tier, self.shapes.note(args, kwargs), (args, kwargs))
         unproven = tier.compiles and not self.proven(tier.base)
         if not tier.compiles and not tier.graph:
             return self._guarded(run, tier)
@@ -192,6 +196,35 @@ class Runner:
     def _decline(self, variant: Variant, obstacle: Obstacle) -> None:
         variant.decline(obstacle)
         self.loop.declined(Tier(self.loop.goal.base, graph=True), obstacle, self)
+
+    # -- in several processes --------------------------------------------------------------------------------------
+
+    @property
+    def to_be_surveyed(self) -> bool:
+        """Tell whether the step has to be looked at, a first or, for what a first call sets up, a second time."""
+        return not self._surveys or (self._once is not None and self._surveys < SURVEYS)
+
+    @property
+    def once(self) -> Obstacle | None:
+        """Why the step's Python must run exactly once, where it must."""
+        return self._once
+
+    def survey(self, run: Callable[[], Any], inputs: Inputs, call: tuple[Any, Any]) -> Any:
+        """Run the step eagerly, once, and look at it."""
+        self._surveys, self._once = self._surveys + 1, None
+        return self._looking.survey(self._variant(inputs), run, *call)
+
+    def prove_base(self, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step compiled and eager, and compare."""
+        return self._prove_base(run, tier)
+
+    def not_proven(self, base: str) -> None:
+        """Take a proof back: another process has not come to it."""
+        self._bases.discard(base)
+
+    def guarded(self, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step in a tier without a graph, undone where that is possible."""
+        return self._guarded(run, tier)
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 
@@ -399,7 +432,8 @@ class Runner:
         del outcomes[: -proof.STEPS]
         verdict = proof.over_steps(outcomes)
         on_gpu = self.program.device.type == "cuda"
-        if verdict.random_moved and on_gpu and not self._traced_path and self._differs_by_chance(run):
+        alone = on_gpu and self.together is None  # to find out takes further runs of the step
+        if verdict.random_moved and alone and not self._traced_path and self._differs_by_chance(run):
             self._traced_path = True  # from the next step on, eager is compared on the path that compilers take
             outcomes.clear()
         elif verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):

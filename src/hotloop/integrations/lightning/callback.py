@@ -7,12 +7,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+import torch
 
 from hotloop.control import compile as compile_in_place
 from hotloop.control import status, uncompile
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning.allowed import compiled_by_user, why_not, why_not_with
 from hotloop.integrations.lightning.owned import OwnedStep
+from hotloop.integrations.lightning.shadow import Shadows, own_method
 from hotloop.integrations.lightning.status import TrainerStatus
 from hotloop.step.tiers import Tier, parse
 
@@ -52,6 +54,7 @@ class HotLoop(pl.Callback):
         self.run, self._settings = run, settings
         self._owned: OwnedStep | None = None
         self._compiled: pl.LightningModule | None = None
+        self._logging: Shadows | None = None
         self._why: list[str] = []
         self._hints: list[str] = []
         self._last: tuple[LoopStatus | None, Status | None, RunRecord | None] = (None, None, None)
@@ -89,6 +92,7 @@ class HotLoop(pl.Callback):
         if given := compiled_by_user(pl_module):
             self._why.append(f"{given}: taken as it is")
             self._hints.append(_AS_GIVEN)
+            self._keep_logging_out(pl_module)
         elif stage == "fit":
             self._why += why_not(trainer, pl_module)
         if stage == "fit" and not self._why:
@@ -140,11 +144,20 @@ class HotLoop(pl.Callback):
             compile_in_place(module, **tier.settings)
             self._compiled = module
 
+    def _keep_logging_out(self, module: pl.LightningModule) -> None:
+        """Have the user's own compile break its graph at self.log, which it cannot trace on torch 2.13."""
+        self._logging = Shadows(module)
+        for name in ("log", "log_dict"):
+            self._logging.put(name, torch.compiler.disable(own_method(module, name)))
+
     def _say(self) -> None:
         for line in self._why:
             _log.warning("HotLoop(run=%r): the training step is the Trainer's own: %s", self.run, line)
 
     def _take_off(self) -> None:
+        if self._logging is not None:
+            self._logging.take_off()
+            self._logging = None
         if self._owned is None and self._compiled is None:
             return
         self._last = self._now()

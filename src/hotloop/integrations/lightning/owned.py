@@ -73,8 +73,8 @@ class OwnedStep:
         self._shadows = Shadows(module)
         self._shadows.put("optimizer_step", self._optimizer_step)
         self._shadows.put("training_step", self._training_step_given)
-        self._shadows.put("optimizer_zero_grad", _nothing)
-        self._shadows.put("backward", _nothing)
+        for name in ("optimizer_zero_grad", "backward"):
+            self._shadows.put(name, self._done_already(name))
 
     def begin(self, batch: Any) -> None:
         """Take the batch of the coming step, on the device."""
@@ -150,13 +150,25 @@ class OwnedStep:
 
     # -- what the Trainer calls ------------------------------------------------------------------------------------
 
-    def _optimizer_step(self, _epoch: int, batch_idx: int, _optimizer: Any, closure: Callable[[], Any]) -> None:
-        more = self._more(batch_idx)
-        self._result = self._run(self._batch, *more)
+    def _optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Callable[[], Any]) -> None:
+        if self._trainer.accumulate_grad_batches != 1:  # changed in the fit: gradients of earlier batches wait
+            own_method(self._module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
+            return
+        self._result = self._run(self._batch, *self._more(batch_idx))
         try:
             closure()
         finally:
             self._result = None
+
+    def _done_already(self, name: str) -> Callable[..., None]:
+        """Give what the Trainer's closure calls: nothing where the loop's step has done it, else the module's own."""
+        own = own_method(self._module, name)
+
+        def call(*args: Any, **kwargs: Any) -> None:
+            if self._result is None:
+                own(*args, **kwargs)
+
+        return call
 
     def _more(self, batch_idx: int) -> tuple[int, ...]:
         """Give the number of the batch as training_step takes it: one that never reads it does not tell steps apart."""
@@ -165,16 +177,12 @@ class OwnedStep:
 
     def _training_step_given(self, *args: Any) -> Any:
         """The module's own training_step inside the loop's step, what that gave when the Trainer's closure asks."""
-        if self._inside:
+        if self._inside or self._result is None:  # a batch for which no optimizer step is asked: weight averaging's
             return self._training_step(*args)
         output, logged = self._result
         for method, values, settings in logged:
             own_method(self._module, method)(*values, **settings)
         return output
-
-
-def _nothing(*_args: Any, **_kwargs: Any) -> None:
-    """Do nothing: the loop's step has done it."""
 
 
 def reads_argument(function: Any, place: int) -> bool:

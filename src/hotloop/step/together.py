@@ -1,0 +1,102 @@
+"""A step in several processes: each one on the way to compiled code is agreed, and later ones now and then."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any
+
+from hotloop.step.peers import Vote
+from hotloop.step.survey import Obstacle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hotloop.measure import Inputs
+    from hotloop.step.peers import Peers
+    from hotloop.step.runner import Runner
+    from hotloop.step.tiers import Tier
+
+EVERY = 32
+"""Steps between two votes on whether the tier still runs in every process: where it failed in one, all leave it."""
+_HINT = "see the log of the process that it failed in"
+
+
+class Together:
+    """Takes one runner's steps to a tier, and through it, at the pace of all processes.
+
+    Args:
+        runner: whose step.
+        peers: the processes.
+    """
+
+    def __init__(self, runner: Runner, peers: Peers) -> None:
+        self._runner, self._peers = runner, peers
+        self._seen: collections.Counter[Inputs] = collections.Counter()
+        self._proved: set[Inputs] = set()
+        self._asked_for: Tier | None = None
+
+    def run(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
+        """Run a step. Where compiled code of one process has failed, that process is eager until all of them are."""
+        self._asked_for = self._asked_for or (tier if tier.compiles else None)
+        if self._asked_for is None:
+            return run()
+        if self._asked_for.compiles and self._runner.proven(self._asked_for.base):
+            return self._proven(run, tier, inputs)
+        return self._towards(run, tier, inputs, call)
+
+    def _towards(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
+        """An agreed step: looked at, or run both ways by all processes, or eager in all of them."""
+        runner = self._runner
+        self._seen[inputs] += 1
+        with self._peers.patient():
+            agreed = self._peers.agree(self._readiness(tier, inputs))
+            if agreed is Vote.NEVER:
+                self._leave(tier, runner.once or Obstacle("another process cannot run it", _HINT))
+            elif runner.to_be_surveyed:
+                return runner.survey(run, inputs, call)
+            if agreed is not Vote.YES:
+                return runner.eagerly(run)
+            self._proved.add(inputs)
+            result = runner.prove_base(run, tier)
+            self._settle(tier)
+        return result
+
+    def _readiness(self, tier: Tier, inputs: Inputs) -> Vote:
+        """Say whether this process can run the step both ways: it was looked at, and its shape is no odd one."""
+        if self._runner.to_be_surveyed:
+            return Vote.NOT_NOW
+        if self._runner.once is not None or not tier.compiles:
+            return Vote.NEVER
+        return Vote.YES if self._seen[inputs] > 1 else Vote.NOT_NOW
+
+    def _settle(self, tier: Tier) -> None:
+        """After a proof step: the tier is proven when it is so in all processes, and left when it is wrong in one."""
+        runner = self._runner
+        stays = runner.loop.goal == tier
+        mine = Vote.YES if runner.proven(tier.base) else Vote.NOT_NOW if stays else Vote.NEVER
+        agreed = self._peers.agree(mine)
+        if agreed is Vote.NEVER:
+            self._leave(tier, Obstacle("it does not agree with eager in another process", _HINT))
+        elif agreed is Vote.NOT_NOW:
+            runner.not_proven(tier.base)
+
+    def _proven(self, run: Callable[[], Any], tier: Tier, inputs: Inputs) -> Any:
+        runner, asked = self._runner, self._asked_for
+        assert asked is not None
+        if runner.loop.steps % EVERY == 0:
+            agreed = self._peers.agree(Vote.YES if tier.compiles else Vote.NEVER)
+            if agreed is Vote.NEVER:
+                self._leave(asked, Obstacle("it failed in another process", _HINT))
+                return runner.eagerly(run)
+        if not tier.compiles or inputs not in self._proved:
+            # This process alone: while it compiled for a short batch, the others would wait in a collective.
+            return runner.eagerly(run)
+        return runner.guarded(run, tier)
+
+    def _leave(self, tier: Tier, obstacle: Obstacle) -> None:
+        """Leave a tier for good, in this step, which is the same one in all processes."""
+        runner = self._runner
+        runner.not_proven(tier.base)
+        if runner.loop.goal.compiles:
+            runner.loop.failed(tier, obstacle, runner)
+        self._asked_for = None

@@ -1,0 +1,21 @@
+"""The tables in the docs are what the suites say."""
+
+from pathlib import Path
+
+import pytest
+import test_fabric_conformance
+import test_lightning_conformance
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("page", "suite"),
+    [
+        ("fabric.md", test_fabric_conformance.TestLoop),
+        ("fabric.md", test_fabric_conformance.TestCompile),
+        ("lightning.md", test_lightning_conformance.TestTrainer),
+    ],
+)
+def test_the_docs_hold_the_table(page, suite):
+    assert suite.table() in (DOCS / page).read_text(), f"docs/{page} should hold:\n{suite.table()}"

@@ -1,0 +1,169 @@
+"""Two processes that train together on gloo: run as ``python peers_program.py FOLDER RANK SCENARIO...``; prints JSON."""
+
+import contextlib
+import datetime as dt
+import gc
+import json
+import sys
+import time
+import warnings
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import hotloop
+from hotloop._torch import backends
+from hotloop.testing import planted_failure
+
+warnings.simplefilter("ignore")
+TIMEOUT, PATIENT = 4.0, dt.timedelta(seconds=30)
+FOLDER, RANK, SCENARIOS = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Dropout(0.25)
+        self.second = nn.Linear(10, 3)
+
+    def forward(self, x):
+        return self.second(self.drop(self.norm(self.first(x)).relu()))
+
+
+def batches(steps, short=None):
+    draws = torch.Generator().manual_seed(RANK)
+    for step in range(steps):
+        size = 4 if step == short else 6
+        yield torch.randn(size, 6, generator=draws), torch.randint(3, (size,), generator=draws)
+
+
+def wrapped(kind):
+    torch.manual_seed(0)
+    model = Net()
+    if kind != "fsdp2":  # without buffers to send, a step's first collective is in its backward
+        return DistributedDataParallel(model, broadcast_buffers=kind == "ddp")
+    for part in (model.first, model.second):
+        fully_shard(part, mesh=dist.init_device_mesh("cpu", (2,)))
+    return fully_shard(model)
+
+
+def train(kind, run=None, steps=14, short=None):
+    """Train; gives the parameters, the losses, and the loop's status."""
+    model = wrapped(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
+    if run and kind == "fsdp2":  # a loop leaves sharded parameters alone: they are compiled in place
+        hotloop.compile(model, run)
+    loop = hotloop.Loop(model, optimizer, run=run) if run else None
+
+    def train_step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    step = loop.step(train_step) if loop else train_step
+    torch.manual_seed(RANK)
+    losses = [float(step(x, y)) for x, y in batches(steps, short)]
+    left = {name: full(value) for name, value in model.state_dict().items()}
+    if kind == "ddp":  # buffers are sent by rank 0 at the start of a forward, so those of others lag behind it
+        left = {name: value for name, value in left.items() if RANK == 0 or "running" not in name}
+    told = loop.status() if loop else None
+    compiled = str(hotloop.status(model)) if run else ""
+    if loop:
+        loop.close()
+    step = loop = None
+    gc.collect()
+    dist.barrier()
+    return left, losses, told, compiled
+
+
+def full(value):
+    return (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+
+
+def same(ours, eager):
+    parameters = all(torch.allclose(ours[0][name], eager[0][name], rtol=1e-5, atol=1e-6) for name in eager[0])
+    return parameters and torch.allclose(torch.tensor(ours[1]), torch.tensor(eager[1]), rtol=1e-5, atol=1e-6)
+
+
+@contextlib.contextmanager
+def slow_backend(seconds):
+    real = backends.aot_eager()
+
+    def slow(graph, inputs):
+        time.sleep(seconds)
+        return real(graph, inputs)
+
+    before, backends.aot_eager = backends.aot_eager, lambda: slow
+    try:
+        yield
+    finally:
+        backends.aot_eager = before
+
+
+@contextlib.contextmanager
+def impatient(wanted):
+    """Collectives time out as soon as a user of short timeouts has them: all processes are here by then."""
+    dist.barrier()
+    if wanted:
+        _set_pg_timeout(dt.timedelta(seconds=TIMEOUT))
+    yield
+    if wanted:
+        assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == dt.timedelta(seconds=TIMEOUT)
+        _set_pg_timeout(PATIENT)
+
+
+def scenario(name):
+    kind, _, what = name.partition("-")
+    steps, short, within = 14, None, contextlib.nullcontext()
+    if what in ("forward compile", "backward compile") and RANK == 1:
+        within = planted_failure(what)
+    elif what == "forward run":
+        steps = 40
+        within = planted_failure(what, after=6) if RANK == 1 else within
+    elif what == "backward run" and RANK == 1:
+        within = planted_failure(what, after=6)
+    elif what == "sleep" and RANK == 1:
+        within = slow_backend(TIMEOUT + 2)
+    elif what == "short":
+        short = 8 if RANK == 1 else None
+    elif what == "short-first":
+        short = 0 if RANK == 1 else None
+    eager = train(kind, steps=steps, short=short)
+    torch.compiler.reset()
+    with within as planted, impatient(what in ("sleep", "short")):
+        ours = train(kind, "aot_eager", steps=steps, short=short)
+    fired = planted.fired if hasattr(planted, "fired") else None
+    tiers = {one.name: one.steps for one in ours[2].tiers}
+    return {
+        "same": same(ours, eager),
+        "tier": ours[2].tier,
+        "tiers": tiers,
+        "fired": fired,
+        "status": str(ours[2]) + ours[3],
+    }
+
+
+def main():
+    dist.init_process_group("gloo", f"file://{FOLDER}/store", rank=RANK, world_size=2, timeout=PATIENT)
+    told = {}
+    for name in SCENARIOS:
+        try:
+            told[name] = scenario(name)
+        except Exception as error:
+            told[name] = {"raised": type(error).__name__, "message": str(error)}
+            print(json.dumps(told), flush=True)
+            raise
+    print(json.dumps(told), flush=True)
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+main()

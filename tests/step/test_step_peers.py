@@ -1,0 +1,70 @@
+"""Two processes under one loop each: what they agree on, what falls back in one alone, and how they end together."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROGRAM = Path(__file__).with_name("peers_program.py")
+
+
+def two_processes(folder, *scenarios, ends=0):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(folder), str(rank), *scenarios],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    done = [one.communicate(timeout=240) for one in running]
+    assert [one.returncode for one in running] == [ends, ends], "\n".join(error for _, error in done)
+    return [json.loads(out.strip().splitlines()[-1]) for out, _ in done]
+
+
+def test_ddp_compiles_and_falls_back_in_one_process_alone(tmp_path):
+    """A group's timeout of 4 s is kept outside of agreed steps only: one backend sleeps longer than that."""
+    ranks = two_processes(
+        tmp_path, "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep", "ddp-short",
+        "ddp-short-first", "local-forward run",
+    )  # fmt: skip
+    for told in ranks:
+        for name, one in told.items():
+            assert one["same"], (name, one)
+            if name in ("ddp-compile", "ddp-sleep", "ddp-short", "ddp-short-first"):
+                assert one["tiers"]["aot_eager"] >= 8, (name, one)
+    assert ranks[1]["ddp-forward compile"]["fired"] >= 1
+    assert ranks[1]["ddp-backward compile"]["fired"] >= 1
+    for name in ("ddp-forward compile", "ddp-backward compile"):  # all of the model is one graph: none is left compiled
+        assert [told[name]["tier"] for told in ranks] == ["eager", "eager"]
+        assert "planted failure" in ranks[1][name]["status"]
+        assert "another process" in ranks[0][name]["status"]
+    assert "eager" in ranks[1]["ddp-short"]["tiers"]
+    assert "eager" not in ranks[0]["ddp-short"]["tiers"] or ranks[0]["ddp-short"]["tiers"]["eager"] <= 2
+    # A run that fails before the step's first collective is undone by that process; at the next vote all leave the tier.
+    assert ranks[1]["local-forward run"]["fired"] == 1
+    assert [told["local-forward run"]["tier"] for told in ranks] == ["eager", "eager"]
+    assert "planted failure" in ranks[1]["local-forward run"]["status"]
+    assert "another process" in ranks[0]["local-forward run"]["status"]
+
+
+def test_a_run_that_fails_after_a_collective_ends_all_processes(tmp_path):
+    ranks = two_processes(tmp_path, "ddp-backward run", ends=1)
+    told = [one["ddp-backward run"] for one in ranks]
+    assert [one["raised"] for one in told] == ["StepLostError", "StepLostError"], told
+    for one in told:
+        assert "planted failure in backward run" in one["message"], one
+        assert "rank 1" in one["message"], one
+        assert "checkpoint" in one["message"], one
+
+
+def test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone(tmp_path):
+    ranks = two_processes(tmp_path, "fsdp2-compile", "fsdp2-forward compile")
+    for told in ranks:
+        for name, one in told.items():
+            assert one["same"], (name, one)
+        assert "as-given" in told["fsdp2-compile"]["tier"]
+        assert "compiled" in told["fsdp2-compile"]["status"]
+    assert ranks[1]["fsdp2-forward compile"]["fired"] >= 1
+    assert "planted failure" in ranks[1]["fsdp2-forward compile"]["status"]
