@@ -12,6 +12,7 @@ from transformers import BertConfig, BertForSequenceClassification, TrainingArgu
 from hotloop.integrations.transformers import HotLoop, HotTrainer
 
 WORDS, TEXTS = 20, 64
+ONE, OTHER = 1, 2
 
 
 def texts() -> list[dict[str, torch.Tensor]]:
@@ -20,7 +21,7 @@ def texts() -> list[dict[str, torch.Tensor]]:
     found = []
     for at in range(TEXTS):
         ids = torch.randint(1, WORDS, (6 + at % 5,), generator=draws)
-        found.append({"input_ids": ids, "labels": ((ids == 1).sum() > (ids == 2).sum()).long()})
+        found.append({"input_ids": ids, "labels": ((ids == ONE).sum() > (ids == OTHER).sum()).long()})
     return found
 
 

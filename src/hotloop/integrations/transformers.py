@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from hotloop.step import LoopStatus, Pad
 
 _log = logging.getLogger("hotloop")
-_SEVERAL = "several processes run, which agree on no tier yet"
+_SEVERAL = "several processes run, whose steps stay the Trainer's own"
 _ALL, _THINNED = 100, 20
 _OWN_STEP = "a plain Trainer keeps its training step to itself: HotTrainer gives it to hotloop"
 
