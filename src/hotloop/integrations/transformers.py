@@ -37,7 +37,7 @@ from hotloop.step.tiers import parse
 
 try:
     from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
-    from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]
+    from accelerate.utils import DistributedType, DynamoBackend  # type: ignore[import-untyped]
     from transformers import Trainer, TrainerCallback
 except ImportError as error:
     raise missing_extra("hotloop.integrations.transformers", "hf", error) from error
@@ -103,7 +103,7 @@ class HotLoop(TrainerCallback):
             return
         self._asked, plugin.backend = asked, DynamoBackend.NO
         _log.info("torch_compile=True of TrainingArguments: %s is applied by hotloop, once", asked["preset"])
-        if args.device.type == "cuda" and args.tf32 is None:
+        if args.device.type == "cuda" and ((args.tf32 is None and not args.fp16) or args.bf16):
             tell_tf32("transformers (TrainingArguments with torch_compile=True)")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:  # noqa: ARG002
@@ -292,8 +292,8 @@ def _compiled_already(model: torch.nn.Module, args: Any) -> str:
 
 
 def _several() -> bool:
-    group = torch.distributed
-    return bool(group.is_available() and group.is_initialized() and group.get_world_size() > 1)
+    """Tell whether Accelerate wraps the model for several processes, or hands its steps to DeepSpeed."""
+    return bool(AcceleratorState().distributed_type != DistributedType.NO)
 
 
 def _as_prepared(model: torch.nn.Module, forward: Any) -> None:
