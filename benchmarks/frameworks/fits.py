@@ -87,9 +87,7 @@ def transformers(row, way, run):  # noqa: ARG001 - one row
         noting.marks, args.max_steps = marks, steps
         trainer.train()
 
-    return Ready(
-        go, lambda: trainer.accelerator.get_state_dict(trainer.model_wrapped), lambda: hot and str(hot.status())
-    )
+    return Ready(go, model.state_dict, lambda: hot and str(hot.status()))  # `Trainer.save_model` saves this
 
 
 def lightning(row, way, run):
