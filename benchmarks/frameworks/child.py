@@ -81,7 +81,7 @@ def cold(job, run):
 def steady(job, run):
     """Time the ways in turns, a fit each; a framework's own fit cannot be left in the middle."""
     ways = [way for way in job["ways"] if ours(way) != "auto"]
-    ready = {way: make(job["row"], way, run) for way in ways}
+    ready, compiled = {}, {}
     skip, block, seconds = SKIP[run.size], BLOCK[run.size], {way: [] for way in ways}
 
     def once(way):
@@ -90,8 +90,11 @@ def steady(job, run):
         ready[way].go(marks, skip + block)
         return 1e3 * marks.block()
 
-    for way in ways:  # compiles
-        once(way)
+    for way in ways:  # each compiles before the next is made: Accelerate's state belongs to the whole process
+        with hotloop.watch() as events:
+            ready[way] = make(job["row"], way, run)
+            once(way)
+        compiled[way] = any(isinstance(one, ev.Compiled) for one in events)
     for number in range(ROUNDS[run.size]):
         for way in ways if number % 2 else reversed(ways):
             seconds[way].append(once(way))
@@ -104,7 +107,7 @@ def steady(job, run):
                 ratios = [theirs / mine for theirs, mine in zip(seconds[other], seconds[way], strict=True)]
                 low, high = ratio_interval(seconds[other], seconds[way])
                 found[way][f"over_{other}"] = {"ratio": _middle(ratios), "low": low, "high": high}
-    return {"ways": found, "status": {way: ready[way].status() for way in ways}}
+    return {"ways": found, "compiled": compiled, "status": {way: ready[way].status() for way in ways}}
 
 
 def _middle(values):

@@ -60,7 +60,8 @@ def tables(document):
 
 
 def _row(jobs, row):
-    steady = next((one for key, one in jobs.items() if key.startswith(f"{row.name}:steady:")), {}).get("ways", {})
+    timed = next((one for key, one in jobs.items() if key.startswith(f"{row.name}:steady:")), {})
+    steady, idle = timed.get("ways", {}), [way for way, yes in timed.get("compiled", {}).items() if not yes]
     head = "| way | ms a step | over eager | over theirs | cold s | 200 | 1,000 | 10,000 steps, s | MB | recompiles |"
     head += " leaked keys |"
     lines = [head, "|" + "---|" * 11]
@@ -68,7 +69,7 @@ def _row(jobs, row):
         cold, step = jobs[f"{row.name}:cold:{way}"], steady.get(way, {})
         memory = cold.get("memory") or {}
         cells = [
-            way, _span(step, "ms", "ms_low", "ms_high"),
+            f"{way} (ran eager)" if way in idle and way != EAGER else way, _span(step, "ms", "ms_low", "ms_high"),
             _span(step.get("over_eager", {})), _span(step.get("over_theirs", {})),
             _number(cold.get("cold_seconds")), *(_number(total(jobs, row.name, way, n)) for n in STEPS),
             _number(memory.get("allocated_mb")), cold.get("recompiles", ""), cold.get("leaked_keys", ""),
