@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hotloop")
 _SEVERAL = "several processes run, whose steps stay the Trainer's own"
-_ALL, _THINNED = 100, 20
+_ALL, _THINNED = 10, 20
+"""Steps of a Trainer that are all written down, and of those after them one in so many: each asks for the status."""
 _OWN_STEP = "a plain Trainer keeps its training step to itself: HotTrainer gives it to hotloop"
 
 
