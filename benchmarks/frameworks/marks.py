@@ -1,0 +1,43 @@
+"""When each step of a fit was done, as the framework's hooks tell it."""
+
+from __future__ import annotations
+
+import time
+
+from hotloop.prove.bench_way import synchronize
+
+
+class Marks:
+    """Looks at the clock when a step has ended.
+
+    Args:
+        device: that is waited for before a look.
+        at: the steps after which to look, from 1; None for each.
+    """
+
+    def __init__(self, device, at=None):
+        self.device, self._at = device, at
+        self.count = 0
+        self.ends: dict[int, float] = {}
+        self.losses: list[float] = []
+        self._begin = None
+
+    def begin(self):
+        """The first step is about to begin; what follows until then counts to it."""
+        if self._begin is None:
+            synchronize(self.device)
+            self._begin = time.perf_counter()
+
+    def done(self, loss=None):
+        """A step has ended."""
+        self.count += 1
+        if self._at is None or self.count in self._at:
+            synchronize(self.device)
+            self.ends[self.count] = time.perf_counter() - self._begin
+            if loss is not None and self._at is None:
+                self.losses.append(float(loss.detach()))
+
+    def block(self):
+        """Give the seconds of a step between the last two looks."""
+        (first, began), (last, ended) = list(self.ends.items())[-2:]
+        return (ended - began) / (last - first)

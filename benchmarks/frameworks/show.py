@@ -1,0 +1,94 @@
+"""What was found, as tables and totals: arithmetic over the jobs of a result file."""
+
+from __future__ import annotations
+
+import math
+
+from .plan import EAGER, ROWS, STAGES, THEIRS
+
+STEPS = (200, 1_000, 10_000)
+
+
+def in_short(found):
+    """Give one line of a job's result."""
+    if why := found.get("error") or found.get("skipped"):
+        return why.strip().splitlines()[-1][:160]
+    if "outcome" in found:
+        return found["outcome"]
+    if "ways" in found:
+        return ", ".join(f"{way} {one['ms']:.3g} ms" for way, one in found["ways"].items())
+    if "real" in found:
+        return ", ".join(f"{steps} steps {seconds:.4g} s" for steps, seconds in found["real"].items())
+    return f"cold {found['cold_seconds']:.3g} s, {found['compiles']} compiles, {found['leaked_keys']} leaked keys"
+
+
+def total(jobs, row, way, steps):
+    """Give the seconds of a run of so many steps; None where they are not known."""
+    cold = jobs.get(f"{row}:cold:{way}", {})
+    if str(steps) in cold.get("real", {}):
+        return cold["real"][str(steps)]
+    steady = next((one for key, one in jobs.items() if key.startswith(f"{row}:steady:")), {}).get("ways", {}).get(way)
+    if steady is None or "cold_seconds" not in cold:
+        return None
+    return cold["cold_seconds"] + (steps - cold["cold_steps"]) * steady["ms"] / 1e3
+
+
+def totals(jobs):
+    """Give, per row and way, totals by steps, and the best of ours against theirs in geometric mean of 1,000 steps."""
+    found, gains = {}, []
+    for row in ROWS:
+        ways = dict.fromkeys(key.split(":", 2)[2] for key in jobs if key.startswith(f"{row.name}:cold:"))
+        table = {way: {str(n): total(jobs, row.name, way, n) for n in STEPS} for way in ways}
+        if table:
+            found[row.name] = table
+        mine = [one["1000"] for way, one in table.items() if way not in (EAGER, THEIRS) and one["1000"] is not None]
+        if mine and table.get(THEIRS, {}).get("1000") is not None:
+            gains.append(table[THEIRS]["1000"] / min(mine))
+    if gains:
+        mean = math.exp(sum(map(math.log, gains)) / len(gains))
+        found["geometric mean of theirs over the best of ours, 1,000 steps"] = mean
+    return found
+
+
+def tables(document):
+    """Give the result file as Markdown."""
+    jobs, lines = document["jobs"], []
+    for row in ROWS:
+        if any(key.startswith(f"{row.name}:") for key in jobs):
+            lines += [f"### {row.name}: {row.theirs}", "", *_row(jobs, row), *([row.why, ""] if row.why else [])]
+    return "\n".join(lines)
+
+
+def _row(jobs, row):
+    timed = next((one for key, one in jobs.items() if key.startswith(f"{row.name}:steady:")), {})
+    steady, idle = timed.get("ways", {}), [way for way, yes in timed.get("compiled", {}).items() if not yes]
+    head = "| way | ms a step | over eager | over theirs | cold s | 200 | 1,000 | 10,000 steps, s | MB | recompiles |"
+    head += " leaked keys |"
+    lines = [head, "|" + "---|" * 11]
+    for way in dict.fromkeys(key.split(":", 2)[2] for key in jobs if key.startswith(f"{row.name}:cold:")):
+        cold, step = jobs[f"{row.name}:cold:{way}"], steady.get(way, {})
+        memory = cold.get("memory") or {}
+        cells = [
+            f"{way} (ran eager)" if way in idle and way != EAGER else way, _span(step, "ms", "ms_low", "ms_high"),
+            _span(step.get("over_eager", {})), _span(step.get("over_theirs", {})),
+            _number(cold.get("cold_seconds")), *(_number(total(jobs, row.name, way, n)) for n in STEPS),
+            _number(memory.get("allocated_mb")), cold.get("recompiles", ""), cold.get("leaked_keys", ""),
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    lines += ["", "| injected failure | way | what becomes of the run |", "|---|---|---|"]
+    for stage in STAGES:
+        for way in (THEIRS, "ours:aot_eager"):
+            if one := jobs.get(f"{row.name}:failure:{way}:{stage}"):
+                off = f", parameters off by {one['off_by']:.1e}" if "off_by" in one else ""
+                lines.append(f"| {stage} | {way} | {in_short(one)}{off} |")
+    return [*lines, ""]
+
+
+def _span(one, middle="ratio", low="low", high="high"):
+    if one.get(middle) is None:
+        return ""
+    return f"{one[middle]:.3g} ({_number(one[low])}-{_number(one[high])})"
+
+
+def _number(value):
+    return "" if value is None else f"{value:.4g}"

@@ -1,0 +1,124 @@
+"""diffusers: a training program's parts under the names that a pipeline gives them, and models that are offloaded.
+
+::
+
+    from hotloop.integrations.diffusers import Parts, compile
+
+    compile(Parts(unet=unet, text_encoder=text_encoder, vae=vae))  # the denoiser alone, unless preset names others
+    compile(pipeline, {"unet": "default", "vae": "default"})
+
+It is `hotloop.compile`, which takes pipelines as they are; what is added is what training needs beside one. LoRA
+adapters may come, be switched and be merged at any time, and gradient checkpointing be turned on: each is compiled anew
+once, and counted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop import events as ev
+from hotloop.apply import block_classes
+from hotloop.apply.targets import components_of, denoisers
+from hotloop.control import compile as compile_in_place
+from hotloop.errors import ConfigError
+from hotloop.observe import collector
+
+if TYPE_CHECKING:
+    from hotloop.presets import Preset
+
+_log = logging.getLogger("hotloop")
+_HOOKS = ("_hf_hook", "_diffusers_hook")
+"""Where Accelerate and diffusers keep the hooks that they run a module's forward between; offloading is one."""
+
+
+class Parts:
+    """The parts of a diffusion program that is no pipeline: what trains, and what is frozen beside it.
+
+    Args:
+        parts: modules (and whatever else a pipeline would hold) by a pipeline's names: ``unet`` or ``transformer``,
+            ``text_encoder``, ``vae``, ...
+
+    Raises:
+        ConfigError: there is no module among them.
+    """
+
+    def __init__(self, **parts: Any) -> None:
+        if not any(isinstance(one, torch.nn.Module) for one in parts.values()):
+            raise ConfigError(f"Parts({', '.join(parts)}): expected modules by name, e.g. unet=unet, vae=vae")
+        self.components = parts
+
+
+def compile(  # noqa: A001 - hotloop.compile's name, which it is
+    pipeline: Any, preset: str | Preset | Mapping[str, str | Preset] = "default", **settings: Any
+) -> Any:
+    """Compile a pipeline's denoiser in place, or the parts that ``preset`` names.
+
+    A part that is moved between host and device as it is called (``enable_model_cpu_offload``, group offloading by
+    blocks) is compiled block by block, inside of the hooks that move it. One that is moved layer by layer is left as it
+    is, and an event says so.
+
+    Args:
+        pipeline: a diffusers pipeline, or `Parts`.
+        preset: as `hotloop.compile` takes it.
+        settings: as `hotloop.compile` takes them.
+
+    Returns:
+        ``pipeline``.
+
+    Raises:
+        ConfigError: a setting does not fit, or ``pipeline`` has no ``components``.
+    """
+    target = components_of(pipeline)
+    if target.kind != "pipeline":
+        raise ConfigError(
+            f"{type(pipeline).__name__} is no pipeline: hand over one, or Parts(unet=model); for a model "
+            "alone there is hotloop.compile"
+        )
+    names = tuple(preset) if isinstance(preset, Mapping) else denoisers(target)
+    plain = dict(preset) if isinstance(preset, Mapping) else dict.fromkeys(names, preset)
+    blocks: dict[str, torch.nn.Module] = {}
+    chosen: dict[str, Any] = {}
+    for name in names:
+        part = target.components.get(name)
+        if part is None or not (hooked := _hooked(part)):
+            continue
+        part_preset = plain.pop(name)
+        found = _units(part, hooked)
+        if not found:
+            _left_alone(name, part)
+        blocks |= {f"{name}.{path}": block for path, block in found.items()}
+        chosen |= dict.fromkeys((f"{name}.{path}" for path in found), part_preset)
+    if plain:
+        compile_in_place(pipeline, plain, **settings)
+    if blocks:
+        compile_in_place(blocks, chosen, **{**settings, "regions": "whole"})
+    return pipeline
+
+
+def _hooked(part: torch.nn.Module) -> set[str]:
+    """Give the paths of a part's modules that run between hooks; its own is empty."""
+    return {path for path, one in part.named_modules() if any(name in vars(one) for name in _HOOKS)}
+
+
+def _units(part: torch.nn.Module, hooked: set[str]) -> dict[str, torch.nn.Module]:
+    """Give the repeated blocks of a part by path; none where a hook is inside of one."""
+    classes = block_classes(part)
+    found = {
+        path: one for path, one in part.named_modules() if f"{type(one).__module__}.{type(one).__qualname__}" in classes
+    }
+    inside = any(path.startswith(f"{block}.") for path in hooked for block in found)
+    return {} if inside else found
+
+
+def _left_alone(name: str, part: torch.nn.Module) -> None:
+    event = ev.NoEffect(
+        component=name,
+        reason=f"{type(part).__name__} is offloaded layer by layer, and is left as it is: it runs eager",
+        hint="offload it as a whole (enable_model_cpu_offload) or by blocks, which are compiled",
+    )
+    collector.emit(event)
+    _log.warning("%s: %s; %s", name, event.reason, event.hint)

@@ -1,0 +1,327 @@
+"""transformers: a callback for its Trainer, and a Trainer that hands its training step to a `hotloop.Loop`.
+
+::
+
+    from hotloop.integrations.transformers import HotLoop, HotTrainer
+
+    Trainer(model, args, ..., callbacks=[HotLoop("default")])  # compiled in place; the Trainer keeps its step
+    HotTrainer(model, args, ...)  # the step is a loop's: chosen by measuring, captured on a GPU, undone where it fails
+
+A callback hears of a step and cannot run it, so with it alone a failure of compiled code at run time is raised
+(`CompiledRunError`), nothing is captured, and nothing is timed against eager. `HotStep` adds what `HotTrainer` does to
+any other subclass of Trainer: ``class MyTrainer(HotStep, SFTTrainer)``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from hotloop.control import compile as compile_in_place
+from hotloop.control import status as status_of
+from hotloop.control import uncompile
+from hotloop.errors import ConfigError, missing_extra
+from hotloop.integrations.accelerate_state import asks, settings_of, share_autocast, tell_tf32
+from hotloop.observe import watch
+from hotloop.record import RunRecord
+from hotloop.report import write_html
+from hotloop.step import Loop
+from hotloop.step.sentinel import SHARE
+from hotloop.step.tiers import parse
+
+try:
+    from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+    from accelerate.utils import DistributedType, DynamoBackend  # type: ignore[import-untyped]
+    from transformers import Trainer, TrainerCallback
+except ImportError as error:
+    raise missing_extra("hotloop.integrations.transformers", "hf", error) from error
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Mapping
+
+    from hotloop.control import Status
+    from hotloop.step import LoopStatus, Pad
+
+_log = logging.getLogger("hotloop")
+_SEVERAL = "several processes run, whose steps stay the Trainer's own"
+_ALL, _THINNED = 10, 20
+"""Steps of a Trainer that are all written down, and of those after them one in so many: each asks for the status."""
+_OWN_STEP = "a plain Trainer keeps its training step to itself: HotTrainer gives it to hotloop"
+
+
+class HotLoop(TrainerCallback):
+    """Compiles the model of a Trainer in place for the time of a training run, and tells what ran.
+
+    The model is as it was when training has ended: what is saved carries eager's names in any case. What
+    ``TrainingArguments(torch_compile=True)`` asks for is taken over, and applied once.
+
+    Args:
+        run: a preset or a tier, as `hotloop.Loop` takes it. ``"auto"`` measures where the step is hotloop's
+            (`HotTrainer`). With a plain Trainer nothing measures whether a compile pays: ``"auto"`` is then what
+            ``torch_compile`` asks for, else eager.
+        look: look at some of the run's batches before anything is compiled (`Loop`'s ``batches``); for data sets that
+            must not be read in this process before workers fork, False.
+        buckets: what `Loop` takes, for a collator that pads each batch to a length of its own.
+        sentinel: the share of time for checks of compiled steps, as `Loop` takes it.
+        record: a folder for the run record; without one it is kept in memory.
+    """
+
+    def __init__(
+        self,
+        run: str = "auto",
+        *,
+        look: bool = True,
+        buckets: Mapping[str, Pad] | None = None,
+        sentinel: float | None = SHARE,
+        record: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.tier = None if str(run).strip().lower() == "auto" else parse(run)
+        self.run, self.look, self.buckets, self.sentinel, self.folder = run, look, buckets, sentinel, record
+        self.loop: Loop | None = None
+        self.step: Callable[..., Any] | None = None
+        """Runs one training step of the Trainer that gave its own; None where it keeps it."""
+        self._owner: weakref.ref[HotStep] | None = None
+        self._asked: dict[str, Any] = {}
+        self._model: torch.nn.Module | None = None
+        self._last: Status | LoopStatus | None = None
+        self._record: RunRecord | None = None
+        self._open, self._began = contextlib.ExitStack(), 0.0
+
+    # -- the Trainer's hooks ---------------------------------------------------------------------------------------
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the Trainer's hook
+        """Take over the compile that ``TrainingArguments`` asks for, so that it is not applied twice."""
+        plugin = AcceleratorState().dynamo_plugin
+        asked = settings_of(plugin) if asks(plugin) else None
+        if asked is None:
+            return
+        self._asked, plugin.backend = asked, DynamoBackend.NO
+        _log.info("torch_compile=True of TrainingArguments: %s is applied by hotloop, once", asked["preset"])
+        if args.device.type == "cuda" and ((args.tf32 is None and not args.fp16) or args.bf16):
+            tell_tf32("transformers (TrainingArguments with torch_compile=True)")
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:  # noqa: ARG002
+        """Compile the model, or give the step to a loop."""
+        self.end()
+        model = parts["model"]
+        if why := _compiled_already(model, args):
+            self._last, self._record = None, self._open.enter_context(RunRecord(self.folder))
+            self._decided(f"the model runs as it was given: {why}", logging.WARNING)
+            return
+        self._model = model
+        self._open.callback(_as_prepared, model, vars(model).get("forward"))
+        share_autocast(model, args.device, AcceleratorState().mixed_precision, None)
+        owner = self._owner() if self._owner is not None else None
+        if owner is None or _several():
+            self._compile(model)
+        else:
+            self._take_step(owner, model, parts, state.max_steps * args.gradient_accumulation_steps)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Note when an optimizer step of the Trainer's own begins."""
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Write down what it took, as far as the host has waited for it; of a long run one in so many."""
+        step = state.global_step
+        if self._model is None or self.loop is not None or self._record is None or (step > _ALL and step % _THINNED):
+            return
+        seconds = time.perf_counter() - self._began
+        running = next(one.running for one in status_of(self._model).components.values())
+        self._record.append("steps", {"step": step, "seconds": seconds, "running": running})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Take the compile off, and settle the record."""
+        self.end()
+
+    # -- what became of it -----------------------------------------------------------------------------------------
+
+    def status(self) -> Status | LoopStatus | None:
+        """Say what runs and why; after the run what ran in it; None before the first one."""
+        if self.loop is not None:
+            return self.loop.status()
+        return status_of(self._model) if self._model is not None else self._last
+
+    @property
+    def record(self) -> RunRecord | None:
+        """The record of the run that goes on, or of the last one."""
+        return self.loop.record if self.loop is not None else self._record
+
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write the run record as one self-contained HTML page.
+
+        Raises:
+            ConfigError: there was no run yet.
+        """
+        if self.record is None:
+            raise ConfigError("report: there is no record before the first training run")
+        write_html(self.record.document, path)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Leave the model as it was given. A Trainer that ends with an exception tells its callbacks nothing."""
+        if self._model is not None:
+            self._last = self.status()
+        if self.loop is not None:
+            self._record = self.loop.record
+        self.step = self.loop = self._model = None
+        opened, self._open = self._open, contextlib.ExitStack()
+        opened.__exit__(type(error) if error else None, error, None)
+
+    # -- the two ways ----------------------------------------------------------------------------------------------
+
+    def owned_by(self, trainer: HotStep) -> None:
+        """Take note of a Trainer that hands its steps over."""
+        self._owner = weakref.ref(trainer)
+
+    def _compile(self, model: torch.nn.Module) -> None:
+        """Compile in place, for a Trainer that runs its steps itself."""
+        settings = self._asked if self.tier is None else self.tier.settings if self.tier.compiles else {}
+        record = self._record = self._open.enter_context(RunRecord(self.folder))
+        record.update("settings", run=self.run)
+        why = _SEVERAL if _several() else _OWN_STEP
+        if self.tier is None:
+            what = f"preset {settings['preset']}, as torch_compile asks" if settings else "eager, with nothing measured"
+            self._decided(f"run='auto': {what}: {why}; HotLoop(run='default') compiles in any case")
+        elif self.tier.graph:
+            self._decided(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", logging.WARNING)
+        events = self._open.enter_context(watch())
+        self._open.callback(uncompile, model)
+        self._open.callback(_write_down, record, model, events)
+        if settings:
+            compile_in_place(model, **settings)
+
+    def _decided(self, reason: str, level: int = logging.INFO) -> None:
+        assert self._record is not None
+        self._record.append("decisions", {"step": 0, "reason": reason})
+        _log.log(level, "%s", reason)
+
+    def _take_step(self, owner: HotStep, model: torch.nn.Module, parts: Mapping[str, Any], steps: int) -> None:
+        """Give the Trainer's step to a loop."""
+        scaler = getattr(owner.accelerator, "scaler", None)
+        self.loop = self._open.enter_context(
+            Loop(
+                model,
+                parts["optimizer"],
+                state=() if scaler is None else scaler,
+                run=self.run,
+                total_steps=steps,
+                buckets=self.buckets,
+                batches=_batches(owner, parts["train_dataloader"]) if self.look else None,
+                sentinel=self.sentinel,
+                record=self.folder,
+            )
+        )
+        self.step = self.loop.step(owner.own_training_step())
+
+
+class HotStep:
+    """Mixed into a Trainer, hands its training steps (forward, loss, backward) to the loop of its `HotLoop` callback.
+
+    Clipping, the optimizer's step and schedulers stay the Trainer's, so that they are in no captured step. One that was
+    given no `HotLoop` among its callbacks gets one with its defaults. Several processes: as with a plain Trainer.
+    """
+
+    hot: HotLoop
+    accelerator: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        trainer: Any = self
+        found = [one for one in trainer.callback_handler.callbacks if isinstance(one, HotLoop)]
+        if not found:
+            found = [HotLoop()]
+            trainer.add_callback(found[0])
+            found[0].on_init_end(trainer.args, trainer.state, trainer.control)
+        self.hot = found[0]
+        self.hot.owned_by(self)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """See ``Trainer.train``; an exception that ends it leaves the model as it was given, too."""
+        trainer: Any = super()
+        try:
+            return trainer.train(*args, **kwargs)
+        except BaseException as error:
+            self.hot.end(error)
+            raise
+
+    def training_step(self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
+        """See ``Trainer.training_step``."""
+        trainer: Any = super()
+        step = self.hot.step
+        if step is None:
+            return trainer.training_step(model, inputs, num_items_in_batch)
+        # What the Trainer divides the loss by is an attribute, which a recording would freeze: as an argument, it
+        # selects one.
+        pieces = vars(self).get("current_gradient_accumulation_steps")
+        return step(trainer._prepare_inputs(inputs), num_items_in_batch, pieces)  # noqa: SLF001 - the one way to move
+
+    def own_training_step(self) -> Callable[..., Any]:
+        """Give the Trainer's own step as a function of all that differs from step to step."""
+        trainer: Any = super()
+        this: Any = self
+
+        def training_step(inputs: Mapping[str, Any], num_items_in_batch: Any, pieces: int | None) -> Any:  # noqa: ARG001
+            # A copy: the Trainer takes labels out of its inputs, and a step may run twice.
+            return trainer.training_step(this.model_wrapped, dict(inputs), num_items_in_batch)
+
+        return training_step
+
+
+class HotTrainer(HotStep, Trainer):
+    """A ``Trainer`` whose steps are a `hotloop.Loop`'s. Its arguments are Trainer's; settings are its `HotLoop`'s."""
+
+
+def _compiled_already(model: torch.nn.Module, args: Any) -> str:
+    """Say what compiled the model before hotloop, or keeps it from compiling; empty where nothing does."""
+    if asks(AcceleratorState().dynamo_plugin):
+        return (
+            "torch_compile=True of TrainingArguments was applied by the Trainer; hand it HotLoop when it is made, "
+            "Trainer(..., callbacks=[HotLoop()]), which takes that over"
+        )
+    if hasattr(model, "_orig_mod"):
+        return "it was wrapped by torch.compile(model): hand the Trainer the module itself"
+    if args.n_gpu > 1:
+        return "the Trainer copies it to several GPUs at each step (DataParallel), copies run eager; use torchrun"
+    return ""
+
+
+def _several() -> bool:
+    """Tell whether Accelerate wraps the model for several processes, or hands its steps to DeepSpeed."""
+    return bool(AcceleratorState().distributed_type != DistributedType.NO)
+
+
+def _as_prepared(model: torch.nn.Module, forward: Any) -> None:
+    """Put back the forward that Accelerate gave the model."""
+    if forward is not None and "forward" in vars(model):
+        model.forward = forward
+
+
+def _write_down(record: RunRecord, model: torch.nn.Module, events: list[Any]) -> None:
+    """Put into the record what ran, before it is taken off."""
+    found = status_of(model).to_dict()
+    for event in events:
+        record.append("events", event.to_dict())
+    record.update("components", **found["components"])
+
+
+def _batches(trainer: Any, loader: Any) -> DataLoader[Any] | None:
+    """Give the run's batches as the arguments of a step; None where they cannot be looked at."""
+    dataset: Any = getattr(loader, "dataset", None)
+    sampler = getattr(loader, "batch_sampler", None)
+    if not isinstance(loader, DataLoader) or sampler is None or isinstance(dataset, IterableDataset):
+        return None
+    counts = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
+
+    def collate(samples: list[Any]) -> tuple[Any, ...]:
+        batch = loader.collate_fn(samples)
+        items = torch.zeros((), dtype=torch.int64) if counts and "labels" in batch else None
+        return batch, items, 1
+
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)

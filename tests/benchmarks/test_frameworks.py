@@ -1,0 +1,71 @@
+"""The benchmark of frameworks: its plan, and the arithmetic of its tables."""
+
+import json
+
+import pytest
+
+from benchmarks.frameworks import __main__ as command
+from benchmarks.frameworks import plan, show
+
+COLD = {"way": "theirs", "cold_seconds": 10.0, "cold_steps": 3, "compiles": 1, "recompiles": 0, "leaked_keys": 2}
+JOBS = {
+    "fabric:cold:eager": {**COLD, "cold_seconds": 0.3, "leaked_keys": 0},
+    "fabric:cold:theirs": COLD,
+    "fabric:cold:ours:default": {**COLD, "cold_seconds": 4.0, "leaked_keys": 0},
+    "fabric:cold:ours:auto": {"way": "ours:auto", "real": {"200": 3.0, "1000": 6.0}},
+    "fabric:steady:eager+theirs+ours:default": {
+        "ways": {
+            "eager": {"ms": 10.0, "ms_low": 9.0, "ms_high": 11.0},
+            "theirs": {
+                "ms": 8.0,
+                "ms_low": 7.0,
+                "ms_high": 9.0,
+                "over_eager": {"ratio": 1.25, "low": 1.2, "high": 1.3},
+            },
+            "ours:default": {"ms": 5.0, "ms_low": 4.0, "ms_high": 6.0},
+        }
+    },
+    "fabric:failure:theirs:backward run": {"way": "theirs", "outcome": "ended: PlantedError"},
+    "fabric:failure:ours:aot_eager:backward run": {"outcome": "trained on", "off_by": 0.0},
+}
+
+
+@pytest.mark.parametrize("size", ["gpu", "cpu"])
+def test_each_job_has_a_name_of_its_own_and_each_row_all_its_ways(size):
+    jobs = plan.jobs(size)
+    assert len({job.key for job in jobs}) == len(jobs)
+    for row in plan.ROWS:
+        cold = {job.ways[0] for job in jobs if job.row == row.name and job.kind == "cold"}
+        assert cold == (set() if row.big and size == "cpu" else {"eager", "theirs", *row.ours(size)})
+    assert {job.key for job in plan.choose(jobs, ["fabric:cold"])} < {job.key for job in jobs if job.row == "fabric"}
+
+
+def test_totals_are_cold_seconds_and_the_steps_left_and_auto_was_run():
+    assert show.total(JOBS, "fabric", "theirs", 1_000) == pytest.approx(10 + 997 * 0.008)
+    assert show.total(JOBS, "fabric", "ours:auto", 1_000) == 6.0
+    assert show.total(JOBS, "fabric", "ours:auto", 10_000) is None
+    found = show.totals(JOBS)
+    (gain,) = (value for key, value in found.items() if key.startswith("geometric"))
+    assert gain == pytest.approx((10 + 997 * 0.008) / 6.0)
+
+
+def test_the_tables_show_what_was_measured():
+    text = show.tables({"jobs": JOBS})
+    assert "| theirs | 8 (7-9) | 1.25 (1.2-1.3) |" in text
+    assert "| backward run | theirs | ended: PlantedError |" in text
+    assert "| backward run | ours:aot_eager | trained on, parameters off by 0.0e+00 |" in text
+
+
+def test_jobs_that_the_file_holds_are_not_run_again(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "found.json"
+    ran = []
+    monkeypatch.setattr(command, "measured", lambda job, size, limit: ran.append(job.key) or dict(COLD))
+    monkeypatch.setattr(plan, "missing", lambda row: "")
+    arguments = ["--cpu", "--only", "fabric:cold", "--out", str(out)]
+    assert command.main(arguments) == 0
+    assert ran == ["fabric:cold:eager", "fabric:cold:theirs", "fabric:cold:ours:default"]
+    assert command.main(arguments) == 0
+    assert len(ran) == 3
+    assert set(json.loads(out.read_text())["jobs"]) == set(ran)
+    assert command.main(["--cpu", "--only", "nonesuch", "--out", str(out)]) == 2
+    assert "no job is called so" in capsys.readouterr().err

@@ -1,0 +1,185 @@
+"""Accelerate: what `prepare` promises beyond the conformance suite."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import TorchDynamoPlugin
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import hotloop
+from hotloop import events as ev
+from hotloop.errors import ConfigError
+from hotloop.integrations.accelerate import prepare
+from hotloop.integrations.accelerate_state import tell_tf32
+
+
+@pytest.fixture(autouse=True)
+def _fresh_state():
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def small_gpt():
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=16, n_embd=8, n_layer=2, n_head=2, n_positions=8, use_cache=False, loss_type="ForCausalLM",
+        bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def train(accelerator, model, optimizer, steps=2):
+    for _ in range(steps):
+        loss = F.cross_entropy(model(torch.ones(4, 4)), torch.arange(4) % 2)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
+
+
+def prepared(accelerator, model, **settings):
+    return prepare(accelerator, model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+
+
+def test_a_dynamo_plugin_is_applied_once_and_by_hotloop(tmp_path):
+    """Accelerate's own compile would leave ``_orig_mod.`` in the keys, and a model that ``eval()`` does not reach."""
+    plugin = TorchDynamoPlugin(backend="aot_eager", use_regional_compilation=True)
+    accelerator = Accelerator(cpu=True, dynamo_plugin=plugin)
+    given = small_gpt()
+    model, optimizer = prepared(accelerator, given)
+    assert model is given
+    ids = torch.arange(16).view(2, 8)
+    with hotloop.watch() as events:
+        accelerator.backward(model(input_ids=ids, labels=ids).loss)
+        optimizer.step()
+    assert {one.component for one in events if isinstance(one, ev.Compiled)} == {"model"}
+    (part,) = hotloop.status(model).components.values()
+    assert (part.requested, part.state) == ("aot_eager", "compiled")
+    assert part.regions != ("whole",)
+    assert set(accelerator.get_state_dict(model)) == set(given.state_dict())
+    accelerator.save_model(model, str(tmp_path))
+    assert not [name for name in load_file(tmp_path / "model.safetensors") if "_orig_mod" in name]
+    model.eval()
+    assert not given.training
+    assert accelerator.state.dynamo_plugin.backend.value == "AOT_EAGER", "the user's setting is as it was"
+
+
+def test_what_the_user_compiled_is_unwrapped_with_a_hint(caplog):
+    accelerator = Accelerator(cpu=True)
+    given = Net()
+    model, optimizer = prepared(accelerator, torch.compile(given, backend="aot_eager"), preset="aot_eager")
+    assert model is given
+    assert "leave torch.compile out" in caplog.text
+    train(accelerator, model, optimizer)
+    assert hotloop.status(model).components["model"].state == "compiled"
+    assert accelerator.unwrap_model(model) is given
+
+
+def test_a_preset_for_each_model():
+    accelerator = Accelerator(cpu=True)
+    one, two = Net(), Net()
+    found = prepare(accelerator, one, two, preset={one: "aot_eager"})
+    assert found == (one, two)
+    one(torch.ones(1, 4))
+    states = [hotloop.status(each).components["model"].requested for each in found]
+    assert states == ["aot_eager", "none"]
+    with pytest.raises(ConfigError, match="Net that is not among"):
+        prepare(accelerator, one, preset={two: "aot_eager"})
+
+
+def test_a_backend_of_others_is_left_to_accelerate():
+    accelerator = Accelerator(cpu=True, dynamo_backend="tvm")
+    with pytest.raises(ConfigError, match="TVM"):
+        prepare(accelerator, Net(), preset="default")
+
+
+def test_models_of_a_class_share_compiled_code_in_mixed_precision():
+    compiles = []
+    for _ in range(3):
+        accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+        model, optimizer = prepared(accelerator, Net(), preset="aot_eager")
+        with hotloop.watch() as events:
+            assert train(accelerator, model, optimizer).dtype == torch.float32
+        compiles.append(len([one for one in events if isinstance(one, ev.Compiled)]))
+        assert model(torch.ones(1, 4)).dtype == torch.float32, "outputs are float32, as Accelerate gives them"
+        plain = accelerator.unwrap_model(model, keep_fp32_wrapper=False)
+        assert plain(torch.ones(1, 4)).dtype == torch.float32
+        AcceleratorState._reset_state(reset_partial_state=True)
+    assert compiles == [1, 0, 0]
+
+
+def test_tf32_that_a_framework_switched_on_is_said(caplog):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        with hotloop.watch() as events:
+            tell_tf32("accelerate")
+        assert not events
+        torch.set_float32_matmul_precision("high")
+        with hotloop.watch() as events:
+            tell_tf32("accelerate")
+    finally:
+        torch.set_float32_matmul_precision(before)
+    (event,) = events
+    assert (event.setting, event.after, event.by) == ("float32_matmul_precision", "high", "accelerate")
+    assert 'set_float32_matmul_precision("highest")' in caplog.text
+
+
+_TWO = """
+import sys, torch
+from accelerate import Accelerator
+from torch.nn.parallel import DistributedDataParallel
+sys.path.insert(0, {folder!r})
+from test_accelerate import Net, prepared, train
+import hotloop
+
+def main():
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(accelerator.process_index)
+    given = Net()
+    model, optimizer = prepared(accelerator, given, preset="aot_eager")
+    assert isinstance(model, DistributedDataParallel)
+    loss = train(accelerator, model, optimizer, steps=3)
+    part = hotloop.status(given).components["model"]
+    assert part.state == "compiled", part
+    assert part.frames_compiled == 3, part
+    total = sum(float(one.detach().double().sum()) for one in given.parameters())
+    totals = accelerator.gather(torch.tensor([total])).tolist()
+    assert totals[0] == totals[1], totals
+    assert set(accelerator.get_state_dict(model)) == set(given.state_dict())
+    print("rank", accelerator.process_index, "done")
+    accelerator.end_training()
+
+main()
+"""
+
+
+def test_two_processes_train_alike_compiled_inside_of_ddp(tmp_path):
+    program = tmp_path / "two.py"
+    program.write_text(_TWO.format(folder=str(__file__).rpartition("/")[0]))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", str(program)]
+    done = subprocess.run(
+        [*command[:3], "--standalone", "--nproc_per_node=2", str(program)],
+        capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(line for line in done.stdout.splitlines() if "done" in line) == ["rank 0 done", "rank 1 done"]

@@ -1,0 +1,134 @@
+"""diffusers: parts by name, LoRA through peft, offloading, gradient checkpointing."""
+
+import pytest
+import torch
+from accelerate import cpu_offload_with_hook
+from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers.hooks import apply_group_offloading
+from peft import LoraConfig, get_peft_model
+from torch.nn import functional as F
+
+import hotloop
+from hotloop import events as ev
+from hotloop.errors import ConfigError
+from hotloop.integrations.diffusers import Parts, compile  # noqa: A004 - hotloop.compile's name
+
+
+def small_unet():
+    torch.manual_seed(0)
+    return UNet2DConditionModel(
+        sample_size=4, in_channels=2, out_channels=2, block_out_channels=(8,), norm_num_groups=4,
+        down_block_types=("CrossAttnDownBlock2D",), up_block_types=("CrossAttnUpBlock2D",), mid_block_type=None,
+        layers_per_block=1, cross_attention_dim=8, attention_head_dim=4,
+    )  # fmt: skip
+
+
+def small_vae():
+    return AutoencoderKL(block_out_channels=(4,), norm_num_groups=2, latent_channels=2).requires_grad_(
+        requires_grad=False
+    )
+
+
+BATCH = (torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(1)), torch.tensor([3, 4]), torch.ones(2, 3, 8))
+
+
+def gradients(unet):
+    """One forward and backward; gives the output and each gradient."""
+    unet.zero_grad()
+    found = unet(*BATCH).sample
+    if found.requires_grad:
+        F.mse_loss(found, torch.zeros_like(found)).backward()
+    return [found.detach(), *(one.grad.clone() for one in unet.parameters() if one.grad is not None)]
+
+
+def as_eager(unet, state="compiled"):
+    """The compiled model does what it does eagerly, and the status counts the call."""
+    before = hotloop.status(unet).components["model"].frames_compiled
+    ours = gradients(unet)
+    part = hotloop.status(unet).components["model"]
+    assert part.state == state
+    assert part.frames_compiled > before, "this call ran compiled"
+    with hotloop.control.paused([unet]):
+        eager = gradients(unet)
+    assert len(ours) == len(eager)
+    for a, b in zip(ours, eager, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    return part
+
+
+def test_of_named_parts_the_denoiser_alone_is_compiled():
+    parts = Parts(unet=small_unet(), vae=small_vae(), scheduler=object())
+    compile(parts, "aot_eager")
+    status = hotloop.status(parts)
+    assert {name: one.requested for name, one in status.components.items()} == {"unet": "aot_eager", "vae": "none"}
+    assert "scheduler" in str(status)
+    with pytest.raises(ConfigError, match="no pipeline"):
+        compile(small_vae())
+    with pytest.raises(ConfigError, match="modules by name"):
+        Parts(scheduler=object())
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
+def test_adapters_that_come_and_are_switched_and_merged_leave_the_status_true():
+    unet = small_unet().requires_grad_(requires_grad=False)
+    compile(Parts(unet=unet), "aot_eager")
+    as_eager(unet)
+    for name, rank in (("a", 2), ("b", 4)):
+        config = LoraConfig(r=rank, lora_alpha=rank, init_lora_weights="gaussian", target_modules=["to_q", "to_v"])
+        unet.add_adapter(config, adapter_name=name)
+        added = as_eager(unet)
+    unet.set_adapter("a")
+    as_eager(unet)
+    unet.set_adapter("b")
+    assert as_eager(unet).compiles == added.compiles + 1, "what was compiled for b is used again"
+    unet.fuse_lora()
+    merged = as_eager(unet)
+    assert merged.recompiles == merged.compiles - 1
+    assert not merged.causes
+
+
+def test_peft_around_a_compiled_model_runs_what_was_compiled():
+    unet = small_unet()
+    compile(Parts(unet=unet), "aot_eager")
+    wrapped = get_peft_model(unet, LoraConfig(r=2, target_modules=["to_q"]))
+    wrapped(*BATCH).sample.sum().backward()
+    part = hotloop.status(unet).components["model"]
+    assert (part.state, part.frames_compiled, part.causes) == ("compiled", 1, ())
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
+def test_gradient_checkpointing():
+    unet = small_unet()
+    compile(Parts(unet=unet), "aot_eager")
+    unet.enable_gradient_checkpointing()
+    unet.train()
+    assert as_eager(unet).fallbacks == 0
+
+
+def test_a_model_that_is_offloaded_as_a_whole_is_compiled_inside_of_its_hooks():
+    unet = small_unet()
+    cpu_offload_with_hook(unet, torch.device("cpu"))
+    parts = Parts(unet=unet)
+    compile(parts, "aot_eager")
+    eager = gradients(small_unet())
+    ours = gradients(unet)
+    for a, b in zip(ours, eager, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    found = hotloop.status(parts).components
+    blocks = {name for name, one in found.items() if one.state == "compiled"}
+    assert len(blocks) == 3
+    assert all("transformer_blocks" in name for name in blocks)
+    assert hasattr(unet, "_hf_hook")
+    hotloop.uncompile(parts)
+    assert {one.requested for one in hotloop.status(parts).components.values()} == {"none"}
+
+
+def test_a_model_that_is_offloaded_layer_by_layer_is_left_alone_and_said():
+    unet = small_unet()
+    apply_group_offloading(unet, torch.device("cpu"), torch.device("cpu"), offload_type="leaf_level")
+    with hotloop.watch() as events:
+        compile(Parts(unet=unet, vae=small_vae()), {"unet": "aot_eager"})
+    (event,) = events
+    assert isinstance(event, ev.NoEffect)
+    assert "layer by layer" in event.reason
+    gradients(unet)

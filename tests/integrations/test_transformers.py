@@ -1,0 +1,195 @@
+"""transformers' Trainer on small real models: what the conformance suite does not ask."""
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from accelerate.utils import DynamoBackend
+from trainer_fits import ARGUMENTS, small_bert
+from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+
+import hotloop
+from hotloop import events as ev
+from hotloop._torch.module import get_entry
+from hotloop.integrations.transformers import HotLoop, HotTrainer
+from hotloop.testing import captured_step_emulation
+
+
+class Tokens:
+    """What a padding collator needs of a tokenizer."""
+
+    padding_side = "right"
+
+    def pad(self, samples, padding=True, max_length=None, pad_to_multiple_of=None, return_tensors=None):
+        longest = max(len(one["input_ids"]) for one in samples)
+        more = [longest - len(one["input_ids"]) for one in samples]
+        pairs = list(zip(samples, more, strict=True))
+        return {
+            "input_ids": torch.tensor([one["input_ids"] + [0] * n for one, n in pairs]),
+            "attention_mask": torch.tensor([[1] * len(one["input_ids"]) + [0] * n for one, n in pairs]),
+            "labels": torch.tensor([one["labels"] for one in samples]),
+        }
+
+
+def samples(count, lengths=(6,)):
+    draws = torch.Generator().manual_seed(3)
+    sizes = [lengths[at % len(lengths)] for at in range(count)]
+    return [
+        {"input_ids": torch.randint(1, 16, (size,), generator=draws).tolist(), "labels": at % 3}
+        for at, size in enumerate(sizes)
+    ]
+
+
+def fresh_bert():
+    return small_bert()
+
+
+def trainer_of(kind, folder, hot=None, data=None, evaluates=False, **more):
+    settings = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "learning_rate": 0.01, **ARGUMENTS, **more}
+    args = TrainingArguments(str(folder), eval_strategy="epoch" if evaluates else "no", **settings)
+    data = samples(24) if data is None else data
+    return kind(
+        model_init=fresh_bert, args=args, train_dataset=data, eval_dataset=data[:6], callbacks=[hot] if hot else [],
+        data_collator=DataCollatorWithPadding(Tokens()),
+    )  # fmt: skip
+
+
+def same(one, other):
+    pairs = zip(one.model.named_parameters(), other.model.parameters(), strict=True)
+    for (name, a), b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("kind", [Trainer, HotTrainer])
+def test_mixed_precision_clipping_and_a_second_model_compile_once(kind, tmp_path):
+    """Accelerate gives each model an autocast object of its own, by whose identity compiled code would be guarded."""
+    settings = {"bf16": True, "max_grad_norm": 0.1, "gradient_accumulation_steps": 2, "evaluates": True}
+    eager = trainer_of(Trainer, tmp_path, **settings)
+    eager.train()
+    hot = HotLoop("aot_eager")
+    ours = trainer_of(kind, tmp_path, hot, **settings)
+    with hotloop.watch() as first:
+        ours.train()
+    expected, found = ([one["loss"] for one in each.state.log_history if "loss" in one] for each in (eager, ours))
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=5e-3, atol=0)
+    once = [one.detach().clone() for one in ours.model.parameters()]
+    assert any(isinstance(one, ev.Compiled) for one in first)
+    forward = ours.model.forward
+    assert forward.__func__.__closure__, "Accelerate's own wrapper is back"
+    with hotloop.watch() as second:
+        ours.train()
+    assert not [one for one in second if isinstance(one, ev.Compiled)]
+    assert all(torch.equal(a, b) for a, b in zip(once, ours.model.parameters(), strict=True))
+
+
+def test_a_captured_step_accumulates_and_clips_as_eager(tmp_path):
+    # 7 batches: the last update of the epoch has one batch only, which the loss is divided by.
+    settings = {"data": samples(28), "gradient_accumulation_steps": 2, "max_grad_norm": 0.1, "num_train_epochs": 3}
+    eager = trainer_of(Trainer, tmp_path, **settings)
+    eager.train()
+    hot = HotLoop("eager+graph")
+    with captured_step_emulation():
+        ours = trainer_of(HotTrainer, tmp_path, hot, **settings)
+        ours.train()
+    same(eager, ours)
+    assert {one.name: one.state for one in hot.status().tiers}["eager+graph"] in ("proven", "in force")
+    assert not hot.status().dropped
+
+
+def test_a_collator_that_pads_to_the_longest_is_counted_and_compiled_for_any_length(tmp_path):
+    lengths = (4, 5, 6, 7, 8, 9, 10, 11, 12)
+    data = [one for at in range(10) for one in samples(4, (lengths[at % 9],))]
+    eager = trainer_of(Trainer, tmp_path, data=data, num_train_epochs=2)
+    eager.train()
+    hot = HotLoop("aot_eager")
+    ours = trainer_of(HotTrainer, tmp_path, hot, data=data, num_train_epochs=2)
+    with hotloop.watch() as events:
+        ours.train()
+    same(eager, ours)
+    assert "dynamic" in str([one["reason"] for one in hot.record.document["decisions"]]) or "any" in str(hot.status())
+    assert len([one for one in events if isinstance(one, ev.Compiled)]) <= 2
+    assert hot.record.document["measurements"]["shapes"]["training_step"]
+
+
+def test_torch_compile_of_the_arguments_is_taken_over_and_applied_once(tmp_path):
+    hot = HotLoop()
+    trainer = trainer_of(Trainer, tmp_path, hot, torch_compile=True, torch_compile_backend="aot_eager")
+    assert AcceleratorState().dynamo_plugin.backend == DynamoBackend.NO
+    trainer.train()
+    (part,) = hot.status().components.values()
+    assert (part.requested, part.state, part.compiles) == ("aot_eager", "compiled", 1)
+    assert trainer.model_wrapped is trainer.model
+    assert all("_orig_mod" not in name for name in trainer.model_wrapped.state_dict())
+
+
+def test_a_compile_that_the_trainer_has_applied_is_recognised(tmp_path):
+    hot = HotLoop("aot_eager")
+    trainer = trainer_of(Trainer, tmp_path, torch_compile=True, torch_compile_backend="aot_eager")
+    trainer.add_callback(hot)
+    with hotloop.watch() as events:
+        trainer.train()
+    assert {one.component for one in events if isinstance(one, ev.Compiled)} == {None}, "the Trainer's, and no other"
+    (decision,) = hot.record.document["decisions"]
+    assert "torch_compile=True" in decision["reason"]
+    assert "Trainer(..., callbacks=[HotLoop()])" in decision["reason"]
+
+
+def test_trials_of_a_search_share_compiled_code(tmp_path):
+    hot = HotLoop("aot_eager")
+    trainer = trainer_of(
+        Trainer, tmp_path, hot, evaluates=True, bf16=True, torch_compile=True, torch_compile_backend="aot_eager"
+    )
+    compiles = []
+
+    def objective(metrics):
+        compiles.append(len([one for one in events if isinstance(one, ev.Compiled)]))
+        return metrics["eval_loss"]
+
+    with hotloop.watch() as events:
+        best = trainer.hyperparameter_search(
+            lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-4, 1e-2)},
+            compute_objective=objective, n_trials=3, direction="minimize", backend="optuna",
+        )  # fmt: skip
+    assert best.objective > 0
+    assert compiles[0] > 0
+    assert compiles[-1] == compiles[0], "later trials compile nothing"
+
+
+def test_an_exception_leaves_the_model_as_it_was_and_the_record_failed(tmp_path):
+    hot = HotLoop("aot_eager")
+    trainer = trainer_of(HotTrainer, tmp_path, hot)
+
+    class Mine(Exception):
+        pass
+
+    def stop(*args, **kwargs):
+        raise Mine
+
+    trainer.create_scheduler = stop  # before training has begun
+    with pytest.raises(Mine):
+        trainer.train()
+    del trainer.create_scheduler
+    hot.on_log = stop
+    with pytest.raises(Mine):
+        trainer.train()
+    assert get_entry(trainer.model) is None
+    assert hot.record.document["status"] == "failed"
+    del hot.on_log
+    trainer.train()
+    assert hot.record.document["status"] == "finished"
+
+
+def test_a_trainer_without_a_callback_gets_one(tmp_path):
+    trainer = trainer_of(HotTrainer, tmp_path)
+    trainer.train()
+    assert isinstance(trainer.hot, HotLoop)
+    assert trainer.hot.status().step == 6
+    assert trainer.hot.status().asked == "auto"
+    trainer.hot.report(tmp_path / "run.html")
+    assert "training_step" in (tmp_path / "run.html").read_text() or (tmp_path / "run.html").stat().st_size > 1000
+
+
+def test_settings_are_refused_when_they_are_made():
+    with pytest.raises(hotloop.errors.ConfigError, match="aot_eager"):
+        HotLoop("aot_egaer")
+    with pytest.raises(hotloop.errors.ConfigError, match="no record"):
+        HotLoop().report("run.html")

@@ -1,0 +1,80 @@
+"""Fits of transformers' Trainer, as the conformance suite asks for them."""
+
+import torch
+from safetensors.torch import load_file
+from torch.utils.data import SequentialSampler
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+from hotloop.integrations.transformers import HotLoop
+from hotloop.testing import Conformance, Fitted
+from hotloop.testing.fitting import small_batches
+
+ARGUMENTS = {
+    "use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 2, "lr_scheduler_type": "constant",
+    "logging_steps": 1, "save_strategy": "no", "dataloader_pin_memory": False,
+}  # fmt: skip
+
+
+def small_bert(**settings):
+    config = BertConfig(
+        vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=32, num_labels=3,
+        **{"problem_type": "single_label_classification", **settings},
+    )  # fmt: skip
+    return BertForSequenceClassification(config)
+
+
+def in_order(kind):
+    """A Trainer that takes its data in order."""
+
+    class InOrder(kind):
+        def _get_train_sampler(self, train_dataset=None):
+            return SequentialSampler(self.train_dataset)
+
+    return InOrder
+
+
+class TrainerConformance(Conformance):
+    kind = Trainer
+
+    def fit(self, task):
+        batches = [{"input_ids": ids, "labels": labels} for ids, labels in task.batches]
+        validation = [{"input_ids": ids, "labels": labels} for ids, labels in task.validation]
+        args = TrainingArguments(
+            str(task.save or "/nonexistent/never-written"),
+            per_device_train_batch_size=1, per_device_eval_batch_size=1, learning_rate=0.01,
+            num_train_epochs=task.epochs, gradient_accumulation_steps=task.accumulate,
+            eval_strategy="epoch" if validation else "no",
+            **{**ARGUMENTS, "save_strategy": "epoch" if task.save else "no"},
+        )  # fmt: skip
+        hot = HotLoop(task.run, look=False) if task.run is not None else None
+        trainer = in_order(self.kind if hot else Trainer)(
+            task.model, args, data_collator=lambda samples: samples[0], train_dataset=batches,
+            eval_dataset=validation or None, callbacks=[hot] if hot else [],
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=str(next(task.resume.iterdir())) if task.resume else None)
+        begun = len(batches) if task.resume else 0
+        losses = [one["loss"] for one in trainer.state.log_history if "loss" in one and one["step"] > begun]
+
+        def remove():
+            if hot:
+                trainer.remove_callback(hot)
+            vars(task.model).pop("_is_accelerate_prepared", None)  # Accelerate's own mark, in an eager run as well
+
+        return Fitted(
+            model=task.model, losses=losses, optimizer=trainer.optimizer.state_dict(),
+            status=hot and hot.status(), record=hot and hot.record, remove=remove,
+        )  # fmt: skip
+
+    def saved(self, path):
+        return load_file(next(path.iterdir()) / "model.safetensors")
+
+    def model(self):
+        return small_bert()
+
+    def batches(self, count, *, ragged=False):
+        return list(small_batches(count, ragged=ragged))
+
+    def broken(self):
+        ids, labels = self.batches(1)[0]
+        return torch.stack([ids, ids], 1), labels
