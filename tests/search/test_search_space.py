@@ -119,9 +119,9 @@ def test_settings_of_trials_are_checked(given, said):
 
 
 def test_only_what_changes_code_counts_as_compiled():
-    assert parse().compiled_values() == {"training.batch_size": 2, "model.dropout": 4}
+    assert {one.name: one.distinct() for one in parse().compiled} == {"training.batch_size": 2, "model.dropout": 4}
     endless = parse("hpo.space.model.dropout={choices: null, float: [0, 0.5]}")
-    assert endless.compiled_values()["model.dropout"] is None
+    assert {one.name: one.distinct() for one in endless.compiled}["model.dropout"] is None
 
 
 @pytest.mark.parametrize("value", ["it's a \\ path, {x}: [1]", 1.2e-05, 0.1 + 0.2, -3, True, None, [1, 2], {"a": "b"}])
@@ -141,3 +141,10 @@ def test_trials_have_their_own_settings_and_the_final_run_does_not(tmp_path):
     assert (best.training.num_epochs, best.training.learning_rate, best.run.folder) == (9, 1.5e-4, None)
     with pytest.raises(ConfigError, match=r"training\.batch_size"):
         trial.settings_of(settings, {"training.batch_size": 0}, tmp_path)
+
+
+@pytest.mark.parametrize(("recipe", "metric"), [("digits", "maximize accuracy"), ("language", "minimize loss")])
+def test_a_recipe_brings_its_objective_along(recipe, metric):
+    for more in ([], ["hpo=fast"]):
+        hpo = configure.load([f"recipe={recipe}", *more]).hpo
+        assert f"{hpo.direction} {hpo.metric}" == metric

@@ -143,3 +143,13 @@ def test_elsewhere_there_are_plain_lines(study):
 @pytest.mark.parametrize(("seconds", "said"), [(42, "42 s"), (99.4, "99 s"), (420, "7 min"), (11100, "3 h 05 min")])
 def test_durations_are_said_as_people_say_them(seconds, said):
     assert duration(seconds) == said
+
+
+def test_a_search_that_goes_on_counts_what_is_over_already(study):
+    progress, clock = study
+    progress.hear({"kind": "SearchBegan", "total": 12, "over": 5})
+    progress.hear(began(5, 1))
+    clock.now += 10
+    progress.hear(ended(5))
+    assert progress.done == 6
+    assert progress.headline().startswith("digits-lr: 6 of 12 trials over")

@@ -12,7 +12,6 @@ from hotloop.cli.kfold import INTERRUPTED
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hotloop.train.search.told import Told
     from hotloop.train.settings import Settings
 
 BEST = "best"
@@ -74,7 +73,7 @@ def hpo_fast(
 
 
 def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None:
-    from hotloop.train import configure  # noqa: PLC0415 - the optional packages are loaded for this command alone
+    from hotloop.train import configure, live  # noqa: PLC0415 - the optional packages are loaded for this command alone
     from hotloop.train.search import supervise, told  # noqa: PLC0415
 
     settings = configure.load(overrides, config)
@@ -84,11 +83,11 @@ def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None
         )
     _announce(settings)
 
-    def tell(what: Told) -> None:
-        if text := told.line(what):
-            typer.echo(text, err=True)
-
-    ended = supervise.search(settings, tell)
+    hpo = settings.hpo
+    maximize = hpo.direction == "maximize"
+    progress = live.Progress(hpo.folder, hpo.metric, hpo.n_trials, hpo.workers, maximize=maximize)
+    with live.View(progress) as view:
+        ended = supervise.search(settings, lambda what: view.hear(told.to_dict(what), told.line(what)))
     if as_json:
         typer.echo(json.dumps({"status": ended.status, "folder": str(ended.folder), **ended.document}, indent=2))
     else:
@@ -98,15 +97,19 @@ def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None
 
 
 def _announce(settings: Settings) -> None:
-    from hotloop.train.search import space  # noqa: PLC0415 - as in _search
+    from hotloop.train import quantise  # noqa: PLC0415 - as in _search
+    from hotloop.train.search import space  # noqa: PLC0415
 
-    hpo = settings.hpo
-    varied = space.parse(settings).searched
+    hpo, searched = settings.hpo, space.parse(settings)
+    varied = searched.searched
     typer.echo(f"Search {hpo.folder}: {hpo.n_trials} trials by {hpo.sampler}, pruner {hpo.pruner}", err=True)
     typer.echo(f"Objective: {hpo.direction} {hpo.metric}. Searched: {', '.join(one.name for one in varied)}", err=True)
     changed = [space.override(name, value) for name, value in space.flat(hpo.trial)]
     if changed:
         typer.echo(f"In trials alone: {' '.join(changed)}", err=True)
+    if settings.training.optimization.use_torch_compile is not False:
+        for text in quantise.warnings(searched.compiled, hpo.n_trials):
+            typer.echo(text, err=True)
 
 
 def _say_end(status: str, folder: Path, document: dict[str, object]) -> None:

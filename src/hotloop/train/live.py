@@ -81,7 +81,9 @@ class Progress:
     def hear(self, event: Mapping[str, Any]) -> None:
         """Take note of an event of a search as plain data: its ``kind`` and fields; other kinds say nothing here."""
         kind = event.get("kind")
-        if kind == "TrialBegan":
+        if kind == "SearchBegan":
+            self.total, self.earlier = event["total"], event["over"]
+        elif kind == "TrialBegan":
             self.began(event["number"], event["worker"], event["values"], event.get("attempt", 1))
         elif kind == "TrialReported":
             self.reported(event["number"], event["value"])

@@ -90,9 +90,10 @@ class Space:
                 chosen[one.name] = one.suggest(trial)
         return chosen
 
-    def compiled_values(self) -> dict[str, int | None]:
-        """Count the values of each searched setting of which every value is compiled anew; None is without end."""
-        return {one.name: one.distinct() for one in self.searched if _changes_code(one.name)}
+    @property
+    def compiled(self) -> tuple[Searched, ...]:
+        """The searched settings of which each value is compiled anew."""
+        return tuple(one for one in self.searched if _changes_code(one.name))
 
 
 def override(name: str, value: Any) -> str:

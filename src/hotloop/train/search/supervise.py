@@ -20,7 +20,7 @@ from hotloop.train import configure
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.search import document, space, told
 from hotloop.train.search.study import Study
-from hotloop.train.search.told import Said, Tell, TrialEnded
+from hotloop.train.search.told import Said, SearchBegan, Tell, TrialEnded
 from hotloop.train.search.trial import train
 from hotloop.train.search.worker import DONE, INTERRUPTED, REPLACE, STOPPED, Job
 
@@ -77,6 +77,7 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
         stack.callback(supervisor.end_all)
         try:
             (folder / SETTINGS).write_text(configure.to_yaml(settings), encoding="utf-8")
+            tell(SearchBegan(settings.hpo.n_trials, settings.hpo.n_trials - study.left()))
             status = supervisor.run(interrupt)
         except study.storage.errors as error:
             raise study.storage.gone(error) from error

@@ -8,6 +8,14 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
+class SearchBegan:
+    """A command began, or went on with, a search of so many trials, of which some are over already."""
+
+    total: int
+    over: int
+
+
+@dataclasses.dataclass(frozen=True)
 class TrialBegan:
     """A worker took a trial. ``attempt`` is 2 where the first one's worker died; ``values`` are its settings."""
 
@@ -53,11 +61,13 @@ class Said:
     stops: bool = False
 
 
-Told = TrialBegan | TrialReported | TrialEnded | Said
+Told = SearchBegan | TrialBegan | TrialReported | TrialEnded | Said
 Tell = Callable[[Told], None]
 """Who hears of a search. In a search of several processes it is called in the one that was started."""
 
-_KINDS: dict[str, type[Told]] = {kind.__name__: kind for kind in (TrialBegan, TrialReported, TrialEnded, Said)}
+_KINDS: dict[str, type[Told]] = {
+    kind.__name__: kind for kind in (SearchBegan, TrialBegan, TrialReported, TrialEnded, Said)
+}
 
 
 def to_dict(told: Told) -> dict[str, Any]:
@@ -72,6 +82,8 @@ def from_dict(data: Mapping[str, Any]) -> Told:
 
 def line(told: Told) -> str:
     """Say it in a line; empty for what is too much for a log."""
+    if isinstance(told, SearchBegan):
+        return f"{told.over} of {told.total} trials are over already" if told.over else ""
     if isinstance(told, TrialBegan):
         values = "  ".join(f"{name.rsplit('.', 1)[-1]} {_figure(value)}" for name, value in told.values.items())
         again = ", again since its worker died" if told.attempt > 1 else ""

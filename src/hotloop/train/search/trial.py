@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import SearchStoppedError
@@ -16,8 +17,6 @@ from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
-
 LOG = "log.txt"
 
 
@@ -84,12 +83,12 @@ def train(asked: Asked) -> float:
     """
     folds = folds_of(asked.settings)
     if not folds:
-        return _run(asked, asked.settings, asked.folder, runs=1)
+        return _run(asked, asked.settings, asked.folder)
     values: list[float] = []
     for number, fold in enumerate(folds):
         folder = asked.folder / f"fold-{number}"
         settings = changed(asked.settings, {**fold, "run.folder": str(folder)})
-        values.append(_run(asked, settings, folder, runs=len(folds)))
+        values.append(_run(asked, settings, folder, fold=number, folds=len(folds)))
         asked.report(number + 1, sum(values) / len(values))
     return sum(values) / len(values)
 
@@ -109,8 +108,8 @@ def folds_of(settings: Settings) -> list[dict[str, Any]]:
     return []
 
 
-def _run(asked: Asked, settings: Settings, folder: Path, *, runs: int) -> float:
-    """Train once, as one of so many runs of the trial, and give the best value of the metric."""
+def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = None, folds: int = 1) -> float:
+    """Train once, as the trial's run or as that of one of its folds, and give the best value of the metric."""
     from rich.console import Console  # noqa: PLC0415 - only a process that runs trials loads torch
 
     from hotloop.train.start import Start  # noqa: PLC0415
@@ -124,10 +123,19 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, runs: int) -> float:
                 f"hpo.metric={hpo.metric}: a validation of recipe {settings.recipe.name} gives {', '.join(metrics)}"
             )
         found.append(float(metrics[hpo.metric]))
-        if runs == 1:
+        if fold is None:
             asked.report(len(found), found[-1])
 
-    start = Start(settings, folder, within=Within(validated=validated, runs=asked.runs * runs))
+    within = Within(
+        validated=validated,
+        runs=asked.runs * folds - (fold or 0),
+        study=hpo.name,
+        trial=asked.number,
+        fold=fold,
+        folder=Path(hpo.folder),
+        resume="the same hotloop hpo command, which begins this trial again",
+    )
+    start = Start(settings, folder, within=within)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("a", encoding="utf-8") as log:
         outcome = _recipe(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))

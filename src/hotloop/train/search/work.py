@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import RunPrunedError, SearchStoppedError, StepLostError
+from hotloop.train.quantise import shared_runs
 from hotloop.train.search import space as spaces
 from hotloop.train.search import trial as trials
 from hotloop.train.search.study import CAUSE, NUMBER, Outcome, Study, Taken, how_ended
@@ -131,7 +132,7 @@ class Worker:
             values=values,
             folder=taken.folder,
             report=lambda step, value: self.report(taken, step, value),
-            runs=1 + study.left() / study.settings.hpo.workers,
+            runs=shared_runs(self.space.compiled, 1 + study.left() / study.settings.hpo.workers),
         )
         return float(self.objective(asked))
 
