@@ -145,7 +145,7 @@ def test_tf32_that_a_framework_switched_on_is_said(caplog):
 
 
 _TWO = """
-import sys, torch
+import gc, sys, torch
 from accelerate import Accelerator
 from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, {folder!r})
@@ -166,7 +166,11 @@ def main():
     totals = accelerator.gather(torch.tensor([total])).tolist()
     assert totals[0] == totals[1], totals
     assert set(accelerator.get_state_dict(model)) == set(given.state_dict())
-    print("rank", accelerator.process_index, "done")
+    print("rank", accelerator.process_index, "done", flush=True)
+    # Two gloo processes hang or abort at their exit now and then, unless what holds the group is gone before it is.
+    del model, optimizer, given, loss, part
+    gc.collect()
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 main()
@@ -179,7 +183,7 @@ def test_two_processes_train_alike_compiled_inside_of_ddp(tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", str(program)]
     done = subprocess.run(
         [*command[:3], "--standalone", "--nproc_per_node=2", str(program)],
-        capture_output=True, text=True, check=False, timeout=280,
+        capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "done" in line) == ["rank 0 done", "rank 1 done"]

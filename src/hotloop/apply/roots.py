@@ -117,7 +117,8 @@ class Roots:
         name, tensor = first_tensor(args, kwargs)
         if tensor is None or tensor.ndim != self._rank:
             if tensor is None or self._rank is not None:  # another kind of call: torch compiles it anew, static
-                return self._plain or self._unsized(), ""
+                known = "" if self._plain or tensor is None else self._other_rank(name, tensor.ndim)
+                return self._plain or self._unsized(), known
             self._rank = tensor.ndim
         size = tensor.shape[0]
         found = self._sizes.get(size)
@@ -125,6 +126,10 @@ class Roots:
             return found, ""
         with self._lock:
             return self._unseen(name, size, args, kwargs)
+
+    def _other_rank(self, name: str, rank: int) -> str:
+        """Say what differs from calls before, as torch says it."""
+        return f"tensor '{name}' rank mismatch. expected {self._rank}, actual {rank}"
 
     def _unseen(self, name: str, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
         if (found := self._sizes.get(size)) is not None:  # another thread was first

@@ -89,7 +89,8 @@ class Automatic(Compiling):
         """Take note of what the loop ran and decided, and say it."""
         self._loop.settle()
         self.running = self._loop.account.running or "eager"
-        for decision in self._loop.account.decisions[self._told :]:
+        # Where the environment switches everything off, that was announced, and there is nothing to decide.
+        for decision in () if self._disabled else self._loop.account.decisions[self._told :]:
             # The same decision with other figures is no news.
             self._say_once(f"{PREFIX} auto at step {self._loop.steps}: {decision}", key=_FIGURES.sub("", decision))
         self._told = len(self._loop.account.decisions)
