@@ -113,6 +113,44 @@ def test_what_is_written_into_memory_reaches_all_that_reads_it():
     alike(gradients(ours), gradients(eager))
 
 
+class IntoAnInput(nn.Module):
+    """Writes what a layer makes into a tensor of the caller's, of which the loss is made."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.two, self.writes = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x, into):
+        into[:, 1] = self.writes(x)
+        return self.one(x), self.two(x)
+
+
+def test_a_gradient_that_comes_through_an_input_is_kept():
+    eager = IntoAnInput()
+    ours = compiled(eager)
+    x = torch.randn(5, 4)
+    for model in (eager, ours):
+        into = torch.zeros(5, 2, 4)
+        outputs = model(x, into)
+        (into.square().sum() + outputs[0].sum()).backward()
+    assert eager.writes.weight.grad is not None
+    torch.testing.assert_close(ours.writes.weight.grad, eager.writes.weight.grad)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "accumulated"])
+def test_hooks_of_the_users_are_never_called_with_none(kind):
+    ours = compiled(Heads())
+    heard = []
+    weight = ours.auxiliary.weight
+    if kind == "tensor":
+        weight.register_hook(lambda gradient: heard.append(gradient) or gradient.clamp(-1, 1))
+    else:
+        weight.register_post_accumulate_grad_hook(lambda one: heard.append(one.grad))
+    ours(torch.randn(5, 4))[0].square().sum().backward()
+    assert all(one is not None for one in heard)
+
+
 class Tied(Heads):
     """The auxiliary head has the trunk's weight."""
 
