@@ -25,7 +25,7 @@ class Cancelling(nn.Module):
 
 def batch():
     x = torch.randn(32, 8)
-    return torch.stack((x, x * (1 + 1e-5 * torch.randn_like(x))), 1).reshape(64, 8)
+    return torch.stack((x, x * (1 + 1e-3 * torch.randn_like(x))), 1).reshape(64, 8)
 
 
 def run(factor, steps=16):
@@ -65,3 +65,44 @@ def test_without_the_step_in_more_bits_such_code_is_declined(monkeypatch):
     status, declined = run(1.0)
     assert status.tier == "eager"
     assert declined
+
+
+class Deep(nn.Module):
+    """Layers with BatchNorm, whose rounding under bfloat16 is as large as their gradients; their backward may be wrong."""
+
+    def __init__(self, factor):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.factor = nn.Linear(16, 24), nn.Linear(24, 4), factor
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(24, 24, bias=False), nn.BatchNorm1d(24), nn.ReLU()) for _ in range(20)
+        )
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.layers:
+            weight = layer[0].weight
+            if torch.compiler.is_compiling():  # the same value, and another gradient
+                weight = weight * self.factor + (weight * (1 - self.factor)).detach()
+            x = layer[2](layer[1](torch.nn.functional.linear(x, weight)))
+        return self.last(x)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
+def test_gradients_that_are_mostly_rounding_are_held_to_their_length(factor):
+    model = Deep(factor)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with hotloop.Loop(model, optimizer, run="aot_eager", sentinel=None) as loop:
+
+        @loop.step
+        def step(x, y):
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = torch.nn.functional.cross_entropy(model(x).float(), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for _ in range(10):
+            step(torch.randn(16, 16), torch.randint(4, (16,)))
+        assert loop.status().tier == "eager"

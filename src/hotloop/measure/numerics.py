@@ -48,6 +48,7 @@ class Failure:
             "residual": f"residual {value}, limit {limit}",
             "relative": f"relative difference {value}, limit {limit}",
             "error ratio": f"error {value} times eager's own, limit {limit}",
+            "norm": f"longer or shorter than eager by a factor of e^{value}, limit e^{limit}",
             "finite": "NaN or infinite in other places than the reference",
             "equal": f"not equal, by up to {value}",
             "missing": f"is {value}, the reference {limit}",

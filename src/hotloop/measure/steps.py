@@ -6,7 +6,7 @@ import math
 import statistics
 from typing import TYPE_CHECKING
 
-from hotloop.measure.against import RATIO
+from hotloop.measure.against import NORM, RATIO
 from hotloop.measure.numerics import Comparison, Score, conclude
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ NO_KINK = 1e4
 def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> Comparison:
     """Give the verdict of a proof over several steps, of the same kind of tensors each.
 
-    Slopes are averaged with their signs: a right compile in bfloat16 can be off by 1.4% in one matrix at one step, and
-    by a fifth of that at the next with the other sign, where a wrong factor stays. Of residuals the median step
+    Slopes and lengths are averaged with their signs: a right compile in bfloat16 can be off by 1.4% in one matrix at
+    one step, and by a fifth of that at the next with the other sign, where a wrong factor stays. Of residuals the median
+    step
     counts, since a ReLU that flips at its kink at one step is no fault; of error ratios the best (see `against`). All
     else fails at any step: what a tier with eager's own kernels differs by, NaN, and what is missing or of another
     shape or dtype. A tensor is judged over the steps that judged it.
@@ -56,7 +57,7 @@ def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> C
 
 def _joined(steps: list[Score], *, scatter: bool) -> Score:
     name, measure = steps[0].name, steps[0].measure
-    if measure == "slope":
+    if measure in ("slope", NORM):
         value, limit = (statistics.fmean(each) for each in zip(*((s.value, s.limit) for s in steps), strict=True))
         if scatter and len(steps) > 1:
             apart = statistics.stdev(each.value for each in steps) / math.sqrt(len(steps))
