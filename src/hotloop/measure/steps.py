@@ -25,11 +25,10 @@ def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> C
     """Give the verdict of a proof over several steps, of the same kind of tensors each.
 
     Slopes and lengths are averaged with their signs: a right compile in bfloat16 can be off by 1.4% in one matrix at
-    one step, and by a fifth of that at the next with the other sign, where a wrong factor stays. Of residuals the median
-    step
-    counts, since a ReLU that flips at its kink at one step is no fault; of error ratios the best (see `against`). All
-    else fails at any step: what a tier with eager's own kernels differs by, NaN, and what is missing or of another
-    shape or dtype. A tensor is judged over the steps that judged it.
+    one step, and by a fifth of that at the next with the other sign, where a wrong factor stays. Of residuals the
+    median step counts, since a ReLU that flips at its kink at one step is no fault; of error ratios the best (see
+    `against`). All else fails at any step: what a tier with eager's own kernels differs by, NaN, and what is missing
+    or of another shape or dtype. A tensor is judged over the steps that judged it.
 
     Args:
         comparisons: of ``compare``, one a step, at least one; the result has the last one's ``differences``.
