@@ -96,7 +96,7 @@ def test_a_file_that_is_damaged_anywhere_is_a_miss_and_no_crash(store, place, sa
     assert len(found) < len(CONTENT)
     assert said
     put(store)  # and the next process that compiles it puts it right
-    assert taken(store, place) == CONTENT
+    assert taken(store, place / "next") == CONTENT
 
 
 def test_trouble_is_said_once(tmp_path, place, caplog):
@@ -221,6 +221,33 @@ def test_the_store_keeps_its_size(store, monkeypatch):
             os.utime(path, (1e9 + names.index(path.stem), 1e9 + names.index(path.stem)))
     assert {entry.name for entry in store.entries()} == set(names[-2:])
     assert len(list((store.folder / "objects").iterdir())) == 2
+
+
+def test_what_is_there_already_stays_as_it_is(store, place):
+    """A library that this process has loaded must not change under it."""
+    put(store)
+    library = place / "cx/library.so"
+    library.parent.mkdir()
+    library.write_bytes(b"loaded")
+    file = library.stat().st_ino
+    assert set(taken(store, place)) == set(CONTENT) - {"cx/library.so"}
+    assert (library.read_bytes(), library.stat().st_ino) == (b"loaded", file)
+
+
+def test_a_disk_that_is_full_ends_nothing_and_leaves_no_half_file(tmp_path, place, caplog):
+    """What fits is taken up, the rest is said once; no name stands for half a file."""
+    resource = pytest.importorskip("resource")
+    store = CompiledStore(tmp_path / "store")
+    put(store, {"ab/large.so": b"x" * 300_000, "ab/larger.so": b"y" * 400_000, "ab/small": b"z"})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # fails in the middle of a file, as a full disk does
+    try:
+        assert taken(store, place) == {"ab/small": b"z"}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in place.rglob("*") if path.is_file()] == ["small"]
+    assert len([one for one in caplog.records if "cannot be taken up" in one.message]) == 1
+    assert taken(store, place).keys() == {"ab/large.so", "ab/larger.so"}  # there is room again
 
 
 # -- the folder of a process --------------------------------------------------------------------------------------------

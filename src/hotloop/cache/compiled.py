@@ -196,7 +196,10 @@ class CompiledStore:
         return None
 
     def take_up(self, place: Path, here: Mapping[str, str], model: str | None = None) -> set[str]:
-        """Copy files that fit here into a folder for torch, checked; gives their paths.
+        """Copy files that fit here into a folder for torch, checked; gives the paths of those that were copied.
+
+        What is there already stays as it is: this process may have loaded it, and a library that changes under its
+        process crashes it. A file that cannot be written is said, and is compiled anew.
 
         Args:
             place: the folder.
@@ -212,15 +215,26 @@ class CompiledStore:
                 break
             before = len(done)
             for file in entry.manifest.files:
-                if file.path not in done and (content := self.read(file)) is not None:
-                    target = place / file.path
-                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    target.write_bytes(content)
-                    target.chmod(0o700 if target.suffix == ".so" else 0o600)
+                target = place / file.path
+                if not os.path.lexists(target) and self._copy(file, target):
                     done.add(file.path)
             if len(done) > before:
                 self._used(entry.name)
         return done
+
+    def _copy(self, file: File, target: Path) -> bool:
+        """Copy a file whole or not at all; tells whether it is there."""
+        content = self.read(file)
+        if content is None:
+            return False
+        try:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.replace(target, content)
+            target.chmod(0o700 if target.suffix == ".so" else 0o600)
+        except OSError as error:
+            self._say(f"compiled code cannot be taken up into {target.parent}: {error}")
+            return False
+        return True
 
     def put(self, manifest: Manifest, content: Callable[[File], bytes]) -> str:
         """Keep a batch of files; gives the manifest's name.
@@ -340,7 +354,7 @@ def files_in(place: Path, known: Iterable[str]) -> list[tuple[File, Path]]:
             name in before
             or inside.parts[0] in _LEFT_OUT
             or not _PATH.fullmatch(name)
-            or path.suffix in (".lock", ".tmp")
+            or path.suffix in (".lock", ".tmp", ".part")
         ):
             continue
         with contextlib.suppress(OSError):  # torch's own temporary files come and go
