@@ -136,6 +136,10 @@ def test_a_file_that_others_may_write_to_and_a_link_are_not_believed(store, plac
     linked.symlink_to(tmp_path / "elsewhere")
     assert set(taken(store, place)) == {"fxgraph/ab/entry"}
     assert len(said) == 2
+    put(store)  # and whoever compiles them again puts them right
+    assert taken(store, place / "next") == CONTENT
+    assert (tmp_path / "elsewhere").read_bytes() == CONTENT["cx/library.so"]
+    assert len(said) == 2
 
 
 @pytest.mark.parametrize("path", ["../out", "/etc/x", "a/../../b", "", "a//b", "a\\b", "a b", "a/\n"])
@@ -296,6 +300,29 @@ def test_what_was_kept_for_another_model_is_not_taken_up(home, monkeypatch):
         with shared_compiles(wide):
             assert {path.name for path in other.place.iterdir()} == {"narrow", "wide", "alive"}
     assert [sorted(entry.manifest.models.values()) for entry in working.compiled_store().entries()] == [["Linear"]] * 2
+
+
+def test_what_is_compiled_after_a_keep_belongs_to_the_models_of_the_block_as_well(home):
+    from torch import nn
+
+    outer, inner = nn.Linear(2, 2), nn.Conv1d(2, 2, 1)
+    with shared_compiles(outer) as shared:
+        (shared.place / "before").write_bytes(b"1")
+        assert shared.keep() == 1
+        with shared_compiles(inner):
+            (shared.place / "within").write_bytes(b"2")
+        (shared.place / "after").write_bytes(b"3")
+    kept = {entry.manifest.files[0].path: entry.manifest.models for entry in working.compiled_store().entries()}
+    names = {path: sorted(models.values()) for path, models in kept.items()}
+    assert names == {"before": ["Linear"], "within": ["Conv1d", "Linear"], "after": ["Linear"]}
+
+
+def test_generated_code_is_not_the_users(home):
+    from hotloop._torch.graphs import is_user_file
+
+    assert is_user_file(__file__)  # what is asked before the first block must not settle what is asked in it
+    with shared_compiles() as shared:
+        assert not is_user_file(str(shared.place / "ab" / "cabc.py"))
 
 
 def test_no_more_is_taken_up_than_a_process_may_want(store, place, monkeypatch):

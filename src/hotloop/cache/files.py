@@ -49,6 +49,16 @@ def read_own(path: Path, limit: int) -> bytes:
         return file.read(limit)
 
 
+def is_own(path: Path, size: int) -> bool:
+    """Tell whether a regular file of so many bytes is there that only this user can have written."""
+    try:
+        facts = path.lstat()
+        _refuse_others(facts)
+    except OSError:
+        return False
+    return stat.S_ISREG(facts.st_mode) and facts.st_size == size
+
+
 def replace(path: Path, content: bytes) -> None:
     """Write a file whole or not at all: a reader sees the old one or the new one, whenever this process is killed."""
     descriptor, part = tempfile.mkstemp(suffix=".part", prefix=f"{path.name[:16]}-", dir=path.parent)  # mode 0600

@@ -23,7 +23,7 @@ from hotloop.cache.compiled import CompiledStore, Manifest, files_in, remove_tre
 from hotloop.cache.keys import fingerprint, fits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import torch
 
@@ -61,15 +61,26 @@ class Working:
         life = _hold(self.place / _LIFE)
         self._end = weakref.finalize(self, _remove, self.place, life, os.getpid())  # also at the interpreter's end
         self._lock = threading.Lock()
-        self._models: dict[str, str] = {}
+        self._open: list[dict[str, str]] = []
+        """The models of the blocks that run at present, by fingerprint: what is compiled is theirs."""
         self._failed = False
         self.known = {_LIFE}
         self._taken: set[str | None] = set()
 
-    def take_up(self, *models: torch.nn.Module) -> None:
-        """Take up what is kept for these models, or what was used last where none is named; each is looked up once."""
+    @contextlib.contextmanager
+    def serving(self, *models: torch.nn.Module) -> Iterator[None]:
+        """Take up what is kept for these models; what is compiled in the block is theirs, and kept at its end."""
         named = {fingerprint(model): type(model).__qualname__ for model in models}
-        self._models |= named
+        self._take_up(named)
+        self._open.append(named)
+        try:
+            yield
+        finally:
+            self.keep()
+            self._open.remove(named)  # an equal one does as well
+
+    def _take_up(self, named: Mapping[str, str]) -> None:
+        """Take up what is kept for models, or what was used last where none is named; each is looked up once."""
         began, before = time.monotonic(), len(self.known)
         wanted: set[str | None] = set(named) or {None}
         for one in wanted - self._taken:
@@ -85,7 +96,8 @@ class Working:
             if not found:
                 return 0
             content = dict(found)
-            manifest = Manifest(fits(), dict(self._models), time.time(), tuple(content))
+            models = {name: kind for block in self._open for name, kind in block.items()}
+            manifest = Manifest(fits(), models, time.time(), tuple(content))
             try:
                 self.store.put(manifest, lambda file: content[file].read_bytes())
             except OSError as error:
@@ -94,7 +106,6 @@ class Working:
                     _log.warning("compiled code cannot be kept in %s: %s. The run goes on.", self.store.folder, error)
                 return 0
             self.known |= {file.path for file in content}
-            self._models.clear()
             return len(content)
 
 
@@ -157,12 +168,11 @@ def shared_compiles(*models: torch.nn.Module) -> Iterator[Working | None]:
     if working is None:
         yield None
         return
-    working.take_up(*models)
-    os.environ[_VARIABLE] = str(working.place)
     try:
-        yield working
+        with working.serving(*models):
+            os.environ[_VARIABLE] = str(working.place)
+            yield working
     finally:
-        working.keep()
         if before is None:
             os.environ.pop(_VARIABLE, None)
         else:
