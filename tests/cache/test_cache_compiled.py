@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -13,9 +14,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from hotloop.cache import bundle, compiled, shared_compiles, working
+from hotloop.cache import bundle, compiled, files, shared_compiles, working
 from hotloop.cache.compiled import CompiledStore, File, Manifest, files_in, name_of
 from hotloop.cache.keys import fits
 from hotloop.errors import DataError
@@ -380,6 +382,36 @@ def test_what_torch_is_writing_just_now_is_no_trouble(tmp_path):
     (tmp_path / "a.lock").write_bytes(b"")
     (tmp_path / "entry").write_bytes(b"x")
     assert [file.path for file, _ in files_in(tmp_path, ())] == ["entry"]
+
+
+def library(sections=b"\0" * 64 * 3, name=b""):
+    """Make a shared library of nothing but a header, a name, and its table of sections at the end."""
+    body = name.ljust(64)
+    head = struct.pack("<4sBB10x24xQ10xHHH", b"\x7fELF", 2, 1, 64 + len(body), 64, 3, 0)
+    return head + body + sections
+
+
+@pytest.mark.parametrize("content", [library()[:-1], library()[:100], library()[:20], b"", bytes(5000)], ids=range(5))
+def test_a_library_that_a_linker_has_not_ended_is_not_kept(home, content):
+    with shared_compiles() as shared:
+        (shared.place / "whole.main.so").write_bytes(library())
+        (shared.place / "half.main.so").write_bytes(content)
+    ((file,),) = [entry.manifest.files for entry in working.compiled_store().entries()]
+    assert file.path == "whole.main.so"
+
+
+def test_this_systems_own_libraries_are_whole_and_cut_ones_are_not():
+    content = Path(torch._C.__file__).read_bytes()
+    if not content.startswith(b"\x7fELF"):
+        pytest.skip("other libraries than those of ELF")
+    assert files.is_whole_library(content)
+    assert not files.is_whole_library(content[: len(content) // 2])
+
+
+def test_the_libraries_that_ask_what_the_processor_can_do_are_not_kept(home):
+    with shared_compiles() as shared:
+        (shared.place / "probe.so").write_bytes(library(name=b"__avx_chk_kernel"))
+        assert shared.keep() == 0
 
 
 # -- bundles ------------------------------------------------------------------------------------------------------------

@@ -43,9 +43,14 @@ _MAX_MANIFEST_BYTES = 16 * 2**20
 _TORN_AFTER = 3600.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PATH = re.compile(r"[A-Za-z0-9_.+=,@-]+(/[A-Za-z0-9_.+=,@-]+)*")
-_LEFT_OUT = ("triton", "locks", "tmp")
+CHILDREN = "children"
+"""The folder in which children have theirs."""
+_LEFT_OUT = ("triton", "locks", "tmp", CHILDREN)
 """Folders of torch's cache that are not kept. Triton's files hold absolute paths; Inductor bundles them in its entries,
 and writes them anew where those are taken up."""
+_PROBE = b"_chk_kernel"
+"""In the names of functions of the libraries by which torch finds out what the processor can do. A broken one would
+say for good that it can do nothing."""
 
 _log = logging.getLogger("hotloop")
 
@@ -360,6 +365,8 @@ def files_in(place: Path, known: Iterable[str]) -> list[tuple[File, Path]]:
         with contextlib.suppress(OSError):  # torch's own temporary files come and go
             if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_FILE_BYTES:
                 content = path.read_bytes()
+                if path.suffix == ".so" and (_PROBE in content or not files.is_whole_library(content)):
+                    continue
                 found.append((File(name, name_of(content), len(content)), path))
     return found
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import struct
 import tempfile
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_ELF64 = struct.Struct("<4sBB34xQ10xHH2x")
+"""The header of a library, 64 bytes: magic, class, byte order, then where its section table is, entry size and count."""
 
 
 def default_folder() -> Path | None:
@@ -57,6 +60,19 @@ def is_own(path: Path, size: int) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(facts.st_mode) and facts.st_size == size
+
+
+def is_whole_library(library: bytes) -> bool:
+    """Tell whether a library has its table of sections, which linkers write at its end; a cut one has not.
+
+    That is of ELF, with 64 bits and the lowest byte first. In other formats nothing is known, and they are taken.
+    """
+    if len(library) < _ELF64.size or not library.strip(b"\0"):
+        return False
+    found, bits, order, table, size, count = _ELF64.unpack_from(library)
+    if found != b"\x7fELF" or (bits, order) != (2, 1):
+        return True
+    return count > 0 and 0 < table <= table + size * count <= len(library)
 
 
 def replace(path: Path, content: bytes) -> None:

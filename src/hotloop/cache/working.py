@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotloop.cache import files
-from hotloop.cache.compiled import CompiledStore, Manifest, files_in, remove_tree
+from hotloop.cache.compiled import CHILDREN, CompiledStore, Manifest, files_in, remove_tree
 from hotloop.cache.keys import fingerprint, fits
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _LIFE = "alive"
 """A file that a process holds locked as long as it lives."""
 _YOUNG = 60.0
 """Seconds in which a folder may not have been locked yet."""
-_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _log = logging.getLogger("hotloop")
 
 
@@ -109,6 +109,63 @@ class Working:
             return len(content)
 
 
+class ChildFolder:
+    """A folder of its own for a child that may be killed at any time: what it wrote is kept only once it is done.
+
+    It begins with what is whole in the process's folder, as links, so that the child does not compile that again.
+
+    Args:
+        working: the process's folder, which it lies in and goes with.
+    """
+
+    def __init__(self, working: Working) -> None:
+        self._working = working
+        (working.place / CHILDREN).mkdir(mode=0o700, exist_ok=True)
+        self.place = Path(tempfile.mkdtemp(dir=working.place / CHILDREN))
+        for name in sorted(working.known - {_LIFE}):
+            with contextlib.suppress(FileNotFoundError):
+                _link(working.place / name, self.place / name)
+        self._given = frozenset(working.known)
+
+    def take_over(self) -> None:
+        """Move what the child compiled to the process's folder, where torch finds it and `Working.keep` keeps it."""
+        try:
+            for file, path in files_in(self.place, self._given):
+                _link(path, self._working.place / file.path)
+        except OSError as error:
+            _log.warning("what was compiled in the background cannot be taken over: %s. The run goes on.", error)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        remove_tree(self.place)
+
+
+def child_folder() -> ChildFolder | None:
+    """Give a folder for a child that is started now; None where torch's folder is not ours.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    working = _process.working
+    if working is None or os.environ.get(VARIABLE) != str(working.place):
+        return None
+    return ChildFolder(working)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, unless something is there; where files cannot have two, copy it."""
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.path.lexists(target):
+        return
+    try:
+        target.hardlink_to(source)
+    except FileExistsError:
+        return
+    except OSError:
+        files.replace(target, source.read_bytes())
+        target.chmod(source.stat().st_mode & 0o700)
+
+
 def _hold(path: Path) -> int | None:
     """Lock a file for as long as this process lives; None where another one holds it, or there are no locks."""
     if sys.platform == "win32":
@@ -161,7 +218,7 @@ def shared_compiles(*models: torch.nn.Module) -> Iterator[Working | None]:
     Args:
         models: what will be compiled; only what was kept for them is taken up.
     """
-    before = os.environ.get(_VARIABLE)
+    before = os.environ.get(VARIABLE)
     working = _process.working
     if working is None or before != str(working.place):
         working = None if before is not None and not _torchs_own(before) else _open()
@@ -170,13 +227,13 @@ def shared_compiles(*models: torch.nn.Module) -> Iterator[Working | None]:
         return
     try:
         with working.serving(*models):
-            os.environ[_VARIABLE] = str(working.place)
+            os.environ[VARIABLE] = str(working.place)
             yield working
     finally:
         if before is None:
-            os.environ.pop(_VARIABLE, None)
+            os.environ.pop(VARIABLE, None)
         else:
-            os.environ[_VARIABLE] = before
+            os.environ[VARIABLE] = before
 
 
 def _open() -> Working | None:
