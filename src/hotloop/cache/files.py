@@ -11,7 +11,7 @@ from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _ELF64 = struct.Struct("<4sBB34xQ10xHH2x")
-"""The header of a library, 64 bytes: magic, class, byte order, then where its section table is, entry size and count."""
+"""A library's header, 64 bytes: magic, class, byte order, then of its table of sections place, entry size and count."""
 
 
 def default_folder() -> Path | None:
@@ -72,7 +72,7 @@ def is_whole_library(library: bytes) -> bool:
     found, bits, order, table, size, count = _ELF64.unpack_from(library)
     if found != b"\x7fELF" or (bits, order) != (2, 1):
         return True
-    return count > 0 and 0 < table <= table + size * count <= len(library)
+    return bool(count > 0 and table > 0 and table + size * count <= len(library))
 
 
 def replace(path: Path, content: bytes) -> None:
