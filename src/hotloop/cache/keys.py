@@ -59,8 +59,8 @@ def key_of(  # noqa: PLR0913 - each is one named part of the key
     """Give the key under which the costs of a training step are stored.
 
     The model counts by its classes, the code of their ``forward``, their settings as printed (``extra_repr``), dropout
-    probabilities, and its parameters' and buffers' names, shapes and dtypes; the optimizer by its class; ``step`` by its
-    code. Training flags, weights and learning rates do not count.
+    probabilities, and its parameters' and buffers' names, shapes and dtypes; the optimizer by its class; ``step`` by
+    its code. Training flags, weights and learning rates do not count.
 
     Args:
         models: a module or several.
