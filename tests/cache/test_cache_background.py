@@ -16,7 +16,17 @@ import torch
 from cache_models import Fails, Net
 
 import hotloop
-from hotloop.cache import BackgroundCompile, BackgroundUnavailableError, Done, Failed, Recorder, Request, background
+from hotloop.cache import (
+    BackgroundCompile,
+    BackgroundUnavailableError,
+    Done,
+    Failed,
+    Recorder,
+    Request,
+    background,
+    shared_compiles,
+    working,
+)
 from hotloop.cache.portable import StorageSpec, Tensors
 
 FACTS = {"seconds": 1.0, "compile_seconds": 0.5, "graphs": 1, "cache_hits": 0, "cache_misses": 2, "state": "compiled", "causes": [], "peak_bytes": 0}  # fmt: skip
@@ -176,6 +186,69 @@ def test_the_child_inherits_no_files_but_its_own(start, tmp_path):
             )
         )
     assert "locked" not in outcome.reason
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A store of the test's own, and no folder of torch's."""
+    monkeypatch.setenv("HOTLOOP_CACHE_DIR", str(tmp_path / "home"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(working, "_process", working._Process())
+
+
+WRITES = """
+    from pathlib import Path
+    place = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    (place / "ab").mkdir(exist_ok=True)
+    (place / "ab" / "new").write_text((place / "ab" / "known").read_text() + " and more")
+    (place / "triton").mkdir()
+    (place / "triton" / "path").write_text(str(place))
+"""
+
+
+def files_of(shared):
+    listed = sorted(path for path in shared.place.rglob("*") if path.is_file())
+    return {path.name: path.read_text() for path in listed if path.name != "alive"}
+
+
+def kept():
+    return sorted(file.path for entry in working.compiled_store().entries() for file in entry.manifest.files)
+
+
+def test_what_a_child_compiled_is_taken_over_once_it_is_done(start, home):
+    with shared_compiles() as shared:
+        (shared.place / "ab").mkdir()
+        (shared.place / "ab" / "known").write_text("known")
+        shared.keep()
+        (shared.place / "ab" / "half").write_text("not kept yet: it may be half of a file")
+        child = start(textwrap.dedent(WRITES) + f"report({FACTS!r})")
+        assert isinstance(wait(child), Done)
+        assert set(files_of(shared)) == {"known", "new", "half"}
+        assert files_of(shared)["new"] == "known and more"
+    assert kept() == ["ab/half", "ab/known", "ab/new"]
+
+
+@pytest.mark.parametrize("ending", ["time.sleep(1000)", "os._exit(1)", "report({'failed': 'no'})"])
+def test_what_a_child_leaves_that_did_not_get_done_is_never_kept(start, home, tmp_path, ending):
+    with shared_compiles() as shared:
+        (shared.place / "ab").mkdir()
+        (shared.place / "ab" / "known").write_text("known")
+        shared.keep()
+        child = start(textwrap.dedent(WRITES) + f"open({str(tmp_path / 'pid')!r}, 'w').write('1\\n')\n{ending}")
+        read_pid(tmp_path / "pid")
+        assert shared.keep() == 0  # while it lives
+        if "sleep" not in ending:
+            assert isinstance(wait(child), Failed)
+        child.stop()
+        assert files_of(shared) == {"known": "known"}
+        assert not list((shared.place / "children").iterdir())
+    assert kept() == ["ab/known"]
+
+
+def test_without_a_shared_folder_the_child_writes_where_its_parent_does(start, home, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    outcome = wait(start("report({'failed': os.environ['TORCHINDUCTOR_CACHE_DIR']})"))
+    assert outcome == Failed(str(tmp_path))
 
 
 def test_a_child_of_a_child_is_refused(monkeypatch):

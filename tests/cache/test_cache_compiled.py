@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -13,9 +14,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
-from hotloop.cache import bundle, compiled, shared_compiles, working
+from hotloop.cache import bundle, compiled, files, shared_compiles, working
 from hotloop.cache.compiled import CompiledStore, File, Manifest, files_in, name_of
 from hotloop.cache.keys import fits
 from hotloop.errors import DataError
@@ -96,7 +98,7 @@ def test_a_file_that_is_damaged_anywhere_is_a_miss_and_no_crash(store, place, sa
     assert len(found) < len(CONTENT)
     assert said
     put(store)  # and the next process that compiles it puts it right
-    assert taken(store, place) == CONTENT
+    assert taken(store, place / "next") == CONTENT
 
 
 def test_trouble_is_said_once(tmp_path, place, caplog):
@@ -135,6 +137,10 @@ def test_a_file_that_others_may_write_to_and_a_link_are_not_believed(store, plac
     linked.rename(tmp_path / "elsewhere")
     linked.symlink_to(tmp_path / "elsewhere")
     assert set(taken(store, place)) == {"fxgraph/ab/entry"}
+    assert len(said) == 2
+    put(store)  # and whoever compiles them again puts them right
+    assert taken(store, place / "next") == CONTENT
+    assert (tmp_path / "elsewhere").read_bytes() == CONTENT["cx/library.so"]
     assert len(said) == 2
 
 
@@ -223,6 +229,33 @@ def test_the_store_keeps_its_size(store, monkeypatch):
     assert len(list((store.folder / "objects").iterdir())) == 2
 
 
+def test_what_is_there_already_stays_as_it_is(store, place):
+    """A library that this process has loaded must not change under it."""
+    put(store)
+    library = place / "cx/library.so"
+    library.parent.mkdir()
+    library.write_bytes(b"loaded")
+    file = library.stat().st_ino
+    assert set(taken(store, place)) == set(CONTENT) - {"cx/library.so"}
+    assert (library.read_bytes(), library.stat().st_ino) == (b"loaded", file)
+
+
+def test_a_disk_that_is_full_ends_nothing_and_leaves_no_half_file(tmp_path, place, caplog):
+    """What fits is taken up, the rest is said once; no name stands for half a file."""
+    resource = pytest.importorskip("resource")
+    store = CompiledStore(tmp_path / "store")
+    put(store, {"ab/large.so": b"x" * 300_000, "ab/larger.so": b"y" * 400_000, "ab/small": b"z"})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # fails in the middle of a file, as a full disk does
+    try:
+        assert taken(store, place) == {"ab/small": b"z"}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in place.rglob("*") if path.is_file()] == ["small"]
+    assert len([one for one in caplog.records if "cannot be taken up" in one.message]) == 1
+    assert taken(store, place).keys() == {"ab/large.so", "ab/larger.so"}  # there is room again
+
+
 # -- the folder of a process --------------------------------------------------------------------------------------------
 
 
@@ -269,6 +302,29 @@ def test_what_was_kept_for_another_model_is_not_taken_up(home, monkeypatch):
         with shared_compiles(wide):
             assert {path.name for path in other.place.iterdir()} == {"narrow", "wide", "alive"}
     assert [sorted(entry.manifest.models.values()) for entry in working.compiled_store().entries()] == [["Linear"]] * 2
+
+
+def test_what_is_compiled_after_a_keep_belongs_to_the_models_of_the_block_as_well(home):
+    from torch import nn
+
+    outer, inner = nn.Linear(2, 2), nn.Conv1d(2, 2, 1)
+    with shared_compiles(outer) as shared:
+        (shared.place / "before").write_bytes(b"1")
+        assert shared.keep() == 1
+        with shared_compiles(inner):
+            (shared.place / "within").write_bytes(b"2")
+        (shared.place / "after").write_bytes(b"3")
+    kept = {entry.manifest.files[0].path: entry.manifest.models for entry in working.compiled_store().entries()}
+    names = {path: sorted(models.values()) for path, models in kept.items()}
+    assert names == {"before": ["Linear"], "within": ["Conv1d", "Linear"], "after": ["Linear"]}
+
+
+def test_generated_code_is_not_the_users(home):
+    from hotloop._torch.graphs import is_user_file
+
+    assert is_user_file(__file__)  # what is asked before the first block must not settle what is asked in it
+    with shared_compiles() as shared:
+        assert not is_user_file(str(shared.place / "ab" / "cabc.py"))
 
 
 def test_no_more_is_taken_up_than_a_process_may_want(store, place, monkeypatch):
@@ -326,6 +382,36 @@ def test_what_torch_is_writing_just_now_is_no_trouble(tmp_path):
     (tmp_path / "a.lock").write_bytes(b"")
     (tmp_path / "entry").write_bytes(b"x")
     assert [file.path for file, _ in files_in(tmp_path, ())] == ["entry"]
+
+
+def library(sections=b"\0" * 64 * 3, name=b""):
+    """Make a shared library of nothing but a header, a name, and its table of sections at the end."""
+    body = name.ljust(64)
+    head = struct.pack("<4sBB10x24xQ10xHHH", b"\x7fELF", 2, 1, 64 + len(body), 64, 3, 0)
+    return head + body + sections
+
+
+@pytest.mark.parametrize("content", [library()[:-1], library()[:100], library()[:20], b"", bytes(5000)], ids=range(5))
+def test_a_library_that_a_linker_has_not_ended_is_not_kept(home, content):
+    with shared_compiles() as shared:
+        (shared.place / "whole.main.so").write_bytes(library())
+        (shared.place / "half.main.so").write_bytes(content)
+    ((file,),) = [entry.manifest.files for entry in working.compiled_store().entries()]
+    assert file.path == "whole.main.so"
+
+
+def test_this_systems_own_libraries_are_whole_and_cut_ones_are_not():
+    content = Path(torch._C.__file__).read_bytes()
+    if not content.startswith(b"\x7fELF"):
+        pytest.skip("other libraries than those of ELF")
+    assert files.is_whole_library(content)
+    assert not files.is_whole_library(content[: len(content) // 2])
+
+
+def test_the_libraries_that_ask_what_the_processor_can_do_are_not_kept(home):
+    with shared_compiles() as shared:
+        (shared.place / "probe.so").write_bytes(library(name=b"__avx_chk_kernel"))
+        assert shared.keep() == 0
 
 
 # -- bundles ------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hotloop.cache import CostStore, TierCosts, costs, key_of
+from hotloop.cache.keys import fingerprint
 
 
 def differing(one, other):
@@ -132,6 +133,48 @@ def test_any_file_is_read_without_an_error(tmp_path_factory, text):
     store.put(key, "full", TierCosts())
     file_of(store).write_bytes(text)
     assert not store.get(key)
+
+
+class Plain(nn.Module):
+    """Keeps a dropout probability as transformers' attention does, and prints an object that has no text of its own."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.attention_dropout = dropout
+
+    def forward(self, x):
+        return nn.functional.dropout(x, self.attention_dropout, self.training)
+
+    def extra_repr(self):
+        return f"hook={object()}"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (nn.Dropout(0.1), nn.Dropout(0.3)),
+        (nn.Conv2d(4, 4, 3, stride=1), nn.Conv2d(4, 4, 3, stride=4)),
+        (nn.LayerNorm(4, eps=1e-5), nn.LayerNorm(4, eps=1e-6)),
+        (Plain(0.1), Plain(0.2)),
+    ],
+)
+def test_settings_that_change_what_is_compiled_change_the_key(one, other):
+    first, second = (nn.Sequential(nn.Conv2d(4, 4, 3), made) for made in (one, other))
+    inputs = torch.zeros(1, 4, 8, 8)
+    assert differing(key_of(first, inputs), key_of(second, inputs)) == ["model"]
+    assert fingerprint(first) != fingerprint(second)
+
+
+def test_equal_settings_give_equal_keys_whatever_is_printed_of_objects():
+    assert key_of(Plain(0.1), torch.zeros(2)) == key_of(Plain(0.1), torch.zeros(2))
+
+
+def test_a_module_that_cannot_be_printed_has_a_key():
+    class Fails(nn.Linear):
+        def extra_repr(self):
+            raise ValueError("the user's")
+
+    assert key_of(Fails(2, 2), torch.zeros(2)) == key_of(Fails(2, 2), torch.zeros(2))
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602])

@@ -1,5 +1,6 @@
 """Recording a step's calls: nothing changes for the step, and the child gets what it needs to run them again."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -123,6 +124,17 @@ def test_a_recorder_holds_no_batch(ids):
     del given
     assert watched() is None
     assert len(recorder.request({}).calls) == 1
+
+
+def test_a_recorder_that_is_kept_holds_no_model(ids):
+    net = Net()
+    watched = weakref.ref(net.inner.weight)
+    with Recorder({"model": net}) as recorder:
+        net(ids)
+    del net
+    gc.collect()
+    assert watched() is None
+    assert list(recorder.request({}).modules) == ["model"]
 
 
 def test_what_cannot_be_noted_is_a_reason_and_the_step_goes_on(ids):

@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 import hotloop
+from hotloop import apply
+from hotloop.decide import Facts
 from hotloop.errors import ConfigError
 from hotloop.measure import Timing
 from hotloop.step import background, sharing
@@ -39,11 +41,21 @@ def _no_store(monkeypatch):
 
 
 def trial(
-    run="auto", *, steps=60, times=TIMES, total=50_000, runs=None, rate=2**-6, width=16, reads=False, prepared=None
+    run="auto",
+    *,
+    steps=60,
+    times=TIMES,
+    total=50_000,
+    runs=None,
+    rate=2**-6,
+    width=16,
+    dropout=0.25,
+    reads=False,
+    prepared=None,
 ):
     """One run of a search; gives losses, model and loop."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(0.25), nn.Linear(width, 1))
+    model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(dropout), nn.Linear(width, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
     loop = hotloop.Loop(model, optimizer, run=run, total_steps=total, runs=runs)
     loop.times.clock, loop.reference_times.clock = (
@@ -85,12 +97,37 @@ def test_the_second_run_starts_from_the_firsts_verdict_and_proves_its_own_record
         assert any("eager+graph against eager: faster" in line for line in decisions(first[2]))
         said = decisions(second[2])
     assert not any("against" in line and "pairs" in line for line in said)  # nothing is timed by turns again
+    assert not any("side by side" in line for line in said)  # nor said to be
+    assert any(line.endswith("in eager as timed in an earlier run of this process") for line in said)
     assert any("eager+graph: proven in" in line for line in said)
     proven = [one for one in second[2].record.document["events"] if one["kind"] == "tier_proven"]
     assert [one["tier"] for one in proven] == ["eager+graph"]
     assert eager_steps(second[2]) <= 4 < eager_steps(first[2])
     eager = trial("eager", rate=2**-7)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(second[0], eager[0], strict=True))
+
+
+def test_another_dropout_is_another_program():
+    with hotloop.testing.captured_step_emulation():
+        first, other, again = (trial(dropout=value, steps=1)[2] for value in (0.25, 0.5, 0.25))
+    assert other.auto.earlier.program is not first.auto.earlier.program
+    assert again.auto.earlier.program is first.auto.earlier.program
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_only_code_that_this_process_holds_is_counted_as_there(held):
+    """The verdict of an earlier run stays; what it takes to get there depends on whether the code is still held."""
+    apply.forget_roots()
+    if held:
+        model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.25), nn.Linear(16, 1))
+        hotloop.compile(model, "aot_eager")(torch.randn(4, 8))
+    first = trial(steps=1)[2].auto.earlier
+    first.program.eager_seconds, first.program.ratios = 0.01, dict.fromkeys(("full", "eager+graph"), (0.5, 0.6))
+    second = trial(steps=1)[2].auto.earlier
+    facts = Facts(device="cpu", eager_seconds=0.01)
+    recalled = {name: second.recalled(name, facts, None) for name in ("full", "eager+graph", "regional")}
+    assert [name for name, option in recalled.items() if option] == (["full"] if held else []) + ["eager+graph"]
+    assert all(option.recalled for option in recalled.values() if option)
 
 
 def test_another_shape_is_another_program():

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
 _PREFIX = "hotloop_root_"
+_DROPOUT = "drop"
 _numbers = itertools.count()
 _KEPT = 1024
 _inlined: collections.OrderedDict[str, Inlined] = collections.OrderedDict()
@@ -106,3 +107,22 @@ def set_entry(module: torch.nn.Module, entry: Callable[..., Any] | None) -> None
         module.__dict__.pop("_compiled_call_impl", None)
     else:
         module.__dict__["_compiled_call_impl"] = entry
+
+
+def settings_of(module: torch.nn.Module) -> tuple[Hashable, ...] | None:
+    """Give what a module's code is compiled for beside its class: settings as printed, tensors' shapes, dropout.
+
+    None where it cannot be read: lazy parameters have no shape yet, and ``extra_repr`` is the user's code.
+    """
+    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    try:
+        shapes = tuple((key, tuple(tensor.shape), tensor.dtype) for key, tensor in own)
+        return module.extra_repr(), shapes, _dropouts(module)
+    except Exception:  # noqa: BLE001 - whatever it raises, it must not end the run
+        return None
+
+
+def _dropouts(module: torch.nn.Module) -> tuple[tuple[str, float], ...]:
+    """Give the dropout probabilities that a module keeps as plain numbers: dynamo compiles once for each value."""
+    own = vars(module).items()
+    return tuple((name, value) for name, value in own if type(value) is float and _DROPOUT in name.lower())

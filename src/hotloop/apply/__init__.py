@@ -1,7 +1,7 @@
 """Puts a preset on a component or its regions, in place; takes it off."""
 
 from hotloop.apply.regions import WORTH_CUTTING, Cut, block_classes, declared_blocks, split
-from hotloop.apply.roots import Root, Roots, forget_roots, roots_for
+from hotloop.apply.roots import Root, Roots, forget_roots, holds_code_for, roots_for
 from hotloop.apply.targets import Target, compiled_by_torch, components_of, entry_points, is_lightning
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "declared_blocks",
     "entry_points",
     "forget_roots",
+    "holds_code_for",
     "is_lightning",
     "roots_for",
     "split",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.module import inlined_by, root_function
+from hotloop._torch.module import inlined_by, root_function, settings_of
 from hotloop.apply.sizes import first_tensor, mark_batch_dynamic
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ _OWN_SIZES = 2
 """Batch sizes of one target with code of their own: the full batch, and the short last one (or a trial call's)."""
 _SIZES_KEPT = 16
 """Batch sizes whose code is kept for targets that are alike: a search may vary the size from trial to trial."""
-_DROPOUT = "drop"
 _KEPT = 256
 """Roots kept for modules that no longer live, so that the next trial of a search finds its code."""
 
@@ -152,7 +151,7 @@ class Roots:
         return f"tensor '{name}' size mismatch at index 0. expected {known}, actual {size}"
 
 
-_roots: collections.OrderedDict[Hashable, Shared] = collections.OrderedDict()
+_roots: collections.OrderedDict[tuple[Hashable, ...], Shared] = collections.OrderedDict()
 _lock = threading.Lock()
 
 
@@ -166,27 +165,9 @@ def fingerprint(target: Any) -> Hashable:
         function = getattr(target, "__func__", target)
         shared: Hashable = getattr(function, "__code__", None)
         return (type(target), shared)
-    return tuple((name, type(module), *_settings(module)) for name, module in target.named_modules())
-
-
-def _settings(module: torch.nn.Module) -> tuple[Hashable, ...]:
-    """Give a module's settings as printed and its tensors' shapes.
-
-    Where either cannot be read, the module is unlike any: lazy parameters have no shape yet, and ``extra_repr`` is the
-    user's code.
-    """
-    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    try:
-        shapes = tuple((key, tuple(tensor.shape), tensor.dtype) for key, tensor in own)
-        return module.extra_repr(), shapes, _dropouts(module)
-    except Exception:  # noqa: BLE001 - whatever it raises, it must not end the run
-        return ("unreadable", id(module))
-
-
-def _dropouts(module: torch.nn.Module) -> tuple[tuple[str, float], ...]:
-    """Give the dropout probabilities that a module keeps as plain numbers: dynamo compiles once for each value."""
-    own = vars(module).items()
-    return tuple((name, value) for name, value in own if type(value) is float and _DROPOUT in name.lower())
+    parts = target.named_modules()
+    # What cannot be read is unlike any.
+    return tuple((name, type(part), *(settings_of(part) or ("unreadable", id(part)))) for name, part in parts)
 
 
 def roots_for(  # noqa: PLR0913 - what a compile is keyed by
@@ -217,6 +198,13 @@ def roots_for(  # noqa: PLR0913 - what a compile is keyed by
         while len(_roots) > _KEPT:
             _roots.popitem(last=False)
         return Roots(shared, by_size=dynamic is None)
+
+
+def holds_code_for(target: Any) -> bool:
+    """Tell whether this process still holds a root of targets like this one, so that another compiles nothing."""
+    wanted = fingerprint(target)
+    with _lock:
+        return any(key[0] == wanted and not shared.full for key, shared in _roots.items())
 
 
 def forget_roots() -> None:

@@ -3,6 +3,8 @@
 It is started anew (no fork: no CUDA context, lock or thread is inherited), runs at low priority with few compile
 workers and a bounded share of the GPU's free memory, and dies with its parent. It leaves no files: the request, its log
 and its report are nameless temporary ones, and its standard input is a pipe whose end tells it that the parent is gone.
+Where the process shares its compiles, the child writes into a folder of its own, and only what a child that got done
+wrote there is taken over: one that is killed leaves half a library where a linker was at work.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ from typing import IO, TYPE_CHECKING, Literal, Self
 import torch
 
 from hotloop.cache.portable import BackgroundUnavailableError
+from hotloop.cache.working import VARIABLE, child_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hotloop.cache.request import Request
+    from hotloop.cache.working import ChildFolder
 
 PROGRAM = "hotloop.step.child"
 NICENESS = 10
@@ -80,11 +84,19 @@ Outcome = Literal["running"] | Done | Failed
 class BackgroundCompile:
     """A child that compiles what a request describes. Make it with `start`; ask `poll` as often as you like."""
 
-    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes], report: IO[bytes], limit: float) -> None:
-        self._process, self._log, self._report, self._limit = process, log, report, limit
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        log: IO[bytes],
+        report: IO[bytes],
+        limit: float,
+        folder: ChildFolder | None = None,
+    ) -> None:
+        self._process, self._log, self._report, self._limit, self._folder = process, log, report, limit, folder
         self._began = self._looked = time.monotonic()
         self._outcome: Outcome = "running"
-        self._end = weakref.finalize(self, _end, process, (log, report), os.getpid())  # also at the interpreter's end
+        # Also at the interpreter's end.
+        self._end = weakref.finalize(self, _end, process, (log, report), folder, os.getpid())
 
     @classmethod
     def start(cls, request: Request, *, limit_seconds: float = 1800.0, program: str = PROGRAM) -> Self:
@@ -111,6 +123,8 @@ class BackgroundCompile:
                 log, report, source = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
                 source.write(text)
                 source.seek(0)  # flushes as well
+                if (folder := child_folder()) is not None:
+                    files.callback(folder.remove)
                 inherited = {"request": source.fileno(), "report": report.fileno()}
                 process = subprocess.Popen(  # noqa: S603 - our own interpreter and program
                     [sys.executable, *_flags(), "-c", _BOOT, json.dumps({**given, **inherited, "memory": limits})],
@@ -119,13 +133,13 @@ class BackgroundCompile:
                     stderr=log,
                     pass_fds=tuple(inherited.values()),
                     start_new_session=True,  # Ctrl-C goes to the training alone; the whole group is killed at the end
-                    env=_environment(),
+                    env=_environment(folder),
                 )
             except OSError as error:
                 raise BackgroundUnavailableError(f"the child process cannot be started: {error}") from error
             source.close()
-            files.pop_all()  # the log and the report live as long as the child
-        return cls(process, log, report, limit_seconds)
+            files.pop_all()  # the folder, the log and the report live as long as the child
+        return cls(process, log, report, limit_seconds, folder)
 
     @property
     def pid(self) -> int:
@@ -157,6 +171,8 @@ class BackgroundCompile:
 
     def _settle(self, outcome: Done | Failed) -> None:
         self._outcome = outcome
+        if self._folder is not None and isinstance(outcome, Done):
+            self._folder.take_over()
         self._end()
 
     def _result(self) -> Done | Failed:
@@ -184,7 +200,9 @@ def _because(tail: str) -> str:
     return f": {tail}" if tail else ""
 
 
-def _end(process: subprocess.Popen[bytes], files: tuple[IO[bytes], ...], owner: int) -> None:
+def _end(
+    process: subprocess.Popen[bytes], files: tuple[IO[bytes], ...], folder: ChildFolder | None, owner: int
+) -> None:
     """End the child's whole group, if it has not ended itself. A process forked from the owner leaves it alone."""
     if os.getpid() != owner:
         return
@@ -194,6 +212,8 @@ def _end(process: subprocess.Popen[bytes], files: tuple[IO[bytes], ...], owner: 
     for file in (process.stdin, *files):
         if file is not None:
             file.close()
+    if folder is not None:
+        folder.remove()
 
 
 def _flags() -> list[str]:
@@ -204,13 +224,15 @@ def _flags() -> list[str]:
     return [*optimised, *(flag for flag, on in found.items() if on), "-P"]
 
 
-def _environment() -> Mapping[str, str]:
+def _environment(folder: ChildFolder | None) -> Mapping[str, str]:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = max(1, min(MAX_WORKERS, cpus // 4))
     given = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")
     if given.isdecimal():
         workers = min(workers, int(given))
     kept = {name: value for name, value in os.environ.items() if name != "HOTLOOP_DISABLE"}
+    if folder is not None:
+        kept[VARIABLE] = str(folder.place)
     return {**kept, INSIDE: "1", "TORCHINDUCTOR_COMPILE_THREADS": str(workers)}
 
 

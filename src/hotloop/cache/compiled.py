@@ -43,9 +43,14 @@ _MAX_MANIFEST_BYTES = 16 * 2**20
 _TORN_AFTER = 3600.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _PATH = re.compile(r"[A-Za-z0-9_.+=,@-]+(/[A-Za-z0-9_.+=,@-]+)*")
-_LEFT_OUT = ("triton", "locks", "tmp")
+CHILDREN = "children"
+"""The folder in which children have theirs."""
+_LEFT_OUT = ("triton", "locks", "tmp", CHILDREN)
 """Folders of torch's cache that are not kept. Triton's files hold absolute paths; Inductor bundles them in its entries,
 and writes them anew where those are taken up."""
+_PROBE = b"_chk_kernel"
+"""In the names of functions of the libraries by which torch finds out what the processor can do. A broken one would
+say for good that it can do nothing."""
 
 _log = logging.getLogger("hotloop")
 
@@ -196,7 +201,10 @@ class CompiledStore:
         return None
 
     def take_up(self, place: Path, here: Mapping[str, str], model: str | None = None) -> set[str]:
-        """Copy files that fit here into a folder for torch, checked; gives their paths.
+        """Copy files that fit here into a folder for torch, checked; gives the paths of those that were copied.
+
+        What is there already stays as it is: this process may have loaded it, and a library that changes under its
+        process crashes it. A file that cannot be written is said, and is compiled anew.
 
         Args:
             place: the folder.
@@ -212,15 +220,26 @@ class CompiledStore:
                 break
             before = len(done)
             for file in entry.manifest.files:
-                if file.path not in done and (content := self.read(file)) is not None:
-                    target = place / file.path
-                    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    target.write_bytes(content)
-                    target.chmod(0o700 if target.suffix == ".so" else 0o600)
+                target = place / file.path
+                if not os.path.lexists(target) and self._copy(file, target):
                     done.add(file.path)
             if len(done) > before:
                 self._used(entry.name)
         return done
+
+    def _copy(self, file: File, target: Path) -> bool:
+        """Copy a file whole or not at all; tells whether it is there."""
+        content = self.read(file)
+        if content is None:
+            return False
+        try:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.replace(target, content)
+            target.chmod(0o700 if target.suffix == ".so" else 0o600)
+        except OSError as error:
+            self._say(f"compiled code cannot be taken up into {target.parent}: {error}")
+            return False
+        return True
 
     def put(self, manifest: Manifest, content: Callable[[File], bytes]) -> str:
         """Keep a batch of files; gives the manifest's name.
@@ -232,7 +251,7 @@ class CompiledStore:
             files.make_folder(folder)
         for file in manifest.files:
             path = self._objects / file.digest
-            if not path.exists():
+            if not files.is_own(path, file.size):  # one that is never believed would be in the way for ever
                 data = content(file)
                 if name_of(data) != file.digest:
                     raise OSError(f"{file.path} is not what the manifest says any more")
@@ -340,12 +359,14 @@ def files_in(place: Path, known: Iterable[str]) -> list[tuple[File, Path]]:
             name in before
             or inside.parts[0] in _LEFT_OUT
             or not _PATH.fullmatch(name)
-            or path.suffix in (".lock", ".tmp")
+            or path.suffix in (".lock", ".tmp", ".part")
         ):
             continue
         with contextlib.suppress(OSError):  # torch's own temporary files come and go
             if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_FILE_BYTES:
                 content = path.read_bytes()
+                if path.suffix == ".so" and (_PROBE in content or not files.is_whole_library(content)):
+                    continue
                 found.append((File(name, name_of(content), len(content)), path))
     return found
 

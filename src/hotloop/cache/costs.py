@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Verdict = Literal["proven", "declined"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_ENTRIES = 500
 MAX_BYTES = 64 * 1024
 """Of one file: a larger one is none of ours."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import struct
 import tempfile
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_ELF64 = struct.Struct("<4sBB34xQ10xHH2x")
+"""A library's header, 64 bytes: magic, class, byte order, then of its table of sections place, entry size and count."""
 
 
 def default_folder() -> Path | None:
@@ -47,6 +50,29 @@ def read_own(path: Path, limit: int) -> bytes:
         if facts.st_size > limit:
             raise OSError(f"it has {facts.st_size} bytes, expected {limit} at most")
         return file.read(limit)
+
+
+def is_own(path: Path, size: int) -> bool:
+    """Tell whether a regular file of so many bytes is there that only this user can have written."""
+    try:
+        facts = path.lstat()
+        _refuse_others(facts)
+    except OSError:
+        return False
+    return stat.S_ISREG(facts.st_mode) and facts.st_size == size
+
+
+def is_whole_library(library: bytes) -> bool:
+    """Tell whether a library has its table of sections, which linkers write at its end; a cut one has not.
+
+    That is of ELF, with 64 bits and the lowest byte first. In other formats nothing is known, and they are taken.
+    """
+    if len(library) < _ELF64.size or not library.strip(b"\0"):
+        return False
+    found, bits, order, table, size, count = _ELF64.unpack_from(library)
+    if found != b"\x7fELF" or (bits, order) != (2, 1):
+        return True
+    return bool(count > 0 and table > 0 and table + size * count <= len(library))
 
 
 def replace(path: Path, content: bytes) -> None:

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.module import settings_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 _DIGEST_LENGTH = 32
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
 
 
 class Key:
@@ -55,8 +58,9 @@ def key_of(  # noqa: PLR0913 - each is one named part of the key
 ) -> Key:
     """Give the key under which the costs of a training step are stored.
 
-    The model counts by its classes, the code of their ``forward``, and its parameters' and buffers' names, shapes and
-    dtypes; the optimizer by its class; ``step`` by its code. Training flags, weights and learning rates do not count.
+    The model counts by its classes, the code of their ``forward``, their settings as printed (``extra_repr``), dropout
+    probabilities, and its parameters' and buffers' names, shapes and dtypes; the optimizer by its class; ``step`` by
+    its code. Training flags, weights and learning rates do not count.
 
     Args:
         models: a module or several.
@@ -87,7 +91,9 @@ def key_of(  # noqa: PLR0913 - each is one named part of the key
 def _structure(module: torch.nn.Module) -> Iterator[str]:
     """Name every module with its class, code and settings, and every tensor with shape and dtype."""
     for name, part in module.named_modules(remove_duplicate=False):
-        yield f"{name}: {_class_name(part)} {_code_text(type(part).forward)}"
+        # What is printed of an object that does not say how has an address, which is another one in each process.
+        settings = _ADDRESS.sub("", str(settings_of(part)))
+        yield f"{name}: {_class_name(part)} {_code_text(type(part).forward)} {settings}"
     for name, tensor in itertools.chain(
         module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
     ):

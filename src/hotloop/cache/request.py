@@ -106,6 +106,7 @@ class Recorder:
     """
 
     def __init__(self, components: Mapping[str, torch.nn.Module]) -> None:
+        self._names = tuple(components)
         self._components = dict(components)
         self._packer = Packer()
         self._modules: dict[str, bytes] = {}
@@ -125,7 +126,10 @@ class Recorder:
     ) -> None:
         for handle in self._handles.values():
             handle.remove()
-        self._packer.release()  # the batch must not stay in memory for as long as somebody holds the recorder
+        # Neither models nor batch must stay in memory for as long as somebody holds the recorder.
+        self._handles.clear()
+        self._components.clear()
+        self._packer.release()
 
     def request(self, settings: Mapping[str, Any], *, peak_bytes: int | None = None) -> Request:
         """Give the request for what was recorded.
@@ -140,7 +144,7 @@ class Recorder:
         """
         if self.reason:
             raise BackgroundUnavailableError(self.reason)
-        if missing := [name for name in self._components if name not in self._modules]:
+        if missing := [name for name in self._names if name not in self._modules]:
             raise BackgroundUnavailableError(f"component {', '.join(missing)} was not called in the recorded step")
         return Request(
             settings=settings,

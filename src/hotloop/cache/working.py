@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hotloop.cache import files
-from hotloop.cache.compiled import CompiledStore, Manifest, files_in, remove_tree
+from hotloop.cache.compiled import CHILDREN, CompiledStore, Manifest, files_in, remove_tree
 from hotloop.cache.keys import fingerprint, fits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import torch
 
@@ -33,7 +33,7 @@ _LIFE = "alive"
 """A file that a process holds locked as long as it lives."""
 _YOUNG = 60.0
 """Seconds in which a folder may not have been locked yet."""
-_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _log = logging.getLogger("hotloop")
 
 
@@ -61,15 +61,26 @@ class Working:
         life = _hold(self.place / _LIFE)
         self._end = weakref.finalize(self, _remove, self.place, life, os.getpid())  # also at the interpreter's end
         self._lock = threading.Lock()
-        self._models: dict[str, str] = {}
+        self._open: list[dict[str, str]] = []
+        """The models of the blocks that run at present, by fingerprint: what is compiled is theirs."""
         self._failed = False
         self.known = {_LIFE}
         self._taken: set[str | None] = set()
 
-    def take_up(self, *models: torch.nn.Module) -> None:
-        """Take up what is kept for these models, or what was used last where none is named; each is looked up once."""
+    @contextlib.contextmanager
+    def serving(self, *models: torch.nn.Module) -> Iterator[None]:
+        """Take up what is kept for these models; what is compiled in the block is theirs, and kept at its end."""
         named = {fingerprint(model): type(model).__qualname__ for model in models}
-        self._models |= named
+        self._take_up(named)
+        self._open.append(named)
+        try:
+            yield
+        finally:
+            self.keep()
+            self._open.remove(named)  # an equal one does as well
+
+    def _take_up(self, named: Mapping[str, str]) -> None:
+        """Take up what is kept for models, or what was used last where none is named; each is looked up once."""
         began, before = time.monotonic(), len(self.known)
         wanted: set[str | None] = set(named) or {None}
         for one in wanted - self._taken:
@@ -85,7 +96,8 @@ class Working:
             if not found:
                 return 0
             content = dict(found)
-            manifest = Manifest(fits(), dict(self._models), time.time(), tuple(content))
+            models = {name: kind for block in self._open for name, kind in block.items()}
+            manifest = Manifest(fits(), models, time.time(), tuple(content))
             try:
                 self.store.put(manifest, lambda file: content[file].read_bytes())
             except OSError as error:
@@ -94,8 +106,64 @@ class Working:
                     _log.warning("compiled code cannot be kept in %s: %s. The run goes on.", self.store.folder, error)
                 return 0
             self.known |= {file.path for file in content}
-            self._models.clear()
             return len(content)
+
+
+class ChildFolder:
+    """A folder of its own for a child that may be killed at any time: what it wrote is kept only once it is done.
+
+    It begins with what is whole in the process's folder, as links, so that the child does not compile that again.
+
+    Args:
+        working: the process's folder, which it lies in and goes with.
+    """
+
+    def __init__(self, working: Working) -> None:
+        self._working = working
+        (working.place / CHILDREN).mkdir(mode=0o700, exist_ok=True)
+        self.place = Path(tempfile.mkdtemp(dir=working.place / CHILDREN))
+        for name in sorted(working.known - {_LIFE}):
+            with contextlib.suppress(FileNotFoundError):
+                _link(working.place / name, self.place / name)
+        self._given = frozenset(working.known)
+
+    def take_over(self) -> None:
+        """Move what the child compiled to the process's folder, where torch finds it and `Working.keep` keeps it."""
+        try:
+            for file, path in files_in(self.place, self._given):
+                _link(path, self._working.place / file.path)
+        except OSError as error:
+            _log.warning("what was compiled in the background cannot be taken over: %s. The run goes on.", error)
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        remove_tree(self.place)
+
+
+def child_folder() -> ChildFolder | None:
+    """Give a folder for a child that is started now; None where torch's folder is not ours.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    working = _process.working
+    if working is None or os.environ.get(VARIABLE) != str(working.place):
+        return None
+    return ChildFolder(working)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, unless something is there; where files cannot have two, copy it."""
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if os.path.lexists(target):
+        return
+    try:
+        target.hardlink_to(source)
+    except FileExistsError:
+        return
+    except OSError:
+        files.replace(target, source.read_bytes())
+        target.chmod(source.stat().st_mode & 0o700)
 
 
 def _hold(path: Path) -> int | None:
@@ -150,23 +218,22 @@ def shared_compiles(*models: torch.nn.Module) -> Iterator[Working | None]:
     Args:
         models: what will be compiled; only what was kept for them is taken up.
     """
-    before = os.environ.get(_VARIABLE)
+    before = os.environ.get(VARIABLE)
     working = _process.working
     if working is None or before != str(working.place):
         working = None if before is not None and not _torchs_own(before) else _open()
     if working is None:
         yield None
         return
-    working.take_up(*models)
-    os.environ[_VARIABLE] = str(working.place)
     try:
-        yield working
+        with working.serving(*models):
+            os.environ[VARIABLE] = str(working.place)
+            yield working
     finally:
-        working.keep()
         if before is None:
-            os.environ.pop(_VARIABLE, None)
+            os.environ.pop(VARIABLE, None)
         else:
-            os.environ[_VARIABLE] = before
+            os.environ[VARIABLE] = before
 
 
 def _open() -> Working | None:

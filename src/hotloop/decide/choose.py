@@ -94,10 +94,11 @@ def _ready(facts: Known, options: Sequence[Option]) -> Decision | None:
         return None
     best = min(paired, key=lambda option: option.step_seconds)
     here, there = milliseconds(facts.step), milliseconds(best.step_seconds)
+    timed = _RECALLED if best.recalled else ", timed side by side"
     return Decision(
         action="switch",
         tier=best.tier,
-        reason=f"{best.tier}: {there} a step against {here} in {facts.standing.tier}, timed side by side",
+        reason=f"{best.tier}: {there} a step against {here} in {facts.standing.tier}{timed}",
         numbers=numbers_of(facts, compare(facts, best)),
         ask_again_in_steps=_FEWEST_TO_ASK,
     )
@@ -164,6 +165,7 @@ def _allowed(facts: Known, case: Case, refused: list[str]) -> bool:
     return True
 
 
+_RECALLED = " as timed in an earlier run of this process"
 _EXPECTED = {"measured": "", "stored": " as in earlier runs", "prior": " as expected in general"}
 
 
@@ -174,8 +176,9 @@ def _go(facts: Known, case: Case) -> Decision:
     if option.background_seconds is not None:
         cost = f"{seconds(option.background_seconds)} in the background, then {cost}"
     within = f"steps: {facts.horizon}{facts.horizon.shared}" if case.later else f"of the {facts.horizon}"
+    expected = _RECALLED if option.recalled else _EXPECTED[option.source]
     reason = (
-        f"{option.tier}: {cost}, saves {milliseconds(case.saving)} a step{_EXPECTED[option.source]}: "
+        f"{option.tier}: {cost}, saves {milliseconds(case.saving)} a step{expected}: "
         f"pays after {case.pays_after:,} {within}"
     )
     limit = facts.credit + guard.known_saving_seconds(option, facts.horizon, facts.step)

@@ -43,7 +43,9 @@ class Option:
         proof_seconds: seconds that the proof adds, about one extra step for each of 3-4 real steps; 0 once proven.
         memory_bytes: what the tier needs on top of eager, or None if unknown.
         chance: chance that the tier can be prepared, proves right and is faster.
-        paired: timed step by step beside the tier in force, in the `Trial` just over, and found faster.
+        paired: timed step by step beside the tier in force, in the `Trial` just over (or in that of an earlier run:
+            ``recalled``), and found faster.
+        recalled: timed beside the tier in force by an earlier run of this process, not by this one.
         step_worst_seconds: the slowest a step is believed to be; None takes `WORST` of the source.
         prepare_worst_seconds: the longest the preparation is believed to take; None takes `WORST` of the source.
         again_seconds: seconds of training that a later run of this process takes to get there: capture and proof, since
@@ -62,6 +64,7 @@ class Option:
     memory_bytes: int | None = None
     chance: float = 1.0
     paired: bool = False
+    recalled: bool = False
     step_worst_seconds: float | None = None
     prepare_worst_seconds: float | None = None
     again_seconds: float | None = None

@@ -356,6 +356,7 @@ class Auto:
                     prepare_seconds=0.0,
                     source="measured",
                     paired=name == self._paired,
+                    recalled=name not in self.earlier.timed_here,
                     rejected_at=rejected,
                 )
             ]

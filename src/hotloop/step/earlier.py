@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop.apply import entry_points, holds_code_for
 from hotloop.cache import CostStore, Key, TierCosts, key_of
 from hotloop.decide import Option, expect
 from hotloop.step import sharing
@@ -30,6 +31,9 @@ class Earlier:
         self._store = CostStore()
         self._key: Key | None = None
         self._known: Mapping[str, TierCosts] = {}
+        self._held = False
+        self.timed_here: set[str] = set()
+        """Tiers that this run has timed itself."""
         self.program = Program()
         """What earlier runs of this process found out."""
 
@@ -80,9 +84,13 @@ class Earlier:
         )
 
     def recalled(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
-        """Give a tier that an earlier run of this process timed beside eager: its code is there, its proof is not."""
+        """Give a tier that an earlier run of this process timed beside eager: its code is there, its proof is not.
+
+        None where there is no such run, or where its code is gone: then getting there costs what it costs the first.
+        """
         ratio = self.program.ratios.get(name)
-        if ratio is None:
+        compiles = name.removesuffix("+graph") not in ("eager", "as-given")
+        if ratio is None or (compiles and not self._holds_code()):
             return None
         general = expect(name, facts)
         known = self.program.again_seconds.get(name)
@@ -95,11 +103,19 @@ class Earlier:
             step_seconds=facts.eager_seconds * ratio[0],
             step_worst_seconds=facts.eager_seconds * ratio[1],
             prepare_seconds=known,
+            recalled=name not in self.timed_here,
             prepare_worst_seconds=_WORST_AGAIN * known,
             again_seconds=None if name.endswith("eager+graph") else known,
             source="measured",
             rejected_at=rejected_at,
         )
+
+    def _holds_code(self) -> bool:
+        """Tell whether this process holds code for these models: the oldest is let go, a class made anew has none."""
+        if not self._held:  # what the run's own models use is not let go any more
+            models = self._loop.compiled.models.values()
+            self._held = any(holds_code_for(point) for model in models for point in entry_points(model))
+        return self._held
 
     def again(self, name: str, seconds: float) -> None:
         """Keep what it took to get to a tier that an earlier run of this process had got ready."""
@@ -116,6 +132,7 @@ class Earlier:
             faster: it beat the tier in force.
         """
         step, eager = speeds.seconds(name), speeds.seconds(self._loop.given)
+        self.timed_here.add(name)
         self.program.ratios, self.program.eager_seconds = speeds.known(), eager
         (self.program.faster.add if faster else self.program.faster.discard)(name)
         if step is not None and eager is not None and prepare_seconds > 0:
