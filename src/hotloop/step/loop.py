@@ -194,6 +194,8 @@ class Loop:
         if self.asked.graph:
             self.decided(f"{self.asked.name}: {several}: steps with collectives are not captured", {})
             self.asked = self.asked.without_graph()
+        if self.asked.compiles:  # else nothing is agreed, and one process may have a loop alone
+            self.peers.meet()
 
     # -- the public face -------------------------------------------------------------------------------------------
 
