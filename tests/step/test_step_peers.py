@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-PROGRAM = Path(__file__).with_name("peers_program.py")
+PROGRAM, VOTES = (Path(__file__).with_name(name) for name in ("peers_program.py", "peers_votes_program.py"))
 
 
-def two_processes(folder, *scenarios, ends=0):
+def two_processes(folder, *scenarios, ends=0, program=PROGRAM):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     running = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), str(rank), *scenarios],
+            [sys.executable, str(program), str(folder), str(rank), *scenarios],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )
         for rank in range(2)
@@ -24,7 +24,7 @@ def two_processes(folder, *scenarios, ends=0):
 
 
 def test_ddp_compiles_and_falls_back_in_one_process_alone(tmp_path):
-    """A group's timeout of 4 s is kept outside of agreed steps only: one backend sleeps longer than that."""
+    """A group's timeout of 8 s is kept outside of agreed steps only: one backend sleeps longer than that."""
     ranks = two_processes(
         tmp_path, "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep", "ddp-short",
         "ddp-short-first", "local-forward run",
@@ -68,3 +68,17 @@ def test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone(tmp_path):
         assert "compiled" in told["fsdp2-compile"]["status"]
     assert ranks[1]["fsdp2-forward compile"]["fired"] >= 1
     assert "planted failure" in ranks[1]["fsdp2-forward compile"]["status"]
+
+
+def test_processes_that_do_not_keep_pace_go_on_eager(tmp_path):
+    ranks = two_processes(tmp_path, "alone", "uneven", "closed", "late", program=VOTES)
+    assert [told.pop("alone") for told in ranks] == [{"eager": "eager", "auto": "eager", "aot_eager": "eager"}, {}]
+    for told in ranks:
+        for name, one in told.items():
+            assert one["same"], (name, one)
+            assert one["tiers"]["aot_eager"] >= 24, (name, one)  # up to the vote that was not answered
+    assert "waited 4 s for another process" in ranks[0]["uneven"]["status"]
+    assert ranks[1]["uneven"]["tiers"].get("eager", 0) <= 4  # it ended before that vote
+    assert "rank 1 has closed its loop" in ranks[0]["closed"]["status"]
+    for told in ranks:
+        assert "rank 0 waited 4 s" in told["late"]["status"], told["late"]

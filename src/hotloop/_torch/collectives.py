@@ -32,7 +32,7 @@ def collectives_begun(among: list[Any]) -> int:
 def patient(among: list[Any], seconds: float) -> Iterator[None]:
     """Let collectives that begin in the block take so long before their group gives up; all members must do so."""
     change = private("torch.distributed.distributed_c10d:_set_pg_timeout")
-    before = [(group, timeout) for group in among if (timeout := _timeout(group)) is not None]
+    before = [(group, timeout) for group in among if (timeout := timeout_of(group)) is not None]
     longer = dt.timedelta(seconds=seconds)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -46,7 +46,7 @@ def patient(among: list[Any], seconds: float) -> Iterator[None]:
                 change(timeout, group)
 
 
-def _timeout(group: Any) -> dt.timedelta | None:
+def timeout_of(group: Any) -> dt.timedelta | None:
     """Give how long a group's collectives may take; None where it does not say."""
     for name in _DEVICES:
         try:

@@ -268,8 +268,9 @@ class _Runner:
 
     def _ask_eager(self, args: tuple[Any, ...]) -> Exception | None:
         """Run the graph eagerly on copies of its inputs: what eager raises too is the user's own, with their line."""
-        copies = [arg.detach().clone() if isinstance(arg, torch.Tensor) else arg for arg in args]
-        with torch.no_grad(), torch.random.fork_rng():
+        copies = [_copied(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        # As the graph ran, or one that registers a hook on a tensor would fail here for a reason of ours.
+        with torch.set_grad_enabled(torch.is_grad_enabled()), torch.random.fork_rng():
             found = first_failure(self._pristine, copies)
         if found is None:
             return None
@@ -299,6 +300,14 @@ class _Runner:
             f"{self._info.running}: {reason}. A part of the step may have run, so it was not repeated. To go on: "
             f"load the last checkpoint and use a lower preset (aot_eager, none); {run_hint()}."
         )
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a graph's input, a leaf as a leaf: autograd allows others what it refuses them (a write in place)."""
+    if tensor.is_leaf:
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    with torch.enable_grad():
+        return tensor.detach().requires_grad_().clone()
 
 
 def _passes(error: Exception) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import enum
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
-from hotloop._torch.collectives import collectives_begun, groups, patient, store
+from hotloop._torch.collectives import collectives_begun, groups, patient, store, timeout_of
 from hotloop.errors import StepLostError
 from hotloop.fallback.causes import describe
 
@@ -24,7 +25,14 @@ if TYPE_CHECKING:
 
 PATIENCE_SECONDS = 1800.0
 """How long the others wait for the slowest in an agreed step: the time of a long compile."""
+VOTE_SECONDS = 300.0
+"""How long a vote waits, at most, for a process that takes part in no step: it is out of batches, or at something else."""
 _LOST = "hotloop/lost"
+_UNANSWERED = "hotloop/unanswered"
+_SLOW = "Timed out waiting"
+"""What gloo says of a collective that nobody else began in time."""
+_meetings = itertools.count()
+"""All processes meet equally often, so this names a meeting for all of them."""
 _LOOK_SECONDS = 2.0
 
 
@@ -37,35 +45,71 @@ class Vote(enum.IntEnum):
 
 
 class Peers:
-    """The processes of this run, this one among them. All of them have to make one at the same place."""
+    """The processes of this run, this one among them."""
 
     def __init__(self) -> None:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
-        self._watched = groups()
+        self._group: Any = None
+        self._key = ""
+        self.unanswered = ""
+        """Why there are no votes any more, where a process did not take part in one."""
+
+    def meet(self) -> None:
+        """Make the group that votes are taken in: all processes have to, at the same place, or those that do wait."""
         # On the CPU whatever the run's backend is, and with a patience of its own: it carries one number now and then.
-        timeout = dt.timedelta(seconds=PATIENCE_SECONDS)
-        self._group: Any = distributed.new_group(backend="gloo", timeout=timeout)
+        # With half of the user's own: a process that is out of batches may wait for the others in a collective of the
+        # run (DDP's Join does), and has to be there still when they go on without votes.
+        theirs = timeout_of(distributed.group.WORLD)
+        seconds = min(VOTE_SECONDS, theirs.total_seconds() / 2 if theirs is not None else VOTE_SECONDS)
+        self._key = f"{_UNANSWERED}/{next(_meetings)}"
+        self._group = distributed.new_group(backend="gloo", timeout=dt.timedelta(seconds=seconds))
 
     def agree(self, vote: Vote) -> Vote:
         """Give the lowest vote of all processes; each has to ask in the same step.
 
+        Where one takes no part in time, it is `Vote.NEVER` in all that do, and `unanswered` says why.
+
         Raises:
             StepLostError: a process has ended meanwhile.
         """
+        if self.unanswered:
+            return Vote.NEVER
         found = torch.tensor([int(vote)])
+        waited = timeout_of(self._group)
         try:
             distributed.all_reduce(found, distributed.ReduceOp.MIN, group=self._group)
         except RuntimeError as error:
-            raise StepLostError(self._ended(error)) from error
+            self.unanswered = self._not_answered(error, waited)
+            if not self.unanswered:
+                raise StepLostError(self._ended(error)) from error
+            return Vote.NEVER
         return Vote(int(found))
+
+    def _not_answered(self, error: Exception, waited: dt.timedelta | None) -> str:
+        """Say that a vote was not answered in time, here or in a process that left it before; else say nothing."""
+        if _SLOW in str(error):
+            seconds = waited.total_seconds() if waited is not None else VOTE_SECONDS
+            why = f"rank {self.rank} waited {seconds:g} s for another process to reach the same step"
+            with contextlib.suppress(Exception):  # the others then find it out by waiting themselves
+                store().set(self._key, why)
+            return why
+        with contextlib.suppress(Exception):  # nobody waited: a process has ended
+            store().wait([self._key], dt.timedelta(seconds=_LOOK_SECONDS))
+            return str(store().get(self._key).decode())
+        return ""
 
     def begun(self) -> int:
         """Count the collectives of the run that this process has begun so far."""
-        return collectives_begun(self._watched)
+        return collectives_begun(self._of_the_run())
 
     def patient(self) -> contextlib.AbstractContextManager[None]:
-        """Let the run's collectives wait for a process that compiles, while the block runs."""
-        return patient(self._watched, PATIENCE_SECONDS)
+        """Let the run's collectives, and votes, wait for a process that compiles, while the block runs."""
+        ours = [] if self._group is None else [self._group]
+        return patient(self._of_the_run() + ours, PATIENCE_SECONDS)
+
+    def _of_the_run(self) -> list[Any]:
+        """Give the groups that there are by now, without our own."""
+        return [one for one in groups() if one is not self._group]
 
     def lost(self, error: Exception, where: str, *, ours: bool) -> Exception:
         """Give what to raise for a step that failed after a collective: no process may repeat it alone.
@@ -97,6 +141,8 @@ class Peers:
         """Leave the group that votes were taken in."""
         group, self._group = self._group, None
         if group is not None and distributed.is_initialized():
+            with contextlib.suppress(Exception):  # one that votes later then goes on eager; else it takes it for an end
+                store().set(self._key, f"rank {self.rank} has closed its loop")
             distributed.destroy_process_group(group)
 
 
@@ -113,4 +159,4 @@ def _tells_of_an_end(error: Exception) -> bool:
     return any(words in str(one) for one in seen for words in _ENDS)
 
 
-_ENDS = ("Connection closed by peer", "Connection reset by peer", "NCCL communicator was aborted", "Timed out waiting")
+_ENDS = ("Connection closed by peer", "Connection reset by peer", "NCCL communicator was aborted", _SLOW)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 EVERY = 32
 """Steps between two votes on whether the tier still runs in every process: where it failed in one, all leave it."""
 _HINT = "see the log of the process that it failed in"
+_EVEN = "give all processes as many steps each; where a process waits for another's long work, have it wait at a barrier"
 
 
 class Together:
@@ -48,11 +49,12 @@ class Together:
         """An agreed step: looked at, or run both ways by all processes, or eager in all of them."""
         runner = self._runner
         self._seen[inputs] += 1
+        agreed = self._peers.agree(self._readiness(tier, inputs))
+        if agreed is Vote.NEVER:
+            self._leave(tier, runner.once or Obstacle("another process cannot run it", _HINT))
+            return runner.eagerly(run)
         with self._peers.patient():
-            agreed = self._peers.agree(self._readiness(tier, inputs))
-            if agreed is Vote.NEVER:
-                self._leave(tier, runner.once or Obstacle("another process cannot run it", _HINT))
-            elif runner.to_be_surveyed:
+            if runner.to_be_surveyed:
                 return runner.survey(run, inputs, call)
             if agreed is not Vote.YES:
                 return runner.eagerly(run)
@@ -94,8 +96,10 @@ class Together:
         return runner.guarded(run, tier)
 
     def _leave(self, tier: Tier, obstacle: Obstacle) -> None:
-        """Leave a tier for good, in this step, which is the same one in all processes."""
+        """Leave a tier for good, in this step, which is the same one in all processes that vote."""
         runner = self._runner
+        if self._peers.unanswered:
+            obstacle = Obstacle(self._peers.unanswered, _EVEN)
         runner.code.not_proven(tier.base)
         if runner.loop.goal.compiles:
             runner.loop.failed(tier, obstacle, runner)

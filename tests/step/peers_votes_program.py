@@ -1,0 +1,112 @@
+"""Two processes whose steps do not keep pace: run as ``python peers_votes_program.py FOLDER RANK SCENARIO...``."""
+
+import gc
+import json
+import os
+import time
+
+import torch
+from peers_program import FOLDER, PATIENT, RANK, SCENARIOS, Net, wrapped
+from torch import distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn import functional as F
+
+import hotloop
+from hotloop.step import peers
+
+VOTE_SECONDS = 4.0
+
+
+def made(kind, run):
+    """Give a model, and a step that trains it, under a loop where one is wanted."""
+    torch.manual_seed(0)
+    model = Net() if kind == "local" else wrapped(kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    loop = hotloop.Loop(model, optimizer, run=run) if run else None
+
+    def train_step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return model, loop, loop.step(train_step) if loop else train_step
+
+
+def batch(step, rows=6):
+    draws = torch.Generator().manual_seed(100 * RANK + step)
+    return torch.randn(rows, 6, generator=draws), torch.randint(3, (rows,), generator=draws)
+
+
+def trained(kind, run, steps, *, before=None, rows=lambda step: 6):
+    """Train so many steps; gives parameters, and what the loop tells."""
+    model, loop, step = made(kind, run)
+    torch.manual_seed(RANK)
+    with Join([model]) if kind == "ddp-nobuffers" else torch.enable_grad():
+        for number in range(steps):
+            if before is not None:
+                before(number)
+            step(*batch(number, rows(number)))
+    left = {name: one.detach().clone() for name, one in model.named_parameters()}
+    told = (loop.status(), dict(loop.peers.__dict__)) if loop else None
+    if loop:
+        loop.close()
+    return left, told
+
+
+def compared(*args, **settings):
+    """Train eagerly and in a tier; gives whether they agree, and how it went."""
+    eager, _ = trained(args[0], None, *args[1:], rows=settings.get("rows", lambda step: 6))
+    torch.compiler.reset()
+    dist.barrier()
+    ours, (status, told) = trained(args[0], "aot_eager", *args[1:], **settings)
+    return {
+        "same": all(torch.allclose(ours[name], eager[name], rtol=1e-5, atol=1e-6) for name in eager),
+        "tiers": {one.name: one.steps for one in status.tiers},
+        "status": str(status),
+        "unanswered": told["unanswered"],
+    }
+
+
+def alone():
+    """Loops that nothing is agreed for, in one process only."""
+    told = {}
+    if RANK == 0:
+        for run, disabled in (("eager", ""), ("auto", ""), ("aot_eager", "1")):
+            os.environ["HOTLOOP_DISABLE"] = disabled
+            _, loop, step = made("local", run)
+            step(*batch(0))
+            told[run] = loop.status().tier
+            loop.close()
+        os.environ["HOTLOOP_DISABLE"] = ""
+    return told
+
+
+def late():
+    """One process is at something else for longer than a vote waits."""
+    return compared("local", 70, before=lambda step: time.sleep(VOTE_SECONDS + 2) if (RANK, step) == (1, 32) else None)
+
+
+RUNS = {
+    "alone": alone,
+    "uneven": lambda: compared("ddp-nobuffers", 70 if RANK == 0 else 40),
+    "closed": lambda: compared("local", 70 if RANK == 0 else 40),
+    "late": late,
+}
+
+
+def main():
+    dist.init_process_group("gloo", f"file://{FOLDER}/store", rank=RANK, world_size=2, timeout=PATIENT)
+    peers.VOTE_SECONDS = VOTE_SECONDS
+    told = {}
+    for name in SCENARIOS:
+        told[name] = RUNS[name]()
+        gc.collect()
+        dist.barrier()
+    print(json.dumps(told), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
