@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from hotloop import recipes, record
 from hotloop.cli import hpo as commands
 from hotloop.cli import report as reports
-from hotloop.errors import ConfigError, SearchStoppedError
+from hotloop.errors import ConfigError, DataError, SearchStoppedError
 from hotloop.train import configure, start
 from hotloop.train.search import document, supervise
 from hotloop.train.search.told import Said, TrialBegan, TrialEnded
@@ -109,6 +109,8 @@ def test_a_record_of_a_pruned_run_says_so(tmp_path):
         (["hpo.storage=nonsense"], r"hpo\.storage"),
         (["hpo.n_trials=0"], "at least 1"),
         (["run.folder=x"], r"hpo\.folder"),
+        (["recipe=program.py:make"], r"does not read training\.learning_rate, .*hpo\.space\.model\.dropout=null"),
+        (["recipe=program.py:make", "hpo.trial.data.sample_size=9"], r"does not read data\.sample_size=9"),
         (["best"], "the folder of one study"),
         (["best", "nowhere"], "holds no study"),
     ],
@@ -118,6 +120,19 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path, run, monkeypa
     with pytest.raises(ConfigError, match=said):
         run("hpo", *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_there_burns_no_trial(tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"data\.path=missing\.csv: no such file"):
+        run("hpo", "data=csv", "data.path=missing.csv", "--n-trials", 5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_without_a_complete_trial_is_a_failed_one(run, monkeypatch):
+    ended = supervise.Ended("finished", Path("study"), {"trials": [], "best": None, "left": 0})
+    monkeypatch.setattr(supervise, "search", lambda settings, tell: ended)
+    assert run("hpo").exit_code == 1
 
 
 def test_fast_says_what_it_changes(tmp_path, run, monkeypatch):
@@ -132,12 +147,13 @@ def test_fast_says_what_it_changes(tmp_path, run, monkeypatch):
 
 
 def _ended(settings):
-    return supervise.Ended("finished", Path(settings.hpo.folder), {"trials": [], "best": None, "left": 0})
+    return supervise.Ended("finished", Path(settings.hpo.folder), {"trials": [], "best": 0, "left": 0})
 
 
 def test_no_such_metric_ends_the_search_at_once(tmp_path, run):
     with pytest.raises(SearchStoppedError, match=r"hpo\.metric=beauty: a validation of recipe criteria gives .*f1"):
         run("hpo", *tiny(tmp_path, hpo__metric="beauty"))
+    assert states(tmp_path) == [(0, "interrupted")], "no trial is burnt"
 
 
 def test_a_worker_that_dies_is_replaced_and_its_trial_run_again(search):

@@ -12,7 +12,7 @@ import threading
 import pytest
 import search_objectives as objectives
 
-from hotloop.errors import ConfigError, RunPrunedError, SearchStoppedError, StepLostError
+from hotloop.errors import ConfigError, DataError, MissingExtraError, RunPrunedError, SearchStoppedError, StepLostError
 from hotloop.train.search import document, nested, space
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
 from hotloop.train.search.told import TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
@@ -154,6 +154,27 @@ def test_a_full_disk_stops_the_search_and_leaves_the_trial_open(work, open_study
     assert states(study) == ["interrupted", *["complete"] * 4]
 
 
+@pytest.mark.parametrize("kind", [ConfigError, DataError, MissingExtraError, SearchStoppedError])
+def test_a_mistake_in_the_set_up_stops_the_search_and_burns_no_trial(work, open_study, kind):
+    def refuses(asked):
+        raise kind("data.path=pairs.csv: planted")
+
+    with pytest.raises(kind, match="planted"):
+        work(refuses)
+    assert states(open_study()) == ["interrupted"]
+    study, _ = work(objectives.quadratic)
+    assert states(study) == ["interrupted", *["complete"] * 4]
+
+
+def test_values_that_a_recipe_refuses_fail_their_trial_alone(work):
+    def refuses(asked):
+        if asked.number == 0:
+            raise ConfigError("training.batch_size=16: planted, too large")
+        return 1.0
+
+    assert states(work(refuses)[0]) == ["failed", *["complete"] * 3]
+
+
 def test_a_storage_that_fails_as_a_trial_begins_fails_no_trial(work, monkeypatch):
     import sqlite3
 
@@ -241,6 +262,10 @@ def test_a_silent_worker_of_another_machine_loses_its_trial(open_study, monkeypa
 def test_a_study_keeps_its_settings(open_study):
     open_study()
     open_study(hpo__n_trials=9, hpo__workers=3, run__device="cpu")
+    free = ["compile.preset=aot_eager", "training.optimization.use_torch_compile=true", "training.eval_batch_size=7"]
+    open_study(*free, "training.checkpoint_every_steps=3", "run.project=other", "run.tracking=there")
+    with pytest.raises(ConfigError, match=r"run\.seed"):
+        open_study("run.seed=77")
     with pytest.raises(ConfigError, match=r"training\.num_epochs 1, now 2.*hpo\.name"):
         open_study("training.num_epochs=2")
     with pytest.raises(ConfigError, match=r"hpo\.space\.training\.learning_rate\.log"):

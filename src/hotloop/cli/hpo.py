@@ -94,6 +94,8 @@ def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None
         _say_end(ended.status, ended.folder, ended.document)
     if ended.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
+    if ended.document.get("best") is None:
+        raise typer.Exit(1)
 
 
 def _announce(settings: Settings) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import SearchStoppedError
 from hotloop.train import configure
 from hotloop.train.interrupt import Interrupt
-from hotloop.train.search import document, space, told
+from hotloop.train.search import before, document, told
 from hotloop.train.search.study import Study
 from hotloop.train.search.told import Said, SearchBegan, Tell, TrialEnded
 from hotloop.train.search.trial import train
@@ -64,10 +64,10 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
 
     Raises:
         ConfigError: settings that cannot be used; nothing was started or written then.
+        DataError: data that cannot be used; the same.
         SearchStoppedError: every trial fails, the storage is gone, or workers die one after another.
     """
-    space.parse(settings)
-    space.check_trial(settings)
+    before.check(settings)
     folder = Path(settings.hpo.folder)
     study = Study(settings, folder, lambda line: tell(Said(line)))
     with contextlib.ExitStack() as stack:

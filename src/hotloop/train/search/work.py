@@ -12,7 +12,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import RunPrunedError, SearchStoppedError, StepLostError
+from hotloop.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    RunPrunedError,
+    SearchStoppedError,
+    StepLostError,
+)
 from hotloop.train.quantise import shared_runs
 from hotloop.train.search import space as spaces
 from hotloop.train.search import trial as trials
@@ -22,6 +29,7 @@ from hotloop.train.search.told import Said, Tell, TrialBegan, TrialEnded, TrialR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hotloop.errors import HotloopError
     from hotloop.train.search.trial import Asked
 
     Objective = Callable[[Asked], float]
@@ -29,6 +37,7 @@ if TYPE_CHECKING:
 GIVE_UP_AFTER = 5
 """Trials that fail, and none that does not, after which a search stops."""
 _SHOWN = 3
+_ANEW = "search anew, since failed trials are over: under another hpo.name, or with a higher hpo.n_trials"
 _AWAY = 3
 """Trials, with none complete between, that a storage may fail while they are begun."""
 
@@ -65,7 +74,10 @@ class Worker:
 
         Raises:
             KeyboardInterrupt: somebody interrupted; the trial is open again.
-            SearchStoppedError: every trial fails, or the storage is gone.
+            ConfigError: no trial can run with these settings; the trial is open again.
+            DataError: nor with this data; the same.
+            MissingExtraError: nor without this package; the same.
+            SearchStoppedError: every trial fails, there is no such metric, or the storage is gone.
             StepLostError: a trial took the GPU's context with it, so that this process can run no other.
         """
         while time.time() < self.part.deadline:
@@ -86,8 +98,10 @@ class Worker:
                 outcome = Outcome("pruned", cause=str(error))
             except KeyboardInterrupt as error:
                 outcome, lost = Outcome("interrupted", cause="interrupted"), error
-            except (SearchStoppedError, StepLostError) as error:
+            except StepLostError as error:
                 outcome, lost = Outcome("failed", cause=_cause(error)), error
+            except (ConfigError, DataError, MissingExtraError, SearchStoppedError) as error:
+                outcome, lost = self.setup_failure(error)
             except self.study.storage.errors as error:
                 outcome, lost = self.storage_failure(error)
             except OSError as error:
@@ -107,6 +121,15 @@ class Worker:
         )
         if lost is not None:
             raise lost
+
+    def setup_failure(self, error: HotloopError) -> tuple[Outcome, HotloopError | None]:
+        """Say what a refusal means: no other trial could run either, so this one is open again, and the search ends.
+
+        A setting that is searched is the trial's own affair: another value may do.
+        """
+        if isinstance(error, ConfigError) and any(one.name in str(error) for one in self.space.searched):
+            return Outcome("failed", cause=_cause(error)), None
+        return Outcome("interrupted", cause=_cause(error)), error
 
     def storage_failure(self, error: Exception) -> tuple[Outcome, SearchStoppedError | None]:
         """Say what a failure of the storage means: the trial is open again, and a few in a row end the search."""
@@ -197,16 +220,19 @@ class Worker:
             SearchStoppedError: it is so; the message lists the causes.
         """
         try:
-            attempts = self.study.trials()[self.study.since :]
+            trials_so_far = self.study.trials()
         except self.study.storage.errors:
             return  # taking the next trial waits for the storage, and says so
-        over = [one for one in attempts if one.state.is_finished() and how_ended(one) != "interrupted"]
+        ended = [one for one in trials_so_far if one.state.is_finished() and how_ended(one) != "interrupted"]
+        over = [one for one in ended if one.number >= self.study.since]
         wanted = min(GIVE_UP_AFTER, self.study.settings.hpo.n_trials)
         if len(over) < wanted or any(how_ended(one) in ("complete", "pruned") for one in over):
             return
+        left = len({one.user_attrs.get(NUMBER) for one in ended}) < self.study.settings.hpo.n_trials
+        again = "the same command goes on with the trials that are left" if left else _ANEW
         raise SearchStoppedError(
             f"every trial fails ({len(over)} of {len(over)}), so the search stops. {causes(over)}. Mend the cause, and "
-            "the same command goes on with the trials that are left"
+            f"{again}"
         )
 
 

@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import HotloopError, StepLostError
+from hotloop.errors import HotloopError, SearchStoppedError, StepLostError
 from hotloop.train import configure
 from hotloop.train.search import told
 from hotloop.train.search.study import Study
@@ -71,7 +71,8 @@ def main(job: Job) -> int:
     except StepLostError:
         return REPLACE
     except HotloopError as error:
-        tell(told.Said(str(error), job.number, stops=True))
+        again = "" if isinstance(error, SearchStoppedError) else ". No trial is lost: mend it, and the same command goes on"
+        tell(told.Said(f"{str(error).rstrip('.')}{again}", job.number, stops=True))
         return STOPPED
     return DONE
 
