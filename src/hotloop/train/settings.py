@@ -207,6 +207,14 @@ class RunSettings:
     project: str | None
 
 
+STILL_COMPARABLE = (
+    "run", "compile", "training.optimization.use_torch_compile", "training.eval_batch_size",
+    "training.checkpoint_every_steps",
+)  # fmt: skip
+"""Settings, or groups of them, that may change while a search or a cross-validation goes on: its runs stay comparable.
+Of the group ``run`` all but its seed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that a run was told, validated."""

@@ -19,6 +19,7 @@ from hotloop.train.optional import require
 from hotloop.train.search import samplers
 from hotloop.train.search.storage import Storage
 from hotloop.train.search.trial import folds_of, settings_of
+from hotloop.train.settings import STILL_COMPARABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -239,8 +240,13 @@ def comparable(settings: Settings) -> dict[str, Any]:
     """Give the settings that make a study what it is, as flat JSON data."""
     flat: dict[str, Any] = {}
     _flatten(configure.to_dict(settings), "", flat)
-    free = {*(f"hpo.{one}" for one in _FREE), "run.folder", "run.resume", "run.device", "run.logger"}
-    plain: dict[str, Any] = json.loads(json.dumps({key: value for key, value in flat.items() if key not in free}))
+    free = (*(f"hpo.{one}" for one in _FREE), *STILL_COMPARABLE)
+    kept = {
+        key: value
+        for key, value in flat.items()
+        if key == "run.seed" or not any(f"{key}.".startswith(f"{one}.") for one in free)
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain
 
 
