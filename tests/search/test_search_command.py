@@ -168,6 +168,14 @@ def test_a_worker_that_dies_is_replaced_and_its_trial_run_again(search):
     assert any("SIGKILL" in one.text for one in heard if isinstance(one, Said))
 
 
+def test_a_worker_hears_its_settings_in_private(search, monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: started.append(command) or popen(command, **how))
+    ended, _ = search("quadratic", hpo__n_trials=1)
+    assert ended.document["best"] == 0
+    assert [one[-1] for one in started] == ["hotloop.train.search.worker"]
+
+
 def test_workers_share_a_study(search):
     ended, heard = search("slow", hpo__n_trials=8, hpo__workers=2)
     assert sorted(one.number for one in heard if isinstance(one, TrialEnded)) == list(range(8))

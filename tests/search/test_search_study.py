@@ -329,3 +329,16 @@ def test_a_pruned_trial_is_one_whatever_the_recipe_wraps_it_in(work):
     study, heard = work(prunes, hpo__n_trials=2)
     assert states(study) == ["pruned", "pruned"]
     assert document.build(study, importances=False)["best"] is None
+
+
+def test_a_password_is_in_no_run(compose, tmp_path):
+    from hotloop.train import configure
+    from hotloop.train.search.storage import masked
+    from hotloop.train.search.trial import best_settings, settings_of
+
+    settings = compose(hpo__storage="'postgresql://me:s3cret@host/db?password=s3cret&a=b'")
+    for one in (settings_of(settings, {}, tmp_path), best_settings(settings, {})):
+        assert "s3cret" not in configure.to_yaml(one)
+        assert one.hpo.storage == "postgresql://me:***@host/db?password=***&a=b"
+    assert masked("sqlite:////tmp/a@b:c@d") == "sqlite:////tmp/a@b:c@d"
+    assert masked("postgresql://me@host:5432/db") == "postgresql://me@host:5432/db"

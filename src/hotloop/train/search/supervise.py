@@ -132,7 +132,7 @@ class _Supervisor:
         flags = ["-P"] if sys.flags.safe_path else []
         with log.open("a", encoding="utf-8") as errors:
             process = subprocess.Popen(  # noqa: S603 - this very program
-                [sys.executable, *flags, "-m", "hotloop.train.search.worker", job.to_json()],
+                [sys.executable, *flags, "-m", "hotloop.train.search.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -140,6 +140,10 @@ class _Supervisor:
                 encoding="utf-8",
                 start_new_session=True,
             )
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # it died at once; `ended` hears of that
+            process.stdin.write(job.to_json() + "\n")
+            process.stdin.flush()
         one = _Process(number, process, log)
         self.running[number] = one
         threading.Thread(target=self.listen, args=(one,), name=f"worker {number}", daemon=True).start()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import SearchStoppedError
 from hotloop.train import coerce, configure
 from hotloop.train.search import space
+from hotloop.train.search.storage import masked
 from hotloop.train.settings import Settings
 from hotloop.train.within import Within
 
@@ -49,12 +50,18 @@ def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> 
         ConfigError: values that do not fit together.
     """
     own = dict(space.flat(settings.hpo.trial))
-    return changed(settings, {**own, **values, "run.folder": str(folder), "run.resume": None})
+    return changed(_shown(settings), {**own, **values, "run.folder": str(folder), "run.resume": None})
 
 
 def best_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """Give the settings of the final run: the search's with the best values, without what made trials cheaper."""
-    return changed(settings, {**values, "run.folder": None, "run.resume": None})
+    return changed(_shown(settings), {**values, "run.folder": None, "run.resume": None})
+
+
+def _shown(settings: Settings) -> Settings:
+    """Leave the storage's password out: a run writes its settings into files, checkpoints and loggers."""
+    url = settings.hpo.storage
+    return settings if url is None else changed(settings, {"hpo.storage": masked(url)})
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:

@@ -1,6 +1,6 @@
-"""A worker as a process of its own: ``python -m hotloop.train.search.worker JOB``, started by `supervise`.
+"""A worker as a process of its own: ``python -m hotloop.train.search.worker``, started by `supervise`.
 
-It writes what it tells to stdout, a line of JSON each; everything else that it prints goes to its log.
+The first line of its stdin is its job: a command line is for everybody to see, and a storage has a password. It writes what it tells to stdout, a line of JSON each; everything else that it prints goes to its log.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Job:
     objective: str
 
     def to_json(self) -> str:
-        """Give it as an argument of a command line."""
+        """Give it as a line."""
         return json.dumps(dataclasses.asdict(self))
 
 
@@ -102,4 +102,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Job(**json.loads(sys.argv[1]))))
+    sys.exit(main(Job(**json.loads(sys.stdin.readline()))))
