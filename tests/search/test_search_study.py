@@ -342,3 +342,26 @@ def test_a_password_is_in_no_run(compose, tmp_path):
         assert one.hpo.storage == "postgresql://me:***@host/db?password=***&a=b"
     assert masked("sqlite:////tmp/a@b:c@d") == "sqlite:////tmp/a@b:c@d"
     assert masked("postgresql://me@host:5432/db") == "postgresql://me@host:5432/db"
+
+
+def test_two_trials_that_end_together_leave_the_best_one_its_checkpoints(open_study, monkeypatch):
+    def worker(value):
+        def trains(asked):
+            (asked.folder / "checkpoints").mkdir(parents=True)
+            (asked.folder / "checkpoints" / "best.pt").touch()
+            return value
+
+        return Worker(open_study(hpo__n_trials=2), lambda told: None, trains)
+
+    good, better = worker(0.9), worker(0.95)
+    first, second = good.study.take(), better.study.take()
+    finish = better.study.finish
+
+    def later(taken, outcome):
+        write_outcome(taken.folder, outcome)  # written beside its run, and not yet in the storage
+        good.one(first)
+        return finish(taken, outcome)
+
+    monkeypatch.setattr(better.study, "finish", later)
+    better.one(second)
+    assert [path.parents[1] for path in better.study.folder.rglob("*.pt")] == [second.folder]

@@ -124,6 +124,10 @@ class Study:
         choose = max if self.settings.hpo.direction == "maximize" else min
         return choose(done, key=lambda one: one.value or 0.0) if done else None
 
+    def folders_over(self) -> list[Path]:
+        """Give the folders of all attempts that are over in the storage."""
+        return [self._folder_of(one) for one in self.trials() if one.state.is_finished()]
+
     def left(self) -> int:
         """Count the trials that are neither over nor running."""
         by_number = _by_number(self.trials())

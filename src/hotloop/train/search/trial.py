@@ -17,7 +17,7 @@ from hotloop.train.settings import Settings
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 LOG = "log.txt"
 
 
@@ -164,12 +164,12 @@ def drop_checkpoints(folder: Path) -> None:
         shutil.rmtree(path / checkpoint.FOLDER, ignore_errors=True)
 
 
-def keep_best_only(folder: Path, best: Path) -> None:
+def keep_best_only(best: Path, over: Iterable[Path]) -> None:
     """Delete the checkpoints of every trial that is over, but the best one's."""
     from hotloop.train import checkpoint  # noqa: PLC0415 - as in _run
 
-    for path in folder.glob("trials/*"):
-        if path != best and (path / "outcome.json").exists():
+    for path in over:
+        if path != best:
             drop_checkpoints(path)
     for path in (best, *best.glob("fold-*")):
         with contextlib.suppress(OSError):

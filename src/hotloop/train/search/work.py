@@ -113,8 +113,7 @@ class Worker:
             counts = self.study.finish(taken, outcome)
         if outcome.state == "complete":
             self.away = 0
-        best = counts and outcome.state == "complete" and self.is_best(taken)
-        self.tidy(taken, best=best)
+        best = self.tidy(taken) and counts and outcome.state == "complete"
         seconds = time.monotonic() - began
         self.tell(
             TrialEnded(taken.number, self.part.number, outcome.state, outcome.value, outcome.cause, seconds, best)
@@ -191,21 +190,31 @@ class Worker:
             over.set()
             thread.join()
 
-    def is_best(self, taken: Taken) -> bool:
-        """Say whether a trial is the best of the study."""
-        try:
-            best = self.study.best()
-        except self.study.storage.errors:
-            return False
-        return best is not None and best.number == taken.trial.number
+    def tidy(self, taken: Taken) -> bool:
+        """Keep the checkpoints that the settings say, and give memory back that the next trial needs.
 
-    def tidy(self, taken: Taken, *, best: bool) -> None:
-        """Keep the checkpoints that the settings say, and give memory back that the next trial needs."""
-        keep = self.study.settings.hpo.keep_checkpoints
-        if keep == "best" and best:
-            trials.keep_best_only(self.study.folder, taken.folder)
-        elif keep != "all":
+        Returns:
+            Whether the trial is the best of the study.
+        """
+        self.give_memory_back()
+        keep, study = self.study.settings.hpo.keep_checkpoints, self.study
+        if keep == "none":
             trials.drop_checkpoints(taken.folder)
+        try:
+            # Nobody else ends a trial meanwhile, so that the best one is not another's a moment later.
+            with study.storage.turn():
+                found = study.best()
+                best = found is not None and found.number == taken.trial.number
+                if keep == "best" and best:
+                    trials.keep_best_only(taken.folder, study.folders_over())
+                elif keep == "best":
+                    trials.drop_checkpoints(taken.folder)
+        except (*study.storage.errors, SearchStoppedError):
+            return False  # nothing is deleted by guess: whoever is the best next deletes it
+        return best
+
+    def give_memory_back(self) -> None:
+        """Free what the trial held on the device."""
         if "torch" in sys.modules and self.objective is trials.train:
             import torch  # noqa: PLC0415 - a trial brought it already
 
