@@ -20,7 +20,7 @@ from hotloop.cli import report as reports
 from hotloop.errors import ConfigError, DataError, SearchStoppedError
 from hotloop.train import configure, start
 from hotloop.train.search import document, supervise
-from hotloop.train.search.told import Said, TrialBegan, TrialEnded
+from hotloop.train.search.told import Said, SearchBegan, TrialBegan, TrialEnded
 
 
 @pytest.fixture
@@ -174,6 +174,25 @@ def test_a_worker_hears_its_settings_in_private(search, monkeypatch):
     ended, _ = search("quadratic", hpo__n_trials=1)
     assert ended.document["best"] == 0
     assert [one[-1] for one in started] == ["hotloop.train.search.worker"]
+
+
+def test_a_study_can_be_read_from_its_first_moment(compose):
+    seen = []
+
+    def tell(what):
+        if isinstance(what, SearchBegan):
+            folder = Path(compose().hpo.folder)
+            seen.append((document.read(folder)["left"], configure.load(config=folder / "study.yaml").hpo.n_trials))
+
+    supervise.search(compose(hpo__n_trials=1), tell, "search_objectives:quadratic")
+    assert seen == [(1, 1)]
+
+
+def test_settings_with_a_password_are_for_their_owner_alone(compose, tmp_path):
+    for storage, mode in (("null", 0o644), ("'postgresql://me:s3cret@host/db'", 0o600)):
+        document.write_settings(compose(hpo__storage=storage), tmp_path)
+        assert (tmp_path / "study.yaml").stat().st_mode & 0o777 & ~0o022 == mode & ~0o022
+        assert list(tmp_path.iterdir()) == [tmp_path / "study.yaml"]
 
 
 def test_workers_share_a_study(search):

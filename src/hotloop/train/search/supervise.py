@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hotloop.train.search.told import Told
     from hotloop.train.settings import Settings
 
-SETTINGS = "study.yaml"
 DEATHS = 10
 """Workers that die one after another, with no trial finished between, after which the search stops."""
 _EVERY = 0.2
@@ -76,7 +75,8 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
         supervisor = _Supervisor(settings, study, tell, objective)
         stack.callback(supervisor.end_all)
         try:
-            (folder / SETTINGS).write_text(configure.to_yaml(settings), encoding="utf-8")
+            document.write_settings(settings, folder)
+            document.write(study, importances=False)
             tell(SearchBegan(settings.hpo.n_trials, settings.hpo.n_trials - study.left()))
             status = supervisor.run(interrupt)
         except study.storage.errors as error:
