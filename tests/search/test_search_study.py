@@ -12,7 +12,8 @@ import threading
 import pytest
 import search_objectives as objectives
 
-from hotloop.errors import ConfigError, DataError, MissingExtraError, RunPrunedError, SearchStoppedError, StepLostError
+from hotloop.errors import ConfigError, DataError, MissingExtraError, RunPrunedError, SearchStoppedError, StepLostError, TrainingFailedError
+from hotloop.train import failures
 from hotloop.train.search import document, nested, space
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
 from hotloop.train.search.told import TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
@@ -173,6 +174,17 @@ def test_values_that_a_recipe_refuses_fail_their_trial_alone(work):
         return 1.0
 
     assert states(work(refuses)[0]) == ["failed", *["complete"] * 3]
+
+
+def test_the_cause_of_a_failed_trial_promises_no_checkpoint(work, tmp_path):
+    def fails(asked):
+        if asked.number:
+            return 1.0
+        (tmp_path / "last.pt").touch()
+        raise failures.with_checkpoint(TrainingFailedError("the loss is nan"), "step 3", tmp_path, tmp_path / "last.pt")
+
+    _, heard = work(fails, hpo__n_trials=2)
+    assert [one.cause for one in heard if isinstance(one, TrialEnded)] == ["step 3: the loss is nan", ""]
 
 
 def test_a_storage_that_fails_as_a_trial_begins_fails_no_trial(work, monkeypatch):

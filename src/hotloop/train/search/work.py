@@ -19,6 +19,7 @@ from hotloop.errors import (
     RunPrunedError,
     SearchStoppedError,
     StepLostError,
+    TrainingFailedError,
 )
 from hotloop.train.quantise import shared_runs
 from hotloop.train.search import space as spaces
@@ -260,6 +261,7 @@ def causes(attempts: list[Any]) -> str:
 
 def _cause(error: BaseException) -> str:
     """Put what a trial died of into words; our own errors speak for themselves."""
-    text = " ".join(str(error).split())
+    # A trial that failed is not begun again, and its checkpoints are deleted.
+    text = " ".join((error.alone if isinstance(error, TrainingFailedError) else str(error)).split())
     ours = type(error).__module__ == "hotloop.errors"
     return text if ours and text else f"{type(error).__name__}: {text}".rstrip(": ")
