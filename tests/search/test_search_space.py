@@ -120,6 +120,8 @@ def test_settings_of_trials_are_checked(given, said):
 
 def test_only_what_changes_code_counts_as_compiled():
     assert {one.name: one.distinct() for one in parse().compiled} == {"training.batch_size": 2, "model.dropout": 4}
+    ours = parse("recipe=digits", "hpo.space.digits.layers={choices: [1, 2, 3]}")
+    assert {one.name: one.distinct() for one in ours.compiled}["digits.layers"] == 3
     endless = parse("hpo.space.model.dropout={choices: null, float: [0, 0.5]}")
     assert {one.name: one.distinct() for one in endless.compiled}["model.dropout"] is None
 
