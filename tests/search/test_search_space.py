@@ -31,6 +31,18 @@ def test_the_shipped_spaces_and_choices_are_sound():
         space.check_trial(settings)
 
 
+@pytest.mark.parametrize("choice", ["default", "fast"])
+@pytest.mark.parametrize("recipe", ["criteria", "digits", "language"])
+def test_what_a_recipe_trains_with_is_in_its_space(recipe, choice):
+    settings = configure.load([f"recipe={recipe}", f"hpo={choice}"])
+    for one in space.parse(settings).searched:
+        own = space._value(one.name, {}, settings)
+        within = own in one.values if one.kind == "choices" else one.values[0] <= own <= one.values[1]
+        assert within or own is None, f"{one.name}={own} is not in {one.values}"
+    epochs = {"default": None, "fast": 10 if recipe == "digits" else 3}
+    assert settings.hpo.trial["training"].get("num_epochs") == epochs[choice]
+
+
 def test_every_kind_is_read():
     found = parse(
         "hpo.space.training.max_steps={int: [10, 30], step: 10}",
