@@ -42,7 +42,7 @@ def tiny(folder, **more):
     """A search of runs that take a second."""
     chosen = [one for one in overrides(folder) if not one.startswith("run.folder")]
     ours = {
-        "hpo.folder": folder / "study", "hpo.sampler": "random", "hpo.metric": "loss", "hpo.direction": "minimize",
+        "hpo.folder": folder / "study", "hpo.sampler": "random", "hpo.metric": "loss",
         "hpo.space.training.batch_size.choices": "[3,4]", **{name.replace("__", "."): value for name, value in more.items()},
     }  # fmt: skip
     return [*chosen, *(f"{name}={value}" for name, value in ours.items())]

@@ -161,4 +161,20 @@ def test_trials_have_their_own_settings_and_the_final_run_does_not(tmp_path):
 def test_a_recipe_brings_its_objective_along(recipe, metric):
     for more in ([], ["hpo=fast"]):
         hpo = configure.load([f"recipe={recipe}", *more]).hpo
-        assert f"{hpo.direction} {hpo.metric}" == metric
+        assert f"{hpo.towards} {hpo.metric}" == metric
+
+
+@pytest.mark.parametrize(
+    ("overrides", "towards"),
+    [
+        (["hpo.metric=loss"], "minimize"),
+        (["hpo.metric=bits_per_byte"], "minimize"),
+        (["hpo.metric=f1"], "maximize"),
+        (["hpo.metric=loss", "hpo.direction=maximize"], "maximize"),
+        (["recipe=language"], "minimize"),
+        (["recipe=language", "hpo.metric=accuracy"], "maximize"),
+        (["recipe=digits", "hpo.metric=loss"], "minimize"),
+    ],
+)
+def test_a_loss_is_minimised_unless_somebody_says_otherwise(overrides, towards):
+    assert configure.load(overrides).hpo.towards == towards

@@ -43,7 +43,7 @@ def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
         "storage": study.storage.shown,
         "written": time.time(),
         "metric": settings.hpo.metric,
-        "direction": settings.hpo.direction,
+        "direction": settings.hpo.towards,
         "sampler": settings.hpo.sampler,
         "pruner": settings.hpo.pruner,
         "n_trials": settings.hpo.n_trials,

@@ -82,7 +82,7 @@ class Study:
         self._optuna: Any = require("optuna", "hotloop hpo", "search")
         self._states: Any = self._optuna.trial.TrialState
         try:
-            self.study = self.storage.study(name(settings), settings.hpo.direction)
+            self.study = self.storage.study(name(settings), settings.hpo.towards)
             self._check_settings()
             self.since = len(self.trials()) if since is None else since
         except self.storage.errors as error:
@@ -121,7 +121,7 @@ class Study:
     def best(self) -> optuna.trial.FrozenTrial | None:
         """Give the best complete attempt."""
         done = [one for one in self.trials() if one.state == self._states.COMPLETE and one.value is not None]
-        choose = max if self.settings.hpo.direction == "maximize" else min
+        choose = max if self.settings.hpo.towards == "maximize" else min
         return choose(done, key=lambda one: one.value or 0.0) if done else None
 
     def folders_over(self) -> list[Path]:
@@ -244,6 +244,7 @@ def comparable(settings: Settings) -> dict[str, Any]:
     """Give the settings that make a study what it is, as flat JSON data."""
     flat: dict[str, Any] = {}
     _flatten(configure.to_dict(settings), "", flat)
+    flat["hpo.direction"] = settings.hpo.towards
     free = (*(f"hpo.{one}" for one in _FREE), *STILL_COMPARABLE)
     kept = {
         key: value

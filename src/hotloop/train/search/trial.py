@@ -148,7 +148,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
         outcome = _recipe(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
-    return (max if hpo.direction == "maximize" else min)(found)
+    return (max if hpo.towards == "maximize" else min)(found)
 
 
 def _recipe(name: str) -> Any:
