@@ -12,7 +12,15 @@ import threading
 import pytest
 import search_objectives as objectives
 
-from hotloop.errors import ConfigError, DataError, MissingExtraError, RunPrunedError, SearchStoppedError, StepLostError, TrainingFailedError
+from hotloop.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    RunPrunedError,
+    SearchStoppedError,
+    StepLostError,
+    TrainingFailedError,
+)
 from hotloop.train import failures
 from hotloop.train.search import document, nested, space
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
@@ -135,13 +143,15 @@ def test_an_interrupted_trial_is_open_again_with_its_values(work, open_study):
 
     with pytest.raises(KeyboardInterrupt):
         work(interrupts)
-    study, _ = work(objectives.quadratic)
+    study, heard = work(objectives.quadratic)
     found = document.build(study, importances=False)["trials"]
     assert [(one["number"], one["attempt"], one["state"]) for one in found[1:3]] == [
         (1, 1, "interrupted"),
         (1, 2, "complete"),
     ]
     assert found[1]["values"] == found[2]["values"]
+    again = next(one for one in heard if isinstance(one, TrialBegan) and one.number == 1)
+    assert "trial 1 began (worker 1, attempt 2)" in line(again)
 
 
 def test_a_full_disk_stops_the_search_and_leaves_the_trial_open(work, open_study):

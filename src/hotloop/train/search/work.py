@@ -94,7 +94,7 @@ class Worker:
         lost: BaseException | None = None
         with self.beating(taken):
             try:
-                outcome = Outcome("complete", self.value(taken))
+                outcome = self.judged(self.value(taken))
             except RunPrunedError as error:
                 outcome = Outcome("pruned", cause=str(error))
             except KeyboardInterrupt as error:
@@ -109,8 +109,6 @@ class Worker:
                 outcome, lost = self.system_failure(error)
             except Exception as error:  # noqa: BLE001 - what a trial dies of is its cause, and no reason to end the study
                 outcome = Outcome("failed", cause=_cause(error))
-            if outcome.value is not None and not math.isfinite(outcome.value):
-                outcome = Outcome("failed", cause=f"the objective {self.study.settings.hpo.metric} is {outcome.value}")
             counts = self.study.finish(taken, outcome)
         if outcome.state == "complete":
             self.away = 0
@@ -121,6 +119,12 @@ class Worker:
         )
         if lost is not None:
             raise lost
+
+    def judged(self, value: float) -> Outcome:
+        """Say how a trial that ran to its end ended: one whose objective is no number has failed."""
+        if math.isfinite(value):
+            return Outcome("complete", value)
+        return Outcome("failed", cause=f"the objective {self.study.settings.hpo.metric} is {value}")
 
     def setup_failure(self, error: HotloopError) -> tuple[Outcome, HotloopError | None]:
         """Say what a refusal means: no other trial could run either, so this one is open again, and the search ends.

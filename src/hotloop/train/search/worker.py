@@ -1,6 +1,7 @@
 """A worker as a process of its own: ``python -m hotloop.train.search.worker``, started by `supervise`.
 
-The first line of its stdin is its job: a command line is for everybody to see, and a storage has a password. It writes what it tells to stdout, a line of JSON each; everything else that it prints goes to its log.
+The first line of its stdin is its job: a command line is for everybody to see, and a storage has a password. It writes
+what it tells to stdout, a line of JSON each; everything else that it prints goes to its log.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def main(job: Job) -> int:
     except StepLostError:
         return REPLACE
     except HotloopError as error:
-        again = "" if isinstance(error, SearchStoppedError) else ". No trial is lost: mend it, and the same command goes on"
+        again = (
+            "" if isinstance(error, SearchStoppedError) else ". No trial is lost: mend it, and the same command goes on"
+        )
         tell(told.Said(f"{str(error).rstrip('.')}{again}", job.number, stops=True))
         return STOPPED
     return DONE
