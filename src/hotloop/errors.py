@@ -83,7 +83,14 @@ class StepLostError(HotloopError, RuntimeError):
 
 
 class TrainingFailedError(HotloopError, RuntimeError):
-    """A run that cannot go on; the message names cause, remedy and the checkpoint. ``__cause__`` is the original."""
+    """A run that cannot go on; the message names cause, remedy and the checkpoint. ``__cause__`` is the original.
+
+    ``alone`` is the message without the checkpoint, for a run that nobody goes on with.
+    """
+
+    def __init__(self, message: str, alone: str | None = None) -> None:
+        super().__init__(message)
+        self.alone = message if alone is None else alone
 
 
 class RunPrunedError(HotloopError, RuntimeError):

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from hotloop import recipes, record
 from hotloop.cli import hpo as commands
 from hotloop.cli import report as reports
-from hotloop.errors import ConfigError, SearchStoppedError
+from hotloop.errors import ConfigError, DataError, SearchStoppedError
 from hotloop.train import configure, start
 from hotloop.train.search import document, supervise
-from hotloop.train.search.told import Said, TrialBegan, TrialEnded
+from hotloop.train.search.told import Said, SearchBegan, TrialBegan, TrialEnded
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def tiny(folder, **more):
     """A search of runs that take a second."""
     chosen = [one for one in overrides(folder) if not one.startswith("run.folder")]
     ours = {
-        "hpo.folder": folder / "study", "hpo.sampler": "random", "hpo.metric": "loss", "hpo.direction": "minimize",
+        "hpo.folder": folder / "study", "hpo.sampler": "random", "hpo.metric": "loss",
         "hpo.space.training.batch_size.choices": "[3,4]", **{name.replace("__", "."): value for name, value in more.items()},
     }  # fmt: skip
     return [*chosen, *(f"{name}={value}" for name, value in ours.items())]
@@ -109,6 +109,8 @@ def test_a_record_of_a_pruned_run_says_so(tmp_path):
         (["hpo.storage=nonsense"], r"hpo\.storage"),
         (["hpo.n_trials=0"], "at least 1"),
         (["run.folder=x"], r"hpo\.folder"),
+        (["recipe=program.py:make"], r"does not read training\.learning_rate, .*hpo\.space\.model\.dropout=null"),
+        (["recipe=program.py:make", "hpo.trial.data.sample_size=9"], r"does not read data\.sample_size=9"),
         (["best"], "the folder of one study"),
         (["best", "nowhere"], "holds no study"),
     ],
@@ -118,6 +120,19 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path, run, monkeypa
     with pytest.raises(ConfigError, match=said):
         run("hpo", *arguments)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_there_burns_no_trial(tmp_path, run, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"data\.path=missing\.csv: no such file"):
+        run("hpo", "data=csv", "data.path=missing.csv", "--n-trials", 5)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_search_without_a_complete_trial_is_a_failed_one(run, monkeypatch):
+    ended = supervise.Ended("finished", Path("study"), {"trials": [], "best": None, "left": 0})
+    monkeypatch.setattr(supervise, "search", lambda settings, tell: ended)
+    assert run("hpo").exit_code == 1
 
 
 def test_fast_says_what_it_changes(tmp_path, run, monkeypatch):
@@ -132,12 +147,13 @@ def test_fast_says_what_it_changes(tmp_path, run, monkeypatch):
 
 
 def _ended(settings):
-    return supervise.Ended("finished", Path(settings.hpo.folder), {"trials": [], "best": None, "left": 0})
+    return supervise.Ended("finished", Path(settings.hpo.folder), {"trials": [], "best": 0, "left": 0})
 
 
 def test_no_such_metric_ends_the_search_at_once(tmp_path, run):
     with pytest.raises(SearchStoppedError, match=r"hpo\.metric=beauty: a validation of recipe criteria gives .*f1"):
         run("hpo", *tiny(tmp_path, hpo__metric="beauty"))
+    assert states(tmp_path) == [(0, "interrupted")], "no trial is burnt"
 
 
 def test_a_worker_that_dies_is_replaced_and_its_trial_run_again(search):
@@ -150,6 +166,33 @@ def test_a_worker_that_dies_is_replaced_and_its_trial_run_again(search):
         (2, 1),
     ]
     assert any("SIGKILL" in one.text for one in heard if isinstance(one, Said))
+
+
+def test_a_worker_hears_its_settings_in_private(search, monkeypatch):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **how: started.append(command) or popen(command, **how))
+    ended, _ = search("quadratic", hpo__n_trials=1)
+    assert ended.document["best"] == 0
+    assert [one[-1] for one in started] == ["hotloop.train.search.worker"]
+
+
+def test_a_study_can_be_read_from_its_first_moment(compose):
+    seen = []
+
+    def tell(what):
+        if isinstance(what, SearchBegan):
+            folder = Path(compose().hpo.folder)
+            seen.append((document.read(folder)["left"], configure.load(config=folder / "study.yaml").hpo.n_trials))
+
+    supervise.search(compose(hpo__n_trials=1), tell, "search_objectives:quadratic")
+    assert seen == [(1, 1)]
+
+
+def test_settings_with_a_password_are_for_their_owner_alone(compose, tmp_path):
+    for storage, mode in (("null", 0o644), ("'postgresql://me:s3cret@host/db'", 0o600)):
+        document.write_settings(compose(hpo__storage=storage), tmp_path)
+        assert (tmp_path / "study.yaml").stat().st_mode & 0o777 & ~0o022 == mode & ~0o022
+        assert list(tmp_path.iterdir()) == [tmp_path / "study.yaml"]
 
 
 def test_workers_share_a_study(search):

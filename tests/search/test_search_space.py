@@ -31,6 +31,18 @@ def test_the_shipped_spaces_and_choices_are_sound():
         space.check_trial(settings)
 
 
+@pytest.mark.parametrize("choice", ["default", "fast"])
+@pytest.mark.parametrize("recipe", ["criteria", "digits", "language"])
+def test_what_a_recipe_trains_with_is_in_its_space(recipe, choice):
+    settings = configure.load([f"recipe={recipe}", f"hpo={choice}"])
+    for one in space.parse(settings).searched:
+        own = space._value(one.name, {}, settings)
+        within = own in one.values if one.kind == "choices" else one.values[0] <= own <= one.values[1]
+        assert within or own is None, f"{one.name}={own} is not in {one.values}"
+    epochs = {"default": None, "fast": 10 if recipe == "digits" else 3}
+    assert settings.hpo.trial["training"].get("num_epochs") == epochs[choice]
+
+
 def test_every_kind_is_read():
     found = parse(
         "hpo.space.training.max_steps={int: [10, 30], step: 10}",
@@ -120,6 +132,8 @@ def test_settings_of_trials_are_checked(given, said):
 
 def test_only_what_changes_code_counts_as_compiled():
     assert {one.name: one.distinct() for one in parse().compiled} == {"training.batch_size": 2, "model.dropout": 4}
+    ours = parse("recipe=digits", "hpo.space.digits.layers={choices: [1, 2, 3]}")
+    assert {one.name: one.distinct() for one in ours.compiled}["digits.layers"] == 3
     endless = parse("hpo.space.model.dropout={choices: null, float: [0, 0.5]}")
     assert {one.name: one.distinct() for one in endless.compiled}["model.dropout"] is None
 
@@ -147,4 +161,20 @@ def test_trials_have_their_own_settings_and_the_final_run_does_not(tmp_path):
 def test_a_recipe_brings_its_objective_along(recipe, metric):
     for more in ([], ["hpo=fast"]):
         hpo = configure.load([f"recipe={recipe}", *more]).hpo
-        assert f"{hpo.direction} {hpo.metric}" == metric
+        assert f"{hpo.towards} {hpo.metric}" == metric
+
+
+@pytest.mark.parametrize(
+    ("overrides", "towards"),
+    [
+        (["hpo.metric=loss"], "minimize"),
+        (["hpo.metric=bits_per_byte"], "minimize"),
+        (["hpo.metric=f1"], "maximize"),
+        (["hpo.metric=loss", "hpo.direction=maximize"], "maximize"),
+        (["recipe=language"], "minimize"),
+        (["recipe=language", "hpo.metric=accuracy"], "maximize"),
+        (["recipe=digits", "hpo.metric=loss"], "minimize"),
+    ],
+)
+def test_a_loss_is_minimised_unless_somebody_says_otherwise(overrides, towards):
+    assert configure.load(overrides).hpo.towards == towards

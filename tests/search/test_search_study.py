@@ -12,7 +12,16 @@ import threading
 import pytest
 import search_objectives as objectives
 
-from hotloop.errors import ConfigError, RunPrunedError, SearchStoppedError, StepLostError
+from hotloop.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    RunPrunedError,
+    SearchStoppedError,
+    StepLostError,
+    TrainingFailedError,
+)
+from hotloop.train import failures
 from hotloop.train.search import document, nested, space
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
 from hotloop.train.search.told import TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
@@ -134,13 +143,15 @@ def test_an_interrupted_trial_is_open_again_with_its_values(work, open_study):
 
     with pytest.raises(KeyboardInterrupt):
         work(interrupts)
-    study, _ = work(objectives.quadratic)
+    study, heard = work(objectives.quadratic)
     found = document.build(study, importances=False)["trials"]
     assert [(one["number"], one["attempt"], one["state"]) for one in found[1:3]] == [
         (1, 1, "interrupted"),
         (1, 2, "complete"),
     ]
     assert found[1]["values"] == found[2]["values"]
+    again = next(one for one in heard if isinstance(one, TrialBegan) and one.number == 1)
+    assert "trial 1 began (worker 1, attempt 2)" in line(again)
 
 
 def test_a_full_disk_stops_the_search_and_leaves_the_trial_open(work, open_study):
@@ -152,6 +163,38 @@ def test_a_full_disk_stops_the_search_and_leaves_the_trial_open(work, open_study
     assert states(open_study()) == ["interrupted"]
     study, _ = work(objectives.quadratic)
     assert states(study) == ["interrupted", *["complete"] * 4]
+
+
+@pytest.mark.parametrize("kind", [ConfigError, DataError, MissingExtraError, SearchStoppedError])
+def test_a_mistake_in_the_set_up_stops_the_search_and_burns_no_trial(work, open_study, kind):
+    def refuses(asked):
+        raise kind("data.path=pairs.csv: planted")
+
+    with pytest.raises(kind, match="planted"):
+        work(refuses)
+    assert states(open_study()) == ["interrupted"]
+    study, _ = work(objectives.quadratic)
+    assert states(study) == ["interrupted", *["complete"] * 4]
+
+
+def test_values_that_a_recipe_refuses_fail_their_trial_alone(work):
+    def refuses(asked):
+        if asked.number == 0:
+            raise ConfigError("training.batch_size=16: planted, too large")
+        return 1.0
+
+    assert states(work(refuses)[0]) == ["failed", *["complete"] * 3]
+
+
+def test_the_cause_of_a_failed_trial_promises_no_checkpoint(work, tmp_path):
+    def fails(asked):
+        if asked.number:
+            return 1.0
+        (tmp_path / "last.pt").touch()
+        raise failures.with_checkpoint(TrainingFailedError("the loss is nan"), "step 3", tmp_path, tmp_path / "last.pt")
+
+    _, heard = work(fails, hpo__n_trials=2)
+    assert [one.cause for one in heard if isinstance(one, TrialEnded)] == ["step 3: the loss is nan", ""]
 
 
 def test_a_storage_that_fails_as_a_trial_begins_fails_no_trial(work, monkeypatch):
@@ -241,6 +284,10 @@ def test_a_silent_worker_of_another_machine_loses_its_trial(open_study, monkeypa
 def test_a_study_keeps_its_settings(open_study):
     open_study()
     open_study(hpo__n_trials=9, hpo__workers=3, run__device="cpu")
+    free = ["compile.preset=aot_eager", "training.optimization.use_torch_compile=true", "training.eval_batch_size=7"]
+    open_study(*free, "training.checkpoint_every_steps=3", "run.project=other", "run.tracking=there")
+    with pytest.raises(ConfigError, match=r"run\.seed"):
+        open_study("run.seed=77")
     with pytest.raises(ConfigError, match=r"training\.num_epochs 1, now 2.*hpo\.name"):
         open_study("training.num_epochs=2")
     with pytest.raises(ConfigError, match=r"hpo\.space\.training\.learning_rate\.log"):
@@ -304,3 +351,39 @@ def test_a_pruned_trial_is_one_whatever_the_recipe_wraps_it_in(work):
     study, heard = work(prunes, hpo__n_trials=2)
     assert states(study) == ["pruned", "pruned"]
     assert document.build(study, importances=False)["best"] is None
+
+
+def test_a_password_is_in_no_run(compose, tmp_path):
+    from hotloop.train import configure
+    from hotloop.train.search.storage import masked
+    from hotloop.train.search.trial import best_settings, settings_of
+
+    settings = compose(hpo__storage="'postgresql://me:s3cret@host/db?password=s3cret&a=b'")
+    for one in (settings_of(settings, {}, tmp_path), best_settings(settings, {})):
+        assert "s3cret" not in configure.to_yaml(one)
+        assert one.hpo.storage == "postgresql://me:***@host/db?password=***&a=b"
+    assert masked("sqlite:////tmp/a@b:c@d") == "sqlite:////tmp/a@b:c@d"
+    assert masked("postgresql://me@host:5432/db") == "postgresql://me@host:5432/db"
+
+
+def test_two_trials_that_end_together_leave_the_best_one_its_checkpoints(open_study, monkeypatch):
+    def worker(value):
+        def trains(asked):
+            (asked.folder / "checkpoints").mkdir(parents=True)
+            (asked.folder / "checkpoints" / "best.pt").touch()
+            return value
+
+        return Worker(open_study(hpo__n_trials=2), lambda told: None, trains)
+
+    good, better = worker(0.9), worker(0.95)
+    first, second = good.study.take(), better.study.take()
+    finish = better.study.finish
+
+    def later(taken, outcome):
+        write_outcome(taken.folder, outcome)  # written beside its run, and not yet in the storage
+        good.one(first)
+        return finish(taken, outcome)
+
+    monkeypatch.setattr(better.study, "finish", later)
+    better.one(second)
+    assert [path.parents[1] for path in better.study.folder.rglob("*.pt")] == [second.folder]

@@ -84,7 +84,7 @@ def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None
     _announce(settings)
 
     hpo = settings.hpo
-    maximize = hpo.direction == "maximize"
+    maximize = hpo.towards == "maximize"
     progress = live.Progress(hpo.folder, hpo.metric, hpo.n_trials, hpo.workers, maximize=maximize)
     with live.View(progress) as view:
         ended = supervise.search(settings, lambda what: view.hear(told.to_dict(what), told.line(what)))
@@ -94,6 +94,8 @@ def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None
         _say_end(ended.status, ended.folder, ended.document)
     if ended.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
+    if ended.document.get("best") is None:
+        raise typer.Exit(1)
 
 
 def _announce(settings: Settings) -> None:
@@ -103,7 +105,7 @@ def _announce(settings: Settings) -> None:
     hpo, searched = settings.hpo, space.parse(settings)
     varied = searched.searched
     typer.echo(f"Search {hpo.folder}: {hpo.n_trials} trials by {hpo.sampler}, pruner {hpo.pruner}", err=True)
-    typer.echo(f"Objective: {hpo.direction} {hpo.metric}. Searched: {', '.join(one.name for one in varied)}", err=True)
+    typer.echo(f"Objective: {hpo.towards} {hpo.metric}. Searched: {', '.join(one.name for one in varied)}", err=True)
     changed = [space.override(name, value) for name, value in space.flat(hpo.trial)]
     if changed:
         typer.echo(f"In trials alone: {' '.join(changed)}", err=True)

@@ -44,7 +44,7 @@ COMPONENTS = ("model", "loss")
 """What can be compiled: the encoder with its head, and the loss."""
 GOAL = Goal("f1")
 """What says which validation is the best."""
-READS = ("data", "model", "training.freeze_embeddings")
+READS = unread.READS["criteria"]
 """The settings that it reads, of those that only some recipes do."""
 
 

@@ -37,7 +37,7 @@ COMPONENTS = ("model", "loss")
 """What can be compiled: the vision transformer, and the loss."""
 GOAL = Goal("accuracy")
 """What says which validation is the best."""
-READS = ("data.sample_size", "data.validation_fraction", "model.dropout", "digits")
+READS = unread.READS["digits"]
 """The settings that it reads, of those that only some recipes do."""
 CLASSES, PIXELS, BRIGHTEST = 10, 8, 16
 

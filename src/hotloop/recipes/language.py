@@ -41,7 +41,7 @@ COMPONENTS = ("model", "loss")
 """What can be compiled: the GPT-2, and the loss."""
 GOAL = Goal("loss", maximize=False)
 """What says which validation is the best."""
-READS = ("data.sample_size", "data.validation_fraction", "model.dropout", "language")
+READS = unread.READS["language"]
 """The settings that it reads, of those that only some recipes do."""
 SHORT = 40
 """Paragraphs of fewer characters (headings, "Example:") are no quotations, and may stand in several topics."""

@@ -27,26 +27,8 @@ if TYPE_CHECKING:
     from hotloop.train.folds import Sides
     from hotloop.train.settings import Settings
 
-READS = ("recipe.goal",)
-NOT_READ = (
-    "kfold",
-    "compile.components.loss",
-    "run.device",
-    *(
-        f"training.{name}"
-        for name in (
-            "batch_size",
-            "eval_batch_size",
-            "gradient_accumulation",
-            "learning_rate",
-            "warmup_fraction",
-            "weight_decay",
-            "max_grad_norm",
-            "optimization.use_bf16",
-        )
-    ),
-)
-"""What the program itself decides, though other recipes read it."""
+READS, NOT_READ = unread.READS["workload"], unread.NOT_READ["workload"]
+"""What it reads of the settings that only some recipes do, and what the program itself decides."""
 
 
 class Program:

@@ -67,4 +67,4 @@ def with_checkpoint(
         if checkpoint.is_file()
         else "No checkpoint was written yet: start again with changed settings"
     )
-    return TrainingFailedError(f"{doing}: {failure}. {kept}")
+    return TrainingFailedError(f"{doing}: {failure}. {kept}", alone=f"{doing}: {failure}")

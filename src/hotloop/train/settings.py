@@ -172,6 +172,10 @@ class KfoldSettings:
             )
 
 
+LOW_IS_GOOD = ("loss", "perplexity", "bits")
+"""Words in the names of metrics of which a low one is good."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class HpoSettings:
     """A search: how many trials of what, who chooses them, which are cut short, and where they are kept."""
@@ -182,7 +186,7 @@ class HpoSettings:
     workers: int = _range(1)
     timeout_seconds: float | None = _range(0, open_low=True)
     metric: str
-    direction: Literal["maximize", "minimize"]
+    direction: Literal["maximize", "minimize"] | None
     sampler: Literal["tpe", "gp", "cmaes", "qmc", "random"]
     pruner: Literal["hyperband", "successive_halving", "median", "none"]
     startup_trials: int = _range(1)
@@ -192,6 +196,12 @@ class HpoSettings:
     keep_checkpoints: Literal["none", "best", "all"]
     trial: Mapping[str, Any]
     space: Mapping[str, Any]
+
+    @property
+    def towards(self) -> Literal["maximize", "minimize"]:
+        """What is done with the metric: as ``direction`` says, or as its name does."""
+        low = any(word in self.metric.lower() for word in LOW_IS_GOOD)
+        return self.direction or ("minimize" if low else "maximize")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +215,14 @@ class RunSettings:
     logger: Literal["none", "csv", "tensorboard", "mlflow", "wandb"]
     tracking: str | None
     project: str | None
+
+
+STILL_COMPARABLE = (
+    "run", "compile", "training.optimization.use_torch_compile", "training.eval_batch_size",
+    "training.checkpoint_every_steps",
+)  # fmt: skip
+"""Settings, or groups of them, that may change while a search or a cross-validation goes on: its runs stay comparable.
+Of the group ``run`` all but its seed."""
 
 
 @dataclass(frozen=True, kw_only=True)

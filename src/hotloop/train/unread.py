@@ -14,6 +14,34 @@ if TYPE_CHECKING:
 
 SOME = ("data", "model", "digits", "language", "training.freeze_embeddings", "recipe.goal")
 """Settings and groups of them that only some recipes read; the fit loop reads all others."""
+READS: Mapping[str, tuple[str, ...]] = {
+    "criteria": ("data", "model", "training.freeze_embeddings"),
+    "digits": ("data.sample_size", "data.validation_fraction", "model.dropout", "digits"),
+    "language": ("data.sample_size", "data.validation_fraction", "model.dropout", "language"),
+    "workload": ("recipe.goal",),
+}
+"""Those of `SOME` that each recipe reads: settings, or groups of them."""
+NOT_READ: Mapping[str, tuple[str, ...]] = {
+    "workload": (
+        "kfold",
+        "compile.components.loss",
+        "run.device",
+        *(
+            f"training.{name}"
+            for name in (
+                "batch_size",
+                "eval_batch_size",
+                "gradient_accumulation",
+                "learning_rate",
+                "warmup_fraction",
+                "weight_decay",
+                "max_grad_norm",
+                "optimization.use_bf16",
+            )
+        ),
+    )
+}
+"""What a program of one's own decides itself, though other recipes read it."""
 
 
 def refuse(settings: Settings, reads: Sequence[str], beside: Sequence[str] = ()) -> None:
@@ -31,13 +59,18 @@ def refuse(settings: Settings, reads: Sequence[str], beside: Sequence[str] = ())
     changed = [
         f"{name}={value!r}"
         for name, value in _leaves(configure.to_dict(settings))
-        if _within(name, (*SOME, *beside)) and not _within(name, reads) and value != usual.get(name)
+        if not is_read(name, reads, beside) and value != usual.get(name)
     ]
     if changed:
         read = f"of these groups it reads {', '.join(reads)}" if reads else "its program has all of that in itself"
         raise ConfigError(
             f"recipe={settings.recipe.name} does not read {', '.join(changed)}: leave it out ({read}; docs/recipes.md)"
         )
+
+
+def is_read(name: str, reads: Sequence[str], beside: Sequence[str] = ()) -> bool:
+    """Say whether a recipe reads a setting; ``reads`` and ``beside`` as for `refuse`."""
+    return _within(name, reads) or not _within(name, (*SOME, *beside))
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from hotloop.errors import ConfigError, SearchStoppedError
 from hotloop.train import configure
 from hotloop.train.optional import require
 from hotloop.train.search import space
+from hotloop.train.search.storage import masked
 from hotloop.train.search.study import ATTEMPT, CAUSE, NUMBER, WORKER, Study, how_ended, name
 from hotloop.train.search.trial import best_settings
 
@@ -42,7 +43,7 @@ def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
         "storage": study.storage.shown,
         "written": time.time(),
         "metric": settings.hpo.metric,
-        "direction": settings.hpo.direction,
+        "direction": settings.hpo.towards,
         "sampler": settings.hpo.sampler,
         "pruner": settings.hpo.pruner,
         "n_trials": settings.hpo.n_trials,
@@ -73,6 +74,18 @@ def write(study: Study, *, importances: bool = True) -> dict[str, Any]:
         if found["best"] is not None:
             _replace(study.folder / BEST, configure.to_yaml(best_settings(study.settings, best_values(found))))
     return found
+
+
+def write_settings(settings: Settings, folder: Path) -> None:
+    """Write the settings that a study is opened with; for its owner alone where a password is among them.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    url = settings.hpo.storage
+    secret = url is not None and masked(url) != url
+    _replace(folder / SETTINGS, configure.to_yaml(settings), mode=0o600 if secret else None)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -174,9 +187,11 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, text: str, mode: int | None = None) -> None:
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
+        if mode is not None:
+            part.touch(mode)
         part.write_text(text, encoding="utf-8")
         part.replace(path)
     finally:

@@ -26,6 +26,8 @@ CHANGES_CODE = (
     "model.dropout",
     "model.max_length",
     "model.buckets",
+    "digits",
+    "language",
     "training.batch_size",
     "training.freeze_embeddings",
     "training.optimization.use_bf16",

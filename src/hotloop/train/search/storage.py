@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import time
 import warnings
@@ -44,7 +45,7 @@ class Storage:
             parsed = self._sql.engine.make_url(url)
         except self._sql.exc.ArgumentError as error:
             raise ConfigError(f"hpo.storage: {error}; expected postgresql://user@host/database, or null") from error
-        self.shown = parsed.render_as_string(hide_password=True)
+        self.shown = masked(url)
         self.errors = (self._optuna.exceptions.StorageInternalError, self._sql.exc.SQLAlchemyError, sqlite3.Error)
         self._file = self._sqlite_file(parsed)
         if parsed.get_backend_name() == "postgresql":
@@ -166,3 +167,8 @@ class Storage:
             finally:
                 with contextlib.suppress(*self.errors):
                     connection.rollback()
+
+
+def masked(url: str) -> str:
+    """Give a URL as it may be shown and written down: without its password."""
+    return re.sub(r"([?&]password=)[^&]*", r"\1***", re.sub(r"(://[^/@:]*):[^@]*@", r"\1:***@", url))

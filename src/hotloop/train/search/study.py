@@ -19,6 +19,7 @@ from hotloop.train.optional import require
 from hotloop.train.search import samplers
 from hotloop.train.search.storage import Storage
 from hotloop.train.search.trial import folds_of, settings_of
+from hotloop.train.settings import STILL_COMPARABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -81,7 +82,7 @@ class Study:
         self._optuna: Any = require("optuna", "hotloop hpo", "search")
         self._states: Any = self._optuna.trial.TrialState
         try:
-            self.study = self.storage.study(name(settings), settings.hpo.direction)
+            self.study = self.storage.study(name(settings), settings.hpo.towards)
             self._check_settings()
             self.since = len(self.trials()) if since is None else since
         except self.storage.errors as error:
@@ -120,8 +121,12 @@ class Study:
     def best(self) -> optuna.trial.FrozenTrial | None:
         """Give the best complete attempt."""
         done = [one for one in self.trials() if one.state == self._states.COMPLETE and one.value is not None]
-        choose = max if self.settings.hpo.direction == "maximize" else min
+        choose = max if self.settings.hpo.towards == "maximize" else min
         return choose(done, key=lambda one: one.value or 0.0) if done else None
+
+    def folders_over(self) -> list[Path]:
+        """Give the folders of all attempts that are over in the storage."""
+        return [self._folder_of(one) for one in self.trials() if one.state.is_finished()]
 
     def left(self) -> int:
         """Count the trials that are neither over nor running."""
@@ -239,8 +244,14 @@ def comparable(settings: Settings) -> dict[str, Any]:
     """Give the settings that make a study what it is, as flat JSON data."""
     flat: dict[str, Any] = {}
     _flatten(configure.to_dict(settings), "", flat)
-    free = {*(f"hpo.{one}" for one in _FREE), "run.folder", "run.resume", "run.device", "run.logger"}
-    plain: dict[str, Any] = json.loads(json.dumps({key: value for key, value in flat.items() if key not in free}))
+    flat["hpo.direction"] = settings.hpo.towards
+    free = (*(f"hpo.{one}" for one in _FREE), *STILL_COMPARABLE)
+    kept = {
+        key: value
+        for key, value in flat.items()
+        if key == "run.seed" or not any(f"{key}.".startswith(f"{one}.") for one in free)
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(kept))
     return plain
 
 

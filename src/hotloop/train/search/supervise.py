@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import SearchStoppedError
 from hotloop.train import configure
 from hotloop.train.interrupt import Interrupt
-from hotloop.train.search import document, space, told
+from hotloop.train.search import before, document, told
 from hotloop.train.search.study import Study
 from hotloop.train.search.told import Said, SearchBegan, Tell, TrialEnded
 from hotloop.train.search.trial import train
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from hotloop.train.search.told import Told
     from hotloop.train.settings import Settings
 
-SETTINGS = "study.yaml"
 DEATHS = 10
 """Workers that die one after another, with no trial finished between, after which the search stops."""
 _EVERY = 0.2
@@ -64,10 +63,10 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
 
     Raises:
         ConfigError: settings that cannot be used; nothing was started or written then.
+        DataError: data that cannot be used; the same.
         SearchStoppedError: every trial fails, the storage is gone, or workers die one after another.
     """
-    space.parse(settings)
-    space.check_trial(settings)
+    before.check(settings)
     folder = Path(settings.hpo.folder)
     study = Study(settings, folder, lambda line: tell(Said(line)))
     with contextlib.ExitStack() as stack:
@@ -76,7 +75,8 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
         supervisor = _Supervisor(settings, study, tell, objective)
         stack.callback(supervisor.end_all)
         try:
-            (folder / SETTINGS).write_text(configure.to_yaml(settings), encoding="utf-8")
+            document.write_settings(settings, folder)
+            document.write(study, importances=False)
             tell(SearchBegan(settings.hpo.n_trials, settings.hpo.n_trials - study.left()))
             status = supervisor.run(interrupt)
         except study.storage.errors as error:
@@ -132,7 +132,7 @@ class _Supervisor:
         flags = ["-P"] if sys.flags.safe_path else []
         with log.open("a", encoding="utf-8") as errors:
             process = subprocess.Popen(  # noqa: S603 - this very program
-                [sys.executable, *flags, "-m", "hotloop.train.search.worker", job.to_json()],
+                [sys.executable, *flags, "-m", "hotloop.train.search.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -140,6 +140,10 @@ class _Supervisor:
                 encoding="utf-8",
                 start_new_session=True,
             )
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # it died at once; `ended` hears of that
+            process.stdin.write(job.to_json() + "\n")
+            process.stdin.flush()
         one = _Process(number, process, log)
         self.running[number] = one
         threading.Thread(target=self.listen, args=(one,), name=f"worker {number}", daemon=True).start()

@@ -17,7 +17,7 @@ class SearchBegan:
 
 @dataclasses.dataclass(frozen=True)
 class TrialBegan:
-    """A worker took a trial. ``attempt`` is 2 where the first one's worker died; ``values`` are its settings."""
+    """A worker took a trial. ``attempt`` is 2 where the first one died or was interrupted; ``values``: its settings."""
 
     number: int
     attempt: int
@@ -86,7 +86,7 @@ def line(told: Told) -> str:
         return f"{told.over} of {told.total} trials are over already" if told.over else ""
     if isinstance(told, TrialBegan):
         values = "  ".join(f"{name.rsplit('.', 1)[-1]} {_figure(value)}" for name, value in told.values.items())
-        again = ", again since its worker died" if told.attempt > 1 else ""
+        again = f", attempt {told.attempt}" if told.attempt > 1 else ""
         return f"trial {told.number} began (worker {told.worker}{again}): {values}"
     if isinstance(told, TrialEnded):
         value = "" if told.value is None else f" {told.value:.4f}"

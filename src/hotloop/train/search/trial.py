@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import SearchStoppedError
 from hotloop.train import coerce, configure
 from hotloop.train.search import space
+from hotloop.train.search.storage import masked
 from hotloop.train.settings import Settings
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 LOG = "log.txt"
 
 
@@ -49,12 +50,18 @@ def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> 
         ConfigError: values that do not fit together.
     """
     own = dict(space.flat(settings.hpo.trial))
-    return changed(settings, {**own, **values, "run.folder": str(folder), "run.resume": None})
+    return changed(_shown(settings), {**own, **values, "run.folder": str(folder), "run.resume": None})
 
 
 def best_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
     """Give the settings of the final run: the search's with the best values, without what made trials cheaper."""
-    return changed(settings, {**values, "run.folder": None, "run.resume": None})
+    return changed(_shown(settings), {**values, "run.folder": None, "run.resume": None})
+
+
+def _shown(settings: Settings) -> Settings:
+    """Leave the storage's password out: a run writes its settings into files, checkpoints and loggers."""
+    url = settings.hpo.storage
+    return settings if url is None else changed(settings, {"hpo.storage": masked(url)})
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
@@ -141,7 +148,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
         outcome = _recipe(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
-    return (max if hpo.direction == "maximize" else min)(found)
+    return (max if hpo.towards == "maximize" else min)(found)
 
 
 def _recipe(name: str) -> Any:
@@ -157,12 +164,12 @@ def drop_checkpoints(folder: Path) -> None:
         shutil.rmtree(path / checkpoint.FOLDER, ignore_errors=True)
 
 
-def keep_best_only(folder: Path, best: Path) -> None:
+def keep_best_only(best: Path, over: Iterable[Path]) -> None:
     """Delete the checkpoints of every trial that is over, but the best one's."""
     from hotloop.train import checkpoint  # noqa: PLC0415 - as in _run
 
-    for path in folder.glob("trials/*"):
-        if path != best and (path / "outcome.json").exists():
+    for path in over:
+        if path != best:
             drop_checkpoints(path)
     for path in (best, *best.glob("fold-*")):
         with contextlib.suppress(OSError):

@@ -12,7 +12,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import RunPrunedError, SearchStoppedError, StepLostError
+from hotloop.errors import (
+    ConfigError,
+    DataError,
+    MissingExtraError,
+    RunPrunedError,
+    SearchStoppedError,
+    StepLostError,
+    TrainingFailedError,
+)
 from hotloop.train.quantise import shared_runs
 from hotloop.train.search import space as spaces
 from hotloop.train.search import trial as trials
@@ -22,6 +30,7 @@ from hotloop.train.search.told import Said, Tell, TrialBegan, TrialEnded, TrialR
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hotloop.errors import HotloopError
     from hotloop.train.search.trial import Asked
 
     Objective = Callable[[Asked], float]
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 GIVE_UP_AFTER = 5
 """Trials that fail, and none that does not, after which a search stops."""
 _SHOWN = 3
+_ANEW = "search anew, since failed trials are over: under another hpo.name, or with a higher hpo.n_trials"
 _AWAY = 3
 """Trials, with none complete between, that a storage may fail while they are begun."""
 
@@ -65,7 +75,10 @@ class Worker:
 
         Raises:
             KeyboardInterrupt: somebody interrupted; the trial is open again.
-            SearchStoppedError: every trial fails, or the storage is gone.
+            ConfigError: no trial can run with these settings; the trial is open again.
+            DataError: nor with this data; the same.
+            MissingExtraError: nor without this package; the same.
+            SearchStoppedError: every trial fails, there is no such metric, or the storage is gone.
             StepLostError: a trial took the GPU's context with it, so that this process can run no other.
         """
         while time.time() < self.part.deadline:
@@ -81,32 +94,46 @@ class Worker:
         lost: BaseException | None = None
         with self.beating(taken):
             try:
-                outcome = Outcome("complete", self.value(taken))
+                outcome = self.judged(self.value(taken))
             except RunPrunedError as error:
                 outcome = Outcome("pruned", cause=str(error))
             except KeyboardInterrupt as error:
                 outcome, lost = Outcome("interrupted", cause="interrupted"), error
-            except (SearchStoppedError, StepLostError) as error:
+            except StepLostError as error:
                 outcome, lost = Outcome("failed", cause=_cause(error)), error
+            except (ConfigError, DataError, MissingExtraError, SearchStoppedError) as error:
+                outcome, lost = self.setup_failure(error)
             except self.study.storage.errors as error:
                 outcome, lost = self.storage_failure(error)
             except OSError as error:
                 outcome, lost = self.system_failure(error)
             except Exception as error:  # noqa: BLE001 - what a trial dies of is its cause, and no reason to end the study
                 outcome = Outcome("failed", cause=_cause(error))
-            if outcome.value is not None and not math.isfinite(outcome.value):
-                outcome = Outcome("failed", cause=f"the objective {self.study.settings.hpo.metric} is {outcome.value}")
             counts = self.study.finish(taken, outcome)
         if outcome.state == "complete":
             self.away = 0
-        best = counts and outcome.state == "complete" and self.is_best(taken)
-        self.tidy(taken, best=best)
+        best = self.tidy(taken) and counts and outcome.state == "complete"
         seconds = time.monotonic() - began
         self.tell(
             TrialEnded(taken.number, self.part.number, outcome.state, outcome.value, outcome.cause, seconds, best)
         )
         if lost is not None:
             raise lost
+
+    def judged(self, value: float) -> Outcome:
+        """Say how a trial that ran to its end ended: one whose objective is no number has failed."""
+        if math.isfinite(value):
+            return Outcome("complete", value)
+        return Outcome("failed", cause=f"the objective {self.study.settings.hpo.metric} is {value}")
+
+    def setup_failure(self, error: HotloopError) -> tuple[Outcome, HotloopError | None]:
+        """Say what a refusal means: no other trial could run either, so this one is open again, and the search ends.
+
+        A setting that is searched is the trial's own affair: another value may do.
+        """
+        if isinstance(error, ConfigError) and any(one.name in str(error) for one in self.space.searched):
+            return Outcome("failed", cause=_cause(error)), None
+        return Outcome("interrupted", cause=_cause(error)), error
 
     def storage_failure(self, error: Exception) -> tuple[Outcome, SearchStoppedError | None]:
         """Say what a failure of the storage means: the trial is open again, and a few in a row end the search."""
@@ -168,21 +195,31 @@ class Worker:
             over.set()
             thread.join()
 
-    def is_best(self, taken: Taken) -> bool:
-        """Say whether a trial is the best of the study."""
-        try:
-            best = self.study.best()
-        except self.study.storage.errors:
-            return False
-        return best is not None and best.number == taken.trial.number
+    def tidy(self, taken: Taken) -> bool:
+        """Keep the checkpoints that the settings say, and give memory back that the next trial needs.
 
-    def tidy(self, taken: Taken, *, best: bool) -> None:
-        """Keep the checkpoints that the settings say, and give memory back that the next trial needs."""
-        keep = self.study.settings.hpo.keep_checkpoints
-        if keep == "best" and best:
-            trials.keep_best_only(self.study.folder, taken.folder)
-        elif keep != "all":
+        Returns:
+            Whether the trial is the best of the study.
+        """
+        self.give_memory_back()
+        keep, study = self.study.settings.hpo.keep_checkpoints, self.study
+        if keep == "none":
             trials.drop_checkpoints(taken.folder)
+        try:
+            # Nobody else ends a trial meanwhile, so that the best one is not another's a moment later.
+            with study.storage.turn():
+                found = study.best()
+                best = found is not None and found.number == taken.trial.number
+                if keep == "best" and best:
+                    trials.keep_best_only(taken.folder, study.folders_over())
+                elif keep == "best":
+                    trials.drop_checkpoints(taken.folder)
+        except (*study.storage.errors, SearchStoppedError):
+            return False  # nothing is deleted by guess: whoever is the best next deletes it
+        return best
+
+    def give_memory_back(self) -> None:
+        """Free what the trial held on the device."""
         if "torch" in sys.modules and self.objective is trials.train:
             import torch  # noqa: PLC0415 - a trial brought it already
 
@@ -197,16 +234,19 @@ class Worker:
             SearchStoppedError: it is so; the message lists the causes.
         """
         try:
-            attempts = self.study.trials()[self.study.since :]
+            trials_so_far = self.study.trials()
         except self.study.storage.errors:
             return  # taking the next trial waits for the storage, and says so
-        over = [one for one in attempts if one.state.is_finished() and how_ended(one) != "interrupted"]
+        ended = [one for one in trials_so_far if one.state.is_finished() and how_ended(one) != "interrupted"]
+        over = [one for one in ended if one.number >= self.study.since]
         wanted = min(GIVE_UP_AFTER, self.study.settings.hpo.n_trials)
         if len(over) < wanted or any(how_ended(one) in ("complete", "pruned") for one in over):
             return
+        left = len({one.user_attrs.get(NUMBER) for one in ended}) < self.study.settings.hpo.n_trials
+        again = "the same command goes on with the trials that are left" if left else _ANEW
         raise SearchStoppedError(
             f"every trial fails ({len(over)} of {len(over)}), so the search stops. {causes(over)}. Mend the cause, and "
-            "the same command goes on with the trials that are left"
+            f"{again}"
         )
 
 
@@ -225,6 +265,7 @@ def causes(attempts: list[Any]) -> str:
 
 def _cause(error: BaseException) -> str:
     """Put what a trial died of into words; our own errors speak for themselves."""
-    text = " ".join(str(error).split())
+    # A trial that failed is not begun again, and its checkpoints are deleted.
+    text = " ".join((error.alone if isinstance(error, TrainingFailedError) else str(error)).split())
     ours = type(error).__module__ == "hotloop.errors"
     return text if ours and text else f"{type(error).__name__}: {text}".rstrip(": ")

@@ -1,6 +1,7 @@
-"""A worker as a process of its own: ``python -m hotloop.train.search.worker JOB``, started by `supervise`.
+"""A worker as a process of its own: ``python -m hotloop.train.search.worker``, started by `supervise`.
 
-It writes what it tells to stdout, a line of JSON each; everything else that it prints goes to its log.
+The first line of its stdin is its job: a command line is for everybody to see, and a storage has a password. It writes
+what it tells to stdout, a line of JSON each; everything else that it prints goes to its log.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import HotloopError, StepLostError
+from hotloop.errors import HotloopError, SearchStoppedError, StepLostError
 from hotloop.train import configure
 from hotloop.train.search import told
 from hotloop.train.search.study import Study
@@ -44,7 +45,7 @@ class Job:
     objective: str
 
     def to_json(self) -> str:
-        """Give it as an argument of a command line."""
+        """Give it as a line."""
         return json.dumps(dataclasses.asdict(self))
 
 
@@ -71,7 +72,10 @@ def main(job: Job) -> int:
     except StepLostError:
         return REPLACE
     except HotloopError as error:
-        tell(told.Said(str(error), job.number, stops=True))
+        again = (
+            "" if isinstance(error, SearchStoppedError) else ". No trial is lost: mend it, and the same command goes on"
+        )
+        tell(told.Said(f"{str(error).rstrip('.')}{again}", job.number, stops=True))
         return STOPPED
     return DONE
 
@@ -101,4 +105,4 @@ def _end_with_parent() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Job(**json.loads(sys.argv[1]))))
+    sys.exit(main(Job(**json.loads(sys.stdin.readline()))))

@@ -1,0 +1,41 @@
+"""What no trial could run with, found before a study is written: names and data, without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hotloop.errors import ConfigError
+from hotloop.train import configure, csv_pairs, unread
+from hotloop.train.search import space
+from hotloop.train.search.trial import changed, folds_of, settings_of
+
+if TYPE_CHECKING:
+    from hotloop.train.settings import Settings
+
+
+def check(settings: Settings) -> None:
+    """Compose a trial, and check what can be checked without its recipe.
+
+    Raises:
+        ConfigError: a space or settings that cannot be used, or that the recipe does not read.
+        DataError: a file of pairs that cannot be read, or split as the settings say.
+    """
+    searched = space.parse(settings).searched
+    space.check_trial(settings)
+    trial = settings_of(settings, {}, Path(settings.hpo.folder, "trials", "0000"))
+    recipe = configure.recipe_choice(settings.recipe.name)
+    if recipe not in unread.READS:
+        return
+    reads, beside = unread.READS[recipe], unread.NOT_READ.get(recipe, ())
+    unread.refuse(trial, reads, beside)
+    wrong = [one.name for one in searched if not unread.is_read(one.name, reads, beside)]
+    if wrong:
+        raise ConfigError(
+            f"recipe={settings.recipe.name} does not read {', '.join(wrong)}, so that no search can vary it: take it "
+            f"out, {' '.join(f'hpo.space.{one}=null' for one in wrong)}"
+        )
+    if recipe == "criteria" and trial.data.source == "csv":
+        for fold in folds_of(trial) or [{}]:
+            one = changed(trial, fold)
+            csv_pairs.split(one.data, one.run.seed, one.kfold)
