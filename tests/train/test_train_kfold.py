@@ -185,6 +185,25 @@ def test_an_interrupted_cross_validation_resumed_is_the_one_that_was_not(run, wh
         assert record.load(folder / f"fold-{one}")["starts"] == (2 if one == fold else 1)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_wish_to_stop_in_a_folds_last_validation_stops_the_whole(run, monkeypatch, fails):
+    act = fit.evaluate
+
+    def acting(*given):
+        signal.raise_signal(signal.SIGTERM)
+        if fails:
+            raise RuntimeError("planted")
+        return act(*given)
+
+    monkeypatch.setattr(fit, "evaluate", acting)
+    stopped = run(training__max_steps=1)
+    assert stopped.status == "interrupted"
+    ended = "failed" if fails else "finished"
+    assert [one["status"] for one in stopped.document["folds"]] == [ended, "pending", "pending"]
+    monkeypatch.setattr(fit, "evaluate", act)
+    assert resume(stopped.folder).status == "finished"
+
+
 def test_a_kill_loses_what_is_behind_the_last_checkpoint_and_nothing_else(tmp_path, whole):
     program = (
         "import os, sys\n"

@@ -23,6 +23,7 @@ from hotloop.errors import ConfigError, DataError, HotloopError, MissingExtraErr
 from hotloop.report import folds as report
 from hotloop.train import checkpoint, coerce, compiling, configure, environment, folds, kfold_state, start
 from hotloop.train.display import Display, figures
+from hotloop.train.interrupt import wished
 from hotloop.train.kfold_state import State
 from hotloop.train.settings import Settings
 from hotloop.train.within import Within
@@ -209,6 +210,7 @@ class _Running:
 
     def __init__(self, study: Study, recipe: Recipe, state: State, display: Display, console: Console | None) -> None:
         self.study, self.recipe, self.state, self.display, self.console = study, recipe, state, display, console
+        self.stop = False  # somebody wished it, too late for the fold that ran
 
     def all(self) -> Ended:
         """Run what is left, and settle the whole however it ends."""
@@ -238,7 +240,8 @@ class _Running:
             if position:
                 _forget()
             self.display.say(f"\nFold {fold} of {self.study.settings.kfold.n_splits}")
-            if self.one(fold, runs=len(left) - position) == "interrupted":
+            status = self.one(fold, runs=len(left) - position)
+            if status == "interrupted" or (self.stop and fold != left[-1]):
                 return "interrupted"
             self.state.write_page()
         failed = [fold for fold in which if self.state.fold(fold)["status"] == "failed"]
@@ -265,7 +268,9 @@ class _Running:
                 traceback.print_exception(error, file=sys.stderr)
             self.display.say(f"Fold {fold} failed: {_words(error)}")
             self.state.note(fold, status="failed", error=_words(error), **kfold_state.facts(folder))
+            self.stop = wished(error)
             return "failed"
+        self.stop = outcome.stop
         self.state.note(fold, **kfold_state.ended(outcome, folder))
         return outcome.status
 

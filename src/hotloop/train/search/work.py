@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import RunPrunedError, SearchStoppedError, StepLostError
+from hotloop.train.interrupt import wished
 from hotloop.train.quantise import shared_runs
 from hotloop.train.search import space as spaces
 from hotloop.train.search import trial as trials
@@ -58,13 +59,13 @@ class Worker:
 
     def __init__(self, study: Study, tell: Tell, objective: Objective = trials.train, part: Part | None = None) -> None:
         self.study, self.tell, self.objective, self.part = study, tell, objective, part or Part()
-        self.space, self.away = spaces.parse(study.settings), 0
+        self.space, self.away, self.stopping = spaces.parse(study.settings), 0, False
 
     def run(self) -> None:
         """Run trials until none is left.
 
         Raises:
-            KeyboardInterrupt: somebody interrupted; the trial is open again.
+            KeyboardInterrupt: somebody interrupted; the trial is open again, if it was not at its end.
             SearchStoppedError: every trial fails, or the storage is gone.
             StepLostError: a trial took the GPU's context with it, so that this process can run no other.
         """
@@ -74,6 +75,8 @@ class Worker:
             if taken is None:
                 return
             self.one(taken)
+            if self.stopping:
+                raise KeyboardInterrupt
 
     def one(self, taken: Taken) -> None:
         """Run one trial that was taken."""
@@ -84,6 +87,7 @@ class Worker:
                 outcome = Outcome("complete", self.value(taken))
             except RunPrunedError as error:
                 outcome = Outcome("pruned", cause=str(error))
+                self.stopping |= wished(error)
             except KeyboardInterrupt as error:
                 outcome, lost = Outcome("interrupted", cause="interrupted"), error
             except (SearchStoppedError, StepLostError) as error:
@@ -94,6 +98,7 @@ class Worker:
                 outcome, lost = self.system_failure(error)
             except Exception as error:  # noqa: BLE001 - what a trial dies of is its cause, and no reason to end the study
                 outcome = Outcome("failed", cause=_cause(error))
+                self.stopping |= wished(error)
             if outcome.value is not None and not math.isfinite(outcome.value):
                 outcome = Outcome("failed", cause=f"the objective {self.study.settings.hpo.metric} is {outcome.value}")
             counts = self.study.finish(taken, outcome)
@@ -107,6 +112,10 @@ class Worker:
         )
         if lost is not None:
             raise lost
+
+    def stop(self) -> None:
+        """Take note of a wish to stop that came too late for the trial that runs: its end is written down first."""
+        self.stopping = True
 
     def storage_failure(self, error: Exception) -> tuple[Outcome, SearchStoppedError | None]:
         """Say what a failure of the storage means: the trial is open again, and a few in a row end the search."""
@@ -133,6 +142,7 @@ class Worker:
             folder=taken.folder,
             report=lambda step, value: self.report(taken, step, value),
             runs=shared_runs(self.space.compiled, 1 + study.left() / study.settings.hpo.workers),
+            stop=self.stop,
         )
         return float(self.objective(asked))
 
