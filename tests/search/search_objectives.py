@@ -47,3 +47,16 @@ def always_kills(asked):
     if asked.number == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     return quadratic(asked)
+
+
+def swallows_the_first_interrupt(asked):
+    """Trial 0 waits for Ctrl-C, and something in it takes that for its own; the others take a while."""
+    try:
+        if asked.number == 0:
+            asked.folder.mkdir(parents=True, exist_ok=True)
+            (asked.folder / "waits").touch()
+            time.sleep(60)
+    except KeyboardInterrupt:
+        return quadratic(asked)
+    time.sleep(1)
+    return quadratic(asked)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from typer.testing import CliRunner
 from hotloop import recipes, record
 from hotloop.cli import hpo as commands
 from hotloop.cli import report as reports
-from hotloop.errors import ConfigError, DataError, SearchStoppedError
-from hotloop.train import configure, start
+from hotloop.errors import ConfigError, DataError, RunPrunedError, SearchStoppedError
+from hotloop.train import configure, fit, start
 from hotloop.train.search import document, supervise
+from hotloop.train.search.study import Study
 from hotloop.train.search.told import Said, SearchBegan, TrialBegan, TrialEnded
+from hotloop.train.search.work import Worker
 
 
 @pytest.fixture
@@ -46,6 +49,42 @@ def tiny(folder, **more):
         "hpo.space.training.batch_size.choices": "[3,4]", **{name.replace("__", "."): value for name, value in more.items()},
     }  # fmt: skip
     return [*chosen, *(f"{name}={value}" for name, value in ours.items())]
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_wish_to_stop_in_a_trials_last_validation_keeps_its_result_and_ends_the_worker(tmp_path, monkeypatch, pruned):
+    act, report = fit.evaluate, Worker.report
+
+    def acting(*given):
+        signal.raise_signal(signal.SIGINT)
+        return act(*given)
+
+    def pruning(self, taken, step, value):
+        report(self, taken, step, value)
+        if pruned:
+            raise RunPrunedError("planted")
+
+    monkeypatch.setattr(fit, "evaluate", acting)
+    monkeypatch.setattr(Worker, "report", pruning)
+    settings = configure.load(tiny(tmp_path, hpo__n_trials=3, hpo__pruner="none", training__max_steps=1))
+    study, heard = Study(settings, tmp_path / "study", print), []
+    with pytest.raises(KeyboardInterrupt):
+        Worker(study, heard.append).run()
+    ended = [one.state for one in heard if isinstance(one, TrialEnded)]
+    assert ended == ["pruned" if pruned else "complete"]
+    study.storage.close()
+
+
+def test_a_worker_that_swallowed_its_interrupt_is_asked_again(tmp_path, search):
+    def wish():
+        while not (tmp_path / "study" / "trials" / "0000" / "waits").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wish, daemon=True).start()
+    ended, _ = search("swallows_the_first_interrupt")
+    assert ended.status == "interrupted"
+    assert [one["state"] for one in ended.document["trials"]] == ["complete", "interrupted"]
 
 
 def test_a_search_of_real_runs_from_its_command_to_the_final_run(tmp_path, run):

@@ -185,6 +185,25 @@ def test_an_interrupted_cross_validation_resumed_is_the_one_that_was_not(run, wh
         assert record.load(folder / f"fold-{one}")["starts"] == (2 if one == fold else 1)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_wish_to_stop_in_a_folds_last_validation_stops_the_whole(run, monkeypatch, fails):
+    act = fit.evaluate
+
+    def acting(*given):
+        signal.raise_signal(signal.SIGTERM)
+        if fails:
+            raise RuntimeError("planted")
+        return act(*given)
+
+    monkeypatch.setattr(fit, "evaluate", acting)
+    stopped = run(training__max_steps=1)
+    assert stopped.status == "interrupted"
+    ended = "failed" if fails else "finished"
+    assert [one["status"] for one in stopped.document["folds"]] == [ended, "pending", "pending"]
+    monkeypatch.setattr(fit, "evaluate", act)
+    assert resume(stopped.folder).status == "finished"
+
+
 def test_a_kill_loses_what_is_behind_the_last_checkpoint_and_nothing_else(tmp_path, whole):
     program = (
         "import os, sys\n"
@@ -455,12 +474,18 @@ def test_a_search_has_no_say_in_the_data_or_the_folds(study, monkeypatch):
         kfold.run(study(kfold__inner_trials=2, kfold__inner_splits=2), Recipe())
 
 
-def test_a_space_that_an_inner_search_has_no_say_in_is_told_before_it_begins(study, search, monkeypatch):
-    plain = configure.to_dict
-    space = {"space": {"training": {"learning_rate": {}}, "data": {"negatives": {}}}}
-    monkeypatch.setattr(configure, "to_dict", lambda settings: {**plain(settings), "hpo": space})
-    with pytest.raises(ConfigError, match=r"hpo\.space\.data: .* set hpo\.space\.data=null"):
-        kfold.run(study(kfold__inner_trials=2, kfold__inner_splits=2), Recipe())
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("hpo.space.data.negatives.choices=[chapter,sibling]", r"hpo\.space\.data: .* set hpo\.space\.data=null"),
+        ("hpo.trial.data.sample_size=20", r"hpo\.trial\.data\.sample_size: .* set hpo\.trial\.data\.sample_size=null"),
+        ("hpo=fast", r"set hpo\.trial\.data\.sample_size=null hpo\.trial\.kfold\.n_splits=3"),
+        ("hpo.space.training.batch_size=3", r"hpo\.space\.training\.batch_size=3: expected"),
+    ],
+)
+def test_what_an_inner_search_has_no_say_in_is_told_before_it_begins(study, search, more, said):
+    with pytest.raises(ConfigError, match=said):
+        kfold.run(study(more, kfold__inner_trials=2, kfold__inner_splits=2), Recipe())
     assert search == []
 
 

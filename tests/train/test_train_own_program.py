@@ -118,6 +118,13 @@ def test_a_program_interrupted_and_resumed_is_the_one_that_was_not(tmp_path, tra
     assert_same(load(tmp_path / "whole"), load(tmp_path / "run"))
 
 
+def test_a_wish_to_stop_in_a_programs_last_metrics_is_handed_on(train, monkeypatch):
+    act = own_loop._Fitting.metrics
+    monkeypatch.setattr(own_loop._Fitting, "metrics", lambda self: signal.raise_signal(signal.SIGTERM) or act(self))
+    outcome = train("training.max_steps=1")
+    assert (outcome.status, outcome.stop) == ("finished", True)
+
+
 def test_a_program_runs_compiled_and_its_model_stays_as_it_is(tmp_path, train):
     on = ["training.optimization.use_torch_compile=true", "compile.preset=aot_eager", "compile.measure_eager_steps=2"]
     outcome = train(*on)

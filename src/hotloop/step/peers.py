@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 1800.0
 """How long the others wait for the slowest in an agreed step: the time of a long compile."""
 VOTE_SECONDS = 300.0
-"""How long a vote waits, at most, for a process that takes part in no step: it is out of batches, or at something else."""
+"""How long a vote waits, at most, for a process that takes part in no step: out of batches, or at something else."""
 _LOST = "hotloop/lost"
 _UNANSWERED = "hotloop/unanswered"
 _SLOW = "Timed out waiting"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 EVERY = 32
 """Steps between two votes on whether the tier still runs in every process: where it failed in one, all leave it."""
 _HINT = "see the log of the process that it failed in"
-_EVEN = "give all processes as many steps each; where a process waits for another's long work, have it wait at a barrier"
+_EVEN = "give all processes as many steps each; where one waits for another's long work, have it wait at a barrier"
 
 
 class Together:

@@ -47,7 +47,8 @@ class Outcome:
     """How a run ended: ``finished`` or ``interrupted``; the best validation, what ran, and the measurements.
 
     ``notes`` are what ``use_torch_compile=auto`` decided, and why; ``remarks`` by what the best validation is to be
-    judged, such as baselines: both as lines.
+    judged, such as baselines: both as lines. ``stop``: a signal came, if too late for this run; what it is part of does
+    not go on then.
     """
 
     status: str
@@ -60,6 +61,7 @@ class Outcome:
     seconds: float
     notes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    stop: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +102,7 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         outcome = fitting.run()
         if outcome.status == "interrupted":
             record.finish("interrupted", f"{interrupt.signal} at step {outcome.step}")
-        return outcome
+    return dataclasses.replace(outcome, stop=interrupt.signal is not None)
 
 
 def schedule(settings: TrainingSettings, steps: int) -> Callable[[int], float]:

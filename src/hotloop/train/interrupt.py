@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from types import FrameType
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WISHED = "_hotloop_stop"
 
 
 class Interrupt:
     """While in force, a first SIGINT or SIGTERM is remembered in ``signal``; a second acts as it always does.
 
-    Outside the main thread signals cannot be caught, and it does nothing.
+    An error that leaves the block while one is remembered is told so, see `wished`. Outside the main thread signals
+    cannot be caught, and it does nothing.
     """
 
     def __init__(self) -> None:
@@ -28,8 +30,10 @@ class Interrupt:
             self._before = {one: signal.signal(one, self._note) for one in _SIGNALS}
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         self._restore()
+        if error is not None and self.signal:
+            setattr(error, _WISHED, self.signal)
 
     def _restore(self) -> None:
         for one, handler in self._before.items():
@@ -41,3 +45,8 @@ class Interrupt:
         # A plain write: the handler may have broken into a print of the same stream.
         os.write(2, f"\n{self.signal}: finishing this step, then saving; again to stop at once\n".encode())
         self._restore()
+
+
+def wished(error: BaseException) -> bool:
+    """Say whether somebody wished to stop a run that this error ended: whoever would go on after it stops as well."""
+    return getattr(error, _WISHED, None) is not None

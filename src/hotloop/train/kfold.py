@@ -23,7 +23,9 @@ from hotloop.errors import ConfigError, DataError, HotloopError, MissingExtraErr
 from hotloop.report import folds as report
 from hotloop.train import checkpoint, coerce, compiling, configure, environment, folds, kfold_state, start
 from hotloop.train.display import Display, figures
+from hotloop.train.interrupt import wished
 from hotloop.train.kfold_state import State
+from hotloop.train.search import space
 from hotloop.train.settings import Settings
 from hotloop.train.within import Within
 
@@ -44,8 +46,6 @@ _FREE = (
     "training.checkpoint_every_steps",
 )  # fmt: skip
 """What may change while a cross-validation is resumed: all else would make its folds incomparable."""
-_KEPT = ("recipe", "data", "kfold", "run")
-"""What an inner search has no say in."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
             "hotloop.recipes.Recipe). Leave kfold.n_splits out"
         )
     # What can be refused is refused here, before anything is loaded or written.
-    _check_space(settings)
+    _check_search(settings)
     device = environment.choose_device(settings.run.device)
     compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings.compile, device.type)
     display.say(f"Cross-validation of recipe {settings.recipe.name} in {settings.kfold.n_splits} folds: {study.folder}")
@@ -209,6 +209,7 @@ class _Running:
 
     def __init__(self, study: Study, recipe: Recipe, state: State, display: Display, console: Console | None) -> None:
         self.study, self.recipe, self.state, self.display, self.console = study, recipe, state, display, console
+        self.stop = False  # somebody wished it, too late for the fold that ran
 
     def all(self) -> Ended:
         """Run what is left, and settle the whole however it ends."""
@@ -238,7 +239,8 @@ class _Running:
             if position:
                 _forget()
             self.display.say(f"\nFold {fold} of {self.study.settings.kfold.n_splits}")
-            if self.one(fold, runs=len(left) - position) == "interrupted":
+            status = self.one(fold, runs=len(left) - position)
+            if status == "interrupted" or (self.stop and fold != left[-1]):
                 return "interrupted"
             self.state.write_page()
         failed = [fold for fold in which if self.state.fold(fold)["status"] == "failed"]
@@ -265,7 +267,9 @@ class _Running:
                 traceback.print_exception(error, file=sys.stderr)
             self.display.say(f"Fold {fold} failed: {_words(error)}")
             self.state.note(fold, status="failed", error=_words(error), **kfold_state.facts(folder))
+            self.stop = wished(error)
             return "failed"
+        self.stop = outcome.stop
         self.state.note(fold, **kfold_state.ended(outcome, folder))
         return outcome.status
 
@@ -298,19 +302,16 @@ class _Running:
         return known
 
 
-def _check_space(settings: Settings) -> None:
-    """Refuse, before hours of it, an inner search over what it has no say in.
+def _check_search(settings: Settings) -> None:
+    """Refuse, before hours of it, an inner search that cannot begin.
 
     Raises:
-        ConfigError: the space names the data, the folds or the run itself.
+        ConfigError: its space or ``hpo.trial`` cannot be used, or names the data, the folds or the run itself.
     """
-    searched: Any = configure.to_dict(settings).get("hpo", {}).get("space", {})
-    wrong = [name for name in searched if name.split(".")[0] in _KEPT and searched[name] is not None]
-    if settings.kfold.inner_trials is not None and wrong:
-        raise ConfigError(
-            f"hpo.space.{wrong[0]}: a search within a fold has no say in {', '.join(_KEPT)}, since the folds would "
-            f"then hold other rows: set hpo.space.{wrong[0]}=null"
-        )
+    if settings.kfold.inner_trials is not None:
+        space.parse(settings)
+        space.check_trial(settings)
+        space.inner(settings)
 
 
 def chosen_for(settings: Settings, chosen: Sequence[str]) -> Settings:
@@ -320,8 +321,9 @@ def chosen_for(settings: Settings, chosen: Sequence[str]) -> Settings:
         ConfigError: it would change the data, the folds or the run itself.
     """
     for one in chosen:
-        if one.lstrip("+~").split(".")[0] in _KEPT:
-            raise ConfigError(f"the inner search chose {one}: a search within a fold has no say in {', '.join(_KEPT)}")
+        if one.lstrip("+~").split(".")[0] in space.KEPT:
+            kept = ", ".join(space.KEPT)
+            raise ConfigError(f"the inner search chose {one}: a search within a fold has no say in {kept}")
     return configure.from_dict(configure.to_dict(settings), chosen)
 
 

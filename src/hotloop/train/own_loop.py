@@ -58,7 +58,7 @@ def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
         outcome = fitting.run()
         if outcome.status == "interrupted":
             record.finish("interrupted", f"{interrupt.signal} at step {outcome.step}")
-        return outcome
+    return dataclasses.replace(outcome, stop=interrupt.signal is not None)
 
 
 class _Fitting:

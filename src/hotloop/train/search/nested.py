@@ -42,6 +42,7 @@ def nested(settings: Settings, folder: Path, trials: int, objective: Objective =
     )
     settings = dataclasses.replace(settings, hpo=hpo)
     space.check_trial(settings)
+    settings = space.inner(settings)
     study = Study(settings, folder, lambda _: None)
     try:
         Worker(study, _nothing, objective).run()

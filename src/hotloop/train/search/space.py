@@ -21,6 +21,9 @@ _WORDS = (*KINDS, "step", "when")
 _NOT_SEARCHED = ("recipe", "hpo", "kfold", "run", "data.path")
 """Settings that say what a search is, and not what a run learns."""
 
+KEPT = ("recipe", "data", "kfold", "run")
+"""Groups that an inner search has no say in, by what it searches or by ``hpo.trial``: they say who is held out."""
+
 CHANGES_CODE = (
     "model.name",
     "model.dropout",
@@ -147,6 +150,35 @@ def check_trial(settings: Settings) -> None:
             problems.append(f"hpo.trial.{wrong}")
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def inner(settings: Settings) -> Settings:
+    """Give the settings of an inner search: those of its fold, with an ``hpo.trial`` that leaves the fold's rows alone.
+
+    What is said there of `KEPT` may only repeat the settings' own values. It is left out then, since it would undo the
+    fold that the search is in.
+
+    Raises:
+        ConfigError: the space or ``hpo.trial`` names the data, the folds or the run itself.
+    """
+    searched = [name for name, value in settings.hpo.space.items() if value is not None and _is_kept(name)]
+    changes = [f"hpo.space.{name}=null" for name in searched]
+    for name, value in flat(settings.hpo.trial):
+        own = _value(name, {}, settings)
+        says_nothing = value == own or (name == "kfold.fold" and value is None)
+        if _is_kept(name) and not says_nothing:
+            changes.append(override(f"hpo.trial.{name}", own))
+    if changes:
+        raise ConfigError(
+            f"{changes[0].split('=')[0]}: a search within a fold has no say in {', '.join(KEPT)}: the folds would "
+            f"then hold other rows. Leave it out, or set {' '.join(changes)}"
+        )
+    trial = {name: value for name, value in settings.hpo.trial.items() if not _is_kept(name)}
+    return dataclasses.replace(settings, hpo=dataclasses.replace(settings.hpo, trial=trial))
+
+
+def _is_kept(name: str) -> bool:
+    return name.split(".", 1)[0] in KEPT
 
 
 def _leaves(given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -20,7 +20,7 @@ from hotloop.train import configure
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.search import before, document, told
 from hotloop.train.search.study import Study
-from hotloop.train.search.told import Said, SearchBegan, Tell, TrialEnded
+from hotloop.train.search.told import Said, SearchBegan, Tell, TrialBegan, TrialEnded
 from hotloop.train.search.trial import train
 from hotloop.train.search.worker import DONE, INTERRUPTED, REPLACE, STOPPED, Job
 
@@ -166,6 +166,8 @@ class _Supervisor:
             self.stop(what.text)
             return
         self.tell(what)
+        if isinstance(what, TrialBegan) and (self.interrupted or self.stopped):
+            _ask(one)  # whatever it was at has swallowed the first time; asked within a trial again it would lose it
         if isinstance(what, TrialEnded) and what.state != "interrupted":
             self.deaths = 0
             if time.monotonic() - self.written >= document.EVERY_SECONDS:
@@ -201,8 +203,7 @@ class _Supervisor:
     def ask_to_stop(self) -> None:
         """Have each worker stop within its trial, which is open again then."""
         for one in self.running.values():
-            with contextlib.suppress(OSError):
-                one.process.send_signal(signal.SIGINT)
+            _ask(one)
 
     def end_all(self) -> None:
         """Leave no worker behind, whatever ended this process's own work."""
@@ -214,6 +215,11 @@ class _Supervisor:
             except subprocess.TimeoutExpired:
                 one.process.kill()
                 one.process.wait()
+
+
+def _ask(one: _Process) -> None:
+    with contextlib.suppress(OSError):
+        one.process.send_signal(signal.SIGINT)
 
 
 def _how(code: int) -> str:

@@ -33,6 +33,7 @@ class Asked:
         report: takes an intermediate value with its count from 1, and raises `RunPrunedError` where that is not worth
             going on.
         runs: how many trials, this one included, are expected to share what is compiled in this process.
+        stop: notes that somebody wished to stop when the trial was too far for it: the worker takes no other one.
     """
 
     number: int
@@ -41,6 +42,7 @@ class Asked:
     folder: Path
     report: Callable[[int, float], None]
     runs: float = 1.0
+    stop: Callable[[], None] = lambda: None
 
 
 def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> Settings:
@@ -146,8 +148,10 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("a", encoding="utf-8") as log:
         outcome = _recipe(settings.recipe.name).train(start, Console(file=log, width=120, highlight=False))
-    if outcome.status == "interrupted":
+    if outcome.status == "interrupted" or (outcome.stop and fold is not None and fold + 1 < folds):
         raise KeyboardInterrupt
+    if outcome.stop:
+        asked.stop()
     return (max if hpo.towards == "maximize" else min)(found)
 
 

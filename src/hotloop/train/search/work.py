@@ -21,6 +21,7 @@ from hotloop.errors import (
     StepLostError,
     TrainingFailedError,
 )
+from hotloop.train.interrupt import wished
 from hotloop.train.quantise import shared_runs
 from hotloop.train.search import space as spaces
 from hotloop.train.search import trial as trials
@@ -68,13 +69,13 @@ class Worker:
 
     def __init__(self, study: Study, tell: Tell, objective: Objective = trials.train, part: Part | None = None) -> None:
         self.study, self.tell, self.objective, self.part = study, tell, objective, part or Part()
-        self.space, self.away = spaces.parse(study.settings), 0
+        self.space, self.away, self.stopping = spaces.parse(study.settings), 0, False
 
     def run(self) -> None:
         """Run trials until none is left.
 
         Raises:
-            KeyboardInterrupt: somebody interrupted; the trial is open again.
+            KeyboardInterrupt: somebody interrupted; the trial is open again, if it was not at its end.
             ConfigError: no trial can run with these settings; the trial is open again.
             DataError: nor with this data; the same.
             MissingExtraError: nor without this package; the same.
@@ -87,6 +88,8 @@ class Worker:
             if taken is None:
                 return
             self.one(taken)
+            if self.stopping:
+                raise KeyboardInterrupt
 
     def one(self, taken: Taken) -> None:
         """Run one trial that was taken."""
@@ -97,6 +100,7 @@ class Worker:
                 outcome = self.judged(self.value(taken))
             except RunPrunedError as error:
                 outcome = Outcome("pruned", cause=str(error))
+                self.stopping |= wished(error)
             except KeyboardInterrupt as error:
                 outcome, lost = Outcome("interrupted", cause="interrupted"), error
             except StepLostError as error:
@@ -109,6 +113,7 @@ class Worker:
                 outcome, lost = self.system_failure(error)
             except Exception as error:  # noqa: BLE001 - what a trial dies of is its cause, and no reason to end the study
                 outcome = Outcome("failed", cause=_cause(error))
+                self.stopping |= wished(error)
             counts = self.study.finish(taken, outcome)
         if outcome.state == "complete":
             self.away = 0
@@ -135,6 +140,10 @@ class Worker:
             return Outcome("failed", cause=_cause(error)), None
         return Outcome("interrupted", cause=_cause(error)), error
 
+    def stop(self) -> None:
+        """Take note of a wish to stop that came too late for the trial that runs: its end is written down first."""
+        self.stopping = True
+
     def storage_failure(self, error: Exception) -> tuple[Outcome, SearchStoppedError | None]:
         """Say what a failure of the storage means: the trial is open again, and a few in a row end the search."""
         self.away += 1
@@ -160,6 +169,7 @@ class Worker:
             folder=taken.folder,
             report=lambda step, value: self.report(taken, step, value),
             runs=shared_runs(self.space.compiled, 1 + study.left() / study.settings.hpo.workers),
+            stop=self.stop,
         )
         return float(self.objective(asked))
 

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 DONE, STOPPED, REPLACE, INTERRUPTED = 0, 3, 4, 130
 """Exit codes: nothing is left; the search cannot go on; this process cannot go on; somebody interrupted."""
+_AGAIN_SECONDS = 60.0
+"""After which an orphan is asked to stop again, which ends it at once: long enough for a last validation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +102,9 @@ def _end_with_parent() -> None:
     def wait() -> None:
         while os.read(0, 4096):
             pass
-        os.kill(os.getpid(), signal.SIGINT)
+        while True:  # whatever swallows a signal: this process is not to outlive its search
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(_AGAIN_SECONDS)
 
     threading.Thread(target=wait, name="parent", daemon=True).start()
 
