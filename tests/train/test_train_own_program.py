@@ -1,5 +1,7 @@
 """A program of the user's own: trained, compiled, saved, resumed and judged as a recipe is."""
 
+import contextlib
+import dataclasses
 import signal
 import textwrap
 
@@ -8,7 +10,11 @@ import torch
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, TrainingFailedError
-from hotloop.train import checkpoint, own_loop, start
+from hotloop.train import checkpoint, configure, own_loop, start
+from hotloop.train.search import space
+from hotloop.train.within import Within
+
+USUAL = ("learning_rate", "weight_decay", "warmup_fraction", "batch_size")
 
 PROGRAM = """
 import torch
@@ -51,13 +57,13 @@ PLAIN = {
 def train(tmp_path):
     """Train a program into ``folder``; ``changed`` parts of its text, and settings."""
 
-    def run(*settings, folder="run", **changed):
+    def run(*settings, folder="run", within=None, **changed):
         text = PROGRAM
         for name, part in {**PLAIN, **changed}.items():
             text = text.replace(f"{{{name}}}", part)
         (tmp_path / "program.py").write_text(textwrap.dedent(text))
         given = [f"recipe={tmp_path / 'program.py'}:make", "training.num_epochs=3", f"run.folder={tmp_path / folder}"]
-        begun = start.prepare([*given, *settings])
+        begun = dataclasses.replace(start.prepare([*given, *settings]), within=within or Within())
         return recipes.load(begun.settings.recipe.name).train(begun)
 
     return run
@@ -133,6 +139,34 @@ def test_a_program_runs_compiled_and_its_model_stays_as_it_is(tmp_path, train):
     train(folder="eager")
     assert load(tmp_path / "run")["model"]["model"].keys() == load(tmp_path / "eager")["model"]["model"].keys()
     assert losses(tmp_path / "run")[-1][1] == pytest.approx(losses(tmp_path / "eager")[-1][1], rel=1e-4)
+
+
+def test_what_a_program_compiles_is_shared_and_counted_for_the_runs_that_follow(train, monkeypatch):
+    entered, told = [], []
+
+    @contextlib.contextmanager
+    def shared(*models):
+        entered.append([type(one).__name__ for one in models])
+        yield
+
+    whole = own_loop.hotloop.Loop
+    monkeypatch.setattr(own_loop, "shared_compiles", shared)
+    monkeypatch.setattr(own_loop.hotloop, "Loop", lambda *one, **more: told.append(more["runs"]) or whole(*one, **more))
+    train("training.optimization.use_torch_compile=auto", "training.max_steps=1", within=Within(runs=7.0))
+    assert (entered, told) == ([["Sequential"]], [7.0])
+    train("training.max_steps=1", folder="eager")
+    assert len(entered) == 1
+
+
+def test_a_search_over_what_a_program_decides_itself_is_told(tmp_path, train):
+    own = [f"recipe={tmp_path / 'program.py'}:make", "hpo.metric=accuracy"]
+    with pytest.raises(ConfigError, match=r"decides that itself.*set hpo\.space\.training\.learning_rate=null"):
+        space.parse(configure.load(own))
+    none = [f"hpo.space.{one}=null" for one in ("model.dropout", *(f"training.{one}" for one in USUAL))]
+    with pytest.raises(ConfigError, match=r"hpo\.space is empty: .* such as training\.num_epochs"):
+        space.parse(configure.load([*own, *none]))
+    found = space.parse(configure.load([*own, *none, "hpo.space.training.num_epochs.int=[1,3]"]))
+    assert [one.name for one in found.searched] == ["training.num_epochs"]
 
 
 def test_with_auto_a_hot_loop_runs_the_programs_step(tmp_path, train):

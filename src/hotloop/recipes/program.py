@@ -28,25 +28,6 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
 READS = ("recipe.goal",)
-NOT_READ = (
-    "kfold",
-    "compile.components.loss",
-    "run.device",
-    *(
-        f"training.{name}"
-        for name in (
-            "batch_size",
-            "eval_batch_size",
-            "gradient_accumulation",
-            "learning_rate",
-            "warmup_fraction",
-            "weight_decay",
-            "max_grad_norm",
-            "optimization.use_bf16",
-        )
-    ),
-)
-"""What the program itself decides, though other recipes read it."""
 
 
 class Program:
@@ -73,7 +54,7 @@ class Program:
         settings, display = start.settings, Display(console)
 
         # What can be refused is refused here, before anything of the program runs.
-        unread.refuse(settings, READS, NOT_READ)
+        unread.refuse(settings, READS, unread.IN_PROGRAMS)
         goal = goal_of(settings)
         chosen = compiling.plan(settings, self.COMPONENTS)
 
@@ -111,7 +92,7 @@ class Program:
         Raises:
             ConfigError: the weights are of another program, or it has no metrics.
         """
-        unread.refuse(settings, READS, NOT_READ)
+        unread.refuse(settings, READS, unread.IN_PROGRAMS)
         workload: Workload = load_factory(self.name)()
         if workload.metrics is None:
             raise ConfigError(

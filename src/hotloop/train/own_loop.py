@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import hotloop
+from hotloop.cache import shared_compiles
 from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
@@ -49,6 +50,8 @@ def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
         record.update("environment", **machine.describe(task.device))
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(hotloop.watch()) if chosen or auto else []
+        if chosen or auto:
+            stack.enter_context(shared_compiles(*task.workload.models().values()))
         interrupt = stack.enter_context(Interrupt())
         stack.enter_context(display)
         fitting = _Fitting(task, start, chosen, display, Live(record, events, interrupt))
@@ -88,7 +91,7 @@ class _Fitting:
         workload = self.task.workload
         loop = hotloop.Loop(
             workload.model, workload.optimizer, state=workload.state, run="auto", total_steps=self.total,
-            workload=self.task.name, record=self.record,
+            runs=max(1.0, self.start.within.runs), workload=self.task.name, record=self.record,
         )  # fmt: skip
         return Automatic(self.settings, self.parts, self.display.say, loop, workload.step)
 

@@ -15,6 +15,26 @@ if TYPE_CHECKING:
 SOME = ("data", "model", "digits", "language", "training.freeze_embeddings", "recipe.goal")
 """Settings and groups of them that only some recipes read; the fit loop reads all others."""
 
+IN_PROGRAMS = (
+    "kfold",
+    "compile.components.loss",
+    "run.device",
+    *(
+        f"training.{name}"
+        for name in (
+            "batch_size",
+            "eval_batch_size",
+            "gradient_accumulation",
+            "learning_rate",
+            "warmup_fraction",
+            "weight_decay",
+            "max_grad_norm",
+            "optimization.use_bf16",
+        )
+    ),
+)
+"""What a program of the user's own decides itself, though other recipes read it."""
+
 
 def refuse(settings: Settings, reads: Sequence[str], beside: Sequence[str] = ()) -> None:
     """Refuse settings that were changed and are not read.
@@ -38,6 +58,11 @@ def refuse(settings: Settings, reads: Sequence[str], beside: Sequence[str] = ())
         raise ConfigError(
             f"recipe={settings.recipe.name} does not read {', '.join(changed)}: leave it out ({read}; docs/recipes.md)"
         )
+
+
+def by_program(settings: Settings, name: str) -> bool:
+    """Say whether a setting would do nothing, since the run's program is the user's own and decides that itself."""
+    return ":" in settings.recipe.name and _within(name, (*SOME, *IN_PROGRAMS))
 
 
 @functools.cache
