@@ -333,7 +333,7 @@ class _Fitting:
         """Save, and say how to go on."""
         self.save(checkpoint.LAST)
         self.display.say(f"Interrupted at step {self.position.step} of {self.total}, and saved.")
-        self.display.say(f"Resume with: {self.within.resume or f'hotloop train run.resume={self.folder}'}")
+        self.display.say(f"Resume with: {self.within.resume or configure.again(self.folder)}")
         return self.outcome("interrupted")
 
     def save(self, name: str) -> None:

@@ -67,7 +67,7 @@ class Study:
     @property
     def again(self) -> str:
         """The command that goes on with it."""
-        return f"hotloop kfold run.resume={self.folder}"
+        return configure.again(self.folder, "kfold")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,9 +287,9 @@ class _Running:
         """Give what the fold's inner search found; one that is done is not run again.
 
         The seam is ``hotloop.train.search.nested(settings, folder, trials, say=say)``. The settings name the outer fold
-        and have ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with ``kfold.inner_fold``
-        set (`hotloop.train.folds.of_inner_fold`), which see the outer fold's training side alone. It goes on with the
-        search that it finds in its folder, gives the overrides of the best trial, and raises KeyboardInterrupt where
+        and have ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with
+        ``kfold.inner_fold`` set (`hotloop.train.folds.of_inner_fold`), which see the outer fold's training side
+        alone. It goes on with the search that it finds in its folder, gives the overrides of the best trial, and raises KeyboardInterrupt where
         the user stopped it.
         """
         known: list[str] | None = self.state.fold(fold).get("chosen")
@@ -353,7 +353,7 @@ def judge(folder: Path, fold: int | None, recipe: Recipe, overrides: Sequence[st
     wanted = [one for one in known if one == fold or (fold is None and paths[one].is_file())]
     if not wanted:
         raise ConfigError(
-            f"no fold of {folder} has a checkpoint yet: go on with it by hotloop kfold run.resume={folder}"
+            f"no fold of {folder} has a checkpoint yet: go on with it by {configure.again(folder, 'kfold')}"
         )
     found = []
     for one in wanted:

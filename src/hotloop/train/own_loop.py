@@ -268,7 +268,7 @@ class _Fitting:
     @property
     def again(self) -> str:
         """The command that goes on with the run, or with the search that it is part of."""
-        return self.start.within.resume or f"hotloop train run.resume={self.folder}"
+        return self.start.within.resume or configure.again(self.folder)
 
     def interrupted(self) -> Outcome:
         """Save, and say how to go on."""
