@@ -289,8 +289,8 @@ class _Running:
         The seam is ``hotloop.train.search.nested(settings, folder, trials, say=say)``. The settings name the outer fold
         and have ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with
         ``kfold.inner_fold`` set (`hotloop.train.folds.of_inner_fold`), which see the outer fold's training side
-        alone. It goes on with the search that it finds in its folder, gives the overrides of the best trial, and raises KeyboardInterrupt where
-        the user stopped it.
+        alone. It goes on with the search that it finds in its folder, gives the overrides of the best trial, and raises
+        KeyboardInterrupt where the user stopped it.
         """
         known: list[str] | None = self.state.fold(fold).get("chosen")
         if known is None:
