@@ -333,7 +333,9 @@ def test_no_trial_is_taken_twice_on_postgresql(compose, tmp_path, postgresql):
 
 
 def test_a_nested_search_gives_overrides(compose, tmp_path):
-    found = nested(compose(), tmp_path / "inner", 5, objectives.quadratic)
+    said = []
+    found = nested(compose(), tmp_path / "inner", 5, objectives.quadratic, said.append)
+    assert [one.split(" ", 2)[:2] for one in said] == [["trial", str(one)] for one in range(5) for _ in range(2)]
     assert {one.split("=")[0] for one in found} == set(space_names(compose()))
     assert nested(compose(), tmp_path / "inner", 5, objectives.fails) == found, "what is done is not run again"
     with pytest.raises(SearchStoppedError, match="planted"):

@@ -416,7 +416,7 @@ def search(monkeypatch):
     """Stand in for the search: notes what each was told, and gives a learning rate."""
     told = []
 
-    def nested(settings, folder, trials):
+    def nested(settings, folder, trials, say):
         told.append((settings, folder, trials))
         return (f"training.learning_rate={0.001 * (1 + settings.kfold.fold)}",)
 
@@ -468,7 +468,7 @@ def test_one_fold_alone_may_have_its_search_too(study, search):
 
 
 def test_a_search_has_no_say_in_the_data_or_the_folds(study, monkeypatch):
-    leaking = types.SimpleNamespace(nested=lambda *_: ("kfold.fold=0",))
+    leaking = types.SimpleNamespace(nested=lambda *_, say: ("kfold.fold=0",))
     monkeypatch.setitem(sys.modules, "hotloop.train.search", leaking)
     with pytest.raises(ConfigError, match=r"the inner search chose kfold\.fold=0"):
         kfold.run(study(kfold__inner_trials=2, kfold__inner_splits=2), Recipe())
@@ -480,6 +480,9 @@ def test_a_search_has_no_say_in_the_data_or_the_folds(study, monkeypatch):
         ("hpo.space.data.negatives.choices=[chapter,sibling]", r"hpo\.space\.data: .* set hpo\.space\.data=null"),
         ("hpo.trial.data.sample_size=20", r"hpo\.trial\.data\.sample_size: .* set hpo\.trial\.data\.sample_size=null"),
         ("hpo=fast", r"set hpo\.trial\.data\.sample_size=null hpo\.trial\.kfold\.n_splits=3"),
+        ("hpo.workers=2", r"hpo\.workers=2 has no effect on a search within a fold.*set hpo\.workers=1"),
+        ("hpo.timeout_seconds=60", r"hpo\.timeout_seconds=60.* set hpo\.timeout_seconds=null"),
+        ("hpo.storage='postgresql://me:secret@host/db'", r"hpo\.storage=\.\.\. .* set hpo\.storage=null"),
         ("hpo.space.training.batch_size=3", r"hpo\.space\.training\.batch_size=3: expected"),
     ],
 )

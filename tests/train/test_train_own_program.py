@@ -10,8 +10,11 @@ import torch
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, TrainingFailedError
-from hotloop.train import checkpoint, own_loop, start
+from hotloop.train import checkpoint, configure, own_loop, start
+from hotloop.train.search import space
 from hotloop.train.within import Within
+
+USUAL = ("learning_rate", "weight_decay", "warmup_fraction", "batch_size")
 
 PROGRAM = """
 import torch
@@ -153,6 +156,17 @@ def test_what_a_program_compiles_is_shared_and_counted_for_the_runs_that_follow(
     assert (entered, told) == ([["Sequential"]], [7.0])
     train("training.max_steps=1", folder="eager")
     assert len(entered) == 1
+
+
+def test_a_search_over_what_a_program_decides_itself_is_told(tmp_path, train):
+    own = [f"recipe={tmp_path / 'program.py'}:make", "hpo.metric=accuracy"]
+    with pytest.raises(ConfigError, match=r"decides that itself.*set hpo\.space\.training\.learning_rate=null"):
+        space.parse(configure.load(own))
+    none = [f"hpo.space.{one}=null" for one in ("model.dropout", *(f"training.{one}" for one in USUAL))]
+    with pytest.raises(ConfigError, match=r"hpo\.space is empty: .* such as training\.num_epochs"):
+        space.parse(configure.load([*own, *none]))
+    found = space.parse(configure.load([*own, *none, "hpo.space.training.num_epochs.int=[1,3]"]))
+    assert [one.name for one in found.searched] == ["training.num_epochs"]
 
 
 def test_with_auto_a_hot_loop_runs_the_programs_step(tmp_path, train):

@@ -1,9 +1,11 @@
 """A step that is lost for good: the run goes on by itself, one rung down, from its last checkpoint."""
 
 import os
+import shlex
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from training_fixtures import overrides, tiny_encoder
@@ -11,7 +13,7 @@ from training_fixtures import overrides, tiny_encoder
 from hotloop import recipes, record
 from hotloop.cli import train as commands
 from hotloop.errors import ConfigError, StepLostError
-from hotloop.train import checkpoint, restart, start
+from hotloop.train import checkpoint, configure, restart, start
 
 AUTO = {"training__optimization__use_torch_compile": "auto"}
 LOSES_A_STEP = textwrap.dedent("""
@@ -70,7 +72,7 @@ def test_a_run_that_loses_a_step_goes_on_eagerly_to_the_result_of_one_that_did_n
 
 def test_the_command_says_again_what_the_run_does_not_keep(tmp_path, train):
     eager = "training.optimization.use_torch_compile=false"
-    resume = f"run.resume='{tmp_path / 'run'}'"
+    resume = f"run.resume={tmp_path / 'run'}"
     asked = [*overrides(tmp_path), "training.optimization.use_torch_compile=auto"]
     command = restart.command(start.prepare(asked), asked)
     assert (command[0], command[-5:]) == (sys.executable, ["-m", "hotloop", "train", resume, eager])
@@ -125,4 +127,28 @@ def test_a_folder_without_a_run_cannot_be_resumed(tmp_path):
 def test_a_cross_validation_is_started_again_as_a_whole(prepare):
     begun = prepare(training__optimization__use_torch_compile="auto", kfold__n_splits=3)
     found = restart.command(begun, ["training.num_epochs=2"], "kfold")
-    assert found[-3:] == ["kfold", f"run.resume='{begun.folder}'", "training.optimization.use_torch_compile=false"]
+    assert found[-3:] == ["kfold", f"run.resume={begun.folder}", "training.optimization.use_torch_compile=false"]
+
+
+@pytest.mark.parametrize("name", ["plain-1.2", "a b,c", "it's", "back\\slash's", "ends\\", "ümlaut", "a=b", "$(x)"])
+def test_a_printed_command_gives_the_folder_back_whatever_its_name(tmp_path, name):
+    verb, override = shlex.split(configure.again(tmp_path / name, "kfold"))[1:]
+    assert verb == "kfold"
+    assert configure.load([override]).run.resume == str(tmp_path / name)
+
+
+def test_settings_are_written_whole_or_not_at_all(tmp_path, prepare, monkeypatch):
+    begun = prepare()
+    start.write_settings(begun)
+    before = (begun.folder / start.SETTINGS).read_text()
+    act = Path.write_text
+
+    def torn(path, text, **more):
+        act(path, text[:20], **more)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", torn)
+    with pytest.raises(OSError, match="No space"):
+        start.write_settings(begun)
+    assert (begun.folder / start.SETTINGS).read_text() == before
+    assert not list(begun.folder.glob(".*.part"))

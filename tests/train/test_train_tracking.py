@@ -1,17 +1,22 @@
 """Loggers by name: what reaches them, how runs nest, and that none of them ends a run."""
 
+import contextlib
 import csv
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
+import types
 
 import pytest
 
 from hotloop import recipes, record
-from hotloop.errors import ConfigError, MissingExtraError
-from hotloop.train import start, tracking
+from hotloop.errors import ConfigError, MissingExtraError, RunPrunedError
+from hotloop.train import fit, start, tracking
 from hotloop.train.within import Within
 
 
@@ -107,6 +112,112 @@ def test_a_resumed_run_is_the_same_run_of_mlflows(tmp_path, run):
     recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run'}", "training.max_steps=5"]))
     (only,) = client.search_runs([client.get_experiment_by_name("criteria").experiment_id])
     assert [one.step for one in client.get_metric_history(only.info.run_id, "loss")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_studies_of_one_name_are_told_apart_by_their_folders(tmp_path, run):
+    client = mlflow()(f"sqlite:///{tmp_path}/mlflow.db")
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        within = Within(study="recipe/search", trial=0, folder=tmp_path / place)
+        run(
+            within,
+            run__logger="mlflow",
+            run__tracking=f"sqlite:///{tmp_path}/mlflow.db",
+            run__folder=tmp_path / f"run-{place}",
+        )
+    found = client.search_runs([client.get_experiment_by_name("recipe/search").experiment_id])
+    above = {one.data.tags["hotloop.folder"]: one.info.run_id for one in found if "hotloop.level" in one.data.tags}
+    assert set(above) == {str(tmp_path / "one"), str(tmp_path / "two")}
+    trials = [one for one in found if "hotloop.level" not in one.data.tags]
+    assert {one.data.tags["mlflow.parentRunId"] for one in trials} == set(above.values())
+
+
+STORES = """
+import os, sys
+from hotloop import recipes
+from hotloop.train import start
+from hotloop.train.tracking import Tracking
+before = os.environ.get("MLFLOW_TRACKING_URI")
+class Record: document = {"starts": 1}
+Tracking(start.prepare(sys.argv[1:]), Record, print)
+assert os.environ.get("MLFLOW_TRACKING_URI") == before
+"""
+
+
+def test_two_workers_may_open_a_fresh_store_of_mlflows_at_once(tmp_path):
+    mlflow()
+    from training_fixtures import overrides
+
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", STORES, *overrides(tmp_path, run__logger="mlflow", run__folder=tmp_path)],
+            stderr=subprocess.PIPE, text=True,
+        )
+        for _ in range(2)
+    ]  # fmt: skip
+    said = [one.communicate(timeout=300)[1] for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+
+
+def test_a_store_is_opened_by_one_at_a_time(tmp_path, prepare, monkeypatch):
+    inside, most = [], []
+
+    class Logger:
+        run_id, tags = "x", None
+
+        def __init__(self, **_):
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.1)
+            inside.pop()
+
+        def log_hyperparams(self, _):
+            os.environ["MLFLOW_TRACKING_URI"] = "sqlite:///elsewhere"
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(tracking, "_installed", lambda _: None)
+    monkeypatch.setattr(tracking, "require", lambda *_: types.SimpleNamespace(MLFlowLogger=Logger))
+    begun = prepare(run__folder=tmp_path)
+    threads = [threading.Thread(target=tracking._mlflow, args=(begun, "start-1")) for _ in range(3)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert most == [1, 1, 1]
+    assert "MLFLOW_TRACKING_URI" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("happens", "ended"),
+    [
+        (lambda: None, ("finished", "success")),
+        (lambda: signal.raise_signal(signal.SIGINT), ("interrupted", "KILLED")),
+        (lambda: fail(RuntimeError("planted")), ("failed", "failed")),
+        (lambda: fail(RunPrunedError("planted")), ("pruned", "KILLED")),
+        (lambda: fail(KeyboardInterrupt()), ("interrupted", "KILLED")),
+    ],
+)
+def test_a_run_is_ended_as_it_ended(tmp_path, run, monkeypatch, happens, ended):
+    heard = []
+
+    class Logger:
+        def log_metrics(self, *_, **__):
+            pass
+
+        def finalize(self, how):
+            heard.append(how)
+
+    act = fit._Fitting.step
+    monkeypatch.setattr(fit._Fitting, "step", lambda self, batches: [act(self, batches), happens()])
+    monkeypatch.setattr(tracking, "_csv", lambda *_: Logger())
+    with contextlib.suppress(RuntimeError, KeyboardInterrupt):
+        run(run__logger="csv")
+    assert (record.load(tmp_path / "run")["status"], *heard) == ended
+
+
+def fail(error):
+    raise error
 
 
 WANDB = """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -84,6 +86,21 @@ def _compose(hydra: Any, lines: list[str]) -> dict[str, Any]:
             GlobalHydra.instance().initialize(callers)
     assert isinstance(composed, dict)
     return {str(key): value for key, value in composed.items()}
+
+
+def resume(folder: str | Path) -> str:
+    """Give the override that goes on with what is in a folder, whatever signs its name has."""
+    text = str(folder)
+    if re.fullmatch(r"[\w./+@-]+", text, re.ASCII):
+        return f"run.resume={text}"
+    # In Hydra's grammar a backslash is one of its own, unless a quote comes behind it.
+    quoted = re.sub(r"(\\*)('|$)", lambda found: 2 * found[1] + ("\\'" if found[2] else ""), text)
+    return f"run.resume='{quoted}'"
+
+
+def again(folder: str | Path, verb: str = "train") -> str:
+    """Give the command, as it is typed into a shell, that goes on with a run or a cross-validation."""
+    return f"hotloop {verb} {shlex.quote(resume(folder))}"
 
 
 def recipe_choice(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hotloop.errors import CompiledRunError, TrainingFailedError
+from hotloop.train import configure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,7 +62,7 @@ def with_checkpoint(
     failure: TrainingFailedError, doing: str, folder: Path, checkpoint: Path, again: str | None = None
 ) -> TrainingFailedError:
     """Add what was being done, and how to go on, to a failure's message; ``again`` is the command, if not the run's."""
-    own = f"hotloop train run.resume={folder} <changed settings>"
+    own = f"{configure.again(folder)} <changed settings>"
     kept = (
         f"Kept: {checkpoint}. Resume with: {again or own}"
         if checkpoint.is_file()

@@ -12,6 +12,7 @@ import torch
 
 import hotloop
 from hotloop.cache import shared_compiles
+from hotloop.errors import RunPrunedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
@@ -173,16 +174,25 @@ class _Fitting:
         """Train to the end, or until somebody interrupts."""
         self.compiling.announce()
         self.display.begin(self.total, self.position.step)
+        status = "failed"
         try:
             while not self.over():
                 self.model.train()
                 for batches in self.rest_of_epoch():
                     self.step(batches)
                     if self.live.interrupt.signal:
+                        status = "interrupted"
                         return self.interrupted()
                     if self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0:
                         self.save(checkpoint.LAST)
                 self.validate()
+            status = "finished"
+        except RunPrunedError:
+            status = "pruned"
+            raise
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
         except Exception as error:
             failure = failures.explain(error)
             if failure is None:
@@ -192,7 +202,7 @@ class _Fitting:
             raise failures.with_checkpoint(failure, self.doing, self.folder, last, again) from error
         finally:
             self.settle()
-            self.tracking.close()
+            self.tracking.close(status)
         return self.outcome("finished")
 
     def make_automatic(self) -> Automatic:
@@ -323,7 +333,7 @@ class _Fitting:
         """Save, and say how to go on."""
         self.save(checkpoint.LAST)
         self.display.say(f"Interrupted at step {self.position.step} of {self.total}, and saved.")
-        self.display.say(f"Resume with: {self.within.resume or f'hotloop train run.resume={self.folder}'}")
+        self.display.say(f"Resume with: {self.within.resume or configure.again(self.folder)}")
         return self.outcome("interrupted")
 
     def save(self, name: str) -> None:

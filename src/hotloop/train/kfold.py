@@ -26,6 +26,7 @@ from hotloop.train.display import Display, figures
 from hotloop.train.interrupt import wished
 from hotloop.train.kfold_state import State
 from hotloop.train.search import space
+from hotloop.train.search.nested import check
 from hotloop.train.settings import Settings
 from hotloop.train.within import Within
 
@@ -66,7 +67,7 @@ class Study:
     @property
     def again(self) -> str:
         """The command that goes on with it."""
-        return f"hotloop kfold run.resume={self.folder}"
+        return configure.again(self.folder, "kfold")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -285,18 +286,19 @@ class _Running:
     def chosen(self, fold: int, folder: Path) -> list[str]:
         """Give what the fold's inner search found; one that is done is not run again.
 
-        The seam is ``hotloop.train.search.nested(settings, folder, trials)``. The settings name the outer fold and have
-        ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with ``kfold.inner_fold``
-        set (`hotloop.train.folds.of_inner_fold`), which see the outer fold's training side alone. It goes on with the
-        search that it finds in its folder, gives the overrides of the best trial, and raises KeyboardInterrupt where
-        the user stopped it.
+        The seam is ``hotloop.train.search.nested(settings, folder, trials, say=say)``. The settings name the outer fold
+        and have ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with
+        ``kfold.inner_fold`` set (`hotloop.train.folds.of_inner_fold`), which see the outer fold's training side
+        alone. It goes on with the search that it finds in its folder, gives the overrides of the best trial, and raises
+        KeyboardInterrupt where the user stopped it.
         """
         known: list[str] | None = self.state.fold(fold).get("chosen")
         if known is None:
             trials = self.study.settings.kfold.inner_trials
             self.display.say(f"Inner search: {trials} trials on the training side of fold {fold}, in {folder / SEARCH}")
             settings = folds.with_search(self.study.settings, fold)
-            known = list(importlib.import_module("hotloop.train.search").nested(settings, folder / SEARCH, trials))
+            nested = importlib.import_module("hotloop.train.search").nested
+            known = list(nested(settings, folder / SEARCH, trials, say=self.display.say))
             self.state.note(fold, chosen=known)
         self.display.say(f"Inner search of fold {fold} chose: {' '.join(known) or 'no change'}")
         return known
@@ -309,9 +311,7 @@ def _check_search(settings: Settings) -> None:
         ConfigError: its space or ``hpo.trial`` cannot be used, or names the data, the folds or the run itself.
     """
     if settings.kfold.inner_trials is not None:
-        space.parse(settings)
-        space.check_trial(settings)
-        space.inner(settings)
+        check(settings)
 
 
 def chosen_for(settings: Settings, chosen: Sequence[str]) -> Settings:
@@ -353,7 +353,7 @@ def judge(folder: Path, fold: int | None, recipe: Recipe, overrides: Sequence[st
     wanted = [one for one in known if one == fold or (fold is None and paths[one].is_file())]
     if not wanted:
         raise ConfigError(
-            f"no fold of {folder} has a checkpoint yet: go on with it by hotloop kfold run.resume={folder}"
+            f"no fold of {folder} has a checkpoint yet: go on with it by {configure.again(folder, 'kfold')}"
         )
     found = []
     for one in wanted:

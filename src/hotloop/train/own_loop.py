@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import hotloop
 from hotloop.cache import shared_compiles
-from hotloop.errors import ConfigError, TrainingFailedError
+from hotloop.errors import ConfigError, RunPrunedError, TrainingFailedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.step.preview import generators_of
@@ -99,15 +99,24 @@ class _Fitting:
         """Train to the end, or until somebody interrupts."""
         self.compiling.announce()
         self.display.begin(self.total, self.position.step)
+        status = "failed"
         try:
             while not self.over():
                 for batch in self.rest_of_epoch():
                     self.step(batch)
                     if self.interrupt.signal:
+                        status = "interrupted"
                         return self.interrupted()
                     if self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0:
                         self.save(checkpoint.LAST)
                 self.validate()
+            status = "finished"
+        except RunPrunedError:
+            status = "pruned"
+            raise
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
         except Exception as error:
             failure = failures.explain(error, SMALLER)
             if failure is None:
@@ -117,7 +126,7 @@ class _Fitting:
             raise failures.with_checkpoint(failure, self.doing, self.folder, last, again) from error
         finally:
             self.settle()
-            self.tracking.close()
+            self.tracking.close(status)
         return self.outcome("finished")
 
     def over(self) -> bool:
@@ -259,7 +268,7 @@ class _Fitting:
     @property
     def again(self) -> str:
         """The command that goes on with the run, or with the search that it is part of."""
-        return self.start.within.resume or f"hotloop train run.resume={self.folder}"
+        return self.start.within.resume or configure.again(self.folder)
 
     def interrupted(self) -> Outcome:
         """Save, and say how to go on."""

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from hotloop.train import checkpoint
+from hotloop.train import checkpoint, configure
 from hotloop.train.compiling import PREFIX
 
 if TYPE_CHECKING:
@@ -25,9 +25,8 @@ def command(start: Start, overrides: Sequence[str], verb: str = "train") -> list
     """
     ours = (_COMPILE, "run.folder", "run.resume")
     kept = [one for one in overrides if one.split("=", 1)[0].strip().lstrip("+") not in ours] if start.resume else []
-    folder = str(start.folder).replace("\\", "\\\\").replace("'", "\\'")
     flags = ["-P"] if sys.flags.safe_path else []
-    return [sys.executable, *flags, "-m", "hotloop", verb, *kept, f"run.resume='{folder}'", f"{_COMPILE}=false"]
+    return [sys.executable, *flags, "-m", "hotloop", verb, *kept, configure.resume(start.folder), f"{_COMPILE}=false"]
 
 
 def one_rung_down(error: StepLostError, start: Start, overrides: Sequence[str], verb: str = "train") -> NoReturn:

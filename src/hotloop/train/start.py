@@ -137,4 +137,9 @@ def write_settings(start: Start) -> None:
     """Write the run's settings into its folder, in a form that ``--config`` takes to run it again."""
     start.folder.mkdir(parents=True, exist_ok=True)
     again = dataclasses.replace(start.settings, run=dataclasses.replace(start.settings.run, folder=None, resume=None))
-    (start.folder / SETTINGS).write_text(configure.to_yaml(again), encoding="utf-8")
+    part = start.folder / f".{SETTINGS}.part"
+    try:
+        part.write_text(configure.to_yaml(again), encoding="utf-8")
+        part.replace(start.folder / SETTINGS)
+    finally:
+        part.unlink(missing_ok=True)

@@ -5,25 +5,39 @@ A run's own record has everything in any case. So a logger that fails is said on
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import uuid
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, MissingExtraError
 from hotloop.train import configure
 from hotloop.train.optional import require
+from hotloop.train.turn import turn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hotloop.record import RunRecord
     from hotloop.train.start import Start
+    from hotloop.train.within import Within
 
 FOLDER = "logs"
 EXTRA = "tracking"
 _PARENT, _NAME = "mlflow.parentRunId", "mlflow.runName"
+_PLACE, _STORE = "hotloop.folder", "MLFLOW_TRACKING_URI"
+_OPENED_SECONDS = 300
+"""How long a run waits while others open a store: its tables may be made first, on a slow disk."""
+_ENDED = {
+    "finished": ("success", 0),
+    "failed": ("failed", 1),
+    "interrupted": ("KILLED", 130),
+    "pruned": ("KILLED", 130),
+}
+"""How a run ended, in the words of Lightning's loggers (what it does not know is MLflow's own), and as an exit code."""
 
 
 class Tracking:
@@ -82,11 +96,18 @@ class Tracking:
         self._do(lambda logger: logger.log_metrics(known, step=step))
         self._do(lambda logger: _tell_running(self.name, logger, running, step))
 
-    def close(self, status: str = "success") -> None:
-        """Write what is still in memory, and end the run there."""
-        self._do(lambda logger: logger.finalize(status))
-        if self.name == "wandb" and self._logger is not None:
-            self._do(lambda logger: logger.experiment.finish(exit_code=int(status != "success"), quiet=True))
+    def close(self, status: str) -> None:
+        """Write what is still in memory, and end the run there.
+
+        Args:
+            status: how it ended, as its record has it.
+        """
+        word, code = _ENDED[status]
+        if self.name == "wandb":
+            self._do(lambda logger: logger.experiment.summary.update({"status": status}))
+        self._do(lambda logger: logger.finalize(word))
+        if self.name == "wandb":
+            self._do(lambda logger: logger.experiment.finish(exit_code=code, quiet=True))
 
     def _do(self, act: Callable[[Any], None]) -> None:
         if self._logger is None:
@@ -125,30 +146,47 @@ def _mlflow(start: Start, version: str) -> Any:  # noqa: ARG001 - a run that goe
     _installed("mlflow")
     kept, within = start.folder / FOLDER / "mlflow-run", start.within
     whole = (within.folder or start.folder).resolve()
-    address = start.settings.run.tracking or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{whole}/mlflow.db"
+    address = start.settings.run.tracking or os.environ.get(_STORE) or f"sqlite:///{whole}/mlflow.db"
     levels = within.levels(start.folder.name)
     experiment = start.settings.run.project or within.study or start.settings.recipe.name
-    logger = require("lightning.pytorch.loggers", "hotloop train").MLFlowLogger(
-        experiment_name=experiment,
-        run_name="/".join(name for _, name in levels[1:] or levels),
-        tracking_uri=address,
-        run_id=kept.read_text(encoding="utf-8") if kept.is_file() else None,
-    )
-    logger.tags = {f"hotloop.{kind}": name for kind, name in levels}
-    if not kept.is_file() and len(levels) > 1:
-        logger.tags[_PARENT] = _parent(address, experiment, levels[:-1])
-    if not kept.is_file():  # MLflow takes a run's settings once; those of a resumed one are in its folder
-        logger.log_hyperparams(configure.to_dict(start.settings))
-    _keep(kept, logger.run_id)
+    # A store that is new is given its tables by whoever opens it: by one, and not by every worker at once.
+    with turn(whole / "mlflow.turn", _OPENED_SECONDS), _environment_kept():
+        logger = require("lightning.pytorch.loggers", "hotloop train").MLFlowLogger(
+            experiment_name=experiment,
+            run_name="/".join(name for _, name in levels[1:] or levels),
+            tracking_uri=address,
+            run_id=kept.read_text(encoding="utf-8") if kept.is_file() else None,
+        )
+        logger.tags = {f"hotloop.{kind}": name for kind, name in levels} | {_PLACE: str(whole)}
+        if not kept.is_file() and len(levels) > 1:
+            logger.tags[_PARENT] = _parent(address, experiment, levels[:-1], whole)
+        if not kept.is_file():  # MLflow takes a run's settings once; those of a resumed one are in its folder
+            logger.log_hyperparams(configure.to_dict(start.settings))
+        _keep(kept, logger.run_id)
     return logger
 
 
-def _parent(address: str, experiment: str, levels: Sequence[tuple[str, str]]) -> str:
-    """Give MLflow's run that stands for a study or a trial, made where there is none; several workers may ask."""
+@contextlib.contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Put the variable back by which MLflow hands its store on: the next run of this process may have another one."""
+    before = os.environ.get(_STORE)
+    try:
+        yield
+    finally:
+        os.environ.pop(_STORE, None)
+        if before is not None:
+            os.environ[_STORE] = before
+
+
+def _parent(address: str, experiment: str, levels: Sequence[tuple[str, str]], whole: Path) -> str:
+    """Give MLflow's run that stands for a study or a trial, made where there is none; several workers may ask.
+
+    The study's folder is part of what it is: on a server, studies of one name are often several.
+    """
     client = require("mlflow.tracking", "run.logger=mlflow", EXTRA).MlflowClient(address)
     found = client.get_experiment_by_name(experiment)
     place = found.experiment_id if found else client.create_experiment(experiment)
-    tags = {f"hotloop.{kind}": name for kind, name in levels} | {"hotloop.level": levels[-1][0]}
+    tags = {f"hotloop.{kind}": name for kind, name in levels} | {"hotloop.level": levels[-1][0], _PLACE: str(whole)}
 
     def known() -> list[Any]:
         runs = client.search_runs([place], f"tags.`hotloop.level` = '{levels[-1][0]}'", max_results=5000)
@@ -156,7 +194,7 @@ def _parent(address: str, experiment: str, levels: Sequence[tuple[str, str]]) ->
         return sorted(same, key=lambda run: (run.info.start_time, run.info.run_id))
 
     if not known():
-        above = {_PARENT: _parent(address, experiment, levels[:-1])} if len(levels) > 1 else {}
+        above = {_PARENT: _parent(address, experiment, levels[:-1], whole)} if len(levels) > 1 else {}
         made = client.create_run(place, tags={**tags, **above, _NAME: levels[-1][1]}).info.run_id
         client.set_terminated(made)
         if known()[0].info.run_id != made:  # another worker was a moment sooner
@@ -176,7 +214,7 @@ def _wandb(start: Start, version: str) -> Any:  # noqa: ARG001 - a run that goes
         save_dir=start.folder / FOLDER,
         id=identity,
         project=start.settings.run.project or f"hotloop-{Path(start.settings.recipe.name).stem}",
-        group=within.study,
+        group=_group(within),
         job_type=levels[-1][0],
         resume="allow",
         settings=wandb.Settings(console="off", silent=True),
@@ -185,6 +223,13 @@ def _wandb(start: Start, version: str) -> Any:  # noqa: ARG001 - a run that goes
     logger.log_hyperparams(configure.to_dict(start.settings))
     _keep(kept, identity)
     return logger
+
+
+def _group(within: Within) -> str | None:
+    """Give the group of a study's runs: its name, and what tells its folder from that of another one of this name."""
+    if within.study is None or within.folder is None:
+        return within.study
+    return f"{within.study} {zlib.crc32(str(within.folder.resolve()).encode()):08x}"
 
 
 def _installed(package: str) -> None:

@@ -73,6 +73,11 @@ def is_read(name: str, reads: Sequence[str], beside: Sequence[str] = ()) -> bool
     return _within(name, reads) or not _within(name, (*SOME, *beside))
 
 
+def by_program(settings: Settings, name: str) -> bool:
+    """Say whether a setting would do nothing, since the run's program is the user's own and decides that itself."""
+    return ":" in settings.recipe.name and _within(name, (*SOME, *NOT_READ["workload"]))
+
+
 @functools.cache
 def _defaults(recipe: str) -> Mapping[str, Any]:
     """Give the settings of a recipe that nobody changed, by dotted name."""

@@ -5,24 +5,51 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from hotloop.train.search import document, space
+from hotloop.errors import ConfigError
+from hotloop.train.search import document, space, told
 from hotloop.train.search.study import Study
 from hotloop.train.search.trial import train
 from hotloop.train.search.work import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from hotloop.train.search.told import Told
     from hotloop.train.search.work import Objective
     from hotloop.train.settings import Settings
 
 
-def _nothing(told: Told) -> None:
-    """Hear, and do nothing."""
+def check(settings: Settings) -> Settings:
+    """Give the settings of an inner search with what is its own affair put right.
+
+    Raises:
+        ConfigError: a space or ``hpo.trial`` that cannot be used in a fold, or settings that an inner search has not.
+    """
+    hpo = settings.hpo
+    without = {
+        "workers": (hpo.workers, 1),
+        "timeout_seconds": (hpo.timeout_seconds, None),
+        "storage": (hpo.storage, None),
+    }
+    for name, (value, only) in without.items():
+        if value != only:
+            shown = str(value) if name != "storage" else "..."  # there may be a password in it
+            raise ConfigError(
+                f"hpo.{name}={shown} has no effect on a search within a fold, which runs kfold.inner_trials trials in "
+                f"this process and keeps them in the fold's folder: set {space.override(f'hpo.{name}', only)}"
+            )
+    space.parse(settings)
+    space.check_trial(settings)
+    return space.inner(settings)
 
 
-def nested(settings: Settings, folder: Path, trials: int, objective: Objective = train) -> tuple[str, ...]:
+def nested(
+    settings: Settings,
+    folder: Path,
+    trials: int,
+    objective: Objective = train,
+    say: Callable[[str], None] = lambda _: None,
+) -> tuple[str, ...]:
     """Search, or go on with a search, and give the best values as overrides.
 
     Args:
@@ -31,21 +58,23 @@ def nested(settings: Settings, folder: Path, trials: int, objective: Objective =
         folder: where the study is kept, in SQLite; an outer fold's own.
         trials: how many.
         objective: runs a trial.
+        say: prints a line.
 
     Raises:
-        ConfigError: a space that cannot be used.
+        ConfigError: settings that cannot be used.
         KeyboardInterrupt: somebody interrupted; the same call goes on.
         SearchStoppedError: no trial came to its end.
     """
-    hpo = dataclasses.replace(
-        settings.hpo, folder=str(folder), n_trials=trials, workers=1, storage=None, keep_checkpoints="none"
-    )
-    settings = dataclasses.replace(settings, hpo=hpo)
-    space.check_trial(settings)
-    settings = space.inner(settings)
-    study = Study(settings, folder, lambda _: None)
+    settings = check(settings)
+    hpo = dataclasses.replace(settings.hpo, folder=str(folder), n_trials=trials, keep_checkpoints="none")
+    study = Study(dataclasses.replace(settings, hpo=hpo), folder, say)
+
+    def tell(what: told.Told) -> None:
+        if text := told.line(what):
+            say(text)
+
     try:
-        Worker(study, _nothing, objective).run()
+        Worker(study, tell, objective).run()
         values = document.best_values(document.write(study))
     finally:
         study.storage.close()

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 from hotloop.errors import ConfigError
-from hotloop.train import coerce
+from hotloop.train import coerce, unread
 from hotloop.train.settings import Settings
 
 if TYPE_CHECKING:
@@ -115,8 +115,15 @@ def parse(settings: Settings) -> Space:
     problems: list[str] = []
     found = [_searched(name, given, problems) for name, given in _leaves(settings.hpo.space, "", problems)]
     searched = [one for one in found if one]
+    problems += [
+        f"hpo.space.{one.name}: recipe={settings.recipe.name} decides that itself, and does not read the setting: set "
+        f"hpo.space.{one.name}=null (docs/recipes.md)"
+        for one in searched
+        if unread.by_program(settings, one.name)
+    ]
     if not searched and not problems:
-        problems.append("hpo.space is empty: expected a setting to vary, such as training.learning_rate")
+        such = "num_epochs" if unread.by_program(settings, "training.learning_rate") else "learning_rate"
+        problems.append(f"hpo.space is empty: expected a setting to vary, such as training.{such}")
     if not problems:
         searched = _ordered(searched, problems)
     if problems:

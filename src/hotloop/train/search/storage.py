@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, SearchStoppedError
 from hotloop.train.optional import require
+from hotloop.train.turn import LOCKED_SECONDS, turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 FILE = "study.db"
 PATIENCE_SECONDS = 60.0
 """How long what matters is tried again while the storage does not answer."""
-_LOCKED_SECONDS = 60
 
 
 class Storage:
@@ -126,9 +126,9 @@ class Storage:
         try:
             if self._file:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
-                with contextlib.closing(sqlite3.connect(self._file, timeout=_LOCKED_SECONDS)) as file:
+                with contextlib.closing(sqlite3.connect(self._file, timeout=LOCKED_SECONDS)) as file:
                     file.execute("PRAGMA journal_mode=WAL")  # readers go on while somebody writes; kept in the file
-                options = {"connect_args": {"timeout": _LOCKED_SECONDS}}
+                options = {"connect_args": {"timeout": LOCKED_SECONDS}}
             with self._alone(), warnings.catch_warnings():
                 warnings.simplefilter("ignore", self._optuna.exceptions.ExperimentalWarning)
                 return self._optuna.storages.RDBStorage(
@@ -146,11 +146,9 @@ class Storage:
 
     @contextlib.contextmanager
     def _sqlite_turn(self) -> Iterator[None]:
-        """Hold a lock of a file beside the study's: SQLite's own locks, which every system has and a death ends."""
+        """Hold the lock of a file beside the study's."""
         assert self._file is not None
-        path = self._file.with_name(f"{self._file.name}.turn")
-        with contextlib.closing(sqlite3.connect(path, timeout=_LOCKED_SECONDS, isolation_level=None)) as lock:
-            lock.execute("BEGIN EXCLUSIVE")
+        with turn(self._file.with_name(f"{self._file.name}.turn")):
             yield
 
     def _postgresql_turn(self) -> contextlib.AbstractContextManager[Any]:
@@ -160,7 +158,7 @@ class Storage:
     def _locked(self, engine: Any) -> Iterator[None]:
         """Hold one of PostgreSQL's advisory locks: the server ends it with the transaction, as that with its client."""
         with engine.connect() as connection:
-            connection.execute(self._sql.text(f"SET LOCAL lock_timeout = '{_LOCKED_SECONDS}s'"))
+            connection.execute(self._sql.text(f"SET LOCAL lock_timeout = '{LOCKED_SECONDS}s'"))
             connection.execute(self._sql.text("SELECT pg_advisory_xact_lock(hashtextextended('hotloop hpo', 0))"))
             try:
                 yield

@@ -121,6 +121,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
     """Train once, as the trial's run or as that of one of its folds, and give the best value of the metric."""
     from rich.console import Console  # noqa: PLC0415 - only a process that runs trials loads torch
 
+    from hotloop.train.search.study import name  # noqa: PLC0415 - a study asks for the folds of its trials
     from hotloop.train.start import Start  # noqa: PLC0415
 
     hpo = settings.hpo
@@ -138,7 +139,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
     within = Within(
         validated=validated,
         runs=asked.runs * folds - (fold or 0),
-        study=hpo.name,
+        study=name(settings),
         trial=asked.number,
         fold=fold,
         folder=Path(hpo.folder),
