@@ -49,7 +49,7 @@ def trained(kind, run, steps, *, before=None, rows=lambda step: 6):
                 before(number)
             step(*batch(number, rows(number)))
     left = {name: one.detach().clone() for name, one in model.named_parameters()}
-    told = (loop.status(), dict(loop.peers.__dict__)) if loop else None
+    told = (loop.status(), loop.peers.unanswered, sorted(loop._said)) if loop else None
     if loop:
         loop.close()
     return left, told
@@ -60,12 +60,13 @@ def compared(*args, **settings):
     eager, _ = trained(args[0], None, *args[1:], rows=settings.get("rows", lambda step: 6))
     torch.compiler.reset()
     dist.barrier()
-    ours, (status, told) = trained(args[0], "aot_eager", *args[1:], **settings)
+    ours, (status, unanswered, said) = trained(args[0], "aot_eager", *args[1:], **settings)
     return {
         "same": all(torch.allclose(ours[name], eager[name], rtol=1e-5, atol=1e-6) for name in eager),
         "tiers": {one.name: one.steps for one in status.tiers},
         "status": str(status),
-        "unanswered": told["unanswered"],
+        "unanswered": unanswered,
+        "said": said,
     }
 
 
@@ -88,7 +89,38 @@ def late():
     return compared("local", 70, before=lambda step: time.sleep(VOTE_SECONDS + 2) if (RANK, step) == (1, 32) else None)
 
 
+def shapes():
+    """Lengths that never come twice; then lengths that vary once the tier is proven."""
+    votes, real = [], peers.Peers.agree
+
+    def agree(self, vote):
+        votes.append(vote)
+        return real(self, vote)
+
+    peers.Peers.agree = agree
+    try:
+        never = compared("local", 80, rows=lambda step: 4 + step)
+        return {**never, "votes": len(votes), "later": compared("local", 40, rows=lambda step: max(6, step - 12))}
+    finally:
+        peers.Peers.agree = real
+
+
+def begun():
+    """Count a collective of a group that was made after the loop, and a vote."""
+    _, loop, _ = made("local", "aot_eager")
+    group = dist.new_group([0, 1])
+    counts = [loop.peers.begun()]
+    dist.all_reduce(torch.ones(1), group=group)
+    counts.append(loop.peers.begun())
+    loop.peers.agree(peers.Vote.YES)
+    counts.append(loop.peers.begun())
+    loop.close()
+    return [count - counts[0] for count in counts]
+
+
 RUNS = {
+    "shapes": shapes,
+    "begun": begun,
     "alone": alone,
     "uneven": lambda: compared("ddp-nobuffers", 70 if RANK == 0 else 40),
     "closed": lambda: compared("local", 70 if RANK == 0 else 40),

@@ -82,3 +82,18 @@ def test_processes_that_do_not_keep_pace_go_on_eager(tmp_path):
     assert "rank 1 has closed its loop" in ranks[0]["closed"]["status"]
     for told in ranks:
         assert "rank 0 waited 4 s" in told["late"]["status"], told["late"]
+
+
+def test_shapes_that_vary_end_the_votes_and_groups_made_later_count(tmp_path):
+    for told in two_processes(tmp_path, "begun", "shapes", program=VOTES):
+        assert told["begun"] == [0, 1, 1]
+        varying, later = told["shapes"], told["shapes"].pop("later")
+        assert varying["same"]
+        assert later["same"]
+        assert varying["votes"] == 65, varying
+        assert varying["tiers"]["eager"] == 79, varying  # the survey is told of the tier that was asked for
+        assert "in 64 steps no shapes came" in varying["status"]
+        assert not any("other shapes" in line for line in varying["said"])
+        assert later["tiers"]["aot_eager"] >= 12
+        assert later["tiers"]["eager"] >= 20
+        assert sum("other shapes" in line for line in later["said"]) == 1

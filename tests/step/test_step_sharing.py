@@ -1,5 +1,7 @@
 """Several runs of one program in one process: what the later ones know, prove again, and pay for together."""
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from hotloop import apply
 from hotloop.decide import Facts
 from hotloop.errors import ConfigError
 from hotloop.measure import Timing
-from hotloop.step import background, sharing
+from hotloop.step import auto, background, sharing
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018}
 
@@ -237,3 +239,26 @@ def test_of_two_children_that_are_left_one_stays(children):
 def test_a_number_of_runs_that_cannot_be_is_refused(runs):
     with pytest.raises(ConfigError, match="runs"):
         trial(runs=runs)
+
+
+def test_a_known_tier_that_is_not_switched_to_is_left_after_its_proof(monkeypatch):
+    """Proving aims at the tier: where `decide` then stays, steps must not run on in it, untimed and told as eager."""
+    with hotloop.testing.captured_step_emulation():
+        trial()
+        decide, known, proven = auto.decide, auto.Auto._known_faster, []
+
+        def stays(standing, options):
+            decision = decide(standing, options)
+            return dataclasses.replace(decision, action="stay") if proven else decision
+
+        def notes(self, tier):
+            proven.append(tier)
+            known(self, tier)
+
+        monkeypatch.setattr(auto, "decide", stays)
+        monkeypatch.setattr(auto.Auto, "_known_faster", notes)
+        loop = trial(rate=2**-7)[2]
+    assert any("eager+graph: proven in" in line for line in decisions(loop))
+    assert loop.goal.name == loop.auto.in_force.name == "eager"
+    assert loop.last_ran() == ("eager", "run")
+    assert eager_steps(loop) >= 40

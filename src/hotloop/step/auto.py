@@ -219,6 +219,7 @@ class Auto:
         self._recent.clear()
         line = f"{tier.name}: proven in {self._prepared:.2f} s, timed in an earlier run of this process"
         self.loop.decided(line, {"action": "known", "tier": tier.name, "prepare_seconds": self._prepared})
+        self.loop.turn(self.in_force)  # until `decide` switches, which it need not
 
     def declined(self, tier: Tier, reason: str) -> None:
         """A tier cannot run; one that was captured runs on without its graph, or as given."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PATIENCE_SECONDS = 1800.0
 """How long the others wait for the slowest in an agreed step: the time of a long compile."""
 VOTE_SECONDS = 300.0
-"""How long a vote waits, at most, for a process that takes part in no step: out of batches, or at something else."""
+"""How long a vote waits, at most, for a process that is out of batches, or at something else."""
 _LOST = "hotloop/lost"
 _UNANSWERED = "hotloop/unanswered"
 _SLOW = "Timed out waiting"
@@ -142,7 +142,8 @@ class Peers:
         group, self._group = self._group, None
         if group is not None and distributed.is_initialized():
             with contextlib.suppress(Exception):  # one that votes later then goes on eager; else it takes it for an end
-                store().set(self._key, f"rank {self.rank} has closed its loop")
+                if not self.unanswered:
+                    store().set(self._key, f"rank {self.rank} has closed its loop")
             distributed.destroy_process_group(group)
 
 

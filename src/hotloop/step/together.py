@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 
 EVERY = 32
 """Steps between two votes on whether the tier still runs in every process: where it failed in one, all leave it."""
+GIVE_UP = 64
+"""Votes without a proof after which a tier is given up: no shape came a second time in all processes at once."""
 _HINT = "see the log of the process that it failed in"
-_EVEN = "give all processes as many steps each; where one waits for another's long work, have it wait at a barrier"
+_PAD = "pad batches to a few sizes (buckets=), and drop a short last one"
+_EVEN = (
+    "give all processes as many steps each; where a process waits for another's long work, have it wait at a barrier"
+)
 
 
 class Together:
@@ -32,7 +37,9 @@ class Together:
 
     def __init__(self, runner: Runner, peers: Peers) -> None:
         self._runner, self._peers = runner, peers
-        self._seen: collections.Counter[Inputs] = collections.Counter()
+        self._seen: collections.deque[Inputs] = collections.deque(maxlen=GIVE_UP)
+        self._unproved = 0
+        """Votes since the last proof: as many in all processes."""
         self._proved: set[Inputs] = set()
         self._asked_for: Tier | None = None
 
@@ -48,10 +55,12 @@ class Together:
     def _towards(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
         """An agreed step: looked at, or run both ways by all processes, or eager in all of them."""
         runner = self._runner
-        self._seen[inputs] += 1
         agreed = self._peers.agree(self._readiness(tier, inputs))
+        self._seen.append(inputs)
+        self._unproved += 1
         if agreed is Vote.NEVER:
-            self._leave(tier, runner.once or Obstacle("another process cannot run it", _HINT))
+            ours = runner.once or self._too_many_shapes()
+            self._leave(tier, ours or Obstacle("another process cannot run it", _HINT))
             return runner.eagerly(run)
         with self._peers.patient():
             if runner.to_be_surveyed:
@@ -59,17 +68,25 @@ class Together:
             if agreed is not Vote.YES:
                 return runner.eagerly(run)
             self._proved.add(inputs)
+            self._unproved = 0
             result = runner.code.prove(run, tier)
             self._settle(tier)
         return result
 
     def _readiness(self, tier: Tier, inputs: Inputs) -> Vote:
         """Say whether this process can run the step both ways: it was looked at, and its shape is no odd one."""
+        if self._too_many_shapes() is not None:
+            return Vote.NEVER
         if self._runner.to_be_surveyed:
             return Vote.NOT_NOW
         if self._runner.once is not None or not tier.compiles:
             return Vote.NEVER
-        return Vote.YES if self._seen[inputs] > 1 else Vote.NOT_NOW
+        return Vote.YES if inputs in self._seen else Vote.NOT_NOW
+
+    def _too_many_shapes(self) -> Obstacle | None:
+        if self._unproved < GIVE_UP:
+            return None
+        return Obstacle(f"in {GIVE_UP} steps no shapes came a second time in all processes at once", _PAD)
 
     def _settle(self, tier: Tier) -> None:
         """After a proof step: the tier is proven when it is so in all processes, and left when it is wrong in one."""
@@ -92,6 +109,11 @@ class Together:
                 return runner.eagerly(run)
         if not tier.compiles or inputs not in self._proved:
             # This process alone: while it compiled for a short batch, the others would wait in a collective.
+            if tier.compiles:
+                runner.loop.say_once(
+                    f"{runner.name}: batches of other shapes than those that {tier.name} was proven with run eager, "
+                    f"as the other processes would wait for a compile: {_PAD}"
+                )
             return runner.eagerly(run)
         return runner.guarded(run, tier)
 
