@@ -27,7 +27,7 @@ from hotloop.train.interrupt import wished
 from hotloop.train.kfold_state import State
 from hotloop.train.search import space
 from hotloop.train.search.nested import check
-from hotloop.train.settings import Settings
+from hotloop.train.settings import STILL_COMPARABLE, Settings
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
@@ -42,11 +42,6 @@ SPLITS = 5
 """Folds of a plain ``hotloop kfold``."""
 SEARCH = "search"
 """The folder of an inner search, in that of its fold."""
-_FREE = (
-    "run", "compile", "training.optimization.use_torch_compile", "training.eval_batch_size",
-    "training.checkpoint_every_steps",
-)  # fmt: skip
-"""What may change while a cross-validation is resumed: all else would make its folds incomparable."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +123,7 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
     )
     old, new = _flat(configure.to_dict(before)), _flat(configure.to_dict(now))
     for name in dict.fromkeys([*old, *new]):
-        free = any(f"{name}.".startswith(f"{one}.") for one in _FREE) and name != "run.seed"
+        free = any(f"{name}.".startswith(f"{one}.") for one in STILL_COMPARABLE) and name != "run.seed"
         if not free and old.get(name) != new.get(name):
             raise ConfigError(
                 f"{name} cannot change while a cross-validation is resumed ({old.get(name)!r} to {new.get(name)!r}): "
