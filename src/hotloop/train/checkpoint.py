@@ -79,6 +79,11 @@ def load(path: Path) -> dict[str, Any]:
     return document
 
 
+def weights(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the weights of a checkpoint that its validation judged: the averages, where the run kept some."""
+    return {**document["model"], **(document.get("average") or {})}
+
+
 def find(folder: Path, *names: str) -> Path:
     """Give the first of a run's checkpoints that is there.
 

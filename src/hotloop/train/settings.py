@@ -83,6 +83,15 @@ class OptimizationSettings:
 
     use_torch_compile: bool | Literal["auto"]
     use_bf16: bool
+    use_fp16: bool
+
+    def __post_init__(self) -> None:
+        """Refuse two precisions at once."""
+        if self.use_bf16 and self.use_fp16:
+            raise ConfigError(
+                "training.optimization.use_bf16=true and training.optimization.use_fp16=true: a run computes in one of "
+                "them; leave one out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

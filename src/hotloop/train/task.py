@@ -69,6 +69,21 @@ class Goal:
         return new > old if self.maximize else new < old
 
 
+@dataclasses.dataclass(frozen=True)
+class Show:
+    """What is made now and then of the model as it stands, such as samples.
+
+    Args:
+        make: makes it after so many steps, and gives measurements for the record. It runs in evaluation mode, with
+            the average of the weights where there is one, without gradients, and as eager code or in
+            ``compile.inference``, as validations do; random numbers that it draws are put back.
+        every: how many steps are between two; None makes it at the end of the run alone.
+    """
+
+    make: Callable[[int], Mapping[str, float]]
+    every: int | None = None
+
+
 def _nothing(best: Mapping[str, float], measured: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG001 - a task's remarks
     return ()
 
@@ -89,6 +104,9 @@ class Task:
         per_row: what throughput counts besides rows, and how many of it a row holds: ``{"tokens": 128}``.
         context: measurements for the record that were made before training, such as baselines.
         remarks: says by what the best validation is to be judged, of its metrics and of the record's measurements.
+        compiled: what a hot loop compiles of the model; empty compiles all of it.
+        average: keep an exponential moving average of what is trained, with this decay, and judge that.
+        show: what is made now and then, and at the end.
     """
 
     model: torch.nn.Module
@@ -102,3 +120,6 @@ class Task:
     per_row: Mapping[str, int] = dataclasses.field(default_factory=dict)
     context: Mapping[str, float] = dataclasses.field(default_factory=dict)
     remarks: Callable[[Mapping[str, float], Mapping[str, Any]], Sequence[str]] = _nothing
+    compiled: tuple[torch.nn.Module, ...] = ()
+    average: float | None = None
+    show: Show | None = None
