@@ -18,7 +18,7 @@ from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
-from hotloop.train.batches import epoch_order
+from hotloop.train.batches import epoch_order, per_epoch
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan, arguments
 from hotloop.train.evaluate import evaluate
@@ -139,8 +139,7 @@ class _Fitting:
         self.device = device = environment.choose_device(self.settings.run.device)
         live.record.update("environment", **machine.describe(device))
         accumulate = self.training.gradient_accumulation
-        batches = max(1, len(task.train) // min(self.training.batch_size, len(task.train)))
-        self.steps_per_epoch = max(1, batches // accumulate)
+        self.steps_per_epoch = max(1, per_epoch(task.train, self.training.batch_size) // accumulate)
         self.total = min(self.steps_per_epoch * self.training.num_epochs, self.training.max_steps or 2**62)
         fabric_module = require("lightning.fabric", "hotloop train")
         self.fabric = fabric_module.Fabric(
