@@ -140,7 +140,7 @@ class _Fitting:
         self.device = device = environment.choose_device(self.settings.run.device)
         live.record.update("environment", **machine.describe(device))
         accumulate = self.training.gradient_accumulation
-        self.steps_per_epoch = max(1, per_epoch(task.train, self.training.batch_size) // accumulate)
+        self.steps_per_epoch = max(1, per_epoch(task.train, self.training.batch_size, accumulate) // accumulate)
         self.total = min(self.steps_per_epoch * self.training.num_epochs, self.training.max_steps or 2**62)
         self.fabric, scaler = environment.fabric(device, self.training.optimization)
         self.tracking = Tracking(start, live.record, display.say)

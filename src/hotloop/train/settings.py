@@ -78,6 +78,34 @@ class LanguageSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PicturesSettings:
+    """Which captioned pictures, and the sizes that they are brought to."""
+
+    source: Literal["digits", "fashion-mnist", "folder"]
+    path: str | None
+    size: int = _range(8, 4096)
+    step: int = _range(1, 512)
+    buckets: int = _range(1, 64)
+    min_size: int = _range(1)
+    skip_bad: bool
+
+    def __post_init__(self) -> None:
+        """Refuse values that fit alone and not together."""
+        if self.source == "folder" and not self.path:
+            raise ConfigError("pictures.path is not set: pictures.source=folder needs it, pictures.path=FOLDER")
+        if self.source == "digits" and self.path:
+            raise ConfigError(
+                f"pictures.path={self.path!r} is set and pictures.source=digits does not read it: "
+                "set pictures=folder to train on your own pictures"
+            )
+        if self.size < self.step:
+            raise ConfigError(
+                f"pictures.size={self.size} is less than pictures.step={self.step}, of which every side is a multiple: "
+                "raise the one, or lower the other"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizationSettings:
     """What makes steps faster."""
 
@@ -243,6 +271,7 @@ class Settings:
     model: ModelSettings
     digits: DigitsSettings
     language: LanguageSettings
+    pictures: PicturesSettings
     training: TrainingSettings
     compile: CompileSettings
     kfold: KfoldSettings

@@ -29,6 +29,10 @@ class Data(Protocol):
     def buckets(self) -> int:
         """How many shapes there are; rows of one shape make a batch."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether rows of two shapes can never make one batch; else a batch may have smaller rows than its shape."""
+
     def __len__(self) -> int: ...
 
     def take(self, rows: Tensor) -> Batch:
