@@ -130,8 +130,10 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         torch.mps.set_rng_state(state["mps"])
 
 
-def fit_weights(model: torch.nn.Module, weights: Mapping[str, Any], name: str) -> None:
-    """Load a checkpoint's weights into a model, all of them.
+def fit_weights(
+    model: torch.nn.Module, weights: Mapping[str, Any], name: str, setting: str = "model.name"
+) -> None:
+    """Load a checkpoint's weights into a model, all of them; ``setting`` is what names the model.
 
     Raises:
         ConfigError: they are of another model.
@@ -140,4 +142,4 @@ def fit_weights(model: torch.nn.Module, weights: Mapping[str, Any], name: str) -
         model.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"the checkpoint's weights do not fit model.name={name}: {reason}") from error
+        raise ConfigError(f"the checkpoint's weights do not fit {setting}={name}: {reason}") from error

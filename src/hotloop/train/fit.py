@@ -24,19 +24,19 @@ from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan, arguments
 from hotloop.train.evaluate import evaluate
 from hotloop.train.interrupt import Interrupt
+from hotloop.train.optimizing import parameter_groups, schedule
 from hotloop.train.optional import require
 from hotloop.train.rehearse import Rehearsal
 from hotloop.train.tracking import Tracking
 from hotloop.train.update import Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from hotloop.events import Event
     from hotloop.train.batches import Batch
     from hotloop.train.display import Display
-    from hotloop.train.settings import TrainingSettings
     from hotloop.train.start import Start
     from hotloop.train.task import Task
 
@@ -105,28 +105,6 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         if outcome.status == "interrupted":
             record.finish("interrupted", f"{interrupt.signal} at step {outcome.step}")
     return dataclasses.replace(outcome, stop=interrupt.signal is not None)
-
-
-def schedule(settings: TrainingSettings, steps: int) -> Callable[[int], float]:
-    """Give the factor on the learning rate at each step: up linearly over the warm-up, then down to 0 at the end."""
-    warm_up = math.ceil(settings.warmup_fraction * steps)
-
-    def factor(step: int) -> float:
-        if step < warm_up:
-            return (step + 1) / warm_up
-        return max(0.0, (steps - step) / max(1, steps - warm_up))
-
-    return factor
-
-
-def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Put what is trained into two groups: matrices, which decay, and biases and norms, which do not."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [one for one in trained if one.ndim > 1], "weight_decay": weight_decay},
-        {"params": [one for one in trained if one.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
 
 
 class _Fitting:
@@ -268,7 +246,7 @@ class _Fitting:
         self.position.step_in_epoch += 1
         entry: dict[str, Any] = {
             "step": self.position.step, "seconds": seconds, "loss": loss, "learning_rate": rate,
-            "gradient_norm": norm if math.isfinite(norm) else None, "running": self.compiling.running,
+            "gradient_norm": norm, "running": self.compiling.running,
         }  # fmt: skip
         self.account.step(entry, events)
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
@@ -335,9 +313,13 @@ class _Fitting:
         finally:
             self.model.train(was_training)
             checkpoint.restore_random_state(random)
+        self.after_judging()
+
+    def after_judging(self) -> None:
+        """Take note of what was observed while gradients were off."""
         events = self.new_events()
         self.compiling.after_validation(events)
-        self.account.observed(step, self.compiling.unrecorded(events))
+        self.account.observed(self.position.step, self.compiling.unrecorded(events))
 
     def validate(self) -> None:
         """Judge the model, keep it where it is the best so far, and go on to the next epoch where this one is done."""
@@ -346,9 +328,7 @@ class _Fitting:
         judge = self.task.judge(self.task.parts["loss"])
         with self.judging():
             metrics = evaluate(self.model, judge, self.task.validation, self.training.eval_batch_size, self.device)
-        events = self.new_events()
-        self.compiling.after_validation(events)
-        self.account.observed(at.step, self.compiling.unrecorded(events))
+        self.after_judging()
         best = self.task.goal.better(metrics, at.best)
         at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
         if best:

@@ -106,6 +106,47 @@ class PicturesSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DiffusionSettings:
+    """The networks of the recipe `diffusion`, how they are trained, and what is sampled of them."""
+
+    model: str
+    width: int = _range(8)
+    autoencoder_steps: int = _range(10)
+    train_text_encoder: bool
+    lora_rank: int | None = _range(1)
+    lora_alpha: float | None = _range(0, open_low=True)
+    prediction: Literal["epsilon", "v_prediction"] | None
+    min_snr_gamma: float | None = _range(0, open_low=True)
+    noise_offset: float = _range(0, 1)
+    caption_dropout: float = _range(0, 0.9)
+    ema_decay: float | None = _range(0, 0.999999)
+    gradient_checkpointing: bool
+    cache: bool
+    output: bool
+    sample_every: int | None = _range(1)
+    sample_steps: int = _range(1, 1000)
+    guidance: float = _range(1)
+    prompts: tuple[str, ...]
+    samples: int = _range(1, 64)
+
+    def __post_init__(self) -> None:
+        """Refuse values that fit alone and not together."""
+        if not self.model.strip():
+            raise ConfigError("diffusion.model is empty: expected small, sd15, a folder or a hub name")
+        if self.lora_rank is not None and self.model == "small":
+            raise ConfigError(
+                f"diffusion.lora_rank={self.lora_rank} with diffusion.model=small: its weights are random, so there is "
+                "nothing to adapt; name the folder of a trained model, or leave diffusion.lora_rank out"
+            )
+        if self.lora_alpha is not None and self.lora_rank is None:
+            raise ConfigError(
+                f"diffusion.lora_alpha={self.lora_alpha} has no effect while diffusion.lora_rank is null: set it as well"
+            )
+        if self.width % 8:
+            raise ConfigError(f"diffusion.width={self.width}: expected a multiple of 8, the groups of its norms")
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizationSettings:
     """What makes steps faster."""
 
@@ -272,6 +313,7 @@ class Settings:
     digits: DigitsSettings
     language: LanguageSettings
     pictures: PicturesSettings
+    diffusion: DiffusionSettings
     training: TrainingSettings
     compile: CompileSettings
     kfold: KfoldSettings

@@ -12,13 +12,13 @@ from hotloop.train import configure
 if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
-SOME = ("data", "model", "digits", "language", "pictures", "training.freeze_embeddings", "recipe.goal")
+SOME = ("data", "model", "digits", "language", "pictures", "diffusion", "training.freeze_embeddings", "recipe.goal")
 """Settings and groups of them that only some recipes read; the fit loop reads all others."""
 READS: Mapping[str, tuple[str, ...]] = {
     "criteria": ("data", "model", "training.freeze_embeddings"),
     "digits": ("data.sample_size", "data.validation_fraction", "model.dropout", "digits"),
     "language": ("data.sample_size", "data.validation_fraction", "model.dropout", "language"),
-    "diffusion": ("data.sample_size", "data.validation_fraction", "pictures"),
+    "diffusion": ("data.sample_size", "data.validation_fraction", "pictures", "diffusion"),
     "workload": ("recipe.goal",),
 }
 """Those of `SOME` that each recipe reads: settings, or groups of them."""
