@@ -161,9 +161,9 @@ def per_epoch(dataset: Data, batch_size: int) -> int:
     counts = dataset.bucket.bincount()
     if int(counts.max()) < batch_size:
         raise DataError(
-            f"training.batch_size={batch_size}: the {len(dataset)} rows to train on are of {dataset.buckets} shapes that "
-            f"make no batch together, of which none has more than {int(counts.max())} rows. Lower training.batch_size, "
-            "or have fewer shapes"
+            f"training.batch_size={batch_size}: the {len(dataset)} rows to train on are of {dataset.buckets} shapes "
+            f"that make no batch together, of which none has more than {int(counts.max())} rows. Lower "
+            "training.batch_size, or have fewer shapes"
         )
     return int((counts // batch_size).sum())
 
