@@ -1,6 +1,6 @@
-"""Sizes by aspect ratio: a few buckets, planned from the pictures, each picture in the one whose ratio is nearest.
+"""Sizes by aspect ratio: a few buckets, planned from the pictures, each picture in the nearest.
 
-As trainers of Stable Diffusion do it: all sizes have about one area, so that a batch of any bucket costs about the same.
+All sizes have about one area, as trainers of Stable Diffusion have it, so that a batch of any costs about the same.
 """
 
 from __future__ import annotations

@@ -6,28 +6,33 @@ training can draw from it anew each time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+import hashlib
+import itertools
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
+from hotloop.errors import DataError
 from hotloop.train.batches import Batch
+from hotloop.train.pictures.stored import PART, Cache, Store, Stored
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    import torch
     from torch import nn
 
     from hotloop.train.pictures.loading import Pictures
 
 EncodePictures = Callable[[Tensor], tuple[Tensor, Tensor]]
-"""Takes pictures, float32 of shape (batch, channels, height, width) in -1..1 on the CPU; gives the mean and the logarithm
-of the variance of their latents, both of shape (batch, latent channels, latent height, latent width), on any device."""
+"""Takes pictures, float32 of shape (batch, channels, height, width) in -1..1 on the CPU; gives the mean and the
+logarithm of the variance of their latents, both (batch, latent channels, latent height, latent width), any device."""
 EncodeTexts = Callable[[Sequence[str]], Mapping[str, Tensor]]
 """Takes texts; gives tensors by the names that the model's inputs have, each of shape (batch, ...), on any device."""
-Progress = Callable[[int, int], None]
-"""Is told how many rows are done, and of how many."""
+
+__all__ = ["Cache", "Latents", "Tensors", "Texts", "distinct", "encode_pictures", "encode_texts", "weights_fingerprint"]
 
 
 class Values(Protocol):
@@ -70,7 +75,7 @@ class Texts:
         Raises:
             KeyError: a text that is not among them.
         """
-        raise NotImplementedError
+        return torch.tensor([self._rows[text] for text in texts], dtype=torch.int64)
 
     def take(self, rows: Tensor) -> dict[str, Tensor]:
         """Give the values of these rows, each of shape (rows, ...)."""
@@ -87,34 +92,36 @@ def weights_fingerprint(module: nn.Module) -> str:
 
     The configuration is that of diffusers and transformers, ``module.config``, without names of folders and versions.
     """
-    raise NotImplementedError
+    digest = hashlib.sha256(type(module).__qualname__.encode())
+    digest.update(json.dumps(_config(module), sort_keys=True, default=str).encode())
+    for name, one in sorted([*module.named_parameters(), *module.named_buffers()], key=lambda item: item[0]):
+        digest.update(repr((name, one.dtype, tuple(one.shape))).encode())
+        # NumPy has no bfloat16, so the bytes are taken as such.
+        digest.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
-def encode_pictures(
-    pictures: Pictures,
-    encode: EncodePictures,
-    folder: Path,
-    *,
-    key: Mapping[str, str],
-    batch_size: int,
-    dtype: torch.dtype,
-    progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Values:
+def _config(module: nn.Module) -> dict[str, object]:
+    config: Any = getattr(module, "config", None)
+    made = config.to_dict() if hasattr(config, "to_dict") else config
+    values = dict(made) if isinstance(made, Mapping) else {}
+    return {
+        str(name): value
+        for name, value in values.items()
+        if not str(name).startswith("_") and name != "transformers_version"
+    }
+
+
+def encode_pictures(pictures: Pictures, encode: EncodePictures, cache: Cache) -> Stored:
     """Encode all pictures, bucket by bucket, or read what an earlier run encoded.
 
-    Every batch has ``batch_size`` rows, the last of a bucket filled up, so that a compiled VAE is compiled for each
+    Every batch has ``cache.batch_size`` rows, the last of a part filled up, so that a compiled VAE is compiled for each
     bucket once. A run that is killed leaves whole parts only, which the next one reuses.
 
     Args:
         pictures: what to encode.
         encode: the VAE's part; is called without gradients, and must not draw anything random.
-        folder: where caches are kept.
-        key: what the result depends on besides the pictures, by name: ``{"vae": weights_fingerprint(vae)}``.
-        batch_size: pictures in a forward pass.
-        dtype: in which the result is kept.
-        progress: is told how many pictures are done, and of how many.
-        say: is told in words what is reused, rebuilt and thrown away.
+        cache: where the result is kept, and what it depends on besides the pictures: the VAE's weights.
 
     Returns:
         ``mean`` and ``logvar`` by picture, of shape (rows, latent channels, latent height, latent width) for rows of
@@ -124,34 +131,85 @@ def encode_pictures(
         DataError: the VAE gave a number that is not finite for a picture; the message names it.
         OSError: the cache cannot be written.
     """
-    raise NotImplementedError
+
+    def make(rows: Tensor) -> dict[str, Tensor]:
+        made: list[tuple[Tensor, Tensor]] = []
+        for pixels, count in _ahead(pictures.pixels, _filled(rows, cache.batch_size)):
+            with torch.no_grad():
+                mean, logvar = encode(pixels)
+            made.append((_kept(mean[:count], cache.dtype), _kept(logvar[:count], cache.dtype)))
+        part = {"mean": torch.cat([one for one, _ in made]), "logvar": torch.cat([one for _, one in made])}
+        _finite(part, [pictures.names[row] for row in rows.tolist()], "the VAE", cache.dtype)
+        return part
+
+    order = pictures.bucket.argsort(stable=True)
+    counts = pictures.bucket.bincount(minlength=len(pictures.sizes)).tolist()
+    rows = [part for alike in torch.split(order, counts) if len(alike) for part in torch.split(alike, PART)]
+    return Store(cache, "latents", {"pictures": pictures.fingerprint(), **cache.key}).fill(rows, make)
 
 
-def encode_texts(
-    texts: Sequence[str],
-    encode: EncodeTexts,
-    folder: Path,
-    *,
-    key: Mapping[str, str],
-    batch_size: int,
-    dtype: torch.dtype,
-    progress: Progress | None = None,
-    say: Callable[[str], None] | None = None,
-) -> Texts:
-    """Encode each distinct text once, or read what an earlier run encoded; arguments as for `encode_pictures`.
+def encode_texts(texts: Sequence[str], encode: EncodeTexts, cache: Cache) -> Texts:
+    """Encode each distinct text once, or read what an earlier run encoded.
 
     Args:
         texts: captions, and whatever else is to be embedded, such as the empty text and the prompts of samples.
         encode: the text encoder's part, its tokenizer included; is called without gradients. Numbers with a fraction
-            are kept in ``dtype``, others as they are.
-        folder: where caches are kept.
-        key: what the result depends on besides the texts: the encoder's weights, and its tokenizer.
-        batch_size: texts in a forward pass.
-        dtype: in which the result is kept.
-        progress: is told how many texts are done, and of how many.
-        say: is told in words what is reused, rebuilt and thrown away.
+            are kept in ``cache.dtype``, others as they are.
+        cache: where the result is kept, and what it depends on besides the texts: the encoder's weights, its tokenizer.
+
+    Raises:
+        DataError: the encoder gave a number that is not finite for a text; the message quotes it.
+        OSError: the cache cannot be written.
     """
-    raise NotImplementedError
+    once = distinct(texts)
+
+    def make(rows: Tensor) -> dict[str, Tensor]:
+        made = []
+        for filled, count in _filled(rows, cache.batch_size):
+            with torch.no_grad():
+                values = encode([once[row] for row in filled.tolist()])
+            made.append({name: _kept(one[:count], cache.dtype) for name, one in values.items()})
+        part = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+        _finite(part, [repr(once[row]) for row in rows.tolist()], "the text encoder", cache.dtype)
+        return part
+
+    fingerprint = hashlib.sha256(json.dumps(once).encode()).hexdigest()
+    rows = torch.split(torch.arange(len(once)), PART)
+    return Texts(once, Store(cache, "texts", {"texts": fingerprint, **cache.key}).fill(rows, make))
+
+
+def _filled(rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, int]]:
+    """Give rows as batches of one size, and how many rows of each count; the last is filled up with its last row."""
+    batch_size = min(batch_size, PART)
+    for start in range(0, len(rows), batch_size):
+        yield rows[torch.arange(start, start + batch_size).clamp(max=len(rows) - 1)], min(batch_size, len(rows) - start)
+
+
+def _ahead(read: Callable[[Tensor], Tensor], batches: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
+    """Give what is read of each batch's rows, and its count; the next one is read while one is being encoded."""
+    with ThreadPoolExecutor(1) as pool:
+        coming = deque((pool.submit(read, rows), count) for rows, count in itertools.islice(batches, 1))
+        while coming:
+            read_now, count = coming.popleft()
+            pixels = read_now.result()
+            coming.extend((pool.submit(read, rows), count) for rows, count in itertools.islice(batches, 1))
+            yield pixels, count
+
+
+def _kept(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.detach().to("cpu", dtype if values.is_floating_point() else values.dtype)
+
+
+def _finite(part: Mapping[str, Tensor], names: Sequence[str], who: str, dtype: torch.dtype) -> None:
+    """Refuse what would make the loss NaN hours later."""
+    for name, one in part.items():
+        bad = (~one.isfinite()).flatten(1).any(dim=1).nonzero().flatten().tolist()
+        if bad:
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            raise DataError(
+                f"{who} gave a {name} that is not finite for {names[bad[0]]}{more} (kept as {dtype}): run it in "
+                "float32, and check its weights"
+            )
 
 
 class Latents:
@@ -170,15 +228,20 @@ class Latents:
     apart = True
 
     def __init__(self, pictures: Pictures, moments: Values, texts: Texts, rows: Tensor | None = None) -> None:
-        raise NotImplementedError
+        self.rows = torch.arange(len(pictures)) if rows is None else rows
+        self.bucket, self.buckets = pictures.bucket[self.rows], len(pictures.sizes)
+        self.moments, self.texts = moments, texts
+        self.text = texts.rows([pictures.captions[row] for row in self.rows.tolist()])
 
     def __len__(self) -> int:
-        raise NotImplementedError
+        return len(self.rows)
 
     def take(self, rows: Tensor) -> Batch:
         """Give these rows of the side, all of one bucket, as a batch."""
-        raise NotImplementedError
+        pictures = self.rows[rows]
+        return Batch({**self.moments.take(pictures), **self.texts.take(self.text[rows])}, pictures)
 
     def unfilled(self, batch_size: int) -> int:
         """Give how many rows are in buckets that do not fill a batch: training never sees them."""
-        raise NotImplementedError
+        counts = self.bucket.bincount()
+        return int(counts[counts < min(batch_size, len(self))].sum())

@@ -7,19 +7,17 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from hotloop.errors import DataError
 from hotloop.train.pairs import sample
-from hotloop.train.pictures import buckets, embedded
+from hotloop.train.pictures import buckets, embedded, fashion, folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from torch import Tensor
+
     from hotloop.train.pictures.source import Source
     from hotloop.train.settings import Settings
-
-HALF = 0.5
 
 
 class Pictures:
@@ -116,6 +114,10 @@ def needed(settings: Settings) -> int:
 
 
 def _source(settings: Settings, progress: Callable[[int, int], None] | None) -> Source:
-    if settings.pictures.source == "digits":
-        return embedded.digits(settings.run.seed)
-    raise NotImplementedError(settings.pictures.source, progress)
+    chosen, seed = settings.pictures, settings.run.seed
+    if chosen.source == "digits":
+        return embedded.digits(seed)
+    if chosen.source == "fashion-mnist":
+        return fashion.load(chosen.path, seed)
+    assert chosen.path is not None
+    return folder.load(chosen.path, chosen.min_size, skip_bad=chosen.skip_bad, progress=progress)

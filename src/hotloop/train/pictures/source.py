@@ -6,11 +6,12 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
 from torch.nn import functional
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from torch import Tensor
 
 
 class Reader(Protocol):
