@@ -130,9 +130,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         torch.mps.set_rng_state(state["mps"])
 
 
-def fit_weights(
-    model: torch.nn.Module, weights: Mapping[str, Any], name: str, setting: str = "model.name"
-) -> None:
+def fit_weights(model: torch.nn.Module, weights: Mapping[str, Any], name: str, setting: str = "model.name") -> None:
     """Load a checkpoint's weights into a model, all of them; ``setting`` is what names the model.
 
     Raises:

@@ -299,15 +299,17 @@ class _Fitting:
     def show(self, *, last: bool = False) -> None:
         """Have the task show the model as it stands, where it is time to; where the disk is full the run goes on."""
         show, step = self.task.show, self.position.step
-        due = last or (show is not None and show.every is not None and step % show.every == 0 and step < self.total)
-        if show is None or not due:
+        if show is None or (not last and (show.every is None or step % show.every)):
+            return
+        make = show.end if last else show.make
+        if make is None:
             return
         self.doing = f"what is shown after step {step}"
         random, was_training = checkpoint.random_state(), self.model.training
         self.model.eval()
         try:
             with self.judging(), torch.no_grad():
-                self.live.record.update("measurements", **show.make(step))
+                self.live.record.update("measurements", **make(step))
         except OSError as error:
             self.display.say(f"{error}; the run goes on without it")
         finally:

@@ -81,11 +81,13 @@ class Show:
         make: makes it after so many steps, and gives measurements for the record. It runs in evaluation mode, with
             the average of the weights where there is one, without gradients, and as eager code or in
             ``compile.inference``, as validations do; random numbers that it draws are put back.
-        every: how many steps are between two; None makes it at the end of the run alone.
+        every: how many steps are between two; None makes none on the way.
+        end: makes what is made at the end of the run, after its last validation.
     """
 
     make: Callable[[int], Mapping[str, float]]
     every: int | None = None
+    end: Callable[[int], Mapping[str, float]] | None = None
 
 
 def _nothing(best: Mapping[str, float], measured: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG001 - a task's remarks

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from hotloop.train.diffusion.noise import Noise, offset
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hotloop.train.diffusion.networks import Networks
 
 
@@ -64,7 +66,7 @@ class Denoiser(nn.Module):
     ) -> None:
         super().__init__()
         self.unet, self.text_encoder, self.vae = networks.unet, networks.text_encoder, Moments(networks.vae)
-        self.noise = noise
+        self.noise, self._factor = noise, networks.factor
         self._caption_dropout, self._noise_offset = caption_dropout, noise_offset
         self.trains_text = any(one.requires_grad for one in self.text_encoder.parameters())
         # What brings latents to the variance of noise, and the empty caption, follow from weights, and are kept with them.
@@ -124,6 +126,17 @@ class Denoiser(nn.Module):
         if self.training:
             error = error * self.noise.weight(timesteps).sqrt().view(-1, 1, 1, 1)
         return error
+
+    def parts(self) -> dict[str, nn.Module]:
+        """Give what can be compiled, by name."""
+        return {"unet": self.unet, "text_encoder": self.text_encoder, "vae": self.vae}
+
+    def latent_shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
+        """Give the shape of the latents of a batch's inputs: (channels, height, width)."""
+        if "mean" in inputs:
+            return tuple(inputs["mean"].shape[1:])
+        height, width = (side // self._factor for side in inputs["pixels"].shape[-2:])
+        return int(self.unet.config.in_channels), height, width
 
     def _latents(self, mean: Tensor | None, logvar: Tensor | None, pixels: Tensor | None) -> Tensor:
         """Give latents, scaled to about the noise's size: drawn in training, the most likely ones otherwise."""

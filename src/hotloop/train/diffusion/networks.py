@@ -17,6 +17,7 @@ from hotloop.train import hub
 from hotloop.train.diffusion import tokens
 from hotloop.train.encoder import align, count
 from hotloop.train.optional import require
+from hotloop.train.pictures.latents import weights_fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -60,6 +61,10 @@ class Networks:
         """Give the networks by the names that a pipeline gives them."""
         return {"unet": self.unet, "text_encoder": self.text_encoder, "vae": self.vae}
 
+    def fingerprint(self) -> str:
+        """Give a text that other weights would not have; random ones follow from the seed, and have none."""
+        return "" if self.made else " ".join(map(weights_fingerprint, self.modules().values()))
+
     @property
     def factor(self) -> int:
         """How many pixels a latent has a side."""
@@ -98,7 +103,9 @@ class Networks:
                 )
 
 
-def load(name: str, captions: Sequence[str], shape: tuple[int, int], width: int, say: Callable[[str], None]) -> Networks:
+def load(
+    name: str, captions: Sequence[str], shape: tuple[int, int], width: int, say: Callable[[str], None]
+) -> Networks:
     """Make or load the networks of ``diffusion.model``.
 
     Args:
@@ -246,7 +253,9 @@ def _named(name: str, silent: str | None) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep the bars and reports of diffusers and transformers off the terminal while the block runs."""
-    kinds = [require(f"{name}.utils.logging", "recipe=diffusion", "diffusion") for name in ("diffusers", "transformers")]
+    kinds = [
+        require(f"{name}.utils.logging", "recipe=diffusion", "diffusion") for name in ("diffusers", "transformers")
+    ]
     before = [(one, one.get_verbosity()) for one in kinds]
     for one in kinds:
         one.set_verbosity_error()

@@ -34,7 +34,9 @@ class Fixed:
 
     apart = True
 
-    def __init__(self, data: Data, shape: Callable[[dict[str, Tensor]], tuple[int, ...]], steps: int, seed: int) -> None:
+    def __init__(
+        self, data: Data, shape: Callable[[dict[str, Tensor]], tuple[int, ...]], steps: int, seed: int
+    ) -> None:
         self._data, self._shape, self._steps, self._seed = data, shape, steps, seed
         self._times = max(1, math.ceil(LEAST / len(data)))
         self.bucket, self.buckets = data.bucket.repeat(self._times), data.buckets

@@ -32,6 +32,7 @@ CHANGES_CODE = (
     "digits",
     "language",
     "pictures",
+    "diffusion",
     "training.batch_size",
     "training.freeze_embeddings",
     "training.optimization.use_bf16",

@@ -1,0 +1,63 @@
+"""What a batch holds: latents and embeddings that were made once, or pictures and tokens that are encoded in each step."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from hotloop.train.pictures.latents import (
+    Tensors,
+    Texts,
+    distinct,
+    encode_pictures,
+    encode_texts,
+    weights_fingerprint,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from hotloop.train.diffusion.denoiser import Denoiser
+    from hotloop.train.diffusion.networks import Networks
+    from hotloop.train.pictures import Pictures
+    from hotloop.train.pictures.latents import Values
+    from hotloop.train.pictures.stored import Cache
+
+
+class Pixels:
+    """Pictures as values of rows: read anew each time they are asked for."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self._pictures = pictures
+
+    def take(self, rows: Tensor) -> dict[str, Tensor]:
+        """Give ``pixels`` of these rows, as the pictures give them."""
+        return {"pixels": self._pictures.pixels(rows)}
+
+
+def of_pictures(denoiser: Denoiser, pictures: Pictures, cache: Cache | None) -> Values:
+    """Give what stands for pictures in a batch; without a cache they are encoded in each step."""
+    if cache is None:
+        return Pixels(pictures)
+    device = denoiser.scale.device
+    keyed = dataclasses.replace(cache, key={**cache.key, "vae": weights_fingerprint(denoiser.vae.net)})
+    return encode_pictures(pictures, lambda pixels: denoiser.vae(pixels.to(device)), keyed)
+
+
+def of_captions(denoiser: Denoiser, networks: Networks, captions: Sequence[str], cache: Cache | None) -> Texts:
+    """Give what stands for captions in a batch; without a cache, and where it is trained, the encoder runs each step."""
+    if cache is None:
+        once = distinct(captions)
+        return Texts(once, Tensors({"input_ids": networks.token_ids(once)}))
+    device = denoiser.scale.device
+    tokens = hashlib.sha256(json.dumps(networks.token_ids(distinct(captions)).tolist()).encode()).hexdigest()
+    key = {**cache.key, "text_encoder": weights_fingerprint(denoiser.text_encoder), "tokens": tokens}
+    return encode_texts(
+        captions,
+        lambda texts: {"embeddings": denoiser.embed(networks.token_ids(texts).to(device))},
+        dataclasses.replace(cache, key=key),
+    )
