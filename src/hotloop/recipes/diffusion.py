@@ -1,7 +1,7 @@
 """Teach a latent-diffusion model to draw what captions say: ``hotloop train recipe=diffusion``.
 
-The default draws scikit-learn's digits with three small networks that begin with random weights: an autoencoder, which is
-trained first, in a stage of its own; a text encoder, which stays as it is; and a UNet. ``diffusion.model`` names any
+The default draws scikit-learn's digits with three small networks that begin with random weights: an autoencoder, which
+is trained first, in a stage of its own; a text encoder, which stays as it is; and a UNet. ``diffusion.model`` names any
 Stable Diffusion instead, ``pictures`` any folder of captioned pictures.
 """
 
@@ -26,9 +26,9 @@ from hotloop.train.diffusion.place import Place
 from hotloop.train.diffusion.sampling import JUDGED, Sampler, prompts_of
 from hotloop.train.diffusion.validation import Fixed, MeanError
 from hotloop.train.display import Display
+from hotloop.train.encoder import count
 from hotloop.train.fit import Outcome, fit
 from hotloop.train.folds import Side, Sides, split_rows
-from hotloop.train.encoder import count
 from hotloop.train.optional import require
 from hotloop.train.pictures import load as load_pictures
 from hotloop.train.pictures import recognise
@@ -37,7 +37,7 @@ from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal, Show, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -93,7 +93,8 @@ def train(start: Start, console: Console | None = None) -> Outcome:
 
     # What trains, and what the networks that do not train make of pictures and captions, once.
     weights = start.resume["model"] if start.resume else None
-    made = make(settings, found, pictures, rows, Place(device, start.folder, display.say), weights)
+    place = Place(device, start.folder, display.say)
+    made = make(settings, found, pictures, rows, place=place, weights=weights)
     display.say(trains(made, settings))
 
     task = Task(
@@ -124,7 +125,7 @@ def sides(settings: Settings) -> Sides:
     """Say what `train` learns from and is judged by: each picture is a group of its own, by its name."""
     pictures = load_pictures(settings)
     rows = split(pictures, settings)
-    labels = pictures.labels or [None] * len(pictures)
+    labels: Sequence[int | None] = pictures.labels or [None] * len(pictures)
     train_side, held_out = (
         Side(tuple(labels[row] for row in side.tolist()), tuple(pictures.names[row] for row in side.tolist()))
         for side in rows
@@ -143,7 +144,8 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     rows = split(pictures, settings)
     found = load_networks(settings, pictures, rows[0], lambda _: None)
     with tempfile.TemporaryDirectory() as folder:
-        made = make(settings, found, pictures, rows, Place(device, Path(folder), lambda _: None), weights)
+        place = Place(device, Path(folder), lambda _: None)
+        made = make(settings, found, pictures, rows, place=place, weights=weights)
         batch_size = settings.training.eval_batch_size
         return evaluation.evaluate(made.denoiser, MeanError(), made.validation, batch_size, device)
 
@@ -185,6 +187,7 @@ def make(  # noqa: PLR0913 - what a model is made of
     found: Networks,
     pictures: Pictures,
     rows: tuple[Tensor, Tensor],
+    *,
     place: Place,
     weights: Mapping[str, Any] | None,
 ) -> Made:
@@ -202,7 +205,7 @@ def make(  # noqa: PLR0913 - what a model is made of
     for one in found.modules().values():
         one.to(place.device).eval().requires_grad_(requires_grad=False)
     if found.name == networks.SMALL and weights is None:
-        autoencoder.prepare(found.vae, pictures, rows[0], chosen.autoencoder_steps, seed, place)
+        autoencoder.prepare(found.vae, pictures, rows[0], steps=chosen.autoencoder_steps, seed=seed, place=place)
     if chosen.lora_rank:
         lora.add(found, chosen.lora_rank, chosen.lora_alpha or chosen.lora_rank, text=chosen.train_text_encoder)
     else:
@@ -292,8 +295,10 @@ def remarks(_: Mapping[str, float], measured: Mapping[str, Any]) -> list[str]:
     """Say how many samples show what their caption says; nothing where that cannot be judged."""
     if "recognised" not in measured:
         return []
-    one = {name.removeprefix("recognised_"): value for name, value in measured.items()}
-    return [
-        f"Of {one['of']} samples a classifier recognises {one['recognised']:.3f} as what their caption says (95% interval "
-        f"{one['low']:.3f} to {one['high']:.3f}; chance {one['chance']:.3f}; of held-out real pictures {one['real']:.3f})"
-    ]
+    share, *rest = (measured[f"recognised{name}"] for name in ("", "_of", "_low", "_high", "_chance", "_real"))
+    many, low, high, chance, real = rest
+    said = (
+        f"Of {many} samples a classifier takes {share:.3f} for what their caption says (95% interval {low:.3f} to "
+        f"{high:.3f}; chance {chance:.3f}; of held-out real pictures {real:.3f})"
+    )
+    return [said]

@@ -42,21 +42,25 @@ class Automatic(Compiling):
         say: prints a line.
         loop: owns the step; it writes its decisions, verdicts and events into the run's record itself.
         update: the step that it owns.
-        compiled: the modules that the loop compiles; parts that are within one of them run as they do.
+        compiled: the modules that the loop compiles; parts that are within one of them run as they do. None compiles
+            all parts but the loss.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a run is made of
         self,
         settings: Settings,
         parts: dict[str, Any],
         say: Callable[[str], None],
         loop: Loop,
         update: Callable[..., Any],
-        compiled: Sequence[torch.nn.Module],
+        *,
+        compiled: Sequence[torch.nn.Module] | None = None,
     ) -> None:
         super().__init__({}, settings, parts, say)
-        within = {id(one) for each in compiled for one in each.modules()}
-        self._compiles = {name for name, part in parts.items() if id(part) in within}
+        self._compiles = {name for name in parts if name != "loss"}
+        if compiled is not None:
+            within = {id(one) for each in compiled for one in each.modules()}
+            self._compiles = {name for name, part in parts.items() if id(part) in within}
         self._loop, self._step = loop, loop.step(update)
         self.running = "eager"
         self._told = 0

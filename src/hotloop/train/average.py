@@ -26,7 +26,7 @@ class Average:
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self._names, self._parameters = list(trained), list(trained.values())
         self.tensors = [one.detach().clone() for one in self._parameters]
-        self._blend = get_ema_multi_avg_fn(decay)
+        self._blend = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
 
     @torch.no_grad()
     def update(self) -> None:

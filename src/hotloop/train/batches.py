@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hotloop.train.pairs import Pair
-    from hotloop.train.task import Data
+    from hotloop.train.task import Data, Shaped
 
 SHARE_THAT_FITS = 0.99
 
@@ -149,7 +149,7 @@ class Table:
         return Batch({name: one[rows] for name, one in self.inputs.items()}, self.labels[rows])
 
 
-def per_epoch(dataset: Data, batch_size: int, together: int = 1) -> int:
+def per_epoch(dataset: Shaped, batch_size: int, together: int = 1) -> int:
     """Give how many batches `epoch_order` makes.
 
     Raises:
@@ -169,11 +169,11 @@ def per_epoch(dataset: Data, batch_size: int, together: int = 1) -> int:
     return int((counts // size).sum()) * together
 
 
-def epoch_order(dataset: Data, batch_size: int, seed: int, epoch: int, together: int = 1) -> list[Tensor]:
+def epoch_order(dataset: Shaped, batch_size: int, seed: int, epoch: int, together: int = 1) -> list[Tensor]:
     """Shuffle rows into the batches of an epoch, all of one size; what is left over waits for another epoch.
 
     With several shapes, rows of one shape make a batch, and the few that do not fill one go to the next larger, or wait
-    for another epoch where shapes stay apart; then the ``together`` batches of an optimizer step have one shape as well,
+    for another epoch where shapes stay apart; there the ``together`` batches of an optimizer step have one shape too,
     so that there are no more kinds of steps than shapes. The order depends on nothing but the arguments, so that a run
     can be resumed in the middle of an epoch.
     """

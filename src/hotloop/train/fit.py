@@ -25,7 +25,6 @@ from hotloop.train.compiling import Compiling, Plan, arguments
 from hotloop.train.evaluate import evaluate
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.optimizing import parameter_groups, schedule
-from hotloop.train.optional import require
 from hotloop.train.rehearse import Rehearsal
 from hotloop.train.tracking import Tracking
 from hotloop.train.update import Update
@@ -197,7 +196,7 @@ class _Fitting:
             record=self.live.record,
         )
         step = self.one.optimizer_step
-        return Automatic(self.settings, self.task.parts, self.display.say, loop, step, compiled)
+        return Automatic(self.settings, self.task.parts, self.display.say, loop, step, compiled=compiled)
 
     def rehearsal(self) -> Rehearsal:
         """Give what tries CUDA graphs on copies of the model before they are turned on."""

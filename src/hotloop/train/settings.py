@@ -140,7 +140,7 @@ class DiffusionSettings:
             )
         if self.lora_alpha is not None and self.lora_rank is None:
             raise ConfigError(
-                f"diffusion.lora_alpha={self.lora_alpha} has no effect while diffusion.lora_rank is null: set it as well"
+                f"diffusion.lora_alpha={self.lora_alpha} has no effect while diffusion.lora_rank is null: set both"
             )
         if self.width % 8:
             raise ConfigError(f"diffusion.width={self.width}: expected a multiple of 8, the groups of its norms")

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     """The mean loss of a model's output and the labels of a batch."""
 
 
-class Data(Protocol):
-    """One side of the split, held in memory: rows that become batches."""
+class Shaped(Protocol):
+    """Rows of several shapes: what has to be known of them to put an epoch in order."""
 
     @property
     def bucket(self) -> Tensor:
@@ -34,6 +34,10 @@ class Data(Protocol):
         """Whether rows of two shapes can never make one batch; else a batch may have smaller rows than its shape."""
 
     def __len__(self) -> int: ...
+
+
+class Data(Shaped, Protocol):
+    """One side of the split: rows that become batches."""
 
     def take(self, rows: Tensor) -> Batch:
         """Give these rows as a batch."""

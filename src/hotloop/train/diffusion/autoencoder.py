@@ -1,4 +1,4 @@
-"""The autoencoder's own stage: a small VAE that is made here has to give latents that mean something before anything else.
+"""The autoencoder's own stage: a small VAE that is made here has to be trained before anything else.
 
 A pretrained one is used as it is. This one is trained on the training side alone, in a minute, and kept on disk: runs
 with the same pictures, seed and settings find it there. It has to know only how pictures look, not what they show.
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 BATCH, RATE = 32, 2e-3
 KL = 1e-4
-"""How much the posterior's distance from a standard normal counts beside the squared error of a pixel; as little as in
-Rombach et al. 2022 (High-Resolution Image Synthesis with Latent Diffusion Models), which only keeps latents in bounds."""
+"""How much the posterior's distance from a standard normal counts beside the squared error of a pixel: little, to keep
+latents in bounds (Rombach et al. 2022, High-Resolution Image Synthesis with Latent Diffusion Models)."""
 STEADY = 0.9
 """The share of the steps after which latents and errors are measured."""
 VERSION = "1"
@@ -44,12 +44,12 @@ class _Rows:
 
 
 def prepare(  # noqa: PLR0913 - what a stage of training takes
-    vae: Any, pictures: Pictures, rows: Tensor, steps: int, seed: int, place: Place
+    vae: Any, pictures: Pictures, rows: Tensor, *, steps: int, seed: int, place: Place
 ) -> None:
-    """Train a VAE to give pictures back, or take the weights that an earlier run trained; its random numbers are its own.
+    """Train a VAE to give pictures back, or take the weights that an earlier run trained.
 
-    Sets its ``scaling_factor`` so that the latents of the training side have variance 1, as noise has. It is frozen and
-    in evaluation mode then.
+    Its random numbers are its own. Sets its ``scaling_factor`` so that the latents of the training side have variance 1,
+    as noise has. It is frozen and in evaluation mode then.
 
     Args:
         vae: diffusers' AutoencoderKL with random weights, on the place's device.
@@ -81,7 +81,7 @@ def prepare(  # noqa: PLR0913 - what a stage of training takes
 
 
 def _train(vae: Any, pictures: Pictures, rows: Tensor, steps: int, generator: torch.Generator) -> tuple[float, float]:
-    """Give one over the standard deviation of latents, and the root mean square error of a pixel, both by the last tenth."""
+    """Give one over the standard deviation of latents, and a pixel's root mean square error, by the last steps."""
     optimizer = torch.optim.AdamW(vae.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
     order: list[Tensor] = []

@@ -44,7 +44,7 @@ class Denoiser(nn.Module):
     out and need not be there when it is loaded: the folder has them.
 
     Args:
-        networks: of which ``unet`` is trained, or its adapters; ``text_encoder`` where its parameters require gradients.
+        networks: of which ``unet`` is trained, or its adapters; ``text_encoder`` where parameters require gradients.
         noise: the schedule, and what is predicted.
         embedded: whether batches have embeddings of captions, or their tokens, of which they are made here.
         caption_dropout: the share of rows whose caption is taken for the empty one in training, which sampling with
@@ -69,7 +69,7 @@ class Denoiser(nn.Module):
         self.noise, self._factor = noise, networks.factor
         self._caption_dropout, self._noise_offset = caption_dropout, noise_offset
         self.trains_text = any(one.requires_grad for one in self.text_encoder.parameters())
-        # What brings latents to the variance of noise, and the empty caption, follow from weights, and are kept with them.
+        # What brings latents to the variance of noise, and the empty caption, follow from weights: kept with them.
         self.register_buffer("scale", torch.tensor(float(networks.vae.config.scaling_factor)))
         empty = networks.token_ids([""]).to(self.text_encoder.device)
         self.text_encoder.eval()
@@ -79,11 +79,11 @@ class Denoiser(nn.Module):
         if not networks.made:
             self.left_out = frozenset(name for name, one in self.named_parameters() if not one.requires_grad)
             self.left_out |= frozenset(name for name, _ in self.named_buffers())
-        self.register_state_dict_post_hook(_leave_out)
-        self.register_load_state_dict_post_hook(_may_miss)
+        self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_may_miss)  # type: ignore[no-untyped-call]
         self.train()
 
-    def train(self, mode: bool = True) -> Denoiser:  # noqa: FBT001, FBT002 - torch's own signature
+    def train(self, mode: bool = True) -> Denoiser:
         """Set the mode of what is trained; frozen networks stay in evaluation mode."""
         super().train(mode)
         self.vae.eval()
@@ -107,10 +107,11 @@ class Denoiser(nn.Module):
         In training latents, noise and timesteps are drawn, and the error counts by `Noise.weight`.
 
         Args:
-            mean, logvar: the posterior of the latents, of shape (batch, channels, height, width); or
-            pixels: pictures, which are encoded.
-            embeddings: of the captions, of shape (batch, tokens, width); or
-            input_ids: their tokens, of shape (batch, tokens), which are embedded.
+            mean: of the posterior of the latents, of shape (batch, channels, height, width).
+            logvar: the logarithm of its variance, of the same shape.
+            pixels: pictures, which are encoded, in place of both.
+            embeddings: of the captions, of shape (batch, tokens, width).
+            input_ids: their tokens, of shape (batch, tokens), which are embedded, in place of them.
             noise: to add, of the latents' shape; None draws it.
             timesteps: int64 of shape (batch,); None draws them.
         """
@@ -160,7 +161,7 @@ class Denoiser(nn.Module):
         return texts if embeddings is not None else self.embed(texts)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Give the embeddings of tokens, of shape (batch, tokens, width); with gradients where the encoder is trained."""
+        """Give the embeddings of tokens, of shape (batch, tokens, width); with gradients where the encoder trains."""
         with torch.set_grad_enabled(self.trains_text and torch.is_grad_enabled()):
             found: Tensor = self.text_encoder(input_ids, return_dict=False)[0]
         return found

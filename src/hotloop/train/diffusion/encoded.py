@@ -1,4 +1,4 @@
-"""What a batch holds: latents and embeddings that were made once, or pictures and tokens that are encoded in each step."""
+"""What a batch holds: latents and embeddings that were made once, or what is encoded in each step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def of_pictures(denoiser: Denoiser, pictures: Pictures, cache: Cache | None) -> 
 
 
 def of_captions(denoiser: Denoiser, networks: Networks, captions: Sequence[str], cache: Cache | None) -> Texts:
-    """Give what stands for captions in a batch; without a cache, and where it is trained, the encoder runs each step."""
+    """Give what stands for captions in a batch; without a cache they are embedded in each step."""
     if cache is None:
         once = distinct(captions)
         return Texts(once, Tensors({"input_ids": networks.token_ids(once)}))

@@ -1,4 +1,4 @@
-"""LoRA through peft: small matrices beside frozen ones (Hu et al. 2021, arXiv:2106.09685), in place and by diffusers' names."""
+"""LoRA through peft, in place: small matrices beside frozen ones (Hu et al. 2021, arXiv:2106.09685)."""
 
 from __future__ import annotations
 

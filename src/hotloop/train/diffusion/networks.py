@@ -1,4 +1,4 @@
-"""The networks of a latent-diffusion model: small ones made here, Stable Diffusion 1.5's from its configs, or a folder's.
+"""The networks of a latent-diffusion model: small ones, ones of Stable Diffusion 1.5's sizes, or a folder's.
 
 Weights from elsewhere are read as safetensors only, and no code of a model's folder is run.
 """
@@ -231,7 +231,7 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
 
 @contextlib.contextmanager
 def _named(name: str, silent: str | None) -> Iterator[None]:
-    """Say of any failure which setting it comes from; diffusers, transformers and the hub raise many classes for one."""
+    """Say of any failure which setting it comes from; three libraries raise many classes for one thing."""
     try:
         with quiet():
             yield

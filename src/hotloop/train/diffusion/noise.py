@@ -52,7 +52,8 @@ class Noise(nn.Module):
         """Give noised latents.
 
         Args:
-            clean, noise: of shape (batch, ...).
+            clean: latents, of shape (batch, ...).
+            noise: of the same shape.
             timesteps: int64 of shape (batch,).
         """
         alpha, sigma = self._at(timesteps, clean)

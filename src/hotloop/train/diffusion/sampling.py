@@ -68,7 +68,7 @@ class Sampler:
     seed: int
 
     def make(self, each: int) -> Tensor:
-        """Give ``each`` samples of every prompt, by turns: float32 of shape (samples, channels, height, width) in -1..1."""
+        """Give so many samples of every prompt, by turns: of shape (samples, channels, height, width) in -1..1."""
         pipe, wanted = pipeline(self.networks, self.prediction), self.prompts * each
         # One stream for all, so that samples do not depend on how many make a batch.
         generator = [torch.Generator().manual_seed(self.seed * 1_000_003 + number) for number in range(len(wanted))]

@@ -1,4 +1,4 @@
-"""A tokenizer of whole words, learnt from captions: for networks that are made here, and that no hub has a tokenizer of."""
+"""A tokenizer of whole words, learnt from captions: for networks that are made here."""
 
 from __future__ import annotations
 
