@@ -13,7 +13,7 @@ import torch
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 SCHEMA_VERSION = 1
@@ -128,6 +128,16 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
     if "mps" in state and torch.backends.mps.is_available():
         torch.mps.set_rng_state(state["mps"])
+
+
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Put every generator back, at the end of the block, to where it is at its start."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)
 
 
 def fit_weights(model: torch.nn.Module, weights: Mapping[str, Any], name: str, setting: str = "model.name") -> None:

@@ -22,7 +22,7 @@ from hotloop.train.average import Average
 from hotloop.train.batches import epoch_order, per_epoch
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan, arguments
-from hotloop.train.evaluate import evaluate
+from hotloop.train.evaluate import evaluate, evaluating
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.optimizing import parameter_groups, schedule
 from hotloop.train.rehearse import Rehearsal
@@ -294,33 +294,22 @@ class _Fitting:
         """Have the model run as validations do: in its own tier or presets, with the averages where there are some."""
         with self.average.in_place() if self.average else contextlib.nullcontext(), self.compiling.validating():
             yield
-
-    def show(self, *, last: bool = False) -> None:
-        """Have the task show the model as it stands, where it is time to; where the disk is full the run goes on."""
-        show, step = self.task.show, self.position.step
-        if show is None or (not last and (show.every is None or step % show.every)):
-            return
-        make = show.end if last else show.make
-        if make is None:
-            return
-        self.doing = f"what is shown after step {step}"
-        random, was_training = checkpoint.random_state(), self.model.training
-        self.model.eval()
-        try:
-            with self.judging(), torch.no_grad():
-                self.live.record.update("measurements", **make(step))
-        except OSError as error:
-            self.display.say(f"{error}; the run goes on without it")
-        finally:
-            self.model.train(was_training)
-            checkpoint.restore_random_state(random)
-        self.after_judging()
-
-    def after_judging(self) -> None:
-        """Take note of what was observed while gradients were off."""
         events = self.new_events()
         self.compiling.after_validation(events)
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
+
+    def show(self, *, last: bool = False) -> None:
+        """Have the task show the model as it stands, where it is time to; where the disk is full the run goes on."""
+        step = self.position.step
+        make = self.task.show.due(step, last=last) if self.task.show else None
+        if make is None:
+            return
+        self.doing = f"what is shown after step {step}"
+        try:
+            with self.judging(), evaluating(self.model), checkpoint.random_state_kept():
+                self.live.record.update("measurements", **make(step))
+        except OSError as error:
+            self.display.say(f"{error}; the run goes on without it")
 
     def validate(self) -> None:
         """Judge the model, keep it where it is the best so far, and go on to the next epoch where this one is done."""
@@ -329,7 +318,6 @@ class _Fitting:
         judge = self.task.judge(self.task.parts["loss"])
         with self.judging():
             metrics = evaluate(self.model, judge, self.task.validation, self.training.eval_batch_size, self.device)
-        self.after_judging()
         best = self.task.goal.better(metrics, at.best)
         at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
         if best:

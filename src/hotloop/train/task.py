@@ -93,6 +93,12 @@ class Show:
     every: int | None = None
     end: Callable[[int], Mapping[str, float]] | None = None
 
+    def due(self, step: int, *, last: bool) -> Callable[[int], Mapping[str, float]] | None:
+        """Give what is to be made after a step, the ``last`` of the run or another; None where nothing is."""
+        if last:
+            return self.end
+        return self.make if self.every is not None and step % self.every == 0 else None
+
 
 def _nothing(best: Mapping[str, float], measured: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG001 - a task's remarks
     return ()

@@ -48,8 +48,8 @@ def prepare(  # noqa: PLR0913 - what a stage of training takes
 ) -> None:
     """Train a VAE to give pictures back, or take the weights that an earlier run trained.
 
-    Its random numbers are its own. Sets its ``scaling_factor`` so that the latents of the training side have variance 1,
-    as noise has. It is frozen and in evaluation mode then.
+    Random numbers are its own. Sets its ``scaling_factor`` so that the latents of the training side have variance 1, as
+    noise has. It is frozen and in evaluation mode then.
 
     Args:
         vae: diffusers' AutoencoderKL with random weights, on the place's device.
