@@ -19,7 +19,7 @@ from hotloop.train import checkpoint, configure, environment, failures
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.average import Average
-from hotloop.train.batches import epoch_order, per_epoch
+from hotloop.train.batches import epoch_order, one_of_each, per_epoch
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan, arguments
 from hotloop.train.evaluate import evaluate, evaluating
@@ -185,6 +185,7 @@ class _Fitting:
     def make_automatic(self) -> Automatic:
         """Give the step to a hot loop; it counts the run's steps, those of earlier starts included."""
         compiled = self.task.compiled or (self.task.model,)
+        ahead = one_of_each(self.task.train, self.training.batch_size, self.training.gradient_accumulation)
         rest = (self.task.model, self.average, self.one.scaler)
         loop = hotloop.Loop(
             list(compiled) if len(compiled) > 1 else compiled[0],
@@ -193,6 +194,8 @@ class _Fitting:
             run="auto",
             total_steps=self.total,
             runs=max(1.0, self.within.runs),
+            batches=ahead or None,
+            shapes=len(ahead) or None,
             record=self.live.record,
         )
         step = self.one.optimizer_step
@@ -268,19 +271,14 @@ class _Fitting:
         """Apply the batches' summed gradients; give the mean loss, and the gradients' norm before clipping."""
         moved = [batch.to(self.device) for batch in batches]
         rate = float(self.scheduler.get_last_lr()[0])
-        # One wait for the device a step, here, since nothing in a step may wait for it.
-        if self.automatic:
-            # A captured step is one piece, so its loss is looked at behind it. The parameters may hold the NaN then:
-            # the run ends here, before anything of them is saved, and its last checkpoint is sound.
-            loss, norm = self.automatic.step(moved).tolist()
-            if self.is_lost(loss, norm):
-                raise failures.not_finite(loss, norm, rate, applied=True)
-        else:
-            # A loss that is NaN must be seen before it is written into the parameters.
-            loss, norm = self.one.gradients(moved).tolist()
-            if self.is_lost(loss, norm):
-                self.one.drop()
-                raise failures.not_finite(loss, norm, rate, applied=False)
+        # One wait for the device a step, here, since nothing in a step may wait for it. A loss that is NaN is seen before
+        # it is written into the parameters; but a captured step is one piece, so its loss is looked at behind it: the
+        # run ends here, before anything of such parameters is saved, and its last checkpoint is sound.
+        loss, norm = (self.automatic.step if self.automatic else self.one.gradients)(moved).tolist()
+        if self.is_lost(loss, norm):
+            self.one.drop()
+            raise failures.not_finite(loss, norm, rate, applied=self.automatic is not None)
+        if not self.automatic:
             self.one.apply()
         self.scheduler.step()
         return loss, norm
