@@ -44,6 +44,7 @@ def save(networks: Networks, folder: Path, *, text: bool) -> None:
     layers, told = {}, {}
     for name, one in (("unet", networks.unet), ("text_encoder", networks.text_encoder)):
         if name == "unet" or text:
-            layers[f"{name}_lora_layers"] = peft.get_peft_model_state_dict(one)
+            # No adapter changes the vocabulary, which peft would otherwise ask the hub about.
+            layers[f"{name}_lora_layers"] = peft.get_peft_model_state_dict(one, save_embedding_layers=False)
             told[f"{name}_lora_adapter_metadata"] = one.peft_config[ADAPTER].to_dict()
     diffusers.StableDiffusionPipeline.save_lora_weights(folder, **layers, **told)

@@ -256,16 +256,17 @@ def quiet() -> Iterator[None]:
     kinds = [
         require(f"{name}.utils.logging", "recipe=diffusion", "diffusion") for name in ("diffusers", "transformers")
     ]
-    before = [(one, one.get_verbosity()) for one in kinds]
+    before = [(one, one.get_verbosity(), one.is_progress_bar_enabled()) for one in kinds]
     for one in kinds:
         one.set_verbosity_error()
         one.disable_progress_bar()
     try:
         yield
     finally:
-        for one, verbosity in before:
+        for one, verbosity, bars in before:
             one.set_verbosity(verbosity)
-            one.enable_progress_bar()
+            if bars:
+                one.enable_progress_bar()
 
 
 def _packages() -> tuple[Any, Any]:
