@@ -137,7 +137,7 @@ def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, i
     notes += [f"files of other kinds are left aside: {others}"] if others else []
     copies = len(found) - len({one.digest for one in found})
     if copies:
-        notes.append(f"{copies} pictures are copies of others, byte for byte: they may be on both sides of a split")
+        notes.append(f"copies of other pictures, byte for byte: {copies}; they may be on both sides of a split")
     return Source(
         names=[shown(one.path, root) for one in found],
         captions=[one.caption for one in found],

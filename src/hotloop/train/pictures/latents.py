@@ -239,7 +239,9 @@ class Latents:
     def take(self, rows: Tensor) -> Batch:
         """Give these rows of the side, all of one bucket, as a batch."""
         pictures = self.rows[rows]
-        return Batch({**self.moments.take(pictures), **self.texts.take(self.text[rows])}, pictures)
+        moments = self.moments.take(pictures)
+        inputs = {"mean": moments["mean"], "logvar": moments["logvar"], **self.texts.take(self.text[rows])}
+        return Batch(inputs, pictures)
 
     def unfilled(self, batch_size: int) -> int:
         """Give how many rows are in buckets that do not fill a batch: training never sees them."""
