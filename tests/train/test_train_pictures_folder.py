@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
+import warnings
 import zlib
 
 import numpy as np
@@ -149,8 +151,6 @@ def bad_folder(place):
 
 
 def test_all_that_cannot_be_used_is_listed_by_name_with_the_reason(tmp_path):
-    import re
-
     expected = bad_folder(tmp_path / "p")
     with pytest.raises(DataError) as raised:
         load(tmp_path / "p")
@@ -192,9 +192,7 @@ def test_no_folder_and_no_pictures_are_told(tmp_path):
 
 def test_a_name_reaches_no_terminal_as_it_is(tmp_path):
     put(tmp_path, "a\x1b[31m\nb.png", caption=None)
-    path = os.fsencode(tmp_path) + b"/\xff.png"
-    with open(path, "wb") as file:
-        file.write(as_bytes(picture()))
+    (tmp_path / os.fsdecode(b"\xff.png")).write_bytes(as_bytes(picture()))
     with pytest.raises(DataError) as raised:
         load(tmp_path)
     assert r"a\x1b[31m\nb.png: has no caption" in str(raised.value)
@@ -264,11 +262,11 @@ def test_a_damaged_file_is_decoded_or_refused_with_a_reason(kind, damage, kept):
     data = bytearray(as_bytes(Image.effect_noise((24, 24), 60).convert("RGB"), kind))
     for where, value in damage:
         data[int(where * (len(data) - 1))] = value
-    import warnings
-
+    refused = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as the look at a folder does
         try:
-            assert decode.upright(bytes(data[: int(kept * len(data))])).mode == "RGB"
+            mode = decode.upright(bytes(data[: int(kept * len(data))])).mode
         except decode.UnusableError as error:
-            assert str(error).startswith(("cannot be read: ", "is not readable", "has "))
+            mode, refused = "", str(error)
+    assert mode == "RGB" or refused.startswith(("cannot be read: ", "is not readable", "has "))

@@ -361,7 +361,10 @@ def test_the_networks_of_diffusers_and_transformers_are_cached_as_they_are(digit
         return posterior.mean, posterior.logvar
 
     key = {"vae": latents.weights_fingerprint(vae), "text_encoder": latents.weights_fingerprint(text)}
-    assert latents.weights_fingerprint(AutoencoderKL(**{**vae.config, "scaling_factor": 0.5})) != key["vae"]
+    alike, scaled = (AutoencoderKL(**{**vae.config, **more}) for more in ({}, {"scaling_factor": 0.5}))
+    for one in (alike, scaled):  # the weights are the same, and one number of the configuration is not
+        one.load_state_dict(vae.state_dict())
+    assert latents.weights_fingerprint(alike) == key["vae"] != latents.weights_fingerprint(scaled)
     moments = latents.encode_pictures(digits, encode, cache(key=key)[0])
     ids = torch.tensor([[1, 2, 3, 63, 0, 0]])
     texts = latents.encode_texts(
@@ -372,3 +375,33 @@ def test_the_networks_of_diffusers_and_transformers_are_cached_as_they_are(digit
         "mean": (2, 2, 8, 8), "logvar": (2, 2, 8, 8), "states": (2, 6, 8),
     }  # fmt: skip
     assert torch.allclose(batch.inputs["mean"], encode(digits.pixels(torch.tensor([4, 44])))[0], atol=1e-5)
+
+
+def test_a_whole_store_can_be_read_where_nothing_can_be_written(digits, cache, monkeypatch):
+    latents.encode_pictures(digits, Encoder(), cache()[0])
+
+    def refused(self, *args, **kwargs):
+        raise PermissionError("Read-only file system")
+
+    monkeypatch.setattr("pathlib.Path.touch", refused)
+    monkeypatch.setattr("safetensors.torch.save_file", refused)
+    encoder = Encoder()
+    assert len(latents.encode_pictures(digits, encoder, cache()[0])) == 50
+    assert encoder.shapes == []
+
+
+def test_two_runs_may_encode_the_same_at_the_same_time(digits, cache, tmp_path):
+    """Each finds the other's parts, or writes its own over them: the place always holds a whole one."""
+    rows, found = torch.arange(50), []
+    other = Encoder()
+
+    class Meeting(Encoder):
+        def forward(self, pixels):
+            if not found:  # the other run does all of it in the midst of ours
+                found.append(latents.encode_pictures(digits, other, cache()[0]))
+            return super().forward(pixels)
+
+    ours = latents.encode_pictures(digits, Meeting(), cache()[0])
+    assert other.shapes
+    assert torch.equal(ours.take(rows)["mean"], found[0].take(rows)["mean"])
+    assert not list(tmp_path.rglob("*.part"))

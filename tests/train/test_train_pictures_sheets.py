@@ -38,7 +38,7 @@ def test_a_sheet_that_cannot_be_written_leaves_the_former_whole(tmp_path, monkey
     grid.write_grid(path, torch.zeros(1, 1, 8, 8), ["a"], 1)
     before = path.read_bytes()
 
-    def full(self, file, format):
+    def full(self, file, **options):
         file.write(b"half")
         raise OSError("No space left on device")
 

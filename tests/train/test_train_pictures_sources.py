@@ -100,12 +100,14 @@ def test_a_label_without_a_class_is_refused(tmp_path):
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=60), st.booleans())
 def test_whatever_the_bytes_idx_is_read_or_refused(tmp_path_factory, data, packed):
+    # The fuzzed bytes follow the head of a file that is right.
     path = tmp_path_factory.mktemp("idx") / "file.gz"
     path.write_bytes(gzip.compress(b"\0\0\10\1" + data) if packed else data)
     try:
-        assert fashion.read_idx(path, 1).dtype == torch.uint8
+        found = fashion.read_idx(path, 1)
     except DataError as error:
-        assert str(path) in str(error)
+        found = str(error)
+    assert str(path) in found if isinstance(found, str) else (found.dtype, found.ndim) == (torch.uint8, 1)
 
 
 @pytest.mark.parametrize(

@@ -125,6 +125,7 @@ def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, i
             (bad if isinstance(one, Bad) else found).append(one)  # type: ignore[arg-type]
             if progress:
                 progress(count, len(candidates))
+    bad.sort(key=lambda one: one.name)
     if bad and not (skip_bad and found):
         remedy = "Mend these, or leave them out with pictures.skip_bad=true" if found else "None can be used"
         raise DataError(f"{listing(path, bad)}\n{remedy}")
