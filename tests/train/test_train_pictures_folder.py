@@ -6,6 +6,7 @@ import io
 import os
 import re
 import struct
+import time
 import warnings
 import zlib
 
@@ -18,7 +19,7 @@ from PIL import Image
 
 from hotloop.errors import DataError
 from hotloop.train import configure, pictures
-from hotloop.train.pictures import decode
+from hotloop.train.pictures import decode, folder
 
 
 def picture(wide=64, high=64, mode="RGB", colour=(200, 40, 10)):
@@ -114,6 +115,9 @@ def bad_folder(place):
     put(place, "empty.png", caption="  \n ")
     put(place, "latin.png", caption="caf\xe9".encode("latin-1"))
     put(place, "sixteen.png", caption="text".encode("utf-16-le"))
+    put(place, "steering.png", caption="a cat \x1b[2J")
+    put(place, "two.png", caption="one")
+    (place / "two.TXT").write_text("another")
     put(place, "long.png", caption="word " * 20_000)
     put(place, "twice.png")
     put(place, "twice.jpg")
@@ -136,7 +140,9 @@ def bad_folder(place):
         "silent.png": "has no caption: expected silent.txt",
         "empty.png": "has an empty caption, empty.txt",
         "latin.png": "whose byte 4 is not UTF-8",
-        "sixteen.png": "with a zero byte",
+        "sixteen.png": "with the control character U+0000: expected text in UTF-8",
+        "steering.png": "with the control character U+001B",
+        "two.png": "has several captions: two.TXT, two.txt",
         "long.png": "that has more than 65,536 bytes",
         "twice.png": "has the same name as twice.jpg",
         "twice.jpg": "has the same name as twice.png",
@@ -150,7 +156,8 @@ def bad_folder(place):
     }
 
 
-def test_all_that_cannot_be_used_is_listed_by_name_with_the_reason(tmp_path):
+def test_all_that_cannot_be_used_is_listed_by_name_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "LISTED", 99)
     expected = bad_folder(tmp_path / "p")
     with pytest.raises(DataError) as raised:
         load(tmp_path / "p")
@@ -169,6 +176,26 @@ def test_bad_pictures_can_be_left_out_and_that_is_said(tmp_path):
     assert found.names == ["good.png"]
     assert found.notes[0].startswith(f"left out {len(expected)} pictures of")
     assert "small.png: has 20 x 200 pixels" in found.notes[0]
+
+
+def test_an_interrupt_does_not_wait_for_all_the_others(tmp_path, monkeypatch):
+    for index in range(40):
+        put(tmp_path, f"{index:02}.png")
+    looked_at, examine = [], folder._examine
+
+    def slowly(root, one, min_size):
+        looked_at.append(one)
+        time.sleep(0.02)
+        return examine(root, one, min_size)
+
+    def interrupt(done, total):
+        assert total == 40
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(folder, "_examine", slowly)
+    with pytest.raises(KeyboardInterrupt):
+        folder.load(str(tmp_path), 32, skip_bad=False, progress=interrupt)
+    assert len(looked_at) < 40
 
 
 def test_a_listing_has_a_bounded_length(tmp_path):
@@ -243,6 +270,8 @@ def test_odd_kinds_of_pixels_become_the_colours_that_are_meant():
     index = palette.getpixel((0, 0))
     assert pixel(palette, transparency=index) == (255, 255, 255)
     assert pixel(picture(), transparency=(200, 40, 10)) == (255, 255, 255)
+    several = as_bytes(picture(), "MPO", save_all=True, append_images=[picture(colour="blue")])  # as phones write it
+    assert np.allclose(decode.upright(several).getpixel((0, 0)), (200, 40, 10), atol=4)
     red = pixel(picture(mode="CMYK", colour=(0, 255, 255, 0)), "JPEG", quality=100)
     assert np.allclose(red, (255, 0, 0), atol=4)
 

@@ -48,6 +48,7 @@ class Words:
         return {
             "states": values[:, None].expand(-1, 3, -1) / 1000,
             "mask": torch.ones(len(texts), 3, dtype=torch.int64),
+            "length": values[:, 0],
         }
 
 
@@ -317,7 +318,7 @@ def test_sides_of_several_buckets_are_data_for_the_fit_loop(tmp_path, cache):
     seen = []
     for batch in (side.take(rows) for rows in batches.epoch_order(side, 4, 0, 0)):
         assert list(batch.inputs)[:2] == ["mean", "logvar"]
-        assert set(batch.inputs) == {"mean", "logvar", "states", "mask"}
+        assert set(batch.inputs) == {"mean", "logvar", "states", "mask", "length"}
         (bucket,) = set(found.bucket[batch.labels].tolist())
         high, wide = found.sizes[bucket]
         assert batch.inputs["mean"].shape == (4, 3, high // 8, wide // 8)

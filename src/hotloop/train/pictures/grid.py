@@ -30,7 +30,7 @@ def write_grid(path: Path, images: Tensor, captions: Sequence[str], columns: int
         path: of the PNG; its folder is made where it is missing.
         images: of shape (images, 1 or 3, height, width) in -1..1; what lies outside is cut. Small ones are
             enlarged by a whole factor. Where a number is not finite, the picture is red.
-        captions: one an image; what does not fit below its picture is cut.
+        captions: one an image; what does not fit below its picture is cut. Letters are Pillow's own, which are Latin.
         columns: pictures in a row.
 
     Raises:

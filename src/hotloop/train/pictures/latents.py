@@ -203,7 +203,7 @@ def _kept(values: Tensor, dtype: torch.dtype) -> Tensor:
 def _finite(part: Mapping[str, Tensor], names: Sequence[str], who: str, dtype: torch.dtype) -> None:
     """Refuse what would make the loss NaN hours later."""
     for name, one in part.items():
-        bad = (~one.isfinite()).flatten(1).any(dim=1).nonzero().flatten().tolist()
+        bad = (~one.isfinite()).reshape(len(one), -1).any(dim=1).nonzero().flatten().tolist()
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             raise DataError(
