@@ -13,7 +13,7 @@ from torch import Tensor
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -25,6 +25,8 @@ MOST_PIXELS = 89_478_485
 """Of a picture: 256 MiB as colours, where Pillow itself begins to warn of a decompression bomb."""
 MOST_BYTES = 2**28
 """Of a file."""
+THREADS = 8
+"""Pictures that are decoded at once, each of which may take `MOST_PIXELS` of memory several times."""
 _DEEP = 65535 / 255
 
 
@@ -100,8 +102,8 @@ def fitted(image: Any, height: int, width: int) -> Tensor:
     return torch.from_numpy(np.array(made)).permute(2, 0, 1).float() / (255 / 2) - 1
 
 
-def at_once(function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+def at_once(function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
     """Give a function's results in order, a few computed at once: Pillow decodes without Python's lock."""
     _pillow().init()  # the decoders are registered once, and not by several threads
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         yield from pool.map(function, items)

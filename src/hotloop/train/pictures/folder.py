@@ -7,9 +7,11 @@ name with the reason.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import hashlib
 import os
+import unicodedata
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 CAPTION = ".txt"
 MOST_CAPTION = 2**16
 """Bytes of a caption."""
+KINDS = 5
+"""Kinds of files left aside that are named, the most frequent ones."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,11 +124,13 @@ def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, i
     found: list[Found] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what Pillow only warns of (a large picture, odd EXIF) is judged here
-        looked_at = at_once(lambda one: _examine(root, one, min_size), candidates)
-        for count, one in enumerate(looked_at, start=1):
-            (bad if isinstance(one, Bad) else found).append(one)  # type: ignore[arg-type]
-            if progress:
-                progress(count, len(candidates))
+        # Closed at once, so that who interrupts need not wait for the other thousands.
+        with contextlib.closing(at_once(lambda one: _examine(root, one, min_size), candidates)) as looked_at:
+            for count, one in enumerate(looked_at, start=1):
+                (bad if isinstance(one, Bad) else found).append(one)  # type: ignore[arg-type]
+                if progress:
+                    progress(count, len(candidates))
+    bad.sort(key=lambda one: one.name)
     if bad and not (skip_bad and found):
         remedy = "Mend these, or leave them out with pictures.skip_bad=true" if found else "None can be used"
         raise DataError(f"{listing(path, bad)}\n{remedy}")
@@ -137,7 +143,7 @@ def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, i
     notes += [f"files of other kinds are left aside: {others}"] if others else []
     copies = len(found) - len({one.digest for one in found})
     if copies:
-        notes.append(f"{copies} pictures are copies of others, byte for byte: they may be on both sides of a split")
+        notes.append(f"copies of other pictures, byte for byte: {copies}; they may be on both sides of a split")
     return Source(
         names=[shown(one.path, root) for one in found],
         captions=[one.caption for one in found],
@@ -151,7 +157,11 @@ def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, i
 
 def shown(path: Path, root: Path) -> str:
     """Give a path below the folder as one line of plain text: no sign of a file's name may steer a terminal."""
-    text = os.fsencode(path.relative_to(root).as_posix()).decode(errors="backslashreplace")
+    return _plain(path.relative_to(root).as_posix())
+
+
+def _plain(name: str) -> str:
+    text = os.fsencode(name).decode(errors="backslashreplace")
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
@@ -194,7 +204,7 @@ def _walk(root: Path) -> tuple[list[Candidate], list[Bad], str]:
         for stem, images in by_stem.items():
             candidates += [Candidate(images[0], tuple(texts[stem]))] if len(images) == 1 else []
             bad += _namesakes(images, root)
-    return candidates, bad, ", ".join(f"{many} {kind}" for kind, many in sorted(others.items()))
+    return candidates, bad, ", ".join(f"{many} {_plain(kind)}" for kind, many in others.most_common(KINDS))
 
 
 def _namesakes(images: Sequence[Path], root: Path) -> Iterator[Bad]:
@@ -252,8 +262,12 @@ def _caption(root: Path, candidate: Candidate) -> str:
         raise UnusableError(
             f"has a caption, {shown(path, root)}, whose byte {error.start + 1} is not UTF-8 ({error.reason})"
         ) from error
-    if "\0" in text:
-        raise UnusableError(f"has a caption, {shown(path, root)}, with a zero byte: expected text in UTF-8")
+    control = [sign for sign in text if unicodedata.category(sign) == "Cc"]
+    if control:  # it would reach the terminal, and a text of zero bytes is UTF-16
+        raise UnusableError(
+            f"has a caption, {shown(path, root)}, with the control character U+{ord(control[0]):04X}: expected text in "
+            "UTF-8"
+        )
     if not text:
         raise UnusableError(f"has an empty caption, {shown(path, root)}")
     return text

@@ -19,6 +19,8 @@ CELL = 96
 """Pixels that a picture has across at least: below it, a caption of some words would not fit."""
 GAP, LETTERS = 4, 11
 """Pixels between pictures, and of the height of letters."""
+LINES = 2
+"""Lines of a caption."""
 
 
 def write_grid(path: Path, images: Tensor, captions: Sequence[str], columns: int) -> None:
@@ -28,7 +30,7 @@ def write_grid(path: Path, images: Tensor, captions: Sequence[str], columns: int
         path: of the PNG; its folder is made where it is missing.
         images: of shape (images, 1 or 3, height, width) in -1..1; what lies outside is cut. Small ones are
             enlarged by a whole factor. Where a number is not finite, the picture is red.
-        captions: one an image; what does not fit below its picture is cut.
+        captions: one an image; what does not fit below its picture is cut. Letters are Pillow's own, which are Latin.
         columns: pictures in a row.
 
     Raises:
@@ -68,22 +70,32 @@ def _sheet(pixels: Tensor, captions: Sequence[str], columns: int) -> Any:
     )
     letters = font.load_default(LETTERS)
     many, high, wide = pixels.shape[:3]
-    across, down = wide + GAP, high + 2 * LETTERS
+    across, down = wide + GAP, high + (LINES + 1) * (LETTERS + 2)
     sheet = pillow.new("RGB", (columns * across + GAP, -(-many // columns) * down + GAP), "white")
     pen = draw.Draw(sheet)
     for index, (one, caption) in enumerate(zip(pixels, captions, strict=True)):
         left, top = GAP + index % columns * across, GAP + index // columns * down
         sheet.paste(pillow.fromarray(one.contiguous().numpy()), (left, top))
-        pen.text((left, top + high + 2), _short(caption, letters, wide), fill="black", font=letters)
+        pen.text((left, top + high + 2), _lines(caption, letters, wide), fill="black", font=letters, spacing=2)
     return sheet
 
 
-def _short(caption: str, letters: Any, wide: int) -> str:
-    """Give a caption in one line, cut to a width in pixels."""
-    line = " ".join(caption.split())
+def _lines(caption: str, letters: Any, wide: int) -> str:
+    """Break a caption into at most `LINES` lines of a width in pixels, and cut what is left over."""
+    lines = [""]
+    for word in caption.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and len(lines) < LINES and letters.getlength(longer) > wide:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return "\n".join(_cut(line, letters, wide) for line in lines)
+
+
+def _cut(line: str, letters: Any, wide: int) -> str:
     text = line[:wide]  # no letter is narrower than a pixel
     if text == line and letters.getlength(text) <= wide:
-        return text
+        return line
     while text and letters.getlength(f"{text}...") > wide:
         text = text[:-1]
     return f"{text}..."

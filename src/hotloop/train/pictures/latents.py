@@ -203,7 +203,7 @@ def _kept(values: Tensor, dtype: torch.dtype) -> Tensor:
 def _finite(part: Mapping[str, Tensor], names: Sequence[str], who: str, dtype: torch.dtype) -> None:
     """Refuse what would make the loss NaN hours later."""
     for name, one in part.items():
-        bad = (~one.isfinite()).flatten(1).any(dim=1).nonzero().flatten().tolist()
+        bad = (~one.isfinite()).reshape(len(one), -1).any(dim=1).nonzero().flatten().tolist()
         if bad:
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             raise DataError(
@@ -239,7 +239,9 @@ class Latents:
     def take(self, rows: Tensor) -> Batch:
         """Give these rows of the side, all of one bucket, as a batch."""
         pictures = self.rows[rows]
-        return Batch({**self.moments.take(pictures), **self.texts.take(self.text[rows])}, pictures)
+        moments = self.moments.take(pictures)
+        inputs = {"mean": moments["mean"], "logvar": moments["logvar"], **self.texts.take(self.text[rows])}
+        return Batch(inputs, pictures)
 
     def unfilled(self, batch_size: int) -> int:
         """Give how many rows are in buckets that do not fill a batch: training never sees them."""

@@ -150,7 +150,8 @@ class Store:
                 self._tell(f"a new one, since {differing} changed since the last")
             self.folder.mkdir(parents=True, exist_ok=True)
             self._replace(document, lambda path: path.write_text(json.dumps(self.key, indent=1), encoding="utf-8"))
-        document.touch()  # used now
+        with contextlib.suppress(OSError):  # a whole store can be read where nothing can be written
+            document.touch()  # used now
 
     def _others(self) -> list[Path]:
         """Give the folders of other stores of this kind, the one used last first."""
