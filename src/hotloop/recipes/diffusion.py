@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -156,8 +157,10 @@ def split(pictures: Pictures, settings: Settings) -> tuple[Tensor, Tensor]:
     Raises:
         DataError: a side has no picture.
     """
-    strata = list(zip(pictures.labels or [0] * len(pictures), pictures.bucket.tolist(), strict=True))
     fraction, seed = settings.data.validation_fraction, settings.run.seed
+    strata: list[object] = list(zip(pictures.labels or [0] * len(pictures), pictures.bucket.tolist(), strict=True))
+    if max(Counter(strata).values()) < (settings.kfold.n_splits or round(1 / fraction)):
+        strata = [0] * len(pictures)  # a folder of few pictures: none of its sizes can be on both sides evenly
     both = split_rows(pictures.names, strata, fraction=fraction, seed=seed, kfold=settings.kfold)
     for name, side in zip(("training", "validation"), both, strict=True):
         if not side:
@@ -224,9 +227,12 @@ def make(  # noqa: PLR0913 - what a model is made of
         found.vae.register_to_config(scaling_factor=float(denoiser.scale))
 
     batch_size = settings.training.eval_batch_size
-    moments = encoded.of_pictures(denoiser, pictures, place.cache(batch_size) if chosen.cache else None)
     texts = encoded.of_captions(denoiser, found, pictures.captions, place.cache(batch_size) if once else None)
-    train_side, held_out = (Latents(pictures, moments, texts, side) for side in rows)
+    if chosen.cache:
+        moments = encoded.of_pictures(denoiser, pictures, place.cache(batch_size))
+        train_side, held_out = (Latents(pictures, moments, texts, side) for side in rows)
+    else:
+        train_side, held_out = (encoded.Pixels(pictures, texts, side) for side in rows)
     return Made(denoiser, train_side, Fixed(held_out, denoiser.latent_shape, noise.steps, seed))
 
 

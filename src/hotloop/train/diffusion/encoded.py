@@ -7,7 +7,9 @@ import hashlib
 import json
 from typing import TYPE_CHECKING
 
+from hotloop.train.batches import Batch
 from hotloop.train.pictures.latents import (
+    Latents,
     Tensors,
     Texts,
     distinct,
@@ -28,21 +30,29 @@ if TYPE_CHECKING:
     from hotloop.train.pictures.stored import Cache
 
 
-class Pixels:
-    """Pictures as values of rows: read anew each time they are asked for."""
+class Pixels(Latents):
+    """One side of a split whose pictures are encoded in each step; they are read anew each time.
 
-    def __init__(self, pictures: Pictures) -> None:
+    A batch's inputs are ``pixels`` and what the texts have; its labels are the numbers of the pictures.
+
+    Args:
+        pictures: all of them.
+        texts: of all captions.
+        rows: the numbers of the pictures on this side.
+    """
+
+    def __init__(self, pictures: Pictures, texts: Texts, rows: Tensor) -> None:
+        super().__init__(pictures, Tensors({}), texts, rows)
         self._pictures = pictures
 
-    def take(self, rows: Tensor) -> dict[str, Tensor]:
-        """Give ``pixels`` of these rows, as the pictures give them."""
-        return {"pixels": self._pictures.pixels(rows)}
+    def take(self, rows: Tensor) -> Batch:
+        """Give these rows of the side, all of one bucket, as a batch."""
+        chosen = self.rows[rows]
+        return Batch({"pixels": self._pictures.pixels(chosen), **self.texts.take(self.text[rows])}, chosen)
 
 
-def of_pictures(denoiser: Denoiser, pictures: Pictures, cache: Cache | None) -> Values:
-    """Give what stands for pictures in a batch; without a cache they are encoded in each step."""
-    if cache is None:
-        return Pixels(pictures)
+def of_pictures(denoiser: Denoiser, pictures: Pictures, cache: Cache) -> Values:
+    """Give the latents of all pictures, encoded once."""
     device = denoiser.scale.device
     keyed = dataclasses.replace(cache, key={**cache.key, "vae": weights_fingerprint(denoiser.vae.net)})
     return encode_pictures(pictures, lambda pixels: denoiser.vae(pixels.to(device)), keyed)
