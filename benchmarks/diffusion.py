@@ -7,8 +7,8 @@ The step is the recipe's: noise, the UNet's prediction, the Min-SNR loss, backwa
 With ``small`` it is the embedded default's UNet, 64 latents of 4 x 4 x 4; with ``sd15`` networks of Stable Diffusion
 1.5's sizes, 8 latents of 4 x 64 x 64 (pictures of 512 x 512), under bfloat16 autocast. A row is ``PRESET:WHAT``. WHAT
 is ``unet`` (latents and embeddings are cached, as by default), ``all`` (UNet, text encoder, VAE compiled, both
-encoders in each step; held against an eager step that does the same) or ``lora`` (adapters of rank 16). PRESET is one of
-hotloop's, or ``auto``, a hot loop that is told of a run of 200, 1,000 and 10,000 steps.
+encoders in each step; held against an eager step that does the same) or ``lora`` (adapters of rank 16). PRESET is one
+of hotloop's, or ``auto``, a hot loop that is told of a run of 200, 1,000 and 10,000 steps.
 
 Each row has a process and a compile cache of its own. A preset and eager alternate there in blocks of steps (AB, BA,
 ...): ``ratio`` is the median of eager's time by the preset's, block beside block, with its 95% interval. ``cold_s`` is

@@ -272,8 +272,8 @@ class _Fitting:
         moved = [batch.to(self.device) for batch in batches]
         rate = float(self.scheduler.get_last_lr()[0])
         # One wait for the device a step, here, since nothing in a step may wait for it. A loss that is NaN is seen
-        # before it is written into the parameters. A captured step is one piece, so its loss is looked at behind it, and
-        # the run ends here, before anything of these parameters is saved: the last checkpoint is sound.
+        # before it is written into the parameters. A captured step is one piece, so its loss is looked at behind it,
+        # and the run ends here, before anything of these parameters is saved: the last checkpoint is sound.
         loss, norm = (self.automatic.step if self.automatic else self.one.gradients)(moved).tolist()
         if self.is_lost(loss, norm):
             self.one.drop()
