@@ -277,6 +277,33 @@ def test_a_model_of_another_kind_or_without_safetensors_is_refused(tmp_path, tra
         train(f"diffusion.model={pickled}")
 
 
+def test_a_hub_that_does_not_answer_is_said(train, monkeypatch):
+    monkeypatch.setattr("hotloop.train.hub.unreachable", lambda *given: "ConnectError: no network")
+    with pytest.raises(ConfigError, match=r"diffusion\.model='someone/model' cannot be loaded: .*no network.*small"):
+        train("diffusion.model=someone/model")
+
+
+def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_path, train):
+    """A hot loop is told of the sizes; there are no classes, so captions are sampled and nothing is judged."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(36):
+        size = ((32, 32), (48, 24), (24, 48))[number % 3]
+        Image.new("RGB", size, (7 * number, 100, 200)).save(folder / f"{number:02}.png")
+        (folder / f"{number:02}.txt").write_text(f"a plain {('square', 'strip', 'tower')[number % 3]}")
+    outcome = train(
+        "pictures=folder", f"pictures.path={folder}", "pictures.size=32", "pictures.step=8", "pictures.min_size=8",
+        "data.sample_size=null", "training.batch_size=4", "training.max_steps=3", "diffusion.output=true",
+        "training.optimization.use_torch_compile=auto",
+    )  # fmt: skip
+    assert any("3 declared sizes" in str(one) for one in record.load(tmp_path / "run")["decisions"])
+    assert "recognised" not in outcome.measurements
+    (sheet,) = (tmp_path / "run" / "samples").iterdir()
+    with Image.open(sheet) as image:
+        assert image.mode == "RGB"
+    assert (tmp_path / "run" / "pipeline" / "model_index.json").is_file()
+
+
 def test_folds_hold_out_each_picture_once():
     settings = configure.load([*SMALL, "kfold.n_splits=4", "kfold.fold=1"])
     sides = RECIPE.sides(settings)

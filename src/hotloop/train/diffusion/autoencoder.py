@@ -84,12 +84,13 @@ def _train(vae: Any, pictures: Pictures, rows: Tensor, steps: int, generator: to
     """Give one over the standard deviation of latents, and a pixel's root mean square error, by the last steps."""
     optimizer = torch.optim.AdamW(vae.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
-    order: list[Tensor] = []
+    shaped, order = _Rows(pictures, rows), list[Tensor]()
+    size = min(BATCH, int(shaped.bucket.bincount().max()))  # a folder may have fewer pictures of each size
     epoch, squares, errors = 0, [], []
     vae.train()
     for step in range(steps):
         if not order:
-            order, epoch = epoch_order(_Rows(pictures, rows), BATCH, generator.initial_seed(), epoch), epoch + 1
+            order, epoch = epoch_order(shaped, size, generator.initial_seed(), epoch), epoch + 1
         pixels = pictures.pixels(rows[order.pop()]).to(generator.device)
         posterior = vae.encode(pixels, return_dict=False)[0]
         error = functional.mse_loss(vae.decode(posterior.sample(generator), return_dict=False)[0], pixels)

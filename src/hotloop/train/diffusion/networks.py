@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,7 +234,9 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
 def _named(name: str, silent: str | None) -> Iterator[None]:
     """Say of any failure which setting it comes from; three libraries raise many classes for one thing."""
     try:
-        with quiet():
+        with quiet(), warnings.catch_warnings():
+            # What diffusers still asks the hub's library for is no business of a user's.
+            warnings.filterwarnings("ignore", message="The `local_dir_use_symlinks` argument", category=UserWarning)
             yield
     except (OSError, ValueError, ImportError, RuntimeError, TypeError, KeyError) as error:
         if isinstance(error, ConfigError):
