@@ -38,6 +38,7 @@ NOT_READ: Mapping[str, tuple[str, ...]] = {
                 "weight_decay",
                 "max_grad_norm",
                 "optimization.use_bf16",
+                "optimization.use_fp16",
             )
         ),
     )

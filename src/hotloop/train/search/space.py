@@ -36,6 +36,7 @@ CHANGES_CODE = (
     "training.batch_size",
     "training.freeze_embeddings",
     "training.optimization.use_bf16",
+    "training.optimization.use_fp16",
     "compile",
 )
 """Settings, or groups of them, of which each value is compiled anew: other shapes, constants or operations."""
