@@ -12,6 +12,7 @@ import hotloop
 from hotloop._torch import backends
 from hotloop.testing import captured_step_emulation
 from hotloop.train import batches
+from hotloop.train.average import Average
 from hotloop.train.diffusion.denoiser import mean_square
 
 CLASSES = {"CrossAttnDownBlock2D": "unet", "CLIPEncoderLayer": "text_encoder", "DownEncoderBlock2D": "vae"}
@@ -161,25 +162,29 @@ def test_each_aspect_ratio_has_one_graph_of_its_own_and_no_more(tier):
     denoiser, found = tiny_denoiser()
     eager, data = copy.deepcopy(denoiser), Sizes(found.token_ids(["a digit"]))
     optimizer, beside = (torch.optim.SGD(one.unet.parameters(), lr=0.01) for one in (denoiser, eager))
+    average, theirs_too = (Average(one, 0.9) for one in (denoiser, eager))
 
-    def update(model, optimizer, given):
+    def update(model, optimizer, average, given):
         loss = sum(mean_square(model(**batch.inputs), batch.labels) for batch in given)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        average.update()
         return loss.detach()
 
     ahead = batches.one_of_each(data, 2)
     with captured_step_emulation():
         loop = hotloop.Loop(
-            denoiser.unet, optimizer, state=denoiser, run=tier, batches=ahead, shapes=len(ahead), sentinel=0
+            denoiser.unet, optimizer, state=[denoiser, average], run=tier, batches=ahead, shapes=3, sentinel=0
         )
         with loop:
-            run = loop.step(lambda given: update(denoiser, optimizer, given))
+            run = loop.step(lambda given: update(denoiser, optimizer, average, given))
             for epoch in range(6):
                 for rows in batches.epoch_order(data, 2, 0, epoch):
-                    ours, theirs = run([data.take(rows)]), update(eager, beside, [data.take(rows)])
+                    ours, theirs = run([data.take(rows)]), update(eager, beside, theirs_too, [data.take(rows)])
                     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+            for name, one in average.state_dict().items():
+                torch.testing.assert_close(one, theirs_too.state_dict()[name], rtol=1e-4, atol=1e-6)
             status = loop.status()
             assert status.tier == tier, status.decisions
             assert any("3 declared sizes" in str(one) for one in status.decisions)
