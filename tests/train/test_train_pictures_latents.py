@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -130,40 +131,27 @@ def part_of(tmp_path, index):
     return found
 
 
-def torn(path):
-    path.write_bytes(path.read_bytes()[:-40])
-
-
-def garbage(path):
-    path.write_bytes(b"\xff" * 300)
-
-
-def another(path):
-    path.write_bytes((path.parent / "part-00000.safetensors").read_bytes())
-
-
-def fewer(path):
-    from safetensors import safe_open
-
+def rewritten(path, change):
     with safe_open(path, "pt") as file:
         told = file.metadata()
-    save_file({name: one[:-1].clone() for name, one in load_file(path).items()}, path, metadata=told)
+    save_file({name: change(one).clone() for name, one in load_file(path).items()}, path, metadata=told)
 
 
-def half(path):
-    from safetensors import safe_open
+HARM = {
+    "torn": (lambda path: path.write_bytes(path.read_bytes()[:-40]), "cannot be read"),
+    "garbage": (lambda path: path.write_bytes(b"\xff" * 300), "cannot be read"),
+    "another": (
+        lambda path: path.write_bytes((path.parent / "part-00000.safetensors").read_bytes()),
+        "belongs to other",
+    ),
+    "fewer": (lambda path: rewritten(path, lambda one: one[:-1]), "does not hold 16 rows"),
+    "half": (lambda path: rewritten(path, torch.Tensor.half), "holds {torch.float16}"),
+}
 
-    with safe_open(path, "pt") as file:
-        told = file.metadata()
-    save_file({name: one.half() for name, one in load_file(path).items()}, path, metadata=told)
 
-
-@pytest.mark.parametrize(
-    ("harm", "reason"),
-    [(torn, "cannot be read"), (garbage, "cannot be read"), (another, "belongs to other values"),
-     (fewer, "does not hold 16 rows"), (half, "holds {torch.float16}")],
-)  # fmt: skip
-def test_a_part_that_does_not_fit_is_made_anew_with_a_word(digits, cache, tmp_path, harm, reason):
+@pytest.mark.parametrize("what", HARM)
+def test_a_part_that_does_not_fit_is_made_anew_with_a_word(digits, cache, tmp_path, what):
+    harm, reason = HARM[what]
     rows = torch.arange(50)
     expected = latents.encode_pictures(digits, Encoder(), cache()[0]).take(rows)["mean"].clone()
     harm(part_of(tmp_path, 1))
