@@ -16,6 +16,7 @@ from hotloop.train.diffusion.denoiser import mean_square
 from hotloop.train.diffusion.noise import Noise, offset
 from hotloop.train.diffusion.output import _whole
 from hotloop.train.diffusion.validation import LEAST, Fixed, MeanError
+from hotloop.train.update import Update
 
 
 def make_noise(prediction="epsilon", gamma=None, **more):
@@ -219,3 +220,11 @@ def test_shapes_that_stay_apart_make_the_batches_of_one_step_alike():
     ahead = batches.one_of_each(data, 2, 2)
     assert [[len(batch.labels) for batch in arguments[0]] for arguments in ahead] == [[2, 2], [2, 2]]
     assert batches.one_of_each(batches.Table({"x": torch.ones(4)}, torch.ones(4)), 2) == []
+
+
+@pytest.mark.parametrize(("scale", "goes_on"), [(2.0, True), (0.5, False), (None, False)])
+def test_gradients_that_overflow_end_the_run_only_where_the_scale_is_not_to_blame(scale, goes_on):
+    scaler = None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale)
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    one = Update(None, nn.Linear(1, 1), {}, optimizer=optimizer, parameters=[], max_norm=None, scaler=scaler)
+    assert one.overflows() is goes_on
