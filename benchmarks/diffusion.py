@@ -124,19 +124,21 @@ def beside_eager(size, preset, what, device, pairs):
         for place in order:
             blocks[place].append(1e3 * programs[place].timed(counts[place]) / counts[place])
     ms, eager_ms = (statistics.median(one) for one in blocks)
+    ratio = statistics.median(b / a for a, b in zip(*blocks, strict=True))
     status = hotloop.status(ours.denoiser.parts())
     return {
         "cold_s": cold,
         "ms": ms,
         "ms_interval": interval(blocks[0]),
         "eager_ms": eager_ms,
-        "ratio": statistics.median(b / a for a, b in zip(*blocks, strict=True)),
+        "ratio": ratio,
         "ratio_interval": ratio_interval(blocks[1], blocks[0]),
         "blocks": blocks,
         "peak_mb": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None,
         "components": {name: f"{one.running} ({one.state})" for name, one in status.components.items()},
         "graph_breaks": sum(one.graph_breaks for one in status.components.values()),
-        "totals": {str(n): cold + n * ms / 1e3 for n in STEPS},
+        # By the ratio, since a machine that slows down for a while moves two medians apart.
+        "totals": {str(n): cold + n * eager_ms / ratio / 1e3 for n in STEPS},
         "eager_totals": {str(n): n * eager_ms / 1e3 for n in STEPS},
     }
 
@@ -160,7 +162,9 @@ def auto(size, what, device):
         eager_ms = 1e3 * statistics.median(eager.timed(1) for _ in range(20))
         last = statistics.median(seconds[-20:])
         found["totals"][str(total)] = sum(seconds) + (total - len(seconds)) * last
-        found["eager_totals"][str(total)] = total * eager_ms / 1e3
+        # The loop's own eager steps were timed at the machine's speed of that moment.
+        known = 1e3 * status.eager_seconds if status.eager_seconds else eager_ms
+        found["eager_totals"][str(total)] = total * known / 1e3
         tiers = [{"name": one.name, "state": one.state, "steps": one.steps, "why": one.why} for one in status.tiers]
         found["runs"][str(total)] = {
             "steps_done": len(seconds), "last_ms": 1e3 * last, "eager_ms": eager_ms, "tier": status.tier,
@@ -177,6 +181,7 @@ def child(options):
     made = auto if preset == "auto" else None
     args = (options.size, what, options.device)
     row = made(*args) if made else beside_eager(options.size, preset, what, options.device, options.pairs)
+    row["load"] = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     print("ROW " + json.dumps({"row": options.child, "size": options.size, **plain(row)}))
 
 
@@ -234,7 +239,6 @@ def main():
             "python": sys.version.split()[0],
             "machine": torch.cuda.get_device_name() if options.device == "cuda" else processor(),
             "threads": torch.get_num_threads(),
-            "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
             "rows": rows,
         }
         options.results.write_text(json.dumps(document, indent=1) + "\n")
