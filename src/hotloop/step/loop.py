@@ -312,7 +312,12 @@ class Loop:
         self._latest = runner
         tier, trial = self.goal, self.auto.now() if self.auto is not None else None
         with self.auto.noting_calls() if self.auto is not None else _NOTHING:
-            result = self.times.run(lambda: runner.run(args, kwargs, tier), lambda: Ran(runner.ran, runner.kind, trial))
+            # Turns of a trial are of two kinds, and begin on an idle device: launches hide behind no earlier step.
+            result = self.times.run(
+                lambda: runner.run(args, kwargs, tier),
+                lambda: Ran(runner.ran, runner.kind, trial),
+                alone=trial is not None,
+            )
         self.steps += 1
         self._carefully(self.settle)
         if self.auto is not None and self.auto.quiet:
