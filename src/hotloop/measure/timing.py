@@ -1,4 +1,4 @@
-"""Times steps, without making the host wait unless told to; sums of times are robust: machines share, throttle and jump.
+"""Times steps, by default without making the host wait; sums of times are robust: machines share, throttle and jump.
 
 A step's device time comes from CUDA events that are read once they have passed; on the CPU the two times are one.
 """
