@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import hypothesis
 import pytest
 
 _THIRD_PARTY = (
@@ -16,6 +17,11 @@ _THIRD_PARTY = (
     # A planted failure must not be answered from Inductor's cache, and torch says that its caches are off.
     "ignore:dynamo_pgo force disabled:UserWarning",
 )
+
+
+# A busy machine is slow at whatever it does; that says nothing about a strategy.
+hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("suite")
 
 
 def pytest_configure(config):
