@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
-import hypothesis
 import pytest
 
 _THIRD_PARTY = (
@@ -19,9 +19,12 @@ _THIRD_PARTY = (
 )
 
 
-# A busy machine is slow at whatever it does; that says nothing about a strategy.
-hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("suite")
+# A busy machine is slow at whatever it does; that says nothing about a strategy. tests/gpu run without hypothesis, too.
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("suite")
 
 
 def pytest_configure(config):
