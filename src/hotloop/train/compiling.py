@@ -39,9 +39,11 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
         ConfigError: a preset or component that does not exist, with the nearest that do.
     """
     chosen, known = settings.compile, tuple(components)
+    nothing = ComponentSettings(training="none", inference="none")
     own = {name: presets.from_mapping(name, _given(one)) for name, one in chosen.presets.items()}
     for name in chosen.components:
-        if name not in known:
+        # The shipped settings name the loss for all recipes, those without a part of this name too.
+        if name not in known and (name, chosen.components[name]) != ("loss", nothing):
             raise ConfigError(f"compile.components.{name}: no such component; {nearest(name, known)}")
 
     def find(setting: str, name: str) -> Preset:
@@ -185,7 +187,7 @@ class Compiling:
         return list(events)
 
     def validating(self) -> contextlib.AbstractContextManager[None]:
-        """Surround a validation, which runs in ``compile.inference``."""
+        """Surround what runs without gradients between the steps, such as a validation, in ``compile.inference``."""
         return contextlib.nullcontext()
 
     def status(self) -> dict[str, dict[str, Any]]:

@@ -78,6 +78,26 @@ class LanguageSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FocusSettings:
+    """The texts, the working context and the networks of the recipe `focus`."""
+
+    files: int = _range(1)
+    vocabulary: int = _range(257, 65536)
+    held_out: int = _range(1)
+    blocks: int = _range(2)
+    protected: int = _range(1)
+    budget: int = _range(64)
+    contexts: int = _range(3)
+    rounds: int = _range(1)
+    edits: int = _range(1)
+    hidden_size: int = _range(8)
+    layers: int = _range(1)
+    heads: int = _range(1)
+    lens_size: int = _range(8)
+    lens_layers: int = _range(1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizationSettings:
     """What makes steps faster."""
 
@@ -234,6 +254,7 @@ class Settings:
     model: ModelSettings
     digits: DigitsSettings
     language: LanguageSettings
+    focus: FocusSettings
     training: TrainingSettings
     compile: CompileSettings
     kfold: KfoldSettings
@@ -251,7 +272,7 @@ class Settings:
             )
         if len(self.data.delimiter) != 1:
             raise ConfigError(f"data.delimiter={self.data.delimiter!r}: expected one character, such as ',' or ';'")
-        for group, net in (("digits", self.digits), ("language", self.language)):
+        for group, net in (("digits", self.digits), ("language", self.language), ("focus", self.focus)):
             if net.hidden_size % net.heads:
                 raise ConfigError(
                     f"{group}.hidden_size={net.hidden_size} cannot be shared by {group}.heads={net.heads}: "
