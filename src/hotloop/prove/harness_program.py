@@ -63,9 +63,7 @@ class Subject:
                 if own is not None and gradient is not None:
                     own.copy_(gradient)
         for name, optimizer in self.holdings.optimizers.items():
-            for group, others in zip(
-                optimizer.param_groups, other.holdings.optimizers[name].param_groups, strict=True
-            ):
+            for group, others in zip(optimizer.param_groups, other.holdings.optimizers[name].param_groups, strict=True):
                 group.update({key: value for key, value in others.items() if isinstance(value, int | float | tuple)})
 
     def made(self, batch: Any) -> Made:

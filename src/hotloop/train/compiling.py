@@ -20,7 +20,7 @@ from hotloop.train.rehearse import without_graphs
 from hotloop.train.settings import CompileSettings, ComponentSettings, PresetSettings, Settings
 
 if TYPE_CHECKING:
-    from hotloop.train.rehearse import Rehearsal
+    from hotloop.train.rehearse import OwnRehearsal, Rehearsal
 
 STEADY_STEPS = 10
 """Compiled steps without a compile in them that are timed before a speed-up is stated."""
@@ -107,7 +107,7 @@ class Compiling:
         settings: Settings,
         parts: dict[str, Any],
         say: Callable[[str], None],
-        rehearsal: Callable[[], Rehearsal] | None = None,
+        rehearsal: Callable[[], Rehearsal | OwnRehearsal] | None = None,
     ) -> None:
         self.chosen, self.settings, self.parts, self._say, self._rehearsal = chosen, settings, parts, say, rehearsal
         self._left_eager: dict[str, dict[str, Any]] = {}

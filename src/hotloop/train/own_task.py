@@ -169,8 +169,7 @@ def figures_of(result: Any) -> dict[str, float]:
         return {}
     others = {name: value for name, value in result.items() if name not in _TAKEN and _is_number(value)}
     return {
-        str(name): float(value.detach() if isinstance(value, torch.Tensor) else value)
-        for name, value in others.items()
+        str(name): float(value.detach() if isinstance(value, torch.Tensor) else value) for name, value in others.items()
     }
 
 

@@ -83,6 +83,7 @@ class FocusSettings:
 
     files: int = _range(1)
     vocabulary: int = _range(257, 65536)
+    documents: int = _range(1)
     held_out: int = _range(1)
     blocks: int = _range(2)
     protected: int = _range(1)
@@ -278,6 +279,11 @@ class Settings:
                     f"{group}.hidden_size={net.hidden_size} cannot be shared by {group}.heads={net.heads}: "
                     "expected a multiple of it"
                 )
+        if (self.focus.blocks - self.focus.protected) % self.focus.documents:
+            raise ConfigError(
+                f"focus.documents={self.focus.documents} cannot share focus.blocks={self.focus.blocks} less "
+                f"focus.protected={self.focus.protected}: expected a divisor of the difference"
+            )
         if not self.model.name.strip():
             raise ConfigError("model.name is empty: expected a folder, a hub name or minilm-l6")
         asked = str(self.training.optimization.use_torch_compile).lower()

@@ -74,9 +74,7 @@ def _one(block: Tensor, blocks: int) -> Tensor:
     return torch.arange(blocks, device=block.device) == block.unsqueeze(-1)
 
 
-def focus(
-    score: Callable[[Layout], Tensor], expanded: Tensor, frame: Frame, *, rounds: int, edits: int
-) -> Focused:
+def focus(score: Callable[[Layout], Tensor], expanded: Tensor, frame: Frame, *, rounds: int, edits: int) -> Focused:
     """Edit working contexts round by round, until no edit is asked for.
 
     Args:

@@ -45,16 +45,11 @@ class Frame:
                 f"focus.protected={self.protected}: expected fewer than focus.blocks={self.blocks}, or nothing is left "
                 "to choose from"
             )
-        if not self.least < self.budget:
+        if self.budget < self.least + BLOCK - 1:
             raise ConfigError(
                 f"focus.budget={self.budget}: expected at least {self.least + BLOCK - 1} with focus.blocks="
                 f"{self.blocks} and focus.protected={self.protected}: {BLOCK} slots for each protected block, one for "
                 "the gist of each other block, and room to expand one of them"
-            )
-        if not self.room:
-            raise ConfigError(
-                f"focus.budget={self.budget} leaves no room to expand a block: expected at least "
-                f"{self.least + BLOCK - 1}"
             )
 
     @classmethod
@@ -87,6 +82,18 @@ class Frame:
         chosen = torch.rand(rows, far).topk(self.room, dim=-1).indices  # on the host, the same on any device
         expanded = torch.ones(rows, self.blocks, dtype=torch.bool)
         expanded[:, :far] = torch.zeros(rows, far, dtype=torch.bool).scatter(1, chosen, value=True)
+        return expanded.to(device)
+
+    def exchanged(self, rows: int, device: torch.device | None = None) -> Tensor:
+        """Give `newest` contexts in which one expanded block, drawn at random, has given way to another: (rows, blocks).
+
+        Where there is room for all blocks, there is none to exchange.
+        """
+        expanded, far = self.newest(rows), self.blocks - self.protected
+        if self.room < far:
+            going = torch.randint(far - self.room, far, (rows, 1))
+            coming = torch.randint(0, far - self.room, (rows, 1))
+            expanded = expanded.scatter(1, going, value=False).scatter(1, coming, value=True)
         return expanded.to(device)
 
 

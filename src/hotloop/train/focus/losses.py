@@ -10,11 +10,6 @@ SHARPNESS = 4.0
 """How much a preference grows with a score: scores are from -1 to 1, and odds of e ** 1 would never be certain."""
 
 
-def surprise(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Give the cross-entropy of each token, in nats: (rows, slots, vocabulary) and (rows, slots) to (rows, slots)."""
-    return functional.cross_entropy(logits.float().transpose(1, 2), tokens, reduction="none")
-
-
 def utilities(scores: Tensor, expanded: Tensor) -> Tensor:
     """Give what a lens, looking at each context of a text, makes of every context of it.
 

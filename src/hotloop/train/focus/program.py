@@ -16,10 +16,11 @@ from hotloop.train.focus.context import BLOCK, Frame, by_block, fill, lay_out
 from hotloop.train.focus.networks import Gist, Lens, Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
+    from hotloop.train.focus.context import Layout
     from hotloop.train.settings import Settings
 
 WAYS = ("lens", "recency", "random")
@@ -31,6 +32,31 @@ class Data(NamedTuple):
 
     train: Tensor
     validation: Tensor
+
+
+class Rate:
+    """The learning rate at each step, by a schedule; its state is the number of steps, which a checkpoint keeps.
+
+    ``rate`` is the highest, in units of the optimizer's; ``factor`` gives what it is multiplied by, by step from 0.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, rate: float, factor: Callable[[int], float]) -> None:
+        self._optimizer, self._rate, self._factor = optimizer, rate, factor
+        self.steps = 0
+
+    def advance(self) -> None:
+        """Set the rate for the step that comes."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._rate * self._factor(self.steps)
+        self.steps += 1
+
+    def state_dict(self) -> dict[str, int]:
+        """Give what a checkpoint keeps."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where that was given."""
+        self.steps = state["steps"]
 
 
 class Controller:
@@ -58,7 +84,9 @@ class Controller:
             parameter_groups(networks, self.training.weight_decay), lr=self.training.learning_rate
         )
         steps = min(len(self.loader) * self.training.num_epochs, self.training.max_steps or 2**62)
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, schedule(self.training, steps))
+        self.rate = Rate(self.optimizer, self.training.learning_rate, schedule(self.training, steps))
+        self.last: dict[str, float] = {}
+        """The newest figures of `metrics`."""
 
     # -- training --------------------------------------------------------------------------------------------------
 
@@ -73,45 +101,56 @@ class Controller:
             next_token, worth, ahead = self.judged(texts, expanded)
             preferred, agreement = losses.preference(worth, ahead)
             loss = next_token + preferred
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.parameters, self.training.max_grad_norm or torch.inf, foreach=True)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return {"loss": loss, "next_token": next_token, "preference": preferred, "agreement": agreement}
+        # What a run keeps of a step, its telemetry, outlives the next one's calls.
+        told = {"loss": loss, "next_token": next_token, "preference": preferred, "agreement": agreement}
+        return hotloop.own({name: one.detach() for name, one in told.items()})
 
     def judged(self, texts: Tensor, expanded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Give the mean loss of all tokens, the lens's view of the contexts, and what came of each: (texts, contexts)."""
+        """Give the mean loss of all tokens, what the lens makes of the contexts, and what came of each.
+
+        The latter two as `losses.preference` takes them.
+        """
         rows, contexts, blocks = expanded.shape
         layout = lay_out(expanded.flatten(0, 1), self.frame)
         tokens = self.model.tokens(texts)
         gists = self.gist(tokens[:, :-BLOCK].reshape(rows * blocks, BLOCK, -1)).view(rows, blocks, -1)
         context = fill(layout, tokens[:, :-BLOCK], gists) + self.model.place(layout.block, layout.place)
 
-        # What follows each slot: within the context, the next token of its block or of the block after it.
-        every = texts.repeat_interleave(contexts, 0)
-        shown = layout.taken & (layout.place < BLOCK)
-        following = every.gather(1, torch.where(shown, layout.block * BLOCK + layout.place + 1, 0))
-        targets = torch.cat([following, every[:, 1 - BLOCK :]], 1)
-        counts = torch.cat([shown, torch.ones_like(every[:, 1 - BLOCK :], dtype=torch.bool)], 1)
-        found = losses.surprise(self.read(context, layout.taken, tokens[:, -BLOCK:-1]), targets)
+        found, counts = self.read(context, layout, texts, tokens[:, -BLOCK:-1])
         ahead = found[:, -BLOCK:].mean(1).view(rows, contexts)
 
         scores = self.lens(context.detach(), layout.taken, layout.share)
         seen = by_block(scores.float(), layout, blocks).view(rows, contexts, blocks)
         return (found * counts).sum() / counts.sum(), losses.utilities(seen, expanded), ahead
 
-    def read(self, context: Tensor, taken: Tensor, following: Tensor) -> Tensor:
-        """Give logits of what follows each slot of contexts, and each of the tokens that are read after them.
+    def read(self, context: Tensor, layout: Layout, texts: Tensor, behind: Tensor) -> tuple[Tensor, Tensor]:
+        """Read contexts and, after each, the last block of its text; gives the loss of what follows each slot.
 
-        ``following``, (texts, tokens, width), are the embeddings of the latter: the same for all contexts of a text.
+        Args:
+            context: (texts x contexts, budget, width).
+            layout: of the contexts.
+            texts: (texts, blocks x BLOCK + BLOCK).
+            behind: embeddings of the last block's tokens but the last, (texts, BLOCK - 1, width).
+
+        Returns:
+            losses of shape (texts x contexts, slots), those of the last block at the end, and which of them count.
         """
-        texts, many, _ = following.shape
+        rows, many = context.shape[0], behind.shape[1]
         block = torch.full((1, many), self.frame.blocks, device=context.device)
-        following = following + self.model.place(block, torch.arange(many, device=context.device).unsqueeze(0))
-        following = following.repeat_interleave(context.shape[0] // texts, 0)
-        seen = torch.cat([taken, taken.new_ones(following.shape[:2])], 1)
-        logits: Tensor = self.model(torch.cat([context, following], 1), seen)
-        return logits
+        behind = behind + self.model.place(block, torch.arange(many, device=context.device).unsqueeze(0))
+        several = rows // len(texts)
+        texts, behind = texts.repeat_interleave(several, 0), behind.repeat_interleave(several, 0)
+        shown = layout.taken & (layout.place < BLOCK)
+        at = torch.where(shown, layout.block * BLOCK + layout.place, 0)
+        last, ones = texts[:, -BLOCK:], shown.new_ones(rows, many)
+        tokens = torch.cat([torch.where(shown, texts.gather(1, at), -1), last[:, :-1]], 1)
+        following = torch.cat([texts.gather(1, at + 1), last[:, 1:]], 1)
+        found = self.model(torch.cat([context, behind], 1), torch.cat([layout.taken, ones], 1), tokens, following)
+        return found, torch.cat([shown, ones], 1)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
         """Give the context of the step's precision."""
@@ -122,11 +161,14 @@ class Controller:
     def before(self, texts: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the contexts through which the next step reads its texts; outside of the step, since it branches.
 
-        One is the allocator's, one shows the newest blocks, and the others blocks drawn at random.
+        They are the allocator's, the newest blocks, and, by turns, the newest but for one, and blocks drawn at random.
         """
+        self.rate.advance()
         texts = texts.to(self.device)
         contexts = [self.focused(texts[:, :-BLOCK]).expanded, self.frame.newest(len(texts), self.device)]
-        contexts += [self.frame.drawn(len(texts), self.device) for _ in range(self.focus.contexts - len(contexts))]
+        for number in range(self.focus.contexts - len(contexts)):
+            other = self.frame.drawn if number % 2 else self.frame.exchanged
+            contexts.append(other(len(texts), self.device))
         return texts, torch.stack(contexts, 1)
 
     @torch.no_grad()
@@ -147,13 +189,23 @@ class Controller:
             start = self.frame.newest(rows, self.device)
             return focus(score, start, self.frame, rounds=self.focus.rounds, edits=self.focus.edits)
 
+    def infer(self, texts: Tensor, expanded: Tensor) -> tuple[Tensor, ...]:
+        """Focus the first text of a batch alone, and read on, as a reader does.
+
+        Gives the scores of the first round and of the last, and the loss of what follows.
+        """
+        del expanded
+        found = self.focused(texts[:1, :-BLOCK])
+        return found.scores[0], found.scores[-1], self.ahead(texts[:1], found.expanded)
+
     # -- what it came to -------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
         """Give the loss of the tokens that follow held-out texts, focused in each of the ways at equal budget."""
         found = {way: self.heldout(way) for way in WAYS}
-        return {"loss": found["lens"], **{f"loss_{way}": found[way] for way in WAYS[1:]}}
+        self.last = {"loss": found["lens"], **{f"loss_{way}": found[way] for way in WAYS[1:]}}
+        return self.last
 
     def heldout(self, way: str) -> float:
         """Give the mean loss in nats a token of what follows the held-out texts."""
@@ -163,14 +215,16 @@ class Controller:
 
     def held_out(self) -> Iterator[Tensor]:
         """Give the held-out windows in batches."""
-        for part in self.data.validation.split(self.training.eval_batch_size):
-            yield part.to(self.device)
+        size, held_out = self.training.eval_batch_size, self.data.validation
+        for first in range(0, len(held_out), size):
+            yield held_out[first : first + size].to(self.device)
 
     def chosen(self, way: str, texts: Tensor) -> Tensor:
         """Focus windows in one of the ways; gives (rows, blocks)."""
         if way == "lens":
             return self.focused(texts[:, :-BLOCK]).expanded
-        return getattr(self.frame, {"recency": "newest", "random": "drawn"}[way])(len(texts), self.device)
+        make = {"recency": self.frame.newest, "random": self.frame.drawn}[way]
+        return make(len(texts), self.device)
 
     @torch.no_grad()
     def ahead(self, texts: Tensor, expanded: Tensor) -> Tensor:
@@ -180,5 +234,5 @@ class Controller:
             tokens = self.model.tokens(texts)
             gists = self.gist(tokens[:, :-BLOCK].reshape(-1, BLOCK, tokens.shape[-1])).view(*expanded.shape, -1)
             context = fill(layout, tokens[:, :-BLOCK], gists) + self.model.place(layout.block, layout.place)
-            logits = self.read(context, layout.taken, tokens[:, -BLOCK:-1])
-        return losses.surprise(logits[:, -BLOCK:], texts[:, -BLOCK:]).mean(1)
+            found, _ = self.read(context, layout, texts, tokens[:, -BLOCK:-1])
+        return found[:, -BLOCK:].mean(1)

@@ -82,25 +82,73 @@ def _sources(root: Path) -> Iterator[tuple[str, Path]]:
             yield name.as_posix(), path
 
 
-def windows(side: tuple[Document, ...], encode: Callable[[str], Tensor], length: int, stride: int) -> Tensor:
-    """Cut documents into windows of so many tokens; what is shorter is left out.
+class Pieces(NamedTuple):
+    """Pieces of documents: tokens, int64 of shape (pieces, length), and the number of each piece's document."""
+
+    tokens: Tensor
+    document: Tensor
+
+
+def cut(side: tuple[Document, ...], encode: Callable[[str], Tensor], length: int, stride: int) -> Pieces:
+    """Cut documents into pieces of so many tokens; what is shorter is left out.
 
     Args:
         side: the documents.
         encode: gives a text's tokens, int64 of shape (tokens,).
-        length: tokens of a window.
-        stride: tokens between the beginnings of two windows.
-
-    Returns:
-        int64 of shape (windows, length).
+        length: tokens of a piece.
+        stride: tokens between the beginnings of two pieces.
 
     Raises:
         DataError: no document is long enough.
     """
-    cut = [ids.unfold(0, length, stride) for one in side if len(ids := encode(one.text)) >= length]
-    if not cut:
+    encoded = [(number, encode(one.text)) for number, one in enumerate(side)]
+    found = [(number, ids.unfold(0, length, stride)) for number, ids in encoded if len(ids) >= length]
+    if not found:
         raise DataError(
-            f"no document has {length} tokens, which focus.blocks asks for: use smaller texts (focus.blocks), or more "
+            f"no document has {length} tokens, which focus.blocks asks for: use shorter texts (focus.blocks), or more "
             "files (focus.files)"
         )
-    return torch.cat(cut)
+    many = [torch.full((len(rows),), number) for number, rows in found]
+    return Pieces(torch.cat([rows for _, rows in found]), torch.cat(many))
+
+
+def by_turns(pieces: Pieces, documents: int, ahead: int, generator: torch.Generator) -> Tensor:
+    """Make texts that read several documents in turns and come back to one of them.
+
+    A text holds the beginnings of ``documents`` pieces of different documents in an order drawn at random, and ends
+    with the last ``ahead`` tokens of one of them, which go on where its beginning ended. Each piece is come back to once.
+
+    Args:
+        pieces: of a length above ``ahead``.
+        documents: in a text; with 1 a text is its piece.
+        ahead: tokens.
+        generator: what is drawn is drawn from it.
+
+    Returns:
+        int64 of shape (pieces, documents x (length - ahead) + ahead).
+
+    Raises:
+        DataError: there are too few documents.
+    """
+    rows, length = pieces.tokens.shape
+    there = len(set(pieces.document.tolist()))
+    if there < documents:
+        raise DataError(
+            f"focus.documents={documents}: only {there} documents have {length} tokens; use fewer, or more files "
+            "(focus.files)"
+        )
+    chosen = [torch.arange(rows)]
+    while len(chosen) < documents:
+        other = torch.randint(rows, (rows,), generator=generator)
+        while (again := _shared(pieces.document, chosen, other)).any():
+            other[again] = torch.randint(rows, (int(again.sum()),), generator=generator)
+        chosen.append(other)
+    order = torch.rand(rows, documents, generator=generator).argsort(1)
+    shuffled = torch.stack(chosen, 1).gather(1, order)
+    beginnings = pieces.tokens[shuffled, : length - ahead].flatten(1)
+    return torch.cat([beginnings, pieces.tokens[:, length - ahead :]], 1)
+
+
+def _shared(document: Tensor, chosen: list[Tensor], other: Tensor) -> Tensor:
+    """Say in which rows a further piece is of a document that is there already."""
+    return torch.stack([document[one] == document[other] for one in chosen]).any(0)
