@@ -299,7 +299,8 @@ def arguments(settings: CompileSettings) -> dict[str, Any]:
 
 def problems(name: str, status: Any) -> list[str]:
     """Say in the lines that people look for what of a component does not run as asked, and why."""
-    if status.state == "pending" or (status.state == "compiled" and status.running == status.requested):
+    asked = status.inference if status.requested == "none" else status.requested  # compiled for one of both alone
+    if status.state == "pending" or (status.state == "compiled" and status.running == asked):
         return []
     label = f"{name}: " if name else ""
     if any(cause.stage == "disabled" for cause in status.causes):
@@ -307,7 +308,7 @@ def problems(name: str, status: Any) -> list[str]:
     reasons = [_reason(cause) for cause in status.causes] or ["no cause is known"]
     if status.running == "none":
         return [f"{PREFIX} Compilation failed: {label}{reason}. Running in eager mode." for reason in reasons]
-    if status.running != status.requested:
+    if status.running != asked:
         return [
             f"{PREFIX} Compilation failed: {label}{reason}. Running in preset {status.running}." for reason in reasons
         ]

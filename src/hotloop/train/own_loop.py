@@ -85,7 +85,7 @@ class _Fitting:
         self.account = Account(self.record, task.per_step)
         self.tracking = Tracking(start, self.record, display.say)
         self.epoch_began: dict[str, Any] = {}
-        self.exhausted = False
+        self.exhausted, self.ready_seconds = False, 0.0
         self.optimizers = list(task.workload.holdings().optimizers.values())
         self.untouched: list[float] | None = self.weights()
 
@@ -169,14 +169,20 @@ class _Fitting:
             if batch is _NO_MORE:
                 self.exhausted = True
                 break
-            with self.compiling.validating():
-                ready = self.task.workload.ready(batch)
-            yield ready
+            yield self.ready(batch)
         if self.exhausted and not at.step_in_epoch:
             raise ConfigError(
                 f"recipe={self.task.name}: there are no batches in epoch {at.epoch + 1}: give the Workload a list, a "
                 "DataLoader, or a function that makes an iterable"
             )
+
+    def ready(self, batch: Any) -> Any:
+        """Make a batch ready for its step, outside of it."""
+        began = time.perf_counter()
+        with self.compiling.validating():
+            ready = self.task.workload.ready(batch)
+        self.ready_seconds = time.perf_counter() - began
+        return ready
 
     def generators(self) -> list[torch.Generator]:
         """Give the generators of a loader that has its own."""
@@ -203,6 +209,8 @@ class _Fitting:
         self.position.step += 1
         self.position.step_in_epoch += 1
         found = {**({} if loss is None else {"loss": loss}), **others}
+        if workload.before is not None:
+            found["ready_seconds"] = self.ready_seconds
         entry = {
             "step": self.position.step, "seconds": seconds, **found, "learning_rate": rate,
             "running": self.compiling.running,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hotloop.train.settings import TrainingSettings
     from hotloop.train.task import Goal
 
-_TAKEN = {"loss", "step", "seconds", "learning_rate", "running", "gradient_norm"}
+_TAKEN = {"loss", "step", "seconds", "learning_rate", "running", "gradient_norm", "ready_seconds"}
 """Names that an entry of the record has anyway."""
 
 
