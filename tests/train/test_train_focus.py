@@ -205,7 +205,9 @@ def reading(emulation=None, preset=None):
     for batch, _ in zip(workload.endless(), range(3), strict=False):
         found.append(workload.run(batch))
         kept.append(workload.infer(*batch))
-    return [float(value) for told in found for value in told.values()] + [one.sum().item() for each in kept for one in each]
+    return [float(value) for told in found for value in told.values()] + [
+        one.sum().item() for each in kept for one in each
+    ]
 
 
 def test_every_score_that_is_kept_outlives_the_calls_after_it():

@@ -75,7 +75,9 @@ def steps(folder):
 
 
 def test_components_have_presets_of_their_own_by_name(tmp_path, train):
-    outcome = train(*ON, "compile.components.second.training=aot_eager", "compile.components.second.inference=aot_eager")
+    outcome = train(
+        *ON, "compile.components.second.training=aot_eager", "compile.components.second.inference=aot_eager"
+    )
     assert {name: one["state"] for name, one in outcome.components.items()} == {"first": "eager", "second": "compiled"}
     assert outcome.components["second"]["modes"]["inference"]["compiles"] == 1
     train(folder="eager")
@@ -100,7 +102,10 @@ def test_cuda_graphs_are_tried_on_the_program_made_anew_with_the_weights_of_the_
     train(folder="eager")
     with cudagraph_emulation():
         outcome = train(*ON, "compile.components.first.training=reduce-overhead")
-    assert "reduce-overhead: tried on copies of the model, training and inference, and safe here" in capsys.readouterr().out
+    assert (
+        "reduce-overhead: tried on copies of the model, training and inference, and safe here"
+        in capsys.readouterr().out
+    )
     assert outcome.components["first"]["modes"]["training"]["calls_per_step"] == {"1": 12}
     assert steps(tmp_path / "run") == steps(tmp_path / "eager")  # the trial has drawn none of the run's random numbers
 

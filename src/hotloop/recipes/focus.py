@@ -1,11 +1,11 @@
 """Learn where to look: ``hotloop train recipe=focus``. A language model reads long texts through a budget of slots.
 
-A text is there in blocks of 32 tokens, each as its tokens or as one embedding, its gist. Three networks are trained, all
-of them from nothing: the model predicts what follows, the gist encoder sums a block up, and the lens scores each slot of
+A text is there in blocks of 32 tokens, each as its tokens or as one embedding, its gist. Three networks are trained,
+all from nothing: the model predicts what follows, the gist encoder sums a block up, and the lens scores each slot of
 what is shown: whether to expand a gist into its tokens, or to collapse a block into its gist. Between two steps the
-allocator asks the lens about each text again and again, and does the best few edits that the budget has room for; the
-next step reads each text through the context it chose and through others, and the lens learns to prefer what predicted
-better. Texts are Python's documentation and source of its standard library.
+allocator asks the lens about each text again and again, and does the best few edits that the budget has room for. The
+next step reads each text through the context that it chose and through others, and the lens learns to prefer what
+predicted better. Texts are Python's documentation and source of its standard library, several documents by turns.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ READS, NOT_READ = unread.READS["focus"], unread.NOT_READ["focus"]
 OVERLAP = 4
 """Each token stands in so many pieces of its document."""
 TINY = (
-    "focus.documents=1", "focus.blocks=6", "focus.budget=104", "focus.vocabulary=257", "focus.hidden_size=32", "focus.layers=1",
+    "focus.documents=1", "focus.blocks=6", "focus.budget=104", "focus.vocabulary=257", "focus.hidden_size=32",
+    "focus.layers=1",
     "focus.heads=2", "focus.lens_size=16", "focus.lens_layers=1", "focus.contexts=3", "training.batch_size=4",
     "training.eval_batch_size=4",
 )  # fmt: skip
@@ -75,8 +76,9 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     start.check_data(sides.fingerprint())
     tokens, data = windows(settings, sides)
     display.say(
-        f"Data: {sides.describe()}; a vocabulary of {tokens.count:,} tokens; windows of {data.train.shape[1]:,} tokens: "
-        f"{len(data.train):,} to learn from, {len(data.validation)} to judge by"
+        f"Data: {sides.describe()}; a vocabulary of {tokens.count:,} tokens; texts of {data.train.shape[1]:,} tokens "
+        f"from {settings.focus.documents} documents each: {len(data.train):,} to learn from, {len(data.validation)} to "
+        "judge by"
     )
     display.say(
         f"Working context: {frame.budget} slots for {frame.blocks} blocks of {BLOCK} tokens, {frame.protected} of them "
@@ -99,7 +101,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         make=make,
         fingerprint=sides.fingerprint(),
         per_step={"samples": settings.training.batch_size},
-        context={"validation_windows": len(data.validation), "budget": frame.budget},
+        context={"validation_texts": len(data.validation), "budget": frame.budget},
         remarks=lambda components: [*ways(made[0].last), *paces(components)],
     )
     display.say(task.checked(settings.training))
@@ -171,7 +173,7 @@ def workload_of(controller: Controller) -> Workload:
 
 
 def make() -> Workload:
-    """Give a tiny controller as a program: ``hotloop harness hotloop.recipes.focus:make``; bench, verify and doctor too.
+    """Give a tiny controller as a program: for the harness (``hotloop.recipes.focus:make``), bench, verify and doctor.
 
     Its texts are random tokens in which far blocks return, so that no data is needed.
     """

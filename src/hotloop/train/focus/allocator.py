@@ -37,8 +37,8 @@ def edit(expanded: Tensor, scores: Tensor, frame: Frame, most: int) -> Tensor:
     """Do the best few edits of each row, one after another; gives the new contexts.
 
     An edit expands a block whose score is positive, collapses one whose score is negative, or, where the budget is
-    spent, does both at once if the one to expand has the higher score. The best is the one that the scores ask for most.
-    A block is edited once, a protected one never. The first of equals is taken, so that the outcome is always the same.
+    spent, does both at once if the one to expand has the higher score. The best is what the scores ask for most. A
+    block is edited once, a protected one never. The first of equals is taken, so that the outcome is always the same.
 
     Args:
         expanded: (rows, blocks), within the budget.

@@ -85,7 +85,7 @@ class Frame:
         return expanded.to(device)
 
     def exchanged(self, rows: int, device: torch.device | None = None) -> Tensor:
-        """Give `newest` contexts in which one expanded block, drawn at random, has given way to another: (rows, blocks).
+        """Give `newest` contexts in which one block, drawn at random, has given way to another: (rows, blocks).
 
         Where there is room for all blocks, there is none to exchange.
         """

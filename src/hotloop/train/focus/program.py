@@ -1,8 +1,7 @@
-"""The two-network focus controller as a program: its training step, the allocator between the steps, and its figures."""
+"""The focus controller as a program: its training step, the allocator between the steps, and its figures."""
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,6 +15,7 @@ from hotloop.train.focus.context import BLOCK, Frame, by_block, fill, lay_out
 from hotloop.train.focus.networks import Gist, Lens, Reader
 
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
@@ -28,7 +28,7 @@ WAYS = ("lens", "recency", "random")
 
 
 class Data(NamedTuple):
-    """Windows of tokens, int64 of shape (windows, blocks x BLOCK + BLOCK): to learn from, and to judge by."""
+    """Texts as tokens, int64 of shape (texts, blocks x BLOCK + BLOCK): to learn from, and to judge by."""
 
     train: Tensor
     validation: Tensor
@@ -65,7 +65,7 @@ class Controller:
     Args:
         settings: of the run.
         vocabulary: how many tokens there are.
-        data: the windows.
+        data: the texts.
         device: where all of it computes.
     """
 
@@ -142,8 +142,9 @@ class Controller:
         rows, many = context.shape[0], behind.shape[1]
         block = torch.full((1, many), self.frame.blocks, device=context.device)
         behind = behind + self.model.place(block, torch.arange(many, device=context.device).unsqueeze(0))
-        several = rows // len(texts)
-        texts, behind = texts.repeat_interleave(several, 0), behind.repeat_interleave(several, 0)
+        several = (-1, rows // len(texts))
+        texts = texts.unsqueeze(1).expand(*several, -1).flatten(0, 1)
+        behind = behind.unsqueeze(1).expand(*several, -1, -1).flatten(0, 1)
         shown = layout.taken & (layout.place < BLOCK)
         at = torch.where(shown, layout.block * BLOCK + layout.place, 0)
         last, ones = texts[:, -BLOCK:], shown.new_ones(rows, many)
@@ -214,13 +215,13 @@ class Controller:
             return float(torch.cat([self.ahead(texts, self.chosen(way, texts)) for texts in self.held_out()]).mean())
 
     def held_out(self) -> Iterator[Tensor]:
-        """Give the held-out windows in batches."""
+        """Give the held-out texts in batches."""
         size, held_out = self.training.eval_batch_size, self.data.validation
         for first in range(0, len(held_out), size):
             yield held_out[first : first + size].to(self.device)
 
     def chosen(self, way: str, texts: Tensor) -> Tensor:
-        """Focus windows in one of the ways; gives (rows, blocks)."""
+        """Focus texts in one of the ways; gives (rows, blocks)."""
         if way == "lens":
             return self.focused(texts[:, :-BLOCK]).expanded
         make = {"recency": self.frame.newest, "random": self.frame.drawn}[way]
@@ -228,7 +229,7 @@ class Controller:
 
     @torch.no_grad()
     def ahead(self, texts: Tensor, expanded: Tensor) -> Tensor:
-        """Give the loss of what follows windows that are read through one context each: (rows,)."""
+        """Give the loss of what follows texts that are read through one context each: (rows,)."""
         with self.precision():
             layout = lay_out(expanded, self.frame)
             tokens = self.model.tokens(texts)

@@ -1,4 +1,4 @@
-"""The texts: Python's documentation and a sample of its standard library's source, cut into windows by document."""
+"""The texts: Python's documentation and a sample of its standard library's source, several documents by turns."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def by_turns(pieces: Pieces, documents: int, ahead: int, generator: torch.Genera
     """Make texts that read several documents in turns and come back to one of them.
 
     A text holds the beginnings of ``documents`` pieces of different documents in an order drawn at random, and ends
-    with the last ``ahead`` tokens of one of them, which go on where its beginning ended. Each piece is come back to once.
+    with the last ``ahead`` tokens of one of them, which go on where its beginning ended. Each is come back to once.
 
     Args:
         pieces: of a length above ``ahead``.
