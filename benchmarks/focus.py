@@ -124,7 +124,7 @@ def figures(controller, losses, taken, edits, back, document):  # noqa: PLR0913,
         "edits": edits.float().mean().item(),
         "agreement": statistics.fmean(one["agreement"] for one in steps[-50:]),
         "steps": len(steps),
-        "seconds": sum(one["seconds"] + one["ready_seconds"] for one in steps if "ready_seconds" in one),
+        "seconds_in_steps": sum(one["seconds"] for one in steps),
     }
 
 
@@ -141,8 +141,8 @@ def picture(controller, losses, edits, back, tokens):
     ]
     said = ["".join(sign if sign.isprintable() else " " for sign in tokens.decode(one)) for one in text.split(BLOCK)]
     told = (
-        (18, f"{frame.blocks} blocks of {BLOCK} tokens in {frame.budget} slots: wide is a block as tokens, narrow a gist;"),
-        (34, "one colour a document."),
+        (18, f"{frame.blocks} blocks of {BLOCK} tokens in {frame.budget} slots: wide ones as tokens, narrow as gists;"),
+        (34, "one colour a document; only the contexts differ, not the networks."),
         (204, "Bars: what the lens says of each block at first. Green asks to expand, red to collapse."),
         (220, f"Nats: the loss of the {BLOCK} tokens behind the text. The tooltip of a block is its text."),
     )  # fmt: skip
