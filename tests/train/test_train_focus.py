@@ -110,6 +110,7 @@ def test_each_network_is_compiled_for_training_and_for_inference_apart(tmp_path,
     assert [found["lens"]["modes"][mode]["compiles"] for mode in ("training", "inference")] == [1, 0]
     assert [found["gist"]["modes"][mode]["compiles"] for mode in ("training", "inference")] == [0, 1]
     lines = capsys.readouterr().out
+    assert "Compiling gist (aot_eager, in inference alone), lens (aot_eager)" in lines
     assert "Compilation failed" not in lines
     assert found["lens"]["graph_breaks"] == found["gist"]["graph_breaks"] == 0
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "eager"), rel=1e-5)

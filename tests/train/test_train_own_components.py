@@ -139,7 +139,9 @@ def test_the_figures_of_a_step_are_in_the_record(tmp_path, train):
     assert (entry["many"], entry["ready_seconds"] > 0, "said" in entry) == (4, True, False)
 
 
-@pytest.mark.parametrize(("given", "message"), [({}, "got nothing"), ({1: torch.nn.Linear(1, 1)}, "1 is no name")])
+@pytest.mark.parametrize(
+    ("given", "message"), [({}, "got an empty mapping"), ({1: torch.nn.Linear(1, 1)}, "1 is no name")]
+)
 def test_odd_mappings_of_models_are_told(given, message):
     with pytest.raises(ConfigError, match=message):
         hotloop.Workload(given, None, print, []).models()

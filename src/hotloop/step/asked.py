@@ -63,10 +63,11 @@ def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
         found = {what: given}
     wrong = [one for one in found.values() if not isinstance(one, kind)]
     if wrong or not found:
-        got = type(wrong[0]).__name__ if wrong else "nothing"
+        empty = "an empty mapping" if isinstance(given, Mapping) else "an empty sequence"
+        got = type(wrong[0]).__name__ if wrong else empty
         raise ConfigError(
-            f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__}, a sequence or a mapping of names "
-            f"to them, got {got}"
+            f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}; a "
+            "mapping of names to them will do as well"
         )
     if odd := [name for name in found if not isinstance(name, str) or not name.strip()]:
         raise ConfigError(f"{what}: {odd[0]!r} is no name; expected text")

@@ -262,7 +262,10 @@ class Compiling:
             self._say(line)
 
     def _names(self) -> str:
-        return ", ".join(f"{name} ({training.name})" for name, (training, _) in self.chosen.items())
+        def named(training: Preset, inference: Preset) -> str:
+            return training.name if training.backend != "eager" else f"{inference.name}, in inference alone"
+
+        return ", ".join(f"{name} ({named(*both)})" for name, both in self.chosen.items())
 
 
 def _parameters(parts: Mapping[str, Any]) -> Iterator[torch.nn.Parameter]:
