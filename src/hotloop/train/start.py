@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
 SETTINGS = "settings.yaml"
-_FIXED = ("recipe", "data", "model", "digits", "language", "training.freeze_embeddings", "kfold", "run.seed")
+_FIXED = ("recipe", "data", "model", "digits", "language", "focus", "training.freeze_embeddings", "kfold", "run.seed")
 """What a resumed run cannot change: its batches and its parameters would be others."""
 
 

@@ -12,16 +12,18 @@ from hotloop.train import configure
 if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
-SOME = ("data", "model", "digits", "language", "training.freeze_embeddings", "recipe.goal")
+SOME = ("data", "model", "digits", "language", "focus", "training.freeze_embeddings", "recipe.goal")
 """Settings and groups of them that only some recipes read; the fit loop reads all others."""
 READS: Mapping[str, tuple[str, ...]] = {
     "criteria": ("data", "model", "training.freeze_embeddings"),
     "digits": ("data.sample_size", "data.validation_fraction", "model.dropout", "digits"),
     "language": ("data.sample_size", "data.validation_fraction", "model.dropout", "language"),
+    "focus": ("data.validation_fraction", "focus"),
     "workload": ("recipe.goal",),
 }
 """Those of `SOME` that each recipe reads: settings, or groups of them."""
 NOT_READ: Mapping[str, tuple[str, ...]] = {
+    "focus": ("training.gradient_accumulation", "compile.components.loss"),
     "workload": (
         "kfold",
         "compile.components.loss",
@@ -39,7 +41,7 @@ NOT_READ: Mapping[str, tuple[str, ...]] = {
                 "optimization.use_bf16",
             )
         ),
-    )
+    ),
 }
 """What a program of one's own decides itself, though other recipes read it."""
 

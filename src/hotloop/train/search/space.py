@@ -31,6 +31,7 @@ CHANGES_CODE = (
     "model.buckets",
     "digits",
     "language",
+    "focus",
     "training.batch_size",
     "training.freeze_embeddings",
     "training.optimization.use_bf16",
