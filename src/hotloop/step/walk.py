@@ -20,6 +20,7 @@ import torch
 
 from hotloop._torch import hooks
 from hotloop._torch.graphs import is_own_file, is_user_file
+from hotloop.control import MethodEntry
 from hotloop.step import reading, standins
 from hotloop.step.standins import ABSENT, SCALARS, Same, Unwatchable
 
@@ -228,6 +229,8 @@ class Walk:
         def counts(key: str) -> bool:
             if key in _TORCHS:
                 return key == "training" and strange
+            if isinstance(attributes.get(key), MethodEntry):
+                return False
             # Code of libraries is not followed, and may read anything of its own.
             return self.mentions(key) if users else not key.startswith("_")
 
@@ -276,6 +279,8 @@ class Walk:
 
     def value(self, value: Any, name: str, depth: int, *, every: bool = False) -> None:
         """Note one value, and follow what it holds; ``every``: code that nobody follows may read all attributes."""
+        if isinstance(value, MethodEntry):  # ours come and go with a tier
+            return
         if self._entries >= _ENTRIES:
             self.found["Python state"] = Unwatchable(f"more than {_ENTRIES:,} values")
             return
