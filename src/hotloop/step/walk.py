@@ -227,10 +227,8 @@ class Walk:
             self.note(f"{path}.training", module.training)
 
         def counts(key: str) -> bool:
-            if key in _TORCHS:
+            if key in _TORCHS or isinstance(attributes.get(key), MethodEntry):  # ours come and go with a tier
                 return key == "training" and strange
-            if isinstance(attributes.get(key), MethodEntry):
-                return False
             # Code of libraries is not followed, and may read anything of its own.
             return self.mentions(key) if users else not key.startswith("_")
 
@@ -279,7 +277,7 @@ class Walk:
 
     def value(self, value: Any, name: str, depth: int, *, every: bool = False) -> None:
         """Note one value, and follow what it holds; ``every``: code that nobody follows may read all attributes."""
-        if isinstance(value, MethodEntry):  # ours come and go with a tier
+        if isinstance(value, MethodEntry):
             return
         if self._entries >= _ENTRIES:
             self.found["Python state"] = Unwatchable(f"more than {_ENTRIES:,} values")

@@ -1,0 +1,135 @@
+"""The *_step methods of a LightningModule are compiled as such, with what they log."""
+
+import copy
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torchmetrics
+from test_lightning import Sgd, fit, same
+from test_lightning_conformance import loader
+from torch.nn import functional as F
+
+import hotloop
+from hotloop import events as ev
+from hotloop.control.methods import AGAIN
+from hotloop.integrations.lightning import HotLoop
+from hotloop.testing.fitting import SmallClassifier, inventory, small_batches
+
+pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
+
+
+class Logs(Sgd):
+    """Logs in the middle of its step, a number that is changed afterwards among it, and predicts."""
+
+    def training_step(self, batch, batch_idx):
+        logits, labels = self.net(batch[0]), batch[1]
+        loss = F.cross_entropy(logits, labels)
+        self.log("early", loss, on_epoch=True, batch_size=len(labels))
+        loss = loss + self.scaled(logits)
+        self.log_dict({"late": loss, "plain": 0.5}, batch_size=len(labels))
+        return {"loss": loss, "logits": logits.detach()}
+
+    def scaled(self, logits):
+        return logits.square().mean() / 4
+
+    def predict_step(self, batch, batch_idx):
+        return self.net(batch[0]).argmax(1)
+
+
+def compiles(events):
+    return sum(isinstance(one, ev.Compiled) for one in events)
+
+
+def test_a_step_that_logs_is_one_graph_compiled_before_fit_or_by_it():
+    eager = fit(Logs, epochs=2, validate=True)
+    with hotloop.watch() as before:  # fullgraph raises where a graph breaks
+        given = fit(
+            Logs, epochs=2, validate=True, wrap=lambda model: hotloop.compile(model, "aot_eager", fullgraph=True)
+        )
+    same(eager, given)
+    assert {"early_epoch", "late", "plain", "val_loss"} <= given[2].callback_metrics.keys()
+    hot = HotLoop(run="aot_eager")
+    with hotloop.watch() as by_fit:
+        same(eager, fit(Logs, hot, epochs=2, validate=True))
+    assert hot.status().owned
+    for events in (before, by_fit):
+        assert compiles(events) == 2, "training and validation"
+        assert not [one for one in events if isinstance(one, ev.GraphBreak | ev.Recompiled)]
+    part = hotloop.status(given[0]).components["model"]
+    assert part.modes["training"]["frames_compiled"] == 16
+    assert part.causes == ()
+
+
+def test_a_copy_has_plain_methods_and_what_is_taken_off_leaves_nothing():
+    torch.manual_seed(1)
+    model = Logs(SmallClassifier())
+    before = inventory(model)
+    hotloop.compile(model, "aot_eager")
+    copied = copy.deepcopy(model)
+    assert copied.training_step.__func__ is Logs.training_step
+    assert copied.training_step.__self__ is copied
+    hotloop.uncompile(model)
+    assert inventory(model) == before
+
+
+def test_predict_compiles_once_and_gives_eagers():
+    torch.manual_seed(1)
+    model, batches = Logs(SmallClassifier()).eval(), small_batches(3)
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    trainer = lambda *callbacks: pl.Trainer(accelerator="cpu", devices=1, callbacks=list(callbacks), **quiet)  # noqa: E731
+    eager = trainer().predict(model, loader(batches))
+    hot = HotLoop(run="aot_eager")
+    with hotloop.watch() as events:
+        again = trainer(hot)
+        found = again.predict(model, loader(batches)) + again.predict(model, loader(batches))
+    assert all(torch.equal(a, b) for a, b in zip(eager + eager, found, strict=True))
+    assert compiles(events) == 1
+    assert hot.status().model.components["model"].state == "compiled"
+
+
+class ReadsTheCounter(Logs):
+    def scaled(self, logits):
+        return logits.square().mean() / (4 + self.global_step)
+
+
+class HidesTheCounter(Logs):
+    def scaled(self, logits):
+        return logits.square().mean() / (4 + getattr(self, "global_" + "step"))
+
+
+@pytest.mark.parametrize("module", [ReadsTheCounter, HidesTheCounter])
+def test_a_step_that_reads_a_counter_is_left_to_its_modules(module):
+    eager = fit(module, batches=12)
+    with hotloop.watch() as events:
+        ours = fit(module, batches=12, wrap=lambda model: hotloop.compile(model, "aot_eager"))
+    same(eager, ours)
+    part = hotloop.status(ours[0]).components["model"]
+    assert "training_step itself stays eager" in part.causes[-1].reason
+    assert compiles(events) <= (1 if module is ReadsTheCounter else AGAIN + 3)
+    assert part.modes["training"]["frames_compiled"] == 12, "the network ran compiled in each step"
+
+
+class Counts(Logs):
+    def __init__(self, net):
+        super().__init__(net)
+        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
+
+    def training_step(self, batch, batch_idx):
+        found = super().training_step(batch, batch_idx)
+        self.accuracy(found["logits"], batch[1])
+        self.log("accuracy", self.accuracy, on_epoch=True)
+        return found
+
+
+def test_a_step_that_updates_a_metric_counts_it_once_and_its_network_is_compiled():
+    eager, hot = fit(Counts, epochs=2), HotLoop(run="aot_eager")
+    same(eager, fit(Counts, hot, epochs=2))
+    assert "updates the metric self.accuracy" in str(hot.status())
+    part = hot.status().model.components["model"]
+    assert (part.state, part.modes["training"]["frames_compiled"]) == ("compiled", 16)
