@@ -1,4 +1,4 @@
-"""Lightning's Trainer in two processes: run as ``python lightning_program.py FOLDER RANK PORT``; prints JSON."""
+"""Lightning's Trainer, and Fabric, in two processes: run as ``python lightning_program.py FOLDER RANK PORT``; prints JSON."""
 
 import gc
 import json
@@ -8,6 +8,8 @@ import warnings
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric import Fabric
+from lightning.fabric import strategies as of_fabric
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import distributed as dist
 from torch import nn
@@ -17,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import hotloop
 from hotloop import events as ev
+from hotloop.integrations.fabric import setup
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing.fitting import small_batches
 
@@ -82,10 +85,13 @@ class Sharded(Task):
     """Each block gathers its own parameters, and the network the rest."""
 
     def configure_model(self):
-        mesh = self.device_mesh["data_parallel"]
-        for block in self.net.blocks:
-            fully_shard(block, mesh=mesh)
-        fully_shard(self.net, mesh=mesh)
+        sharded(self.net, self.device_mesh)
+
+
+def sharded(net, mesh):
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh["data_parallel"])
+    return fully_shard(net, mesh=mesh["data_parallel"])
 
 
 class Losses(pl.Callback):
@@ -119,10 +125,59 @@ def fit(kind, *callbacks):
     return losses.seen, {key: float(one) for key, one in trainer.callback_metrics.items()}, names
 
 
-def main():
+def with_fabric(kind, how):
+    """Train a few steps, compiled before Fabric sets the model up, after it, by our `setup` in or over the wrapper."""
+    two = {"data_parallel_size": 2, "tensor_parallel_size": 1, "process_group_backend": "gloo"}
+    ddp = of_fabric.DDPStrategy(process_group_backend="gloo")
+    fabric = Fabric(
+        accelerator="cpu", devices=2,
+        strategy=ddp if kind == "ddp" else of_fabric.ModelParallelStrategy(sharded, **two),
+    )  # fmt: skip
+    fabric.launch()
+    torch.manual_seed(1)
+    net = Net()
+    if how == "before":
+        hotloop.compile(net, "aot_eager")
+    if how in ("in", "over"):
+        model = setup(fabric, net, preset="aot_eager", reapply=how == "over")
+    else:
+        model = fabric.setup_module(net)
+    if how == "after":
+        hotloop.compile(model, "aot_eager")
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.125))
+    losses = []
+    for ids, labels in small_batches(12)[RANK::2]:
+        loss = F.cross_entropy(model(ids), labels)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, sorted(model.state_dict()), next(iter(hotloop.status(model).components.values()))
+
+
+def fabrics():
     told = {}
+    for kind, ways in (("ddp", ("before", "after", "in", "over")), ("model-parallel", ("after", "in"))):
+        eager = with_fabric(kind, None)
+        for how in ways:
+            torch.compiler.reset()
+            ours = with_fabric(kind, how)
+            told[f"{kind}, {how}"] = {
+                "same": torch.allclose(torch.tensor(ours[0]), torch.tensor(eager[0]), rtol=1e-5, atol=1e-6),
+                "names": ours[1] == eager[1],
+                "state": ours[2].state,
+                "graphs": ours[2].frames_compiled,
+                "breaks": ours[2].graph_breaks,
+            }
+            gc.collect()
+    return told
+
+
+def main():
+    told = {"fabric": fabrics()}
     for kind in KINDS:
         eager = fit(kind)
+        torch.compiler.reset()
         hot = HotLoop(run="aot_eager")
         with hotloop.watch() as events:
             ours = fit(kind, hot)

@@ -1,4 +1,4 @@
-"""Lightning's DDP and model-parallel strategies in two processes; its FSDP strategy refuses a CPU."""
+"""DDP and model-parallel strategies of Lightning's Trainer and of Fabric in two processes; FSDP refuses a CPU."""
 
 import json
 import os
@@ -29,6 +29,9 @@ def test_two_processes_train_as_eager_with_their_steps_compiled(tmp_path):
     assert [one.returncode for one in running] == [0, 0], "\n".join(error[-3000:] for _, error in done)
     for out, _ in done:
         told = json.loads(out.strip().splitlines()[-1])
+        for how, one in told.pop("fabric").items():
+            graphs = 6 if how.startswith("ddp") else 12  # one a step, or one for each of its two blocks
+            assert one == {"same": True, "names": True, "state": "compiled", "graphs": graphs, "breaks": 0}, (how, one)
         for kind, one in told.items():
             assert one["same"], (kind, one)
             assert one["metrics"][0] == pytest.approx(one["metrics"][1], rel=1e-5), kind

@@ -1,8 +1,8 @@
 """Fits of transformers' Trainer, as the conformance suite asks for them."""
 
 from safetensors.torch import load_file
-from torch.utils.data import SequentialSampler
 from torch.nn import functional as F
+from torch.utils.data import SequentialSampler
 from transformers import (
     BertConfig,
     BertForSequenceClassification,

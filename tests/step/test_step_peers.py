@@ -24,7 +24,7 @@ def two_processes(folder, *scenarios, ends=0, program=PROGRAM):
 
 
 def test_ddp_compiles_and_falls_back_in_one_process_alone(tmp_path):
-    """A group's timeout of 8 s is kept outside of agreed steps only: one backend sleeps longer than that."""
+    """A timeout of 4 s is kept outside of agreed steps only: one backend sleeps for 10 s."""
     ranks = two_processes(
         tmp_path, "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep", "ddp-short",
         "ddp-short-first", "local-forward run",
