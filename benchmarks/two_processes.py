@@ -24,22 +24,32 @@ SECONDS = 180
 
 
 def child(folder, rank, backend, votes):
-    """Train under DDP with a loop, measure votes where asked, and leave in order; prints JSON."""
+    """Train, and leave in order: nothing holds the group when it is destroyed; prints JSON."""
     import torch
     from torch import distributed as dist
+
+    device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, f"file://{folder}/store", rank=rank, world_size=2)
+    print(json.dumps(trained(device, votes)), flush=True)
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def trained(device, votes):
+    """Train under DDP with a loop, and measure votes where asked; what was made is gone afterwards."""
+    import torch
     from torch import nn
     from torch.nn import functional as F  # noqa: N812 - torch's own custom
     from torch.nn.parallel import DistributedDataParallel
 
     import hotloop
 
-    device = torch.device("cpu") if backend == "gloo" else torch.device("cuda", rank)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    dist.init_process_group(backend, f"file://{folder}/store", rank=rank, world_size=2)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 8)).to(device)
-    model = DistributedDataParallel(net, device_ids=None if backend == "gloo" else [rank])
+    model = DistributedDataParallel(net, device_ids=None if device.type == "cpu" else [device.index])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop = hotloop.Loop(model, optimizer, run="aot_eager")
 
@@ -56,11 +66,7 @@ def child(folder, rank, backend, votes):
         train_step(*batch)
     told = {"tier": loop.status().tier, **(measured(loop, train_step, batch, votes) if votes else {})}
     loop.close()
-    print(json.dumps(told), flush=True)
-    del model, net, optimizer, loop, train_step
-    gc.collect()
-    dist.barrier()
-    dist.destroy_process_group()
+    return told
 
 
 def measured(loop, train_step, batch, votes):

@@ -51,7 +51,7 @@ def fit_with_trainer(task, *callbacks, module=Task, **settings):
     model = module(task.model)
     settings = {"accumulate_grad_batches": task.accumulate, **settings}
     trainer = pl.Trainer(
-        accelerator="cpu", devices=1, max_epochs=task.epochs, callbacks=list(callbacks), logger=False,
+        accelerator=task.device, devices=1, max_epochs=task.epochs, callbacks=list(callbacks), logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **settings,
     )  # fmt: skip
     more = {"val_dataloaders": loader(task.validation)} if task.validation else {}
@@ -62,6 +62,7 @@ def fit_with_trainer(task, *callbacks, module=Task, **settings):
 
 
 class TestTrainer(Conformance):
+    name = "Lightning"
     limits = {}
 
     def fit(self, task):

@@ -71,7 +71,7 @@ class TrainerConformance(Conformance):
             per_device_train_batch_size=1, per_device_eval_batch_size=1, learning_rate=0.01,
             num_train_epochs=task.epochs, gradient_accumulation_steps=task.accumulate,
             eval_strategy="epoch" if validation else "no",
-            **{**ARGUMENTS, "save_strategy": "epoch" if task.save else "no"},
+            **{**ARGUMENTS, "save_strategy": "epoch" if task.save else "no", "use_cpu": task.device == "cpu"},
         )  # fmt: skip
         hot = HotLoop(task.run, look=False) if task.run is not None else None
         trainer = in_order(self.kind if hot else Trainer)(

@@ -105,7 +105,7 @@ def root_function(name: str, *, module: bool, inlined: Inlined | None = None) ->
 
 
 def plain_call() -> Callable[..., Any]:
-    """Give what calls a module with its hooks as ``module.compile()`` does: dynamo leaves it, and traces the forward."""
+    """Give what calls a module with its hooks, as ``module.compile()`` has it: dynamo traces the forward alone."""
     call: Callable[..., Any] = torch.nn.Module._call_impl  # noqa: SLF001 - in the ledger
     return call
 
