@@ -152,10 +152,14 @@ def test_what_the_user_compiled_is_recognised_and_left_alone():
         assert not hot.status().owned
 
 
-def test_validate_test_and_predict_compile_once_and_restore_the_module():
+class Tests(Sgd):
+    def test_step(self, batch, batch_idx):
+        self.validation_step(batch, batch_idx)
+
+
+def test_validate_and_test_compile_once_each_and_restore_the_module():
     torch.manual_seed(1)
-    model = Sgd(SmallClassifier())
-    model.test_step = model.validation_step
+    model = Tests(SmallClassifier())
     hot, batches = HotLoop(run="aot_eager"), loader(small_batches(2))
     quiet = {
         "logger": False,
@@ -168,7 +172,9 @@ def test_validate_test_and_predict_compile_once_and_restore_the_module():
     trainer = pl.Trainer(accelerator="cpu", devices=1, callbacks=[hot], **quiet)
     with assert_max_recompiles(0), hotloop.watch() as seen:
         found = [trainer.validate(model, batches, verbose=False), trainer.test(model, batches, verbose=False)]
-    assert sum(isinstance(one, hotloop.events.Compiled) for one in seen) == 1
+        again = [trainer.validate(model, batches, verbose=False), trainer.test(model, batches, verbose=False)]
+    assert found == again
+    assert sum(isinstance(one, hotloop.events.Compiled) for one in seen) == 2, "validation_step and test_step"
     assert list(found[0][0].values()) == list(found[1][0].values())
     assert hot.status().model.components["model"].state == "compiled"
     assert inventory(model) == before

@@ -11,8 +11,8 @@ import pytest
 PROGRAM, VOTES = (Path(__file__).with_name(name) for name in ("peers_program.py", "peers_votes_program.py"))
 
 
-def two_processes(folder, *scenarios, ends=0, program=PROGRAM):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+def two_processes(folder, *scenarios, ends=0, program=PROGRAM, **more):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
     running = [
         subprocess.Popen(
             [sys.executable, str(program), str(folder), str(rank), *scenarios],
@@ -26,11 +26,18 @@ def two_processes(folder, *scenarios, ends=0, program=PROGRAM):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def ended(tmp_path_factory):
+    """What two processes tell that end together, and where they saved each of their steps."""
+    folder = tmp_path_factory.mktemp("ended")
+    return two_processes(folder, "ddp-backward run", ends=1), folder / "kept"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, ended):
     """What two processes tell of all that they live through: to start them takes longer than to train."""
     return two_processes(
-        tmp_path_factory.mktemp("peers"), "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep",
-        "ddp-short", "ddp-short-first", "local-forward run", "fsdp2-compile", "fsdp2-forward compile",
+        tmp_path_factory.mktemp("peers"), "resume-resume", "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep",
+        "ddp-short", "ddp-short-first", "local-forward run", "fsdp2-compile", "fsdp2-forward compile", KEPT=str(ended[1]),
     )  # fmt: skip
 
 
@@ -68,14 +75,16 @@ def test_ddp_compiles_and_falls_back_in_one_process_alone(trained):
     assert "another process" in ranks[0]["local-forward run"]["status"]
 
 
-def test_a_run_that_fails_after_a_collective_ends_all_processes(tmp_path):
-    ranks = two_processes(tmp_path, "ddp-backward run", ends=1)
-    told = [one["ddp-backward run"] for one in ranks]
+def test_a_run_that_fails_after_a_collective_ends_all_processes_and_is_resumed(ended, trained):
+    told = [one["ddp-backward run"] for one in ended[0]]
     assert [one["raised"] for one in told] == ["StepLostError", "StepLostError"], told
     for one in told:
         assert "planted failure in backward run" in one["message"], one
         assert "rank 1" in one["message"], one
         assert "checkpoint" in one["message"], one
+    for one in trained:  # others go on from the last step that all of them ended
+        assert one["resume-resume"]["same"], one["resume-resume"]
+        assert 0 < one["resume-resume"]["left"] < 14
 
 
 def test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone(trained):

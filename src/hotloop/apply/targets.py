@@ -95,7 +95,8 @@ def entry_points(component: Any) -> list[Any]:
     For a LightningModule these are its own forward, where it defines one, and its children that have parameters, beside
     its `step_methods`, which may be left to them. For a wrapper that a framework puts around a model (Fabric's,
     DistributedDataParallel) it is the model itself: precision, hooks on what leaves the wrapper and communication stay
-    outside of compiled code. For a model that FSDP2 has sharded these are its `sharded_units`.
+    outside of compiled code. For a model that FSDP2 has sharded these are its `sharded_units`. For an autoencoder,
+    whose ``encode`` and ``decode`` are called instead of it, its encoder and decoder as well.
     """
     if not isinstance(component, torch.nn.Module):
         return [component]
@@ -104,10 +105,17 @@ def entry_points(component: Any) -> list[Any]:
     if units := sharded_units(component):
         return units
     if not is_lightning(component):
-        return [component]
+        return [component, *_coders(component)]
     children = [child for child in component.children() if any(True for _ in child.parameters())]
     defines = not of_library(type(component).forward)
     return [*([component] if defines else []), *children] or [component]
+
+
+def _coders(component: torch.nn.Module) -> list[torch.nn.Module]:
+    """Give the encoder and decoder that a module's ``encode`` and ``decode`` call; none of another kind of module."""
+    children = dict(component.named_children())
+    pairs = (("encode", "encoder"), ("decode", "decoder"))
+    return [children[name] for method, name in pairs if name in children and callable(getattr(component, method, None))]
 
 
 def of_library(function: Any) -> bool:
