@@ -193,7 +193,7 @@ def main():
     totals = accelerator.gather(torch.tensor([total])).tolist()
     assert totals[0] == totals[1], totals
     assert set(accelerator.get_state_dict(model)) == set(given.state_dict())
-    sys.stdout.write(f"rank {{accelerator.process_index}} done\n")  # as one: what two processes print is mixed
+    sys.stdout.write(f"rank {{accelerator.process_index}} done\\n")  # as one: what two processes print is mixed
     sys.stdout.flush()
     # Two gloo processes hang or abort at their exit now and then, unless what holds the group is gone before it is.
     del model, optimizer, given, loss, part

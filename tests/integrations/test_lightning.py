@@ -152,14 +152,14 @@ def test_what_the_user_compiled_is_recognised_and_left_alone():
         assert not hot.status().owned
 
 
-class Tests(Sgd):
+class AlsoTested(Sgd):
     def test_step(self, batch, batch_idx):
         self.validation_step(batch, batch_idx)
 
 
 def test_validate_and_test_compile_once_each_and_restore_the_module():
     torch.manual_seed(1)
-    model = Tests(SmallClassifier())
+    model = AlsoTested(SmallClassifier())
     hot, batches = HotLoop(run="aot_eager"), loader(small_batches(2))
     quiet = {
         "logger": False,

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import torch
 from torch import distributed as dist
@@ -98,7 +99,7 @@ def train(kind, run=None, steps=14, short=None, *, save=None, resume=None):
 def saves(model, optimizer, steps, path):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": steps}
     torch.save({**state, "random": torch.get_rng_state()}, f"{path}-{RANK}.new")
-    os.replace(f"{path}-{RANK}.new", f"{path}-{RANK}.pt")
+    Path(f"{path}-{RANK}.new").replace(f"{path}-{RANK}.pt")
 
 
 def goes_on(model, optimizer, path):
