@@ -50,6 +50,7 @@ class Conformance:
     """What hotloop is asked for where nothing is captured; compiled by `aot_eager`, into which failures are planted."""
     steps: ClassVar[int] = 12
     """Batches of an epoch: enough that a loop has proven compiled code and runs it, or has captured a step."""
+    _eager_fits: ClassVar[dict[Any, Fitted]]
     rtol: ClassVar[float] = 1e-5
     atol: ClassVar[float] = 1e-6
 
@@ -134,7 +135,7 @@ class Conformance:
 
     def test_captured_step(self) -> None:
         """Whole steps are captured and replayed, to eager's result; where they cannot be, the status says why."""
-        eager = self._fit(epochs=2)
+        eager = self._eager(epochs=2)
         with captured_step_emulation() if self.device == "cpu" else contextlib.nullcontext():
             ours = self._fit(run="eager+graph", epochs=2)
         self._same(eager, ours)
@@ -164,7 +165,7 @@ class Conformance:
 
     def test_disabled(self) -> None:
         """``HOTLOOP_DISABLE=1`` leaves everything eager, and the status says so."""
-        eager = self._fit()
+        eager = self._eager()
         with _environment("HOTLOOP_DISABLE", "1"), watch() as seen:
             ours = self._fit(run=self.run)
         self._same(eager, ours)
@@ -186,7 +187,7 @@ class Conformance:
 
     def test_two_fits(self) -> None:
         """Two fits in one process are as good as the first, and the second compiles nothing that the first did."""
-        eager = self._fit()
+        eager = self._eager()
         forget_compiled_code()
         counts = []
         for _ in range(2):
@@ -261,13 +262,24 @@ class Conformance:
             Task(model=model, batches=placed(batches, self.device), run=run, device=self.device, **settings)
         )
 
+    def _eager(self, **settings: Any) -> Fitted:
+        """Fit eagerly; what many tests compare with is fitted once a suite."""
+        kept: dict[Any, Fitted] | None = vars(type(self)).get("_eager_fits")
+        if kept is None:
+            kept = {}
+            type(self)._eager_fits = kept
+        key = tuple(sorted(settings.items()))
+        if key not in kept:
+            kept[key] = self._fit(**settings)
+        return kept[key]
+
     @contextlib.contextmanager
     def _folder(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder)
 
     def _compiles_as_eager(self, **settings: Any) -> None:
-        eager = self._fit(**settings)
+        eager = self._eager(**settings)
         with watch() as seen:
             ours = self._fit(run=self.run, **settings)
         _check(any(isinstance(one, ev.Compiled) for one in seen), f"nothing was compiled: {said(ours)}")
@@ -283,7 +295,7 @@ class Conformance:
         self._same(eager, ours)
 
     def _survives(self, stage: Stage, *, after: int) -> None:
-        eager = self._fit()
+        eager = self._eager()
         with planted_failure(stage, after=after) as planted, watch() as seen:
             ours = self._fit(run=self.run, fresh=False)
         _check(planted.fired > 0, f"nothing failed in {stage}, so nothing was tested")
