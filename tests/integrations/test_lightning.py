@@ -6,7 +6,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from test_lightning_conformance import Losses, Task, loader
 from torch.nn import functional as F
@@ -15,7 +15,7 @@ import hotloop
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import Benchmark, HotLoop
 from hotloop.testing import assert_max_recompiles, captured_step_emulation
-from hotloop.testing.fitting import SmallClassifier, inventory, small_batches
+from hotloop.testing.fitting import SmallClassifier, flat, inventory, small_batches
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -79,6 +79,11 @@ def test_weights_averaged_by_the_trainer():
     hot = HotLoop(run="aot_eager")
     same(eager, fit(Sgd, StochasticWeightAveraging(0.01, swa_epoch_start=1), hot, **averaging))
     assert hot.status().owned
+    eager = fit(Sgd, EMAWeightAveraging(decay=0.5), epochs=2)  # which averages a copy of the module
+    hot = HotLoop(run="eager+graph")
+    with captured_step_emulation():
+        same(eager, fit(Sgd, EMAWeightAveraging(decay=0.5), hot, epochs=2))
+    assert hot.status().loop.tier == "eager+graph"
 
 
 class ReadsTheEpoch(Sgd):
@@ -150,6 +155,22 @@ def test_what_the_user_compiled_is_recognised_and_left_alone():
     for hot in (whole, part, place):
         assert "hand fit() the module itself" in str(hot.status())
         assert not hot.status().owned
+
+
+def test_a_whole_checkpoint_is_eagers(tmp_path):
+    """Not the model's part alone: loops' counters, callbacks, optimizer and schedules."""
+    left = []
+    for name, callbacks in (("eager", []), ("ours", [HotLoop(run="aot_eager")])):
+        *_, trainer = fit(Sgd, *callbacks, epochs=2)
+        trainer.save_checkpoint(tmp_path / name)
+        left.append(flat(torch.load(tmp_path / name, weights_only=True)))
+    eager, ours = left
+    assert eager.keys() == ours.keys()
+    for key, value in eager.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(ours[key], value, rtol=1e-5, atol=1e-6)
+        else:
+            assert ours[key] == value, key
 
 
 class AlsoTested(Sgd):
