@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop import events as ev
+from hotloop.apply import step_methods
 from hotloop.control.methods import AGAIN
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing.fitting import SmallClassifier, inventory, small_batches
@@ -113,6 +114,25 @@ def test_a_step_that_reads_a_counter_is_left_to_its_modules(module):
     assert "training_step itself stays eager" in part.causes[-1].reason
     assert compiles(events) <= (1 if module is ReadsTheCounter else AGAIN + 3)
     assert part.modes["training"]["frames_compiled"] == 12, "the network ran compiled in each step"
+
+
+def test_what_a_step_reads_is_told_by_its_attributes():
+    logger = print
+
+    class Globals(Logs):
+        def training_step(self, batch, batch_idx):
+            logger
+            return super().training_step(batch, batch_idx)
+
+    class Nested(Globals):
+        def scaled(self, logits):
+            return sum(logits.sum() * self.trainer.world_size for _ in range(1))
+
+    def why(module):
+        return step_methods(module(SmallClassifier()))["training_step"]
+
+    assert why(Globals) == ""
+    assert "self.trainer" in why(Nested)
 
 
 class Counts(Logs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import types
@@ -20,6 +21,7 @@ _TRAINERS = frozenset({
     "manual_backward", "toggle_optimizer", "untoggle_optimizer", "clip_gradients", "all_gather", "print",
 })  # fmt: skip
 """Attributes of a LightningModule behind which the Trainer is: torch compiles anew for each value of its counters."""
+_READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 _METRICS = ("Metric", "MetricCollection")
 """Classes of torchmetrics, by name: their counters are attributes, so that torch would compile anew at each call."""
 
@@ -39,7 +41,7 @@ def step_methods(component: Any) -> dict[str, str]:
 def metric_updated_by(module: torch.nn.Module, name: str) -> str:
     """Say which of torchmetrics' metrics a method updates; empty where it updates none."""
     metrics = {path for path, child in module.named_children() if _is_metric(child)}
-    named = sorted(metrics.intersection(_named_by(type(module), name, set()))) if metrics else ()
+    named = sorted(metrics.intersection(_read_by(type(module), name, set()))) if metrics else ()
     return f"{name} updates the metric self.{named[0]}, which counts its calls" if named else ""
 
 
@@ -50,23 +52,38 @@ def _is_metric(module: torch.nn.Module) -> bool:
 
 def _trainers(kind: type, name: str) -> str:
     """Say what a method uses that is the Trainer's; empty where there is nothing."""
-    read = sorted(_TRAINERS.intersection(_named_by(kind, name, set())))
+    read = sorted(_TRAINERS.intersection(_read_by(kind, name, set())))
     return f"it uses self.{read[0]}, which is the Trainer's and changes from step to step" if read else ""
 
 
-def _named_by(kind: type, method: str, seen: set[str]) -> Iterator[str]:
-    """Give the names in a method's code, and in that of the user's methods that it names."""
+def _read_by(kind: type, method: str, seen: set[str]) -> Iterator[str]:
+    """Give the attributes that a method reads, and that the user's methods read that it calls."""
     seen.add(method)
-    function = getattr(kind, method)
-    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-    for name in _names(code) if isinstance(code, types.CodeType) else ():
-        yield name
-        inner = inspect.getattr_static(kind, name, None)
-        if name not in seen and isinstance(inner, types.FunctionType) and not of_library(inner):
-            yield from _named_by(kind, name, seen)
+    for code in _codes(kind, method):
+        for name in sorted(_names(code)):
+            yield name
+            inner = inspect.getattr_static(kind, name, None)
+            if name not in seen and isinstance(inner, types.FunctionType) and not of_library(inner):
+                yield from _read_by(kind, name, seen)
+
+
+def _codes(kind: type, method: str) -> Iterator[types.CodeType]:
+    """Give the code of a method, and of those that it overrides as far as they are called by it."""
+    for base in kind.__mro__:
+        function = vars(base).get(method)
+        if function is None:
+            continue
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if of_library(function) or not isinstance(code, types.CodeType):
+            return
+        yield code
+        if "super" not in code.co_names and method not in _names(code):
+            return
 
 
 @functools.lru_cache(maxsize=256)
 def _names(code: types.CodeType) -> frozenset[str]:
+    """Give the attributes that code reads, that of functions defined inside it too; a global ``logger`` is none."""
+    read = {one.argval for one in dis.get_instructions(code) if one.opname in _READS}
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(code.co_names).union(*(_names(one) for one in inner))
+    return frozenset(read).union(*(_names(one) for one in inner))

@@ -13,6 +13,7 @@ promised in its place, and `promises` puts both into the table that the docs sho
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import json
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
+_eager_fits: collections.defaultdict[type, dict[Any, Fitted]] = collections.defaultdict(dict)
+"""What the eager fits of a suite gave, by their settings."""
+
+
 class Conformance:
     """The promises that every integration keeps, as tests; see the module's description for how to subclass it."""
 
@@ -50,7 +55,6 @@ class Conformance:
     """What hotloop is asked for where nothing is captured; compiled by `aot_eager`, into which failures are planted."""
     steps: ClassVar[int] = 12
     """Batches of an epoch: enough that a loop has proven compiled code and runs it, or has captured a step."""
-    _eager_fits: ClassVar[dict[Any, Fitted]]
     rtol: ClassVar[float] = 1e-5
     atol: ClassVar[float] = 1e-6
 
@@ -264,10 +268,7 @@ class Conformance:
 
     def _eager(self, **settings: Any) -> Fitted:
         """Fit eagerly; what many tests compare with is fitted once a suite."""
-        kept: dict[Any, Fitted] | None = vars(type(self)).get("_eager_fits")
-        if kept is None:
-            kept = {}
-            type(self)._eager_fits = kept
+        kept = _eager_fits[type(self)]
         key = tuple(sorted(settings.items()))
         if key not in kept:
             kept[key] = self._fit(**settings)
