@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import pytest
@@ -16,6 +17,14 @@ _THIRD_PARTY = (
     # A planted failure must not be answered from Inductor's cache, and torch says that its caches are off.
     "ignore:dynamo_pgo force disabled:UserWarning",
 )
+
+
+# A busy machine is slow at whatever it does; that says nothing about a strategy. tests/gpu run without hypothesis, too.
+with contextlib.suppress(ImportError):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("suite")
 
 
 def pytest_configure(config):

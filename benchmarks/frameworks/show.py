@@ -56,7 +56,20 @@ def tables(document):
     for row in ROWS:
         if any(key.startswith(f"{row.name}:") for key in jobs):
             lines += [f"### {row.name}: {row.theirs}", "", *_row(jobs, row), *([row.why, ""] if row.why else [])]
+            lines += _guide(jobs, row) if row.name == "lightning-inception" else []
     return "\n".join(lines)
+
+
+def _guide(jobs, row):
+    """Give what Lightning's own guide prints, for its compile and for ours."""
+    steady = next((one for key, one in jobs.items() if key.startswith(f"{row.name}:steady:")), {}).get("ways", {})
+    lines = []
+    for way, found in steady.items():
+        if way != EAGER:
+            eager, compiled = steady[EAGER]["ms"] / 1e3, found["ms"] / 1e3
+            lines += [f"{way}:", "", "```", f"Eager median time: {eager:.4f} seconds"]
+            lines += [f"Compile median time: {compiled:.4f} seconds", f"Speedup: {eager / compiled:.1f}x", "```", ""]
+    return lines
 
 
 def _row(jobs, row):

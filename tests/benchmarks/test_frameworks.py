@@ -56,6 +56,15 @@ def test_the_tables_show_what_was_measured():
     assert "| backward run | ours:aot_eager | trained on, parameters off by 0.0e+00 |" in text
 
 
+def test_the_row_of_lightnings_guide_prints_its_three_lines():
+    jobs = {key.replace("fabric", "lightning-inception"): one for key, one in JOBS.items()}
+    text = show.tables({"jobs": jobs})
+    lines = "Eager median time: 0.0100 seconds\nCompile median time: 0.0050 seconds\nSpeedup: 2.0x\n"
+    assert f"ours:default:\n\n```\n{lines}```" in text
+    assert text.count("Speedup: ") == 2
+    assert "Speedup" not in show.tables({"jobs": JOBS})
+
+
 def test_jobs_that_the_file_holds_are_not_run_again(tmp_path, monkeypatch, capsys):
     out = tmp_path / "found.json"
     ran = []

@@ -295,7 +295,8 @@ def test_a_process_that_cannot_be_started_is_a_reason(monkeypatch):
 
 
 PARENT = """
-import os, sys, time, warnings
+import os, signal, sys, time, warnings
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 import torch
 from cache_models import Net
 from hotloop.cache import BackgroundCompile, Recorder

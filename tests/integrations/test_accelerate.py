@@ -1,5 +1,6 @@
 """Accelerate: what `prepare` promises beyond the conformance suite."""
 
+import functools
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import TorchDynamoPlugin
 from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -81,6 +83,31 @@ def test_a_dynamo_plugin_is_applied_once_and_by_hotloop(tmp_path):
     model.eval()
     assert not given.training
     assert accelerator.state.dynamo_plugin.backend.value == "AOT_EAGER", "the user's setting is as it was"
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_activation_checkpointing_before_and_after_prepare_is_inside_of_what_is_compiled(order):
+    def checkpointed(model):
+        apply_activation_checkpointing(model, check_fn=lambda one: isinstance(one, nn.Sequential))
+
+    found = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        model, accelerator = Net(), Accelerator(cpu=True)
+        if order == "before":
+            checkpointed(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        prepare_it = functools.partial(prepare, accelerator, preset="aot_eager") if ours else accelerator.prepare
+        prepared_model, optimizer = prepare_it(model, optimizer)
+        if order == "after":
+            checkpointed(model)
+        with hotloop.watch() as events:
+            train(accelerator, prepared_model, optimizer, steps=3)
+        found.append([one.detach() for one in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    part = hotloop.status(model).components["model"]
+    assert (part.state, part.frames_compiled, part.causes) == ("compiled", 3, ())
+    assert not [one for one in events if isinstance(one, ev.CheckpointOutside | ev.GraphBreak)]
 
 
 def test_what_the_user_compiled_is_unwrapped_with_a_hint(caplog):
@@ -166,7 +193,8 @@ def main():
     totals = accelerator.gather(torch.tensor([total])).tolist()
     assert totals[0] == totals[1], totals
     assert set(accelerator.get_state_dict(model)) == set(given.state_dict())
-    print("rank", accelerator.process_index, "done", flush=True)
+    sys.stdout.write(f"rank {{accelerator.process_index}} done\\n")  # as one: what two processes print is mixed
+    sys.stdout.flush()
     # Two gloo processes hang or abort at their exit now and then, unless what holds the group is gone before it is.
     del model, optimizer, given, loss, part
     gc.collect()
@@ -180,10 +208,9 @@ main()
 def test_two_processes_train_alike_compiled_inside_of_ddp(tmp_path):
     program = tmp_path / "two.py"
     program.write_text(_TWO.format(folder=str(__file__).rpartition("/")[0]))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0", str(program)]
     done = subprocess.run(
-        [*command[:3], "--standalone", "--nproc_per_node=2", str(program)],
-        capture_output=True, text=True, check=False, timeout=120,
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(program)],
+        capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "done" in line) == ["rank 0 done", "rank 1 done"]

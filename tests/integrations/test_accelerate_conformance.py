@@ -21,7 +21,8 @@ def fit_with_accelerate(task, hot):
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     accelerator = Accelerator(
-        cpu=True, gradient_accumulation_steps=task.accumulate, project_config=ProjectConfiguration(str(task.save or ".")),
+        cpu=task.device == "cpu", gradient_accumulation_steps=task.accumulate,
+        project_config=ProjectConfiguration(str(task.save or ".")),
     )  # fmt: skip
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=0.0625, fused=True)
     model, optimizer, prepared_step, left = hot(task, accelerator, optimizer)
@@ -73,6 +74,7 @@ class WithAccelerate(Conformance):
 
 
 class TestPrepare(WithAccelerate):
+    name = "Accelerate, prepared"
     limits = {"test_failing_run_of_a_forward": RAISED, "test_failing_run_of_a_backward": RAISED}
 
     def hot(self, task, accelerator, optimizer):
@@ -86,6 +88,8 @@ class TestPrepare(WithAccelerate):
 
 
 class TestLoopAroundAccelerate(WithAccelerate):
+    name = "Accelerate, with a loop"
+
     def hot(self, task, accelerator, optimizer):
         if task.run is None:
             return *accelerator.prepare(task.model, optimizer), lambda step: step, dict

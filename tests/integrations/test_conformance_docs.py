@@ -4,10 +4,14 @@ from pathlib import Path
 
 import pytest
 import test_accelerate_conformance
+import test_conformance_plain
 import test_diffusers_conformance
 import test_fabric_conformance
 import test_lightning_conformance
 import test_transformers_conformance
+
+from hotloop.testing import Conformance
+from hotloop.testing.pytest_report import report
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -21,9 +25,30 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("fabric.md", test_fabric_conformance.TestLoop),
         ("fabric.md", test_fabric_conformance.TestCompile),
         ("lightning.md", test_lightning_conformance.TestTrainer),
+        ("lightning.md", test_lightning_conformance.TestInPlace),
         ("transformers.md", test_transformers_conformance.TestHotTrainer),
         ("transformers.md", test_transformers_conformance.TestTrainer),
     ],
 )
 def test_the_docs_hold_the_table(page, suite):
     assert suite.table() in (DOCS / page).read_text(), f"docs/{page} should hold:\n{suite.table()}"
+
+
+def test_the_table_of_all_is_of_the_suites_that_there_are():
+    """A run wrote it (``--conformance-report``); where a promise, a suite or a limit has changed, one has to again."""
+    suites = (
+        test_conformance_plain.TestLoop,
+        test_conformance_plain.TestCompile,
+        test_lightning_conformance.TestTrainer,
+        test_lightning_conformance.TestInPlace,
+        test_fabric_conformance.TestLoop,
+        test_fabric_conformance.TestCompile,
+        test_transformers_conformance.TestTrainer,
+        test_transformers_conformance.TestHotTrainer,
+        test_accelerate_conformance.TestPrepare,
+        test_accelerate_conformance.TestLoopAroundAccelerate,
+        test_diffusers_conformance.TestDiffusers,
+    )
+    passed = {name: "passed" for name, _ in Conformance.order()}
+    table = report(dict.fromkeys(suites, passed)).rpartition("Run on")[0].strip()
+    assert table in (DOCS / "conformance.md").read_text()

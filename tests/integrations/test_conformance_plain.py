@@ -48,6 +48,8 @@ class Plain(Conformance):
 
 
 class TestLoop(Plain):
+    name = "own program, with a loop"
+
     def fit(self, task):
         return fit_plainly(task, self.hot)
 
@@ -59,6 +61,7 @@ class TestLoop(Plain):
 
 
 class TestCompile(Plain):
+    name = "own program, in place"
     limits = {
         "test_failing_run_of_a_forward": "raised with cause and remedy: nobody owns the step",
         "test_failing_run_of_a_backward": "raised with cause and remedy: nobody owns the step",

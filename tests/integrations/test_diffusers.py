@@ -3,10 +3,11 @@
 import pytest
 import torch
 from accelerate import cpu_offload_with_hook
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.hooks import apply_group_offloading
 from peft import LoraConfig, get_peft_model
 from torch.nn import functional as F
+from transformers import CLIPTextConfig, CLIPTextModel
 
 import hotloop
 from hotloop import events as ev
@@ -66,6 +67,43 @@ def test_of_named_parts_the_denoiser_alone_is_compiled():
         compile(small_vae())
     with pytest.raises(ConfigError, match="modules by name"):
         Parts(scheduler=object())
+
+
+def test_a_real_pipeline_its_denoiser_or_the_parts_that_are_named(tmp_path):
+    torch.manual_seed(0)
+    text = CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+            max_position_embeddings=8, bos_token_id=0, eos_token_id=1, pad_token_id=2,
+        )
+    )  # fmt: skip
+    pipe = StableDiffusionPipeline(
+        vae=small_vae(), text_encoder=text, tokenizer=None, unet=small_unet(), scheduler=DDIMScheduler(steps_offset=1, clip_sample=False),
+        safety_checker=None, feature_extractor=None, requires_safety_checker=False,
+    )  # fmt: skip
+    pipe.set_progress_bar_config(disable=True)
+
+    def sample():
+        words = pipe.text_encoder(torch.arange(6).view(2, 3)).last_hidden_state
+        start = torch.randn(2, 2, 8, 8, generator=torch.Generator().manual_seed(1))
+        return pipe(
+            prompt_embeds=words, latents=start, num_inference_steps=2, guidance_scale=1.0, height=8, width=8,
+            output_type="pt",
+        ).images  # fmt: skip
+
+    eager = sample()
+    assert compile(pipe, "aot_eager") is pipe
+    torch.testing.assert_close(sample(), eager, rtol=1e-4, atol=1e-5)
+    states = {name: one.state for name, one in hotloop.status(pipe).components.items()}
+    assert states == {"unet": "compiled", "vae": "eager", "text_encoder": "eager"}
+    assert "eager: vae, text_encoder" in str(hotloop.status(pipe))
+    compile(pipe, dict.fromkeys(states, "aot_eager"))
+    torch.testing.assert_close(sample(), eager, rtol=1e-4, atol=1e-5)
+    found = {name: one.state for name, one in hotloop.status(pipe).components.items()}
+    assert found == dict.fromkeys(states, "compiled"), "the VAE's decode() as well, which is not its call"
+    pipe.unet.save_pretrained(tmp_path)
+    again = UNet2DConditionModel.from_pretrained(tmp_path)
+    assert list(again.state_dict()) == list(small_unet().state_dict())
 
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")

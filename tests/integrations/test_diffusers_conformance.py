@@ -12,6 +12,7 @@ RAISED = "raised with cause and remedy: nobody owns the step, where no hotloop.L
 
 
 class TestDiffusers(Conformance):
+    name = "diffusers"
     limits = {"test_failing_run_of_a_forward": RAISED, "test_failing_run_of_a_backward": RAISED}
     steps = 6
     test_captured_step = None

@@ -11,7 +11,7 @@ from hotloop.testing import Conformance, Fitted
 
 def fit_with_fabric(task, hot, precision="32-true"):
     """A Fabric program as its users write it; ``hot(fabric, model, optimizer, task)`` is called once it is set up."""
-    fabric = lightning.Fabric(accelerator="cpu", devices=1, precision=precision)
+    fabric = lightning.Fabric(accelerator=task.device, devices=1, precision=precision)
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=0.0625, fused=True)
     model, optimizer = fabric.setup(task.model, optimizer)
     state = {"model": model, "optimizer": optimizer, "epochs": 0}
@@ -53,6 +53,8 @@ class OfFabric(Conformance):
 
 
 class TestLoop(OfFabric):
+    name = "Fabric, with a loop"
+
     def fit(self, task):
         return fit_with_fabric(task, eager if task.run is None else self.hot)
 
@@ -63,6 +65,8 @@ class TestLoop(OfFabric):
 
 class TestCompile(OfFabric):
     """Compiled in place, the step the user's own."""
+
+    name = "Fabric, in place"
 
     limits = {
         "test_failing_run_of_a_forward": "raised with cause and remedy: nobody owns the step; `fabric.loop` does",

@@ -6,7 +6,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import EMAWeightAveraging, StochasticWeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from test_lightning_conformance import Losses, Task, loader
 from torch.nn import functional as F
@@ -15,7 +15,7 @@ import hotloop
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import Benchmark, HotLoop
 from hotloop.testing import assert_max_recompiles, captured_step_emulation
-from hotloop.testing.fitting import SmallClassifier, inventory, small_batches
+from hotloop.testing.fitting import SmallClassifier, flat, inventory, small_batches
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -79,6 +79,11 @@ def test_weights_averaged_by_the_trainer():
     hot = HotLoop(run="aot_eager")
     same(eager, fit(Sgd, StochasticWeightAveraging(0.01, swa_epoch_start=1), hot, **averaging))
     assert hot.status().owned
+    eager = fit(Sgd, EMAWeightAveraging(decay=0.5), epochs=2)  # which averages a copy of the module
+    hot = HotLoop(run="eager+graph")
+    with captured_step_emulation():
+        same(eager, fit(Sgd, EMAWeightAveraging(decay=0.5), hot, epochs=2))
+    assert hot.status().loop.tier == "eager+graph"
 
 
 class ReadsTheEpoch(Sgd):
@@ -152,10 +157,30 @@ def test_what_the_user_compiled_is_recognised_and_left_alone():
         assert not hot.status().owned
 
 
-def test_validate_test_and_predict_compile_once_and_restore_the_module():
+def test_a_whole_checkpoint_is_eagers(tmp_path):
+    """Not the model's part alone: loops' counters, callbacks, optimizer and schedules."""
+    left = []
+    for name, callbacks in (("eager", []), ("ours", [HotLoop(run="aot_eager")])):
+        *_, trainer = fit(Sgd, *callbacks, epochs=2)
+        trainer.save_checkpoint(tmp_path / name)
+        left.append(flat(torch.load(tmp_path / name, weights_only=True)))
+    eager, ours = left
+    assert eager.keys() == ours.keys()
+    for key, value in eager.items():
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(ours[key], value, rtol=1e-5, atol=1e-6)
+        else:
+            assert ours[key] == value, key
+
+
+class AlsoTested(Sgd):
+    def test_step(self, batch, batch_idx):
+        self.validation_step(batch, batch_idx)
+
+
+def test_validate_and_test_compile_once_each_and_restore_the_module():
     torch.manual_seed(1)
-    model = Sgd(SmallClassifier())
-    model.test_step = model.validation_step
+    model = AlsoTested(SmallClassifier())
     hot, batches = HotLoop(run="aot_eager"), loader(small_batches(2))
     quiet = {
         "logger": False,
@@ -168,7 +193,9 @@ def test_validate_test_and_predict_compile_once_and_restore_the_module():
     trainer = pl.Trainer(accelerator="cpu", devices=1, callbacks=[hot], **quiet)
     with assert_max_recompiles(0), hotloop.watch() as seen:
         found = [trainer.validate(model, batches, verbose=False), trainer.test(model, batches, verbose=False)]
-    assert sum(isinstance(one, hotloop.events.Compiled) for one in seen) == 1
+        again = [trainer.validate(model, batches, verbose=False), trainer.test(model, batches, verbose=False)]
+    assert found == again
+    assert sum(isinstance(one, hotloop.events.Compiled) for one in seen) == 2, "validation_step and test_step"
     assert list(found[0][0].values()) == list(found[1][0].values())
     assert hot.status().model.components["model"].state == "compiled"
     assert inventory(model) == before

@@ -51,7 +51,7 @@ def fit_with_trainer(task, *callbacks, module=Task, **settings):
     model = module(task.model)
     settings = {"accumulate_grad_batches": task.accumulate, **settings}
     trainer = pl.Trainer(
-        accelerator="cpu", devices=1, max_epochs=task.epochs, callbacks=list(callbacks), logger=False,
+        accelerator=task.device, devices=1, max_epochs=task.epochs, callbacks=list(callbacks), logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, **settings,
     )  # fmt: skip
     more = {"val_dataloaders": loader(task.validation)} if task.validation else {}
@@ -62,14 +62,37 @@ def fit_with_trainer(task, *callbacks, module=Task, **settings):
 
 
 class TestTrainer(Conformance):
+    name = "Lightning"
     limits = {}
+
+    callbacks = ()
 
     def fit(self, task):
         hot, losses = [HotLoop(run=task.run)] if task.run is not None else [], Losses()
-        trainer, _ = fit_with_trainer(task, losses, *hot)
+        trainer, _ = fit_with_trainer(task, losses, *self.callbacks, *hot)
         left = {"status": hot[0].status(), "record": hot[0].record} if hot else {}
         optimizer = trainer.optimizers[0].state_dict()
         return Fitted(model=task.model, losses=losses.seen, optimizer=optimizer, **left)
 
     def saved(self, path):
         return torch.load(path, weights_only=True)["state_dict"]
+
+
+class Looks(pl.Callback):
+    """Runs inside the step, as a strategy does, so that no loop owns it."""
+
+    def on_after_backward(self, trainer, pl_module):
+        assert any(one.grad is not None for one in pl_module.parameters())
+
+
+RAISED = "raised with cause and remedy: no loop owns the step"
+
+
+class TestInPlace(TestTrainer):
+    name = "Lightning, in place"
+    callbacks = (Looks(),)
+    limits = {
+        "test_failing_run_of_a_forward": RAISED,
+        "test_failing_run_of_a_backward": RAISED,
+        "test_captured_step": "Looks.on_after_backward runs inside the step, once a batch",
+    }

@@ -9,6 +9,7 @@ RAISED = "raised with cause and remedy: a plain Trainer keeps its training step 
 
 
 class TestTrainer(TrainerConformance):
+    name = "transformers, Trainer"
     kind = Trainer
     limits = {
         "test_failing_run_of_a_forward": RAISED,
@@ -18,4 +19,5 @@ class TestTrainer(TrainerConformance):
 
 
 class TestHotTrainer(TrainerConformance):
+    name = "transformers, HotTrainer"
     kind = HotTrainer

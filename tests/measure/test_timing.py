@@ -17,7 +17,7 @@ class Stream:
     """A device that passes its recorded events when it is told to; no call waits for it."""
 
     def __init__(self):
-        self.now = 0.0
+        self.now = self.host = 0.0
         self.made = 0
         self.queue = []
 
@@ -33,7 +33,7 @@ class Stream:
         while self.queue and events > 0:
             item = self.queue.pop(0)
             if isinstance(item, FakeEvent):
-                item.passed_at = self.now
+                item.passed_at = self.now = max(self.now, item.recorded_at)
                 events -= 1
             else:
                 self.now += item
@@ -45,11 +45,16 @@ class FakeEvent:
         self.passed_at = None
 
     def record(self):
-        self.passed_at = None
+        self.passed_at, self.recorded_at = None, self.stream.host
         self.stream.queue.append(self)
 
     def query(self):
         return self.passed_at is not None
+
+    def synchronize(self):
+        while not self.query():
+            self.stream.run(events=1)
+        self.stream.host = max(self.stream.host, self.passed_at)
 
     def elapsed_time(self, end_event):
         if self.passed_at is None or end_event.passed_at is None:
@@ -65,6 +70,18 @@ def step(clock, stream, milliseconds):
     mark = clock.start()
     stream.work(milliseconds)
     clock.stop(mark)
+
+
+@pytest.mark.parametrize(("alone", "seconds"), [(False, 0.009), (True, 0.024)])
+def test_launches_hide_behind_an_earlier_step_unless_a_step_is_timed_alone(alone, seconds):
+    stream = Stream()
+    clock = clock_on(stream)
+    stream.work(15.0)  # a replay, launched at once: the host is 15 ms ahead
+    mark = clock.start(alone=alone)
+    stream.host += 24.0  # a step that is 24 ms of launches, and next to nothing on the device
+    clock.stop(mark)
+    stream.run()
+    assert [timing.seconds for timing in clock.take()] == [pytest.approx(seconds)]
 
 
 def test_times_come_in_order_once_the_device_has_passed_them():

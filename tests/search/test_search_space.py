@@ -32,7 +32,7 @@ def test_the_shipped_spaces_and_choices_are_sound():
 
 
 @pytest.mark.parametrize("choice", ["default", "fast"])
-@pytest.mark.parametrize("recipe", ["criteria", "digits", "language"])
+@pytest.mark.parametrize("recipe", ["criteria", "digits", "language", "focus"])
 def test_what_a_recipe_trains_with_is_in_its_space(recipe, choice):
     settings = configure.load([f"recipe={recipe}", f"hpo={choice}"])
     for one in space.parse(settings).searched:

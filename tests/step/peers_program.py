@@ -4,9 +4,11 @@ import contextlib
 import datetime as dt
 import gc
 import json
+import os
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import torch
 from torch import distributed as dist
@@ -21,7 +23,7 @@ from hotloop._torch import backends
 from hotloop.testing import planted_failure
 
 warnings.simplefilter("ignore")
-TIMEOUT, PATIENT = 8.0, dt.timedelta(seconds=30)
+TIMEOUT, PATIENT = 4.0, dt.timedelta(seconds=30)
 FOLDER, RANK, SCENARIOS = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 
 
@@ -46,16 +48,17 @@ def wrapped(kind):
     torch.manual_seed(0)
     model = Net()
     if kind != "fsdp2":  # without buffers to send, a step's first collective is in its backward
-        return DistributedDataParallel(model, broadcast_buffers=kind == "ddp")
+        return DistributedDataParallel(model, broadcast_buffers=kind in ("ddp", "resume"))
     for part in (model.first, model.second):
         fully_shard(part, mesh=dist.init_device_mesh("cpu", (2,)))
     return fully_shard(model)
 
 
-def train(kind, run=None, steps=14, short=None):
-    """Train; gives the parameters, the losses, and the loop's status."""
+def train(kind, run=None, steps=14, short=None, *, save=None, resume=None):
+    """Train; gives the parameters, the losses, and the loop's status. Saves after each step, goes on from there."""
     model = wrapped(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
+    begun, random = goes_on(model, optimizer, resume) if resume else (0, None)
     if run and kind == "fsdp2":  # a loop leaves sharded parameters alone: they are compiled in place
         hotloop.compile(model, run)
     loop = hotloop.Loop(model, optimizer, run=run) if run else None
@@ -69,9 +72,19 @@ def train(kind, run=None, steps=14, short=None):
 
     step = loop.step(train_step) if loop else train_step
     torch.manual_seed(RANK)
-    losses = [float(step(x, y)) for x, y in batches(steps, short)]
+    if random is not None:
+        torch.set_rng_state(random)
+    losses = []
+    for number, (x, y) in enumerate(batches(steps, short)):
+        if number >= begun:
+            losses.append(float(step(x, y)))
+            if save:
+                saves(model, optimizer, number + 1, save)
     left = {name: full(value) for name, value in model.state_dict().items()}
-    if kind == "ddp":  # buffers are sent by rank 0 at the start of a forward, so those of others lag behind it
+    if kind in (
+        "ddp",
+        "resume",
+    ):  # buffers are sent by rank 0 at the start of a forward, so those of others lag behind it
         left = {name: value for name, value in left.items() if RANK == 0 or "running" not in name}
     told = loop.status() if loop else None
     compiled = str(hotloop.status(model)) if run else ""
@@ -81,6 +94,19 @@ def train(kind, run=None, steps=14, short=None):
     gc.collect()
     dist.barrier()
     return left, losses, told, compiled
+
+
+def saves(model, optimizer, steps, path):
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": steps}
+    torch.save({**state, "random": torch.get_rng_state()}, f"{path}-{RANK}.new")
+    Path(f"{path}-{RANK}.new").replace(f"{path}-{RANK}.pt")
+
+
+def goes_on(model, optimizer, path):
+    state = torch.load(f"{path}-{RANK}.pt", weights_only=True)
+    model.load_state_dict(state["model"])
+    optimizer.load_state_dict(state["optimizer"])
+    return state["steps"], state["random"]
 
 
 def full(value):
@@ -130,15 +156,19 @@ def scenario(name):
     elif what == "backward run" and RANK == 1:
         within = planted_failure(what, after=6)
     elif what == "sleep" and RANK == 1:
-        within = slow_backend(12.0)
+        within = slow_backend(10.0)
     elif what == "short":
         short = 8 if RANK == 1 else None
     elif what == "short-first":
         short = 0 if RANK == 1 else None
     eager = train(kind, steps=steps, short=short)
     torch.compiler.reset()
+    kept = {"backward run": {"save": f"{FOLDER}/kept"}, "resume": {"resume": os.environ.get("KEPT")}}.get(what, {})
     with within as planted, impatient(what in ("sleep", "short")):
-        ours = train(kind, "aot_eager", steps=steps, short=short)
+        ours = train(kind, "aot_eager", steps=steps, short=short, **kept)
+    if what == "resume":
+        left = len(ours[1])
+        return {"same": same(ours, (eager[0], eager[1][-left:])), "left": left}
     fired = planted.fired if hasattr(planted, "fired") else None
     tiers = {one.name: one.steps for one in ours[2].tiers}
     return {

@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM, VOTES = (Path(__file__).with_name(name) for name in ("peers_program.py", "peers_votes_program.py"))
 
 
-def two_processes(folder, *scenarios, ends=0, program=PROGRAM):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+def two_processes(folder, *scenarios, ends=0, program=PROGRAM, **more):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
     running = [
         subprocess.Popen(
             [sys.executable, str(program), str(folder), str(rank), *scenarios],
@@ -18,17 +20,41 @@ def two_processes(folder, *scenarios, ends=0, program=PROGRAM):
         )
         for rank in range(2)
     ]  # fmt: skip
-    done = [one.communicate(timeout=240) for one in running]
+    done = [one.communicate(timeout=400) for one in running]
     assert [one.returncode for one in running] == [ends, ends], "\n".join(error for _, error in done)
     return [json.loads(out.strip().splitlines()[-1]) for out, _ in done]
 
 
-def test_ddp_compiles_and_falls_back_in_one_process_alone(tmp_path):
-    """A group's timeout of 8 s is kept outside of agreed steps only: one backend sleeps longer than that."""
-    ranks = two_processes(
-        tmp_path, "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep", "ddp-short",
-        "ddp-short-first", "local-forward run",
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """What two processes tell that end together, and where they saved each of their steps."""
+    folder = tmp_path_factory.mktemp("ended")
+    return two_processes(folder, "ddp-backward run", ends=1), folder / "kept"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, ended):
+    """What two processes tell of all that they live through: to start them takes longer than to train."""
+    return two_processes(
+        tmp_path_factory.mktemp("peers"), "resume-resume", "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep",
+        "ddp-short", "ddp-short-first", "local-forward run", "fsdp2-compile", "fsdp2-forward compile", KEPT=str(ended[1]),
     )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def voted(tmp_path_factory):
+    """What two processes tell that do not keep pace, or whose shapes vary."""
+    scenarios = "alone", "uneven", "closed", "late", "begun", "shapes"
+    return two_processes(tmp_path_factory.mktemp("votes"), *scenarios, program=VOTES)
+
+
+def chosen(ranks, kinds):
+    return [{name: one for name, one in told.items() if name.partition("-")[0] in kinds} for told in ranks]
+
+
+def test_ddp_compiles_and_falls_back_in_one_process_alone(trained):
+    """A timeout of 4 s is kept outside of agreed steps only: one backend sleeps for 10 s."""
+    ranks = chosen(trained, ("ddp", "local"))
     for told in ranks:
         for name, one in told.items():
             assert one["same"], (name, one)
@@ -49,18 +75,20 @@ def test_ddp_compiles_and_falls_back_in_one_process_alone(tmp_path):
     assert "another process" in ranks[0]["local-forward run"]["status"]
 
 
-def test_a_run_that_fails_after_a_collective_ends_all_processes(tmp_path):
-    ranks = two_processes(tmp_path, "ddp-backward run", ends=1)
-    told = [one["ddp-backward run"] for one in ranks]
+def test_a_run_that_fails_after_a_collective_ends_all_processes_and_is_resumed(ended, trained):
+    told = [one["ddp-backward run"] for one in ended[0]]
     assert [one["raised"] for one in told] == ["StepLostError", "StepLostError"], told
     for one in told:
         assert "planted failure in backward run" in one["message"], one
         assert "rank 1" in one["message"], one
         assert "checkpoint" in one["message"], one
+    for one in trained:  # others go on from the last step that all of them ended
+        assert one["resume-resume"]["same"], one["resume-resume"]
+        assert 0 < one["resume-resume"]["left"] < 14
 
 
-def test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone(tmp_path):
-    ranks = two_processes(tmp_path, "fsdp2-compile", "fsdp2-forward compile")
+def test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone(trained):
+    ranks = chosen(trained, ("fsdp2",))
     for told in ranks:
         for name, one in told.items():
             assert one["same"], (name, one)
@@ -70,8 +98,8 @@ def test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone(tmp_path):
     assert "planted failure" in ranks[1]["fsdp2-forward compile"]["status"]
 
 
-def test_processes_that_do_not_keep_pace_go_on_eager(tmp_path):
-    ranks = two_processes(tmp_path, "alone", "uneven", "closed", "late", program=VOTES)
+def test_processes_that_do_not_keep_pace_go_on_eager(voted):
+    ranks = chosen(voted, ("alone", "uneven", "closed", "late"))
     assert [told.pop("alone") for told in ranks] == [{"eager": "eager", "auto": "eager", "aot_eager": "eager"}, {}]
     for told in ranks:
         for name, one in told.items():
@@ -84,10 +112,10 @@ def test_processes_that_do_not_keep_pace_go_on_eager(tmp_path):
         assert "rank 0 waited 4 s" in told["late"]["status"], told["late"]
 
 
-def test_shapes_that_vary_end_the_votes_and_groups_made_later_count(tmp_path):
-    for told in two_processes(tmp_path, "begun", "shapes", program=VOTES):
+def test_shapes_that_vary_end_the_votes_and_groups_made_later_count(voted):
+    for told in voted:
         assert told["begun"] == [0, 1, 1]
-        varying, later = told["shapes"], told["shapes"].pop("later")
+        varying, later = told["shapes"], told["shapes"]["later"]
         assert varying["same"]
         assert later["same"]
         assert varying["votes"] == 65, varying

@@ -11,7 +11,7 @@ import torch
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, TrainingFailedError
 from hotloop.train import checkpoint, configure, own_loop, start
-from hotloop.train.search import space
+from hotloop.train.search import before, space
 from hotloop.train.within import Within
 
 USUAL = ("learning_rate", "weight_decay", "warmup_fraction", "batch_size")
@@ -160,8 +160,8 @@ def test_what_a_program_compiles_is_shared_and_counted_for_the_runs_that_follow(
 
 def test_a_search_over_what_a_program_decides_itself_is_told(tmp_path, train):
     own = [f"recipe={tmp_path / 'program.py'}:make", "hpo.metric=accuracy"]
-    with pytest.raises(ConfigError, match=r"decides that itself.*set hpo\.space\.training\.learning_rate=null"):
-        space.parse(configure.load(own))
+    with pytest.raises(ConfigError, match=r"does not read training\.learning_rate, .*hpo\.space\.model\.dropout=null"):
+        before.check(configure.load([*own, f"hpo.folder={tmp_path / 'study'}"]))
     none = [f"hpo.space.{one}=null" for one in ("model.dropout", *(f"training.{one}" for one in USUAL))]
     with pytest.raises(ConfigError, match=r"hpo\.space is empty: .* such as training\.num_epochs"):
         space.parse(configure.load([*own, *none]))

@@ -12,6 +12,7 @@ import collections
 import inspect
 import itertools
 import types
+import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -43,6 +44,41 @@ def _call_function(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+class Method:
+    """A method of a module's class, as something to trace: it holds the module weakly, as whoever calls it does not.
+
+    Args:
+        module: whose method.
+        name: its name.
+    """
+
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
+        self._module, self.name = weakref.ref(module), name
+        self.__name__ = name
+
+    def module(self) -> Any:
+        """Give the module."""
+        return self._module()
+
+    def bound(self) -> Any:
+        """Give the plain method."""
+        module = self._module()
+        return types.MethodType(getattr(type(module), self.name), module)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        module = self._module()
+        return getattr(type(module), self.name)(module, *args, **kwargs)
+
+
+def module_of(target: Any) -> torch.nn.Module | None:
+    """Give the module that a target is, or is a method of; None for a function."""
+    if isinstance(target, Method):
+        found: torch.nn.Module | None = target.module()
+        return found
+    return target if isinstance(target, torch.nn.Module) else None
+
+
 def eager_call(target: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a module with its hooks, or a function, past any compiled entry of its own."""
     return (_call_module if isinstance(target, torch.nn.Module) else _call_function)(target, *args, **kwargs)
@@ -68,6 +104,12 @@ def root_function(name: str, *, module: bool, inlined: Inlined | None = None) ->
     return types.FunctionType(code, source.__globals__, code.co_name)
 
 
+def plain_call() -> Callable[..., Any]:
+    """Give what calls a module with its hooks, as ``module.compile()`` has it: dynamo traces the forward alone."""
+    call: Callable[..., Any] = torch.nn.Module._call_impl  # noqa: SLF001 - in the ledger
+    return call
+
+
 def root_name(function_name: str | None) -> str | None:
     """Give the name that `root_function` was made with, or None for any other function."""
     if not function_name or not function_name.startswith(_PREFIX):
@@ -81,6 +123,7 @@ def inlined_by(target: Any) -> Inlined | None:
     None for what is not written in Python.
     """
     function = target.forward if isinstance(target, torch.nn.Module) else target
+    function = function.bound() if isinstance(function, Method) else function
     bound = getattr(function, "__self__", None) is not None
     try:
         code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)

@@ -2,7 +2,15 @@
 
 from hotloop.apply.regions import WORTH_CUTTING, Cut, block_classes, declared_blocks, split
 from hotloop.apply.roots import Root, Roots, forget_roots, holds_code_for, roots_for
-from hotloop.apply.targets import Target, compiled_by_torch, components_of, entry_points, is_lightning
+from hotloop.apply.step_methods import metric_updated_by, step_methods
+from hotloop.apply.targets import (
+    Target,
+    compiled_by_torch,
+    components_of,
+    entry_points,
+    is_lightning,
+    sharded_units,
+)
 
 __all__ = [
     "WORTH_CUTTING",
@@ -18,6 +26,9 @@ __all__ = [
     "forget_roots",
     "holds_code_for",
     "is_lightning",
+    "metric_updated_by",
     "roots_for",
+    "sharded_units",
     "split",
+    "step_methods",
 ]

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.module import inlined_by, root_function, settings_of
+from hotloop._torch.module import inlined_by, module_of, plain_call, root_function, settings_of
 from hotloop.apply.sizes import first_tensor, mark_batch_dynamic
+from hotloop.apply.targets import sharded_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -161,13 +162,15 @@ def fingerprint(target: Any) -> Hashable:
     A dropout probability is in the printed settings, or is an attribute by that name (transformers' attention keeps it
     so): each value gets code of its own, and no limit is shared.
     """
-    if not isinstance(target, torch.nn.Module):
+    module = module_of(target)
+    if module is None:
         function = getattr(target, "__func__", target)
         shared: Hashable = getattr(function, "__code__", None)
         return (type(target), shared)
-    parts = target.named_modules()
+    parts = module.named_modules()
     # What cannot be read is unlike any.
-    return tuple((name, type(part), *(settings_of(part) or ("unreadable", id(part)))) for name, part in parts)
+    alike = tuple((name, type(part), *(settings_of(part) or ("unreadable", id(part)))) for name, part in parts)
+    return alike if module is target else (target.name, alike)
 
 
 def roots_for(  # noqa: PLR0913 - what a compile is keyed by
@@ -182,9 +185,12 @@ def roots_for(  # noqa: PLR0913 - what a compile is keyed by
     """Give the roots that ``target`` shares with its like, or with ``private_to`` some of its own, not kept."""
     name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
     module, inlined = isinstance(target, torch.nn.Module), inlined_by(target)
+    sharded = module and bool(sharded_units(target))
 
     def make() -> Root:  # it outlives the target, which it must not hold
         function = root_function(name, module=module, inlined=inlined)
+        if sharded:  # hooks that gather and free its parameters stay outside: dynamo compiles the forward between them
+            return Root(function, torch.compile(plain_call(), backend=backend, dynamic=dynamic, fullgraph=fullgraph))
         return Root(function, torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph))
 
     if private_to is not None:

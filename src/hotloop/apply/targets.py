@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, MutableMapping
+import sys
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -91,21 +92,48 @@ def denoisers(target: Target) -> tuple[str, ...]:
 def entry_points(component: Any) -> list[Any]:
     """Give the modules whose call leads into a component.
 
-    For a LightningModule these are its own forward, where it defines one, and its children that have parameters: its
-    ``training_step`` is called by the trainer, not through ``__call__``, and may use either. For a wrapper that a
-    framework puts around a model (Fabric's, DistributedDataParallel) it is the model itself: precision, hooks on what
-    leaves the wrapper and communication stay outside of compiled code.
+    For a LightningModule these are its own forward, where it defines one, and its children that have parameters, beside
+    its `step_methods`, which may be left to them. For a wrapper that a framework puts around a model (Fabric's,
+    DistributedDataParallel) it is the model itself: precision, hooks on what leaves the wrapper and communication stay
+    outside of compiled code. For a model that FSDP2 has sharded these are its `sharded_units`. For an autoencoder,
+    whose ``encode`` and ``decode`` are called instead of it, its encoder and decoder as well.
     """
     if not isinstance(component, torch.nn.Module):
         return [component]
     if (inner := wrapped_by(component)) is not None:
         return entry_points(inner)
+    if units := sharded_units(component):
+        return units
     if not is_lightning(component):
-        return [component]
+        return [component, *_coders(component)]
     children = [child for child in component.children() if any(True for _ in child.parameters())]
-    own_forward: Callable[..., Any] = type(component).forward
-    defines = not own_forward.__module__.startswith(("lightning", "pytorch_lightning", "torch."))
+    defines = not of_library(type(component).forward)
     return [*([component] if defines else []), *children] or [component]
+
+
+def _coders(component: torch.nn.Module) -> list[torch.nn.Module]:
+    """Give the encoder and decoder that a module's ``encode`` and ``decode`` call; none of another kind of module."""
+    children = dict(component.named_children())
+    pairs = (("encode", "encoder"), ("decode", "decoder"))
+    return [children[name] for method, name in pairs if name in children and callable(getattr(component, method, None))]
+
+
+def of_library(function: Any) -> bool:
+    """Tell whether a function is no user's: Lightning's own, or torch's."""
+    return function is None or function.__module__.startswith(("lightning", "pytorch_lightning", "torch."))
+
+
+def sharded_units(component: torch.nn.Module) -> list[torch.nn.Module]:
+    """Give the innermost modules that FSDP2 gathers one by one (``fully_shard``), as torchtitan compiles them.
+
+    Single layers of torch's own are none: there is nothing in them to compile together.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # imported by who shards; a second of imports for nobody else
+    kind = getattr(fsdp, "FSDPModule", None)
+    if kind is None:
+        return []
+    sharded = [one for one in component.modules() if isinstance(one, kind) and next(one.children(), None) is not None]
+    return [one for one in sharded if not any(other in sharded for other in one.modules() if other is not one)]
 
 
 def wrapped_by(module: torch.nn.Module) -> torch.nn.Module | None:

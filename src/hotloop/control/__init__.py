@@ -3,6 +3,7 @@
 from hotloop.control.api import (
     Installed,
     compile,  # noqa: A004 - the public name is torch's own
+    method_of,
     paused,
     status,
     uncompile,
@@ -10,5 +11,18 @@ from hotloop.control.api import (
 )
 from hotloop.control.component_status import ComponentStatus, Status
 from hotloop.control.lifetime import own
+from hotloop.control.methods import MethodEntry
 
-__all__ = ["ComponentStatus", "Installed", "Status", "compile", "own", "paused", "status", "uncompile", "validate"]
+__all__ = [
+    "ComponentStatus",
+    "Installed",
+    "MethodEntry",
+    "Status",
+    "compile",
+    "method_of",
+    "own",
+    "paused",
+    "status",
+    "uncompile",
+    "validate",
+]

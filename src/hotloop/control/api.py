@@ -14,12 +14,21 @@ import torch
 
 from hotloop import presets
 from hotloop._torch.inductor_options import list_options
-from hotloop._torch.module import get_entry, set_entry
+from hotloop._torch.module import Method, get_entry, set_entry
 from hotloop._torch.versions import check
-from hotloop.apply import WORTH_CUTTING, Cut, block_classes, components_of, declared_blocks, entry_points
+from hotloop.apply import (
+    WORTH_CUTTING,
+    Cut,
+    block_classes,
+    components_of,
+    declared_blocks,
+    entry_points,
+    is_lightning,
+    sharded_units,
+)
 from hotloop.apply.targets import Target, denoisers
 from hotloop.config import ComponentConfig, Regions, component_config
-from hotloop.control import boundary
+from hotloop.control import boundary, methods
 from hotloop.control.component import CompiledFunction, Component, Entry, lane
 from hotloop.control.component_status import ComponentStatus, Status, status_of
 from hotloop.errors import ConfigError, PresetUnavailableError
@@ -56,18 +65,15 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     Args:
         model: an ``nn.Module`` (compiled in place and returned); a mapping of component name to module or callable
             (updated in place and returned; a ModuleDict is one); an object with a ``components`` mapping (a diffusers
-            pipeline); or a plain callable (a new callable is returned). A LightningModule is compiled in its forward
-            and its children.
+            pipeline); or a plain callable (a new callable is returned). A LightningModule is compiled in its
+            ``*_step`` methods, its forward and its children.
         preset: a name (in any case), a `hotloop.Preset`, or a mapping of component name to either. One preset for a
             mapping compiles all of it; for a pipeline only its denoiser (``unet`` or ``transformer``).
         inference: the preset while gradients are off; None takes ``preset``'s.
-        regions: ``"whole"``; ``"blocks"``: each repeated block and the rest in pieces, so that equal blocks are
-        compiled
-            once; ``"auto"``: whole, unless the class declares its repeated blocks and cutting there saves half of the
-            graph.
+        regions: ``"whole"``; ``"blocks"``: each repeated block and the rest in pieces, equal blocks compiled once;
+            ``"auto"``: whole, unless the class declares its repeated blocks and cutting there saves half of the graph.
         dynamic: None is torch's automatic kind, True forces dynamic shapes, False compiles once per size; unset takes
-        the
-            preset's.
+            the preset's.
         fullgraph: raise at the first graph break with file and line, as in torch.
         options: Inductor options, added to the preset's.
         ladder: the presets to step down to, in order; unset takes the preset's. ``none`` is always last.
@@ -181,7 +187,7 @@ def _disabled() -> bool:
 
 
 def _cut(name: str, part: Any, config: ComponentConfig) -> Cut:
-    if config.regions == "whole" or not isinstance(part, torch.nn.Module):
+    if config.regions == "whole" or not isinstance(part, torch.nn.Module) or sharded_units(part):
         return Cut()
     if config.regions == "auto":
         return Cut(block_classes(part), WORTH_CUTTING) if declared_blocks(part) else Cut()
@@ -248,7 +254,9 @@ def _attach(part: torch.nn.Module, component: Component) -> None:
     if component.disabled or all(lane.eager for lane in component.lanes):
         return
     for point in points:
-        set_entry(point, Entry(point, component))
+        set_entry(point, (methods.RedirectableEntry if is_lightning(point) else Entry)(point, component))
+    component.methods = methods.make(part, component)
+    methods.put(part, component.methods)
 
 
 def uncompile(model: Any) -> Any:
@@ -272,7 +280,10 @@ def uncompile(model: Any) -> Any:
 def _take_off(module: torch.nn.Module) -> None:
     component = _components.pop(module, None)
     module.__dict__.pop(_MARKER, None)
-    for reference in component.targets if component is not None else ():
+    if component is None:
+        return
+    methods.drop(module, component.methods)
+    for reference in component.targets:
         if (point := reference()) is not None:
             set_entry(point, None)
 
@@ -308,6 +319,7 @@ class Installed:
         for module, component, marker in self._components:
             _take_off(module)
             _components[module] = component
+            methods.put(module, component.methods)
             if marker is not None:
                 module.__dict__[_MARKER] = marker
         for module, entry in self._entries:
@@ -317,14 +329,25 @@ class Installed:
 @contextlib.contextmanager
 def paused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
     """Run modules, and what is inside them, eager while the block runs; compiled code and its account stay."""
-    held = [(one, entry) for module in modules for one in module.modules() if (entry := get_entry(one)) is not None]
+    inside = [one for module in modules for one in module.modules()]
+    held = [(one, entry) for one in inside if (entry := get_entry(one)) is not None]
+    steps = [entry for one in inside if one in _components for entry in _components[one].methods.values()]
     for one, _ in held:
         set_entry(one, None)
+    methods.switch(steps, off=True)
     try:
         yield
     finally:
+        methods.switch(steps, off=False)
         for one, entry in held:
             set_entry(one, entry)
+
+
+def method_of(module: torch.nn.Module, name: str) -> Callable[..., Any]:
+    """Give a method of a module's class, compiled where the module is: for who stands in front of it himself."""
+    component = _components.get(module)
+    plain: Callable[..., Any] = Method(module, name).bound()
+    return plain if component is None else component.methods.get(name, plain)
 
 
 def status(model: Any) -> Status:

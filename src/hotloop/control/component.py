@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hotloop.config import ComponentConfig
+    from hotloop.control.methods import MethodEntry
     from hotloop.presets import Preset
 
 _transform_in_force = dynamo.transform_probe()
@@ -241,6 +242,8 @@ class Component:
     boundaries: int = 0
     bypassed: int = 0
     said_no_effect: bool = False
+    methods: dict[str, MethodEntry] = dataclasses.field(default_factory=dict)
+    """Entries of the module's step methods, where it has any."""
 
     @property
     def asks(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from hotloop import events as ev
 from hotloop._torch import dynamo
-from hotloop._torch.module import eager_call
+from hotloop._torch.module import eager_call, module_of
 from hotloop.errors import CompileFailedError
 from hotloop.fallback.causes import Failure, failure_of
 
@@ -100,7 +100,8 @@ def _ask_eager(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, ag
 
     Where it raises, they are as eager leaves them. ``again``: compiled code has run that part of the call already.
     """
-    buffers = list(target.buffers()) if isinstance(target, torch.nn.Module) else []
+    module = module_of(target)
+    buffers = [] if module is None else list(module.buffers())
     before = [buffer.detach().clone() for buffer in buffers]
     random = torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     undo = True
@@ -122,7 +123,8 @@ def forget_functions(target: Any, root: Root, given_up: list[ev.FrameEager]) -> 
     """Let dynamo trace the functions anew that it gave up on the user's own error."""
     dynamo.forget_code(root.function.__code__)
     names = {event.function for event in given_up}
-    modules = target.modules() if isinstance(target, torch.nn.Module) else ()
+    module = module_of(target)
+    modules = () if module is None else module.modules()
     for kind in {type(module) for module in modules}:
         code = getattr(kind.forward, "__code__", None)
         if isinstance(code, types.CodeType) and code.co_name in names and not kind.__module__.startswith("torch."):

@@ -103,20 +103,4 @@ def _compile(accelerator: Accelerator, prepared: torch.nn.Module, settings: dict
     """Compile a prepared model in place, below what Accelerate wrapped around it."""
     model = accelerator.unwrap_model(prepared)
     share_autocast(model, accelerator.device, accelerator.mixed_precision, accelerator.autocast_handler)
-    units = _sharded_units(model)
-    if not units:
-        compile_in_place(model, **settings)
-        return
-    # A compile around a unit's gathering of its parameters would break there: each is compiled for itself, as
-    # torchtitan does.
-    compile_in_place(units, **{**settings, "regions": "whole"})
-
-
-def _sharded_units(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """Give the modules inside a model that FSDP2 gathers one by one, by path."""
-    if not torch.distributed.is_available():
-        return {}
-    from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - a second of imports, for who shards
-
-    sharded: dict[str, Any] = {path: one for path, one in model.named_modules() if isinstance(one, FSDPModule)}
-    return {path: one for path, one in sharded.items() if path}
+    compile_in_place(model, **settings)

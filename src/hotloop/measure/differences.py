@@ -16,6 +16,11 @@ CHUNK = 1 << 22
 _CHUNK_ON_GPU = 1 << 24
 """There, where a launch takes longer than many elements, and 512 MB are little as well."""
 
+_SMALL = 1 << 18
+"""Elements up to which a tensor is measured together with others: a segment is summed by one block of threads."""
+_TOGETHER = 1 << 21
+"""Elements that are measured together, in a dozen temporaries in float64."""
+
 _SUMS = 6  # of _measure; the largest difference is beside them, as it does not add up
 _SQUARES, _FOURTHS = 0, 3  # where the sums of r^2 and r^4 stand
 
@@ -121,10 +126,7 @@ def differences(
         pairs = [_aligned(r.detach(), c.detach()) for _, r, c in found]
         # Mostly all are equal where eager's own kernels are compared: that is a sixth of the work to find out.
         apart = _unequal(pairs)
-        if not sized and not any(apart):
-            raw = [[0.0] * (_SUMS + 1)] * len(pairs)
-        else:
-            raw = _read([_measure(*pair) if one else _alone(pair[0]) for pair, one in zip(pairs, apart, strict=True)])
+        raw = [[0.0] * (_SUMS + 1)] * len(pairs) if not sized and not any(apart) else _read(_measured(pairs, apart))
     return {pair[0]: _difference(pair[0], pair[1], sums) for pair, sums in zip(found, raw, strict=True)}, tuple(
         mismatches
     )
@@ -178,20 +180,27 @@ def _chunks(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, to
         yield from _chunks(r.narrow(dim, start, length), c.narrow(dim, start, length))
 
 
+def _measured(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], apart: Sequence[bool]) -> list[torch.Tensor]:
+    """Give the sums of each pair, of shape [_SUMS + 1]; ``apart`` says which are not equal."""
+    small = [place for place, (r, c) in enumerate(pairs) if _of_many(r, c) and r.numel() <= _SMALL]
+    found: dict[int, torch.Tensor] = {}
+    for some in _bunches(small, pairs, _TOGETHER):
+        ones, others = zip(*(pairs[place] for place in some), strict=True)
+        found.update(zip(some, _measure_many(ones, others).unbind(), strict=True))
+    return [
+        found[place] if place in found else _measure(*pair) if apart[place] else _alone(pair[0])
+        for place, pair in enumerate(pairs)
+    ]
+
+
 def _unequal(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
     """Tell of each pair whether it has to be measured: where an element differs, or is not finite."""
-    groups: dict[Any, list[int]] = {}
+    many = [place for place, pair in enumerate(pairs) if _of_many(*pair)]
     told: dict[int, torch.Tensor] = {}
-    for place, (r, c) in enumerate(pairs):
-        if _of_many(r, c):
-            groups.setdefault((r.device, r.dtype), []).append(place)
-        else:
-            told[place] = _unlike(r, c)
-    for places in groups.values():
-        for some in _bunches(places, pairs):
-            ones, others = zip(*(pairs[place] for place in some), strict=True)
-            told.update(zip(some, unequal(ones, others).reshape(-1, 1).unbind(), strict=True))
-    return [bool(one) for (one,) in _read([told[place] for place in range(len(pairs))])]
+    for some in _bunches(many, pairs):
+        ones, others = zip(*(pairs[place] for place in some), strict=True)
+        told.update(zip(some, unequal(ones, others).reshape(-1, 1).unbind(), strict=True))
+    return [bool(one) for (one,) in _read([told[n] if n in told else _unlike(*pair) for n, pair in enumerate(pairs)])]
 
 
 def _of_many(r: torch.Tensor, c: torch.Tensor) -> bool:
@@ -204,18 +213,23 @@ def _most(tensor: torch.Tensor) -> int:
     return _CHUNK_ON_GPU if tensor.device.type == "cuda" else CHUNK
 
 
-def _bunches(places: list[int], pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[list[int]]:
-    """Cut a list of pairs where they have as many elements together as may be held once more."""
-    bunch: list[int] = []
-    held = 0
+def _bunches(
+    places: list[int], pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], at_most: int | None = None
+) -> Iterator[list[int]]:
+    """Cut a list of pairs by device and dtype, and where they have as many elements as may be held once more."""
+    groups: dict[Any, list[int]] = {}
     for place in places:
-        one = pairs[place][0]
-        if bunch and held + one.numel() > _most(one):
-            yield bunch
-            bunch, held = [], 0
-        bunch.append(place)
-        held += one.numel()
-    if bunch:
+        groups.setdefault((pairs[place][0].device, pairs[place][0].dtype), []).append(place)
+    for group in groups.values():
+        bunch: list[int] = []
+        held = 0
+        for place in group:
+            one = pairs[place][0]
+            if bunch and held + one.numel() > (at_most or _most(one)):
+                yield bunch
+                bunch, held = [], 0
+            bunch.append(place)
+            held += one.numel()
         yield bunch
 
 
@@ -254,6 +268,17 @@ def _measure(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     return torch.cat([sums, largest])
 
 
+def _measure_many(r: Sequence[torch.Tensor], c: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Give the sums of `_measure` of many pairs, float64 of shape [pairs, _SUMS + 1], in a few launches for all."""
+    lengths = torch.tensor([one.numel() for one in r], device=r[0].device)
+    first, second = (torch.cat([one.reshape(-1) for one in each]).to(torch.float64) for each in (r, c))
+    first, d, other, unlike = _compared(first, second)
+    squares = first * first
+    summed = (squares, first * d, d * d, squares * squares, other.to(d.dtype), unlike.to(d.dtype))
+    sums = [torch.segment_reduce(each, "sum", lengths=lengths, unsafe=True) for each in summed]
+    return torch.stack([*sums, torch.segment_reduce(d.abs(), "max", lengths=lengths, unsafe=True)], dim=1)
+
+
 def _float64(part: torch.Tensor) -> torch.Tensor:
     if part.is_complex():
         part = torch.view_as_real(part.resolve_conj())
@@ -265,15 +290,21 @@ def _is_numeric(tensor: torch.Tensor) -> bool:
 
 
 def _sums(r: torch.Tensor, c: torch.Tensor, same: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    r, d, other, unlike = _compared(r, c, same)
+    squares = r * r
+    sums = (squares.sum(), torch.dot(r, d), torch.dot(d, d), torch.dot(squares, squares), other.sum(), unlike.sum())
+    largest = d.abs().amax().reshape(1) if d.numel() else d.new_zeros(1)
+    return torch.stack([each.to(torch.float64) for each in sums]), largest
+
+
+def _compared(
+    r: torch.Tensor, c: torch.Tensor, same: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Give r and c - r where both are finite and 0 elsewhere, where they are not equal, and where not alike at all."""
     same = (r == c) | (r.isnan() & c.isnan()) if same is None else same.reshape(-1)
     finite = r.isfinite() & c.isfinite()
     d = torch.where(finite, c - r, 0.0)
-    r = torch.where(finite, r, 0.0)
-    squares = r * r
-    sums = (squares.sum(), torch.dot(r, d), torch.dot(d, d), torch.dot(squares, squares), same.logical_not().sum())
-    unlike = (finite | same).logical_not().sum()
-    largest = d.abs().amax().reshape(1) if d.numel() else d.new_zeros(1)
-    return torch.stack([each.to(torch.float64) for each in (*sums, unlike)]), largest
+    return torch.where(finite, r, 0.0), d, same.logical_not(), (finite | same).logical_not()
 
 
 def _read(measured: list[torch.Tensor]) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""Times steps without making the host wait, and sums the times up robustly: machines share, throttle and jump.
+"""Times steps, by default without making the host wait; sums of times are robust: machines share, throttle and jump.
 
 A step's device time comes from CUDA events that are read once they have passed; on the CPU the two times are one.
 """
@@ -33,6 +33,9 @@ class Event(Protocol):
     def query(self) -> bool:
         """Say, without waiting, whether the stream got here."""
 
+    def synchronize(self) -> None:
+        """Wait until the stream got here."""
+
     def elapsed_time(self, end_event: Any) -> float:
         """Give the milliseconds from this event to a later one; both must have passed."""
 
@@ -50,6 +53,9 @@ class _CudaEvent:
 
     def query(self) -> bool:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def synchronize(self) -> None:
+        self._event.synchronize()
 
     def elapsed_time(self, end_event: _CudaEvent) -> float:
         return float(self._event.elapsed_time(end_event._event))
@@ -76,7 +82,7 @@ class Mark:
 
 
 class StepClock:
-    """Times steps on a device, never waiting for it.
+    """Times steps on a device, without waiting for it.
 
     On CUDA two events are recorded on the device's current stream around each step (so start, step and stop must see
     the same current stream) and read in order once the second has passed. At most ``pending`` steps are under way; past
@@ -103,12 +109,20 @@ class StepClock:
         make: Callable[[], Event] = event or (lambda: _CudaEvent(self.device))
         self._make = make if self.device.type == "cuda" else None
 
-    def start(self) -> Mark:
-        """Begin to time a step."""
+    def start(self, *, alone: bool = False) -> Mark:
+        """Begin to time a step.
+
+        Args:
+            alone: wait first until the device has done what came before. A step whose launches take longer than its
+                work hides them behind a long step that the device is still at, and looks faster than it is; beside
+                steps of another kind, only steps timed alone can be compared.
+        """
         if self._make is None:
             return Mark(time.perf_counter(), None)
         begin = self._spare.pop() if self._spare else self._make()
         begin.record()
+        if alone:
+            begin.synchronize()
         return Mark(time.perf_counter(), begin)
 
     def stop(self, mark: Mark) -> None:

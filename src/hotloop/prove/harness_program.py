@@ -48,7 +48,10 @@ class Subject:
         return self.workload.run(batch)
 
     def follow(self, other: Subject) -> None:
-        """Take over the state that another program of the same making is in: tensors and gradients, in place."""
+        """Take over the state that another program of the same making is in: tensors and gradients, in place.
+
+        Of what its optimizers were told, too: a schedule of its own has moved the rate of the other one alone.
+        """
         theirs = other.holdings.tensors()
         gradients = other.holdings.gradients()
         with torch.no_grad():
@@ -59,6 +62,9 @@ class Subject:
                 gradient = gradients.get(name)
                 if own is not None and gradient is not None:
                     own.copy_(gradient)
+        for name, optimizer in self.holdings.optimizers.items():
+            for group, others in zip(optimizer.param_groups, other.holdings.optimizers[name].param_groups, strict=True):
+                group.update({key: value for key, value in others.items() if isinstance(value, int | float | tuple)})
 
     def made(self, batch: Any) -> Made:
         """Run the training step; gives everything that it made, copied."""

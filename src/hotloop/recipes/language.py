@@ -194,10 +194,19 @@ class Tokens:
         )
         self._tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         self._tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
+        self._tokenizer.decoder = tokenizers.decoders.ByteLevel()
         self._tokenizer.train_from_iterator([text], trainer)
         self.count: int = self._tokenizer.get_vocab_size()
         # A byte-level token is written with one character for each byte.
         self.sizes = torch.tensor([len(self._tokenizer.id_to_token(token)) for token in range(self.count)])
+
+    def encode(self, text: str) -> Tensor:
+        """Give the tokens of a text, int64 of shape (tokens,)."""
+        return torch.tensor(self._tokenizer.encode(text).ids)
+
+    def decode(self, tokens: Tensor) -> str:
+        """Give the text of tokens, int64 of shape (tokens,)."""
+        return str(self._tokenizer.decode(tokens.tolist()))
 
     def sides(self, text: Text, context: int) -> tuple[batches.Table, batches.Table]:
         """Give both sides as rows of tokens with those that follow them; held-out tokens are predicted once each.
@@ -210,7 +219,7 @@ class Tokens:
         )
 
     def _rows(self, side: str, text: str, context: int, stride: int) -> batches.Table:
-        ids = torch.tensor(self._tokenizer.encode(text).ids)
+        ids = self.encode(text)
         if len(ids) <= context:
             raise DataError(
                 f"the {side} side has {len(ids)} tokens, fewer than one row of language.context={context} and the "

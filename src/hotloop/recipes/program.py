@@ -15,7 +15,7 @@ from hotloop.train import closing, compiling, unread
 from hotloop.train.display import Display
 from hotloop.train.optional import require
 from hotloop.train.own_loop import fit
-from hotloop.train.own_task import OwnTask, judge
+from hotloop.train.own_task import OwnTask, components, judge
 from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal
 
@@ -38,7 +38,7 @@ class Program:
         name: ``FILE.py:function`` or ``module:function``.
     """
 
-    COMPONENTS: tuple[str, ...] = ("model", "loss")
+    COMPONENTS: tuple[str, ...] = ("model",)
     GOAL: Goal | None = None
     READS: tuple[str, ...] = READS
 
@@ -57,15 +57,16 @@ class Program:
         # What can be refused is refused here, before anything of the program runs.
         unread.refuse(settings, READS, NOT_READ)
         goal = goal_of(settings)
-        chosen = compiling.plan(settings, self.COMPONENTS)
 
-        # The program. The seed comes first, for its weights.
+        # The program. The seed comes first, for its weights. What can be compiled of it, it says itself.
         require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
-        workload = load_factory(self.name)()
+        make = load_factory(self.name)
+        workload = make()
         device = device_of(workload.holdings())
+        chosen = compiling.plan(settings, components(workload))
         compiling.check(chosen, settings.compile, device.type)
         display.say(f"Program {self.name} on {machine.device_name(device)} ({device})")
-        task = OwnTask(self.name, workload, goal, device)
+        task = OwnTask(name=self.name, workload=workload, device=device, goal=goal, make=make, factory=self.name)
         display.say(task.checked(settings.training))
 
         # The run. Its report is written however it ends.
@@ -99,7 +100,7 @@ class Program:
             raise ConfigError(
                 f"recipe={self.name} has no metrics: give its Workload metrics=, a function of no argument"
             )
-        task = OwnTask(self.name, workload, None, device_of(workload.holdings()))
+        task = OwnTask(name=self.name, workload=workload, device=device_of(workload.holdings()))
         task.load_models(weights)
         return judge(workload)
 

@@ -76,6 +76,8 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
     state = line(entry.get("state"), 40)
     listed = entry.get("causes")
     all_causes = [_cause(each) for each in listed] if isinstance(listed, list) else []
+    if requested.lower() == "none" and entry.get("inference"):  # what is compiled for inference alone
+        requested = line(entry["inference"], 60)
     same = requested.lower() == running.lower()
     as_asked = same and state == ("eager" if requested.lower() == "none" else "compiled")
     if requested.lower() == _AUTO:  # whatever it decides is as asked, unless something of it failed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -68,16 +69,24 @@ def check_shapes(shapes: Any, batches: Any) -> int:
 
 
 def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
-    """Name one or several objects; several are numbered."""
-    several = isinstance(given, list | tuple)
-    found = list(given) if several else [given]
-    wrong = [one for one in found if not isinstance(one, kind)]
+    """Name one or several objects: those of a mapping have their names, those of a sequence are numbered."""
+    if isinstance(given, Mapping):
+        found = dict(given)
+    elif isinstance(given, list | tuple):
+        found = {f"{what}[{index}]": one for index, one in enumerate(given)}
+    else:
+        found = {what: given}
+    wrong = [one for one in found.values() if not isinstance(one, kind)]
     if wrong or not found:
-        got = type(wrong[0]).__name__ if wrong else "an empty sequence"
+        empty = "an empty mapping" if isinstance(given, Mapping) else "an empty sequence"
+        got = type(wrong[0]).__name__ if wrong else empty
         raise ConfigError(
-            f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}"
+            f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}; a "
+            "mapping of names to them will do as well"
         )
-    return {f"{what}[{index}]": one for index, one in enumerate(found)} if several else {what: found[0]}
+    if odd := [name for name in found if not isinstance(name, str) or not name.strip()]:
+        raise ConfigError(f"{what}: {odd[0]!r} is no name; expected text")
+    return found
 
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

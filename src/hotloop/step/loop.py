@@ -73,8 +73,8 @@ class Loop:
     a step are valid until the next.
 
     Args:
-        model: a module, or a sequence of them.
-        optimizer: an optimizer, or a sequence of them.
+        model: a module, a sequence of them, or a mapping of names to them.
+        optimizer: an optimizer, or a sequence or mapping of them.
         state: anything else that the step changes: GradScaler, EMA, a second model.
         run: ``"auto"``; a tier (``"eager+graph"``); or a preset. A model that is compiled already is taken as given.
         total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
@@ -100,8 +100,8 @@ class Loop:
 
     def __init__(  # noqa: PLR0913 - the public settings
         self,
-        model: torch.nn.Module | Sequence[torch.nn.Module],
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        model: torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module],
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer],
         *,
         state: Any = (),
         run: str = "auto",
@@ -316,7 +316,12 @@ class Loop:
         self._latest = runner
         tier, trial = self.goal, self.auto.now() if self.auto is not None else None
         with self.auto.noting_calls() if self.auto is not None else _NOTHING:
-            result = self.times.run(lambda: runner.run(args, kwargs, tier), lambda: Ran(runner.ran, runner.kind, trial))
+            # Turns of a trial are of two kinds, and begin on an idle device: launches hide behind no earlier step.
+            result = self.times.run(
+                lambda: runner.run(args, kwargs, tier),
+                lambda: Ran(runner.ran, runner.kind, trial),
+                alone=trial is not None,
+            )
         self.steps += 1
         self._carefully(self.settle)
         if self.auto is not None and self.auto.quiet:

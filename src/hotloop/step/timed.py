@@ -36,9 +36,12 @@ class Timed(Generic[_What]):
         self.what: collections.deque[_What] = collections.deque()
         self._dropped = 0
 
-    def run(self, function: Callable[[], Any], what: Callable[[], _What]) -> Any:
-        """Run and time something; ``what`` is asked when it has run. What raises is not timed."""
-        mark: Mark = self.clock.start()
+    def run(self, function: Callable[[], Any], what: Callable[[], _What], *, alone: bool = False) -> Any:
+        """Run and time something; ``what`` is asked when it has run. What raises is not timed.
+
+        ``alone`` as for `StepClock.start`.
+        """
+        mark: Mark = self.clock.start(alone=alone)
         try:
             result = function()
         except BaseException:

@@ -20,6 +20,7 @@ import torch
 
 from hotloop._torch import hooks
 from hotloop._torch.graphs import is_own_file, is_user_file
+from hotloop.control import MethodEntry
 from hotloop.step import reading, standins
 from hotloop.step.standins import ABSENT, SCALARS, Same, Unwatchable
 
@@ -226,7 +227,7 @@ class Walk:
             self.note(f"{path}.training", module.training)
 
         def counts(key: str) -> bool:
-            if key in _TORCHS:
+            if key in _TORCHS or isinstance(attributes.get(key), MethodEntry):  # ours come and go with a tier
                 return key == "training" and strange
             # Code of libraries is not followed, and may read anything of its own.
             return self.mentions(key) if users else not key.startswith("_")
@@ -276,6 +277,8 @@ class Walk:
 
     def value(self, value: Any, name: str, depth: int, *, every: bool = False) -> None:
         """Note one value, and follow what it holds; ``every``: code that nobody follows may read all attributes."""
+        if isinstance(value, MethodEntry):
+            return
         if self._entries >= _ENTRIES:
             self.found["Python state"] = Unwatchable(f"more than {_ENTRIES:,} values")
             return

@@ -25,8 +25,9 @@ class Workload:
     """A training program: made anew by each call of a factory, which is named as ``file.py:make`` or ``module:make``.
 
     Args:
-        model: an ``nn.Module``, or a sequence of them.
-        optimizer: an optimizer, or a sequence of them.
+        model: an ``nn.Module``, a sequence of them, or a mapping of names to them; the names are then those of the
+            components (``compile.components.lens``).
+        optimizer: an optimizer, or a sequence or mapping of them.
         step: the training step, as written for `hotloop.Loop.step`; takes one batch.
         batches: an iterable of batches, or a function that gives one. A tuple or list is passed as several arguments.
         loss: gives the loss of a batch without training on it; only what compares losses needs it.
@@ -34,6 +35,9 @@ class Workload:
         state: what else the step changes.
         infer: what is called without gradients between the steps, many times: sampling, an evaluation, an allocator;
             takes one batch as the step does. Only the harness needs it.
+        before: what each batch goes through right before its step, outside of it: takes a batch, and gives the step's.
+            For what depends on data, or changes Python's state, and so may not be in a step that is captured: an
+            allocator that chooses what the step sees, a schedule of the learning rate.
 
     Raises:
         ConfigError: ``step`` cannot be called, or ``batches`` is neither iterable nor a function.
@@ -47,17 +51,20 @@ class Workload:
     metrics: Callable[..., Any] | None = None
     state: Any = ()
     infer: Callable[..., Any] | None = None
+    before: Callable[..., Any] | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.step):
             raise ConfigError(f"Workload step {self.step!r}: expected a function of one batch")
         if self.infer is not None and not callable(self.infer):
             raise ConfigError(f"Workload infer {self.infer!r}: expected a function of one batch, or None")
+        if self.before is not None and not callable(self.before):
+            raise ConfigError(f"Workload before {self.before!r}: expected a function of one batch, or None")
         if not callable(self.batches) and not isinstance(self.batches, Iterable):
             raise ConfigError(f"Workload batches {self.batches!r}: expected an iterable, or a function that gives one")
 
     def models(self) -> dict[str, torch.nn.Module]:
-        """Give the models by name, as a loop names them: ``model``, or ``model[0]`` and on.
+        """Give the models by name, as a loop names them: ``model``, ``model[0]`` and on, or their own names.
 
         Raises:
             ConfigError: one is no ``nn.Module``.
@@ -74,11 +81,20 @@ class Workload:
         state = tuple(self.state) if isinstance(self.state, list | tuple) else (self.state,)
         return Holdings(self.models(), {name: unwrapped(one) for name, one in optimizers.items()}, state)
 
-    def epoch(self) -> Iterator[Any]:
-        """Give the batches once, from the first to the last."""
+    def read(self) -> Iterator[Any]:
+        """Give the batches once, from the first to the last, as they are read."""
         # Not `yield from`, which would close the program's own generator with this one.
         for batch in self.batches() if callable(self.batches) else self.batches:  # noqa: UP028
             yield batch
+
+    def ready(self, batch: Any) -> Any:
+        """Give a batch as its step takes it: as it was read, or as ``before`` makes it."""
+        return batch if self.before is None else self.before(*arguments(batch))
+
+    def epoch(self) -> Iterator[Any]:
+        """Give the batches once, from the first to the last, each made ready when it is asked for."""
+        for batch in self.read():
+            yield self.ready(batch)
 
     def endless(self) -> Iterator[Any]:
         """Give batches for as long as they are asked for, from the first again after the last.

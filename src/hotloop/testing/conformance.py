@@ -13,6 +13,7 @@ promised in its place, and `promises` puts both into the table that the docs sho
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import json
@@ -30,16 +31,24 @@ from hotloop.errors import CompiledRunError
 from hotloop.observe import watch
 from hotloop.testing.assertions import assert_max_recompiles
 from hotloop.testing.captured import captured_step_emulation
-from hotloop.testing.fitting import Fitted, SmallClassifier, Task, flat, inventory, said, small_batches
+from hotloop.testing.fitting import Fitted, SmallClassifier, Task, flat, inventory, placed, said, small_batches
 from hotloop.testing.planted import TELLS, Stage, forget_compiled_code, planted_failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
+_eager_fits: collections.defaultdict[type, dict[Any, Fitted]] = collections.defaultdict(dict)
+"""What the eager fits of a suite gave, by their settings."""
+
+
 class Conformance:
     """The promises that every integration keeps, as tests; see the module's description for how to subclass it."""
 
+    name: ClassVar[str] = ""
+    """What a report calls the suite."""
+    device: ClassVar[str] = "cpu"
+    """Where models and batches are: on ``"cuda"`` steps are captured in CUDA graphs, elsewhere by the stand-in."""
     limits: ClassVar[Mapping[str, str]] = {}
     """Promises that the framework's hooks do not allow, by the test's name, with the reason: see `promises`."""
     run: ClassVar[str] = "aot_eager"
@@ -130,8 +139,8 @@ class Conformance:
 
     def test_captured_step(self) -> None:
         """Whole steps are captured and replayed, to eager's result; where they cannot be, the status says why."""
-        eager = self._fit(epochs=2)
-        with captured_step_emulation():
+        eager = self._eager(epochs=2)
+        with captured_step_emulation() if self.device == "cpu" else contextlib.nullcontext():
             ours = self._fit(run="eager+graph", epochs=2)
         self._same(eager, ours)
         told = said(ours)
@@ -160,7 +169,7 @@ class Conformance:
 
     def test_disabled(self) -> None:
         """``HOTLOOP_DISABLE=1`` leaves everything eager, and the status says so."""
-        eager = self._fit()
+        eager = self._eager()
         with _environment("HOTLOOP_DISABLE", "1"), watch() as seen:
             ours = self._fit(run=self.run)
         self._same(eager, ours)
@@ -182,7 +191,7 @@ class Conformance:
 
     def test_two_fits(self) -> None:
         """Two fits in one process are as good as the first, and the second compiles nothing that the first did."""
-        eager = self._fit()
+        eager = self._eager()
         forget_compiled_code()
         counts = []
         for _ in range(2):
@@ -211,14 +220,25 @@ class Conformance:
     # -- the report ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def promises(cls) -> list[tuple[str, str]]:
-        """Give each promise, as its test says it, and how it is kept: ``yes``, or what holds instead, and why."""
+    def label(cls) -> str:
+        """Name the suite in a report: what ``name`` says, else the class."""
+        return cls.name or cls.__name__.removeprefix("Test")
+
+    @classmethod
+    def order(cls) -> list[tuple[str, str]]:
+        """Give the tests by name in the order in which they are written, each with the promise that it holds."""
         found = {name: getattr(cls, name) for name in dir(cls) if name.startswith("test_")}
         tests = {name: test for name, test in found.items() if test is not None}  # None: does not apply
-        unknown = sorted(set(cls.limits) - set(tests))
+        ordered = sorted(tests, key=lambda name: tests[name].__code__.co_firstlineno)
+        return [(name, (tests[name].__doc__ or name).splitlines()[0]) for name in ordered]
+
+    @classmethod
+    def promises(cls) -> list[tuple[str, str]]:
+        """Give each promise, as its test says it, and how it is kept: ``yes``, or what holds instead, and why."""
+        order = cls.order()
+        unknown = sorted(set(cls.limits) - {name for name, _ in order})
         _check(not unknown, f"limits name tests that do not exist: {unknown}")
-        order = sorted(tests, key=lambda name: tests[name].__code__.co_firstlineno)
-        return [((tests[name].__doc__ or name).splitlines()[0], cls.limits.get(name, "yes")) for name in order]
+        return [(promise, cls.limits.get(name, "yes")) for name, promise in order]
 
     @classmethod
     def table(cls) -> str:
@@ -230,7 +250,7 @@ class Conformance:
 
     def _model(self) -> nn.Module:
         torch.manual_seed(1)
-        return self.model()
+        return self.model().to(self.device)
 
     def _fit(
         self, *, run: str | None = None, model: nn.Module | None = None, fresh: bool = True, **settings: Any
@@ -240,8 +260,19 @@ class Conformance:
             forget_compiled_code()
         model = self._model() if model is None else model
         batches = settings.pop("batches", None) or self.batches(self.steps)
+        settings["validation"] = placed(settings.get("validation", ()), self.device)
         torch.manual_seed(2)
-        return self.fit(Task(model=model, batches=batches, run=run, **settings))
+        return self.fit(
+            Task(model=model, batches=placed(batches, self.device), run=run, device=self.device, **settings)
+        )
+
+    def _eager(self, **settings: Any) -> Fitted:
+        """Fit eagerly; what many tests compare with is fitted once a suite."""
+        kept = _eager_fits[type(self)]
+        key = tuple(sorted(settings.items()))
+        if key not in kept:
+            kept[key] = self._fit(**settings)
+        return kept[key]
 
     @contextlib.contextmanager
     def _folder(self) -> Iterator[Path]:
@@ -249,7 +280,7 @@ class Conformance:
             yield Path(folder)
 
     def _compiles_as_eager(self, **settings: Any) -> None:
-        eager = self._fit(**settings)
+        eager = self._eager(**settings)
         with watch() as seen:
             ours = self._fit(run=self.run, **settings)
         _check(any(isinstance(one, ev.Compiled) for one in seen), f"nothing was compiled: {said(ours)}")
@@ -265,7 +296,7 @@ class Conformance:
         self._same(eager, ours)
 
     def _survives(self, stage: Stage, *, after: int) -> None:
-        eager = self._fit()
+        eager = self._eager()
         with planted_failure(stage, after=after) as planted, watch() as seen:
             ours = self._fit(run=self.run, fresh=False)
         _check(planted.fired > 0, f"nothing failed in {stage}, so nothing was tested")

@@ -68,6 +68,7 @@ class Task:
         run: what hotloop is asked for; None for the framework's own eager run, without hotloop.
         save: where to write a checkpoint when the fit has ended; None for none.
         resume: a checkpoint to go on from; None to begin.
+        device: where model and batches are, and the fit has to run: ``"cpu"`` or ``"cuda"``.
     """
 
     model: nn.Module
@@ -78,6 +79,7 @@ class Task:
     run: str | None = None
     save: Path | None = None
     resume: Path | None = None
+    device: str = "cpu"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,6 +109,15 @@ def flat(nested: Any, prefix: str = "") -> dict[str, Any]:
         return {prefix: nested}
     items = nested.items() if isinstance(nested, dict) else enumerate(nested)
     return {path: value for key, one in items for path, value in flat(one, f"{prefix}.{key}").items()}
+
+
+def placed(value: Any, device: str) -> Any:
+    """Give a nest of tensors on a device, in the same form."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, dict):
+        return {key: placed(one, device) for key, one in value.items()}
+    return type(value)(placed(one, device) for one in value) if isinstance(value, list | tuple) else value
 
 
 def said(fitted: Fitted) -> str:

@@ -20,7 +20,7 @@ from hotloop.train.rehearse import without_graphs
 from hotloop.train.settings import CompileSettings, ComponentSettings, PresetSettings, Settings
 
 if TYPE_CHECKING:
-    from hotloop.train.rehearse import Rehearsal
+    from hotloop.train.rehearse import OwnRehearsal, Rehearsal
 
 STEADY_STEPS = 10
 """Compiled steps without a compile in them that are timed before a speed-up is stated."""
@@ -39,9 +39,11 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
         ConfigError: a preset or component that does not exist, with the nearest that do.
     """
     chosen, known = settings.compile, tuple(components)
+    nothing = ComponentSettings(training="none", inference="none")
     own = {name: presets.from_mapping(name, _given(one)) for name, one in chosen.presets.items()}
     for name in chosen.components:
-        if name not in known:
+        # The shipped settings name the loss for all recipes, those without a part of this name too.
+        if name not in known and (name, chosen.components[name]) != ("loss", nothing):
             raise ConfigError(f"compile.components.{name}: no such component; {nearest(name, known)}")
 
     def find(setting: str, name: str) -> Preset:
@@ -105,7 +107,7 @@ class Compiling:
         settings: Settings,
         parts: dict[str, Any],
         say: Callable[[str], None],
-        rehearsal: Callable[[], Rehearsal] | None = None,
+        rehearsal: Callable[[], Rehearsal | OwnRehearsal] | None = None,
     ) -> None:
         self.chosen, self.settings, self.parts, self._say, self._rehearsal = chosen, settings, parts, say, rehearsal
         self._left_eager: dict[str, dict[str, Any]] = {}
@@ -185,7 +187,7 @@ class Compiling:
         return list(events)
 
     def validating(self) -> contextlib.AbstractContextManager[None]:
-        """Surround a validation, which runs in ``compile.inference``."""
+        """Surround what runs without gradients between the steps, such as a validation, in ``compile.inference``."""
         return contextlib.nullcontext()
 
     def status(self) -> dict[str, dict[str, Any]]:
@@ -260,7 +262,10 @@ class Compiling:
             self._say(line)
 
     def _names(self) -> str:
-        return ", ".join(f"{name} ({training.name})" for name, (training, _) in self.chosen.items())
+        def named(training: Preset, inference: Preset) -> str:
+            return training.name if training.backend != "eager" else f"{inference.name}, in inference alone"
+
+        return ", ".join(f"{name} ({named(*both)})" for name, both in self.chosen.items())
 
 
 def _parameters(parts: Mapping[str, Any]) -> Iterator[torch.nn.Parameter]:
@@ -297,7 +302,8 @@ def arguments(settings: CompileSettings) -> dict[str, Any]:
 
 def problems(name: str, status: Any) -> list[str]:
     """Say in the lines that people look for what of a component does not run as asked, and why."""
-    if status.state == "pending" or (status.state == "compiled" and status.running == status.requested):
+    asked = status.inference if status.requested == "none" else status.requested  # compiled for one of both alone
+    if status.state == "pending" or (status.state == "compiled" and status.running == asked):
         return []
     label = f"{name}: " if name else ""
     if any(cause.stage == "disabled" for cause in status.causes):
@@ -305,7 +311,7 @@ def problems(name: str, status: Any) -> list[str]:
     reasons = [_reason(cause) for cause in status.causes] or ["no cause is known"]
     if status.running == "none":
         return [f"{PREFIX} Compilation failed: {label}{reason}. Running in eager mode." for reason in reasons]
-    if status.running != status.requested:
+    if status.running != asked:
         return [
             f"{PREFIX} Compilation failed: {label}{reason}. Running in preset {status.running}." for reason in reasons
         ]

@@ -15,18 +15,19 @@ from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.step.preview import generators_of
 from hotloop.step.workload import arguments
-from hotloop.train import checkpoint, configure, environment, failures
+from hotloop.train import checkpoint, compiling, configure, environment, failures
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan
 from hotloop.train.fit import Live, Outcome
 from hotloop.train.interrupt import Interrupt
-from hotloop.train.own_task import OwnTask, judge, loss_of
+from hotloop.train.own_task import OwnTask, by_model, figures_of, judge, loss_of
+from hotloop.train.rehearse import OwnRehearsal
 from hotloop.train.tracking import Tracking
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -47,6 +48,7 @@ def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
     with contextlib.ExitStack() as stack:
         record = stack.enter_context(RunRecord(start.folder))
         record.update("settings", **configure.to_dict(start.settings))
+        record.update("measurements", **task.context)
         record.update("environment", **machine.describe(task.device))
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(hotloop.watch()) if chosen or auto else []
@@ -77,12 +79,13 @@ class _Fitting:
         self.events, self.seen = live.events, len(live.events)
         self.parts: dict[str, Any] = dict(task.workload.models())
         self.automatic = self.make_automatic() if self.training.optimization.use_torch_compile == "auto" else None
-        plan = dict.fromkeys(self.parts, chosen["model"]) if "model" in chosen else {}
-        self.compiling = self.automatic or Compiling(plan, self.settings, self.parts, display.say)
-        self.account = Account(self.record, {})
+        self.compiling = self.automatic or Compiling(
+            by_model(chosen, task.workload), self.settings, self.parts, display.say, self.rehearsal()
+        )
+        self.account = Account(self.record, task.per_step)
         self.tracking = Tracking(start, self.record, display.say)
         self.epoch_began: dict[str, Any] = {}
-        self.exhausted = False
+        self.exhausted, self.ready_seconds = False, 0.0
         self.optimizers = list(task.workload.holdings().optimizers.values())
         self.untouched: list[float] | None = self.weights()
 
@@ -91,9 +94,17 @@ class _Fitting:
         workload = self.task.workload
         loop = hotloop.Loop(
             workload.model, workload.optimizer, state=workload.state, run="auto", total_steps=self.total,
-            runs=max(1.0, self.start.within.runs), workload=self.task.name, record=self.record,
+            runs=max(1.0, self.start.within.runs), workload=self.task.factory, record=self.record,
         )  # fmt: skip
         return Automatic(self.settings, self.parts, self.display.say, loop, workload.step)
+
+    def rehearsal(self) -> Callable[[], OwnRehearsal] | None:
+        """Give what tries CUDA graphs on a program made anew before they are turned on; None where it cannot be."""
+        task, more = self.task, compiling.arguments(self.settings.compile)
+        if task.make is None:
+            return None
+        make, models = task.make, task.workload.models()
+        return lambda: OwnRehearsal(make=make, models=models, device=task.device, more=more, events=self.events)
 
     def run(self) -> Outcome:
         """Train to the end, or until somebody interrupts."""
@@ -148,7 +159,7 @@ class _Fitting:
                 generator.set_state(state)
         else:
             self.epoch_began = {"random": now, "loader": [one.get_state() for one in self.generators()]}
-        source, self.exhausted = self.task.workload.epoch(), False
+        source, self.exhausted = self.task.workload.read(), False
         for _ in range(at.step_in_epoch):
             next(source, None)
         if at.step_in_epoch:
@@ -158,12 +169,20 @@ class _Fitting:
             if batch is _NO_MORE:
                 self.exhausted = True
                 break
-            yield batch
+            yield self.ready(batch)
         if self.exhausted and not at.step_in_epoch:
             raise ConfigError(
                 f"recipe={self.task.name}: there are no batches in epoch {at.epoch + 1}: give the Workload a list, a "
                 "DataLoader, or a function that makes an iterable"
             )
+
+    def ready(self, batch: Any) -> Any:
+        """Make a batch ready for its step, outside of it."""
+        began = time.perf_counter()
+        with self.compiling.validating():
+            ready = self.task.workload.ready(batch)
+        self.ready_seconds = time.perf_counter() - began
+        return ready
 
     def generators(self) -> list[torch.Generator]:
         """Give the generators of a loader that has its own."""
@@ -183,12 +202,15 @@ class _Fitting:
         workload = self.task.workload
         result = self.automatic.step(*arguments(batch)) if self.automatic else workload.run(batch)
         loss = loss_of(result)  # waits for the device, behind the step, where the step gives a loss
+        others = figures_of(result)
         seconds = time.perf_counter() - began
         events = self.new_events()
         self.compiling.after_step(seconds, 1, events)
         self.position.step += 1
         self.position.step_in_epoch += 1
-        found = {} if loss is None else {"loss": loss}
+        found = {**({} if loss is None else {"loss": loss}), **others}
+        if workload.before is not None:
+            found["ready_seconds"] = self.ready_seconds
         entry = {
             "step": self.position.step, "seconds": seconds, **found, "learning_rate": rate,
             "running": self.compiling.running,
@@ -284,6 +306,7 @@ class _Fitting:
             "model": {name: model.state_dict() for name, model in models.items()},
             "others": {name: one.state_dict() for name, one in states.items() if name not in models},
             "position": dataclasses.asdict(self.position),
+            "data": self.task.fingerprint,
             "epoch_began": self.epoch_began,
             "random": checkpoint.random_state(),
             "settings": configure.to_dict(self.settings),
@@ -326,4 +349,7 @@ class _Fitting:
         at, seconds = self.position, time.monotonic() - self.began
         measured = dict(self.record.document["measurements"])
         components, notes = self.compiling.status(), tuple(self.compiling.summary())
-        return Outcome(status, self.folder, at.step, at.best_step, at.best, components, measured, seconds, notes)
+        remarks = tuple(self.task.remarks(components))
+        return Outcome(
+            status, self.folder, at.step, at.best_step, at.best, components, measured, seconds, notes, remarks
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Mapping, Sized
+from collections.abc import Callable, Mapping, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,18 +14,41 @@ from hotloop.train import checkpoint
 
 if TYPE_CHECKING:
     from hotloop.step import Workload
+    from hotloop.train.compiling import Plan
     from hotloop.train.settings import TrainingSettings
     from hotloop.train.task import Goal
 
+_TAKEN = {"loss", "step", "seconds", "learning_rate", "running", "gradient_norm", "ready_seconds"}
+"""Names that an entry of the record has anyway."""
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class OwnTask:
-    """A program to train: its name, what it made, which validation is its best, and where it computes."""
+    """A program to train.
+
+    Args:
+        name: of the program or the recipe.
+        workload: what it made.
+        device: where it computes.
+        goal: which validation is its best.
+        make: makes it anew, for what is tried on a copy of it; None where it cannot be.
+        factory: the name by which another process makes it anew.
+        fingerprint: tells other data apart: no run is resumed on them. Empty where that is the program's own affair.
+        per_step: what a step takes, and how many of it.
+        context: what needs no training, by name: measurements for the record.
+        remarks: gives the lines to say at the end, by the components' status.
+    """
 
     name: str
     workload: Workload
-    goal: Goal | None
     device: torch.device
+    goal: Goal | None = None
+    make: Callable[[], Workload] | None = None
+    factory: str | None = None
+    fingerprint: str = ""
+    per_step: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    context: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    remarks: Callable[[Mapping[str, Any]], list[str]] = lambda _: []
 
     def checked(self, training: TrainingSettings) -> str:
         """Say what the program is, once it is one that can be trained, saved and resumed.
@@ -98,6 +121,21 @@ class OwnTask:
             checkpoint.fit_weights(model, weights[name], f"{self.name} ({name})")
 
 
+def components(workload: Workload) -> tuple[str, ...]:
+    """Give the names by which ``compile.components`` knows a program's models.
+
+    Those of a mapping have their own; one, or several without names, are ``model``.
+    """
+    return tuple(workload.models()) if isinstance(workload.model, Mapping) else ("model",)
+
+
+def by_model(chosen: Plan, workload: Workload) -> Plan:
+    """Give a plan for the components of a program as one for its models."""
+    if isinstance(workload.model, Mapping) or "model" not in chosen:
+        return chosen
+    return dict.fromkeys(workload.models(), chosen["model"])
+
+
 def judge(workload: Workload) -> dict[str, float]:
     """Give the program's metrics; each model is left in the mode, training or evaluation, that it was in.
 
@@ -123,6 +161,16 @@ def loss_of(result: Any) -> float | None:
     if isinstance(found, torch.Tensor):
         found = found.detach()
     return float(found) if found is not None and _is_number(found) else None
+
+
+def figures_of(result: Any) -> dict[str, float]:
+    """Give the other figures of a step that returned a mapping: each number, or tensor of one, by its name."""
+    if not isinstance(result, Mapping):
+        return {}
+    others = {name: value for name, value in result.items() if name not in _TAKEN and _is_number(value)}
+    return {
+        str(name): float(value.detach() if isinstance(value, torch.Tensor) else value) for name, value in others.items()
+    }
 
 
 def _is_number(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -58,28 +58,8 @@ class Rehearsal:
         Only modules are rehearsed: a loss that is a function stays as written. The run's random numbers are left alone.
         """
         names = [name for name in plan if isinstance(self.parts[name], torch.nn.Module)]
-        chosen = {f"model[{place}]": plan[name] for place, name in enumerate(names)}
-        settings, random = Settings(chosen=chosen, more=self.more), RandomState([self.batches[0].labels.device])
-        observed = len(self.events)
-        try:
-            found = rehearse(lambda: self._workload(names), settings, ROUNDS, CALLS)
-        except Exception as error:  # noqa: BLE001 - whatever keeps it from being tried, the run goes on eager
-            _log.warning("CUDA graphs could not be tried on a copy of the model, and stay off", exc_info=True)
-            return f"it could not be tried on a copy of the model: {describe(error)}"
-        finally:
-            random.restore()
-            self._take_out(observed, chosen)
-        failing = next((one for one in found.findings if one.fails), None)
-        said = "" if failing is None else f"{failing.kind}: {failing.what}"
-        for place, name in enumerate(names):
-            said = said.replace(f"model[{place}]", name)
-        return said
-
-    def _take_out(self, observed: int, components: Container[str]) -> None:
-        """Drop the events of these components; what else was observed meanwhile, in other threads, is the run's."""
-        for index in reversed(range(observed, len(self.events))):  # one by one: others may append at any time
-            if (self.events[index].component or "") in components:
-                del self.events[index]
+        chosen = {name: plan[name] for name in names}
+        return tried(lambda: self._workload(names), chosen, self.more, self.batches[0].labels.device, self.events)
 
     def _workload(self, names: Sequence[str]) -> Workload:
         """Give a copy of the run's training, which begins at the run's own state."""
@@ -103,7 +83,59 @@ class Rehearsal:
             model.train()
             return output
 
-        return Workload(list(parts.values()), optimizer, step, list(self.batches), infer=infer)
+        modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+        return Workload(modules, optimizer, step, list(self.batches), infer=infer)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnRehearsal:
+    """What a rehearsal of a user's own program trains: one made anew, with the weights of the run's.
+
+    Args:
+        make: makes the program anew.
+        models: the run's, by name.
+        device: where they compute.
+        more: arguments of `hotloop.compile` besides the presets.
+        events: of the run, as they are observed; those of the program that is tried are taken out again.
+    """
+
+    make: Callable[[], Workload]
+    models: Mapping[str, torch.nn.Module]
+    device: torch.device
+    more: Mapping[str, Any]
+    events: list[Event]
+
+    def unsafe(self, plan: Plan) -> str:
+        """Say why the presets with CUDA graphs of a plan are not safe here; empty where they are."""
+        return tried(self._workload, plan, self.more, self.device, self.events)
+
+    def _workload(self) -> Workload:
+        workload = self.make()
+        for name, model in workload.models().items():
+            model.load_state_dict(self.models[name].state_dict())
+        return workload
+
+
+def tried(
+    make: Callable[[], Workload], chosen: Plan, more: Mapping[str, Any], device: torch.device, events: list[Event]
+) -> str:
+    """Try presets with CUDA graphs on programs made for it; says why they are not safe, and nothing where they are.
+
+    The run's random numbers are left alone, and so are the events that were observed of anything else.
+    """
+    random, observed = RandomState([device]), len(events)
+    try:
+        found = rehearse(make, Settings(chosen=chosen, more=more), ROUNDS, CALLS)
+    except Exception as error:  # noqa: BLE001 - whatever keeps it from being tried, the run goes on eager
+        _log.warning("CUDA graphs could not be tried on a copy of the model, and stay off", exc_info=True)
+        return f"it could not be tried on a copy of the model: {describe(error)}"
+    finally:
+        random.restore()
+        for index in reversed(range(observed, len(events))):  # one by one: other threads may append at any time
+            if (events[index].component or "") in chosen:
+                del events[index]
+    failing = next((one for one in found.findings if one.fails), None)
+    return "" if failing is None else f"{failing.kind}: {failing.what}"
 
 
 def without_graphs(plan: Plan, device: str) -> Plan:

@@ -147,6 +147,27 @@ class DiffusionSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FocusSettings:
+    """The texts, the working context and the networks of the recipe `focus`."""
+
+    files: int = _range(1)
+    vocabulary: int = _range(257, 65536)
+    documents: int = _range(1)
+    held_out: int = _range(1)
+    blocks: int = _range(2)
+    protected: int = _range(1)
+    budget: int = _range(64)
+    contexts: int = _range(3)
+    rounds: int = _range(1)
+    edits: int = _range(1)
+    hidden_size: int = _range(8)
+    layers: int = _range(1)
+    heads: int = _range(1)
+    lens_size: int = _range(8)
+    lens_layers: int = _range(1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class OptimizationSettings:
     """What makes steps faster."""
 
@@ -314,6 +335,7 @@ class Settings:
     language: LanguageSettings
     pictures: PicturesSettings
     diffusion: DiffusionSettings
+    focus: FocusSettings
     training: TrainingSettings
     compile: CompileSettings
     kfold: KfoldSettings
@@ -331,12 +353,17 @@ class Settings:
             )
         if len(self.data.delimiter) != 1:
             raise ConfigError(f"data.delimiter={self.data.delimiter!r}: expected one character, such as ',' or ';'")
-        for group, net in (("digits", self.digits), ("language", self.language)):
+        for group, net in (("digits", self.digits), ("language", self.language), ("focus", self.focus)):
             if net.hidden_size % net.heads:
                 raise ConfigError(
                     f"{group}.hidden_size={net.hidden_size} cannot be shared by {group}.heads={net.heads}: "
                     "expected a multiple of it"
                 )
+        if (self.focus.blocks - self.focus.protected) % self.focus.documents:
+            raise ConfigError(
+                f"focus.documents={self.focus.documents} cannot share focus.blocks={self.focus.blocks} less "
+                f"focus.protected={self.focus.protected}: expected a divisor of the difference"
+            )
         if not self.model.name.strip():
             raise ConfigError("model.name is empty: expected a folder, a hub name or minilm-l6")
         asked = str(self.training.optimization.use_torch_compile).lower()

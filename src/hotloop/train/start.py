@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 SETTINGS = "settings.yaml"
 _FIXED = (
-    "recipe", "data", "model", "digits", "language", "pictures", "diffusion", "training.freeze_embeddings", "kfold",
-    "run.seed",
+    "recipe", "data", "model", "digits", "language", "pictures", "diffusion", "focus",
+    "training.freeze_embeddings", "kfold", "run.seed",
 )  # fmt: skip
 """What a resumed run cannot change: its batches and its parameters would be others."""
 

@@ -12,17 +12,22 @@ from hotloop.train import configure
 if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
-SOME = ("data", "model", "digits", "language", "pictures", "diffusion", "training.freeze_embeddings", "recipe.goal")
+SOME = (
+    "data", "model", "digits", "language", "pictures", "diffusion", "focus", "training.freeze_embeddings",
+    "recipe.goal",
+)  # fmt: skip
 """Settings and groups of them that only some recipes read; the fit loop reads all others."""
 READS: Mapping[str, tuple[str, ...]] = {
     "criteria": ("data", "model", "training.freeze_embeddings"),
     "digits": ("data.sample_size", "data.validation_fraction", "model.dropout", "digits"),
     "language": ("data.sample_size", "data.validation_fraction", "model.dropout", "language"),
     "diffusion": ("data.sample_size", "data.validation_fraction", "pictures", "diffusion"),
+    "focus": ("data.validation_fraction", "focus"),
     "workload": ("recipe.goal",),
 }
 """Those of `SOME` that each recipe reads: settings, or groups of them."""
 NOT_READ: Mapping[str, tuple[str, ...]] = {
+    "focus": ("training.gradient_accumulation", "compile.components.loss"),
     "workload": (
         "kfold",
         "compile.components.loss",
@@ -41,7 +46,7 @@ NOT_READ: Mapping[str, tuple[str, ...]] = {
                 "optimization.use_fp16",
             )
         ),
-    )
+    ),
 }
 """What a program of one's own decides itself, though other recipes read it."""
 

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from hotloop._torch.module import get_entry
-from hotloop.apply import compiled_by_torch
+from hotloop.apply import compiled_by_torch, metric_updated_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,6 +51,8 @@ def _of_the_module(module: pl.LightningModule) -> Iterator[str]:
         yield "manual optimization: training_step steps the optimizers itself, with the Trainer's counters in between"
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
         yield "training_step takes the dataloader_iter: what it reads in a step is not known before"
+    if updated := metric_updated_by(module, "training_step"):
+        yield f"{updated}: it would count a step twice that runs twice"
     for name in ("optimizer_step", "optimizer_zero_grad"):
         if is_overridden(name, module):
             yield f"{type(module).__name__}.{name} is overridden"

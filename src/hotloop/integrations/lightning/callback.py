@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 
 from hotloop.control import compile as compile_in_place
 from hotloop.control import status, uncompile
@@ -55,6 +56,8 @@ class HotLoop(pl.Callback):
         self._owned: OwnedStep | None = None
         self._compiled: pl.LightningModule | None = None
         self._logging: Shadows | None = None
+        self._given = False
+        """The user compiled the module."""
         self._why: list[str] = []
         self._hints: list[str] = []
         self._last: tuple[LoopStatus | None, Status | None, RunRecord | None] = (None, None, None)
@@ -86,24 +89,41 @@ class HotLoop(pl.Callback):
     # -- what the Trainer calls ------------------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Decide who owns the step, before the strategy wraps the module; compile it in place where nobody does."""
+        """Decide who owns the step, before the strategy wraps the module."""
         self._take_off()
-        self._why, self._hints, self._last = [], [], (None, None, None)
+        self._why, self._hints, self._last, self._given = [], [], (None, None, None), False
         if given := compiled_by_user(pl_module):
             self._why.append(f"{given}: taken as it is")
             self._hints.append(_AS_GIVEN)
+            self._given = True
             self._keep_logging_out(pl_module)
         elif stage == "fit":
             self._why += why_not(trainer, pl_module)
-        if stage == "fit" and not self._why:
-            return  # the loop is made when the optimizer exists
         self._say()
-        if not given:
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compile the module in place where no loop will own the step: the strategy has wrapped and sharded it now."""
+        if self._why and not self._given:
+            self._compile_in_place(pl_module)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compile the module in place for ``trainer.validate``; in a fit it is compiled already, or a loop's."""
+        if trainer.state.fn != TrainerFn.FITTING and not self._given:
+            self._compile_in_place(pl_module)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compile the module in place for ``trainer.test``."""
+        if not self._given:
+            self._compile_in_place(pl_module)
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compile the module in place for ``trainer.predict``."""
+        if not self._given:
             self._compile_in_place(pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Hand the step to a loop, now that optimizer and checkpoint are there."""
-        if self._compiled is not None or self._why:
+        if self._why:
             return
         self._why += why_not_with(trainer.optimizers)
         if self._why:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop.control import method_of
 from hotloop.integrations.lightning.shadow import Shadows, own_method
 from hotloop.step import Loop
 
@@ -178,7 +179,7 @@ class OwnedStep:
     def _training_step_given(self, *args: Any) -> Any:
         """The module's own training_step inside the loop's step, what that gave when the Trainer's closure asks."""
         if self._inside or self._result is None:  # a batch for which no optimizer step is asked: weight averaging's
-            return self._training_step(*args)
+            return method_of(self._module, "training_step")(*args)
         output, logged = self._result
         for method, values, settings in logged:
             own_method(self._module, method)(*values, **settings)

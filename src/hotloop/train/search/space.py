@@ -33,6 +33,7 @@ CHANGES_CODE = (
     "language",
     "pictures",
     "diffusion",
+    "focus",
     "training.batch_size",
     "training.freeze_embeddings",
     "training.optimization.use_bf16",
@@ -118,12 +119,6 @@ def parse(settings: Settings) -> Space:
     problems: list[str] = []
     found = [_searched(name, given, problems) for name, given in _leaves(settings.hpo.space, "", problems)]
     searched = [one for one in found if one]
-    problems += [
-        f"hpo.space.{one.name}: recipe={settings.recipe.name} decides that itself, and does not read the setting: set "
-        f"hpo.space.{one.name}=null (docs/recipes.md)"
-        for one in searched
-        if unread.by_program(settings, one.name)
-    ]
     if not searched and not problems:
         such = "num_epochs" if unread.by_program(settings, "training.learning_rate") else "learning_rate"
         problems.append(f"hpo.space is empty: expected a setting to vary, such as training.{such}")

@@ -1,0 +1,203 @@
+"""Lightning's Trainer, and Fabric, in two processes: run as ``python lightning_program.py FOLDER RANK PORT``; prints JSON."""
+
+import gc
+import json
+import os
+import sys
+import warnings
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric import strategies as of_fabric
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch import distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+import hotloop
+from hotloop import events as ev
+from hotloop.integrations.fabric import setup
+from hotloop.integrations.lightning import HotLoop
+from hotloop.testing.fitting import small_batches
+
+warnings.simplefilter("ignore")
+FOLDER, RANK, PORT = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+os.environ |= {
+    "RANK": str(RANK),
+    "LOCAL_RANK": str(RANK),
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+}
+os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": PORT, "TORCHELASTIC_RUN_ID": "none"}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.widen, self.narrow = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x):
+        return x + self.narrow(self.widen(x).relu())
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, ids):
+        x = self.embed(ids).mean(1)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Task(pl.LightningModule):
+    """Has a forward of its own, through which Lightning leads a step under DDP."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, ids):
+        return self.net(ids)
+
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        loss = F.cross_entropy(self(ids), labels)
+        self.log("train_loss", loss, batch_size=len(ids))
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        ids, labels = batch
+        self.log("val_loss", F.cross_entropy(self(ids), labels), batch_size=len(ids), sync_dist=True)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.125)
+
+
+class Sharded(Task):
+    """Each block gathers its own parameters, and the network the rest."""
+
+    def configure_model(self):
+        sharded(self.net, self.device_mesh)
+
+
+def sharded(net, mesh):
+    for block in net.blocks:
+        fully_shard(block, mesh=mesh["data_parallel"])
+    return fully_shard(net, mesh=mesh["data_parallel"])
+
+
+class Losses(pl.Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(float(outputs["loss"]))
+
+
+KINDS = {
+    "ddp": (Task, lambda: DDPStrategy(process_group_backend="gloo")),
+    "model-parallel": (
+        Sharded,
+        lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo"),
+    ),
+}
+
+
+def fit(kind, *callbacks):
+    module, strategy = KINDS[kind]
+    torch.manual_seed(1)
+    losses, batches = Losses(), small_batches(12)
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy=strategy(), max_epochs=2, callbacks=[losses, *callbacks], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+    )  # fmt: skip
+    mine, validation = batches[6 * RANK : 6 * RANK + 6], batches[:2]
+    trainer.fit(module(), DataLoader(mine, batch_size=None), DataLoader(validation, batch_size=None))
+    names = sorted(trainer.strategy.lightning_module_state_dict())
+    return losses.seen, {key: float(one) for key, one in trainer.callback_metrics.items()}, names
+
+
+def with_fabric(kind, how):
+    """Train a few steps, compiled before Fabric sets the model up, after it, by our `setup` in or over the wrapper."""
+    two = {"data_parallel_size": 2, "tensor_parallel_size": 1, "process_group_backend": "gloo"}
+    ddp = of_fabric.DDPStrategy(process_group_backend="gloo")
+    fabric = Fabric(
+        accelerator="cpu", devices=2,
+        strategy=ddp if kind == "ddp" else of_fabric.ModelParallelStrategy(sharded, **two),
+    )  # fmt: skip
+    fabric.launch()
+    torch.manual_seed(1)
+    net = Net()
+    if how == "before":
+        hotloop.compile(net, "aot_eager")
+    if how in ("in", "over"):
+        model = setup(fabric, net, preset="aot_eager", reapply=how == "over")
+    else:
+        model = fabric.setup_module(net)
+    if how == "after":
+        hotloop.compile(model, "aot_eager")
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.125))
+    losses = []
+    for ids, labels in small_batches(12)[RANK::2]:
+        loss = F.cross_entropy(model(ids), labels)
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, sorted(model.state_dict()), next(iter(hotloop.status(model).components.values()))
+
+
+def fabrics():
+    told = {}
+    for kind, ways in (("ddp", ("before", "after", "in", "over")), ("model-parallel", ("after", "in"))):
+        eager = with_fabric(kind, None)
+        for how in ways:
+            torch.compiler.reset()
+            ours = with_fabric(kind, how)
+            told[f"{kind}, {how}"] = {
+                "same": torch.allclose(torch.tensor(ours[0]), torch.tensor(eager[0]), rtol=1e-5, atol=1e-6),
+                "names": ours[1] == eager[1],
+                "state": ours[2].state,
+                "graphs": ours[2].frames_compiled,
+                "breaks": ours[2].graph_breaks,
+            }
+            gc.collect()
+    return told
+
+
+def main():
+    told = {"fabric": fabrics()}
+    for kind in KINDS:
+        eager = fit(kind)
+        torch.compiler.reset()
+        hot = HotLoop(run="aot_eager")
+        with hotloop.watch() as events:
+            ours = fit(kind, hot)
+        told[kind] = {
+            "same": torch.allclose(torch.tensor(ours[0]), torch.tensor(eager[0]), rtol=1e-5, atol=1e-6),
+            "metrics": [ours[1], eager[1]],
+            "names": [ours[2], eager[2]],
+            "losses": ours[0],
+            "compiles": sum(isinstance(one, ev.Compiled) for one in events),
+            "breaks": sum(isinstance(one, ev.GraphBreak) for one in events),
+            "state": hot.status().model.components["model"].state,
+            "graphs": hot.status().model.components["model"].frames_compiled,
+            "why": list(hot.status().why),
+        }
+        gc.collect()
+    print(json.dumps(told), flush=True)
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The *_step methods of a LightningModule are compiled as such, with what they log."""
+
+import copy
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torchmetrics
+from test_lightning import Sgd, fit, same
+from test_lightning_conformance import loader
+from torch.nn import functional as F
+
+import hotloop
+from hotloop import events as ev
+from hotloop.apply import step_methods
+from hotloop.control.methods import AGAIN
+from hotloop.integrations.lightning import HotLoop
+from hotloop.testing.fitting import SmallClassifier, inventory, small_batches
+
+pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
+
+
+class Logs(Sgd):
+    """Logs in the middle of its step, a number that is changed afterwards among it, and predicts."""
+
+    def training_step(self, batch, batch_idx):
+        logits, labels = self.net(batch[0]), batch[1]
+        loss = F.cross_entropy(logits, labels)
+        self.log("early", loss, on_epoch=True, batch_size=len(labels))
+        loss = loss + self.scaled(logits)
+        self.log_dict({"late": loss, "plain": 0.5}, batch_size=len(labels))
+        return {"loss": loss, "logits": logits.detach()}
+
+    def scaled(self, logits):
+        return logits.square().mean() / 4
+
+    def predict_step(self, batch, batch_idx):
+        return self.net(batch[0]).argmax(1)
+
+
+def compiles(events):
+    return sum(isinstance(one, ev.Compiled) for one in events)
+
+
+def test_a_step_that_logs_is_one_graph_compiled_before_fit_or_by_it():
+    eager = fit(Logs, epochs=2, validate=True)
+    with hotloop.watch() as before:  # fullgraph raises where a graph breaks
+        given = fit(
+            Logs, epochs=2, validate=True, wrap=lambda model: hotloop.compile(model, "aot_eager", fullgraph=True)
+        )
+    same(eager, given)
+    assert {"early_epoch", "late", "plain", "val_loss"} <= given[2].callback_metrics.keys()
+    hot = HotLoop(run="aot_eager")
+    with hotloop.watch() as by_fit:
+        same(eager, fit(Logs, hot, epochs=2, validate=True))
+    assert hot.status().owned
+    for events in (before, by_fit):
+        assert compiles(events) == 2, "training and validation"
+        assert not [one for one in events if isinstance(one, ev.GraphBreak | ev.Recompiled)]
+    part = hotloop.status(given[0]).components["model"]
+    assert part.modes["training"]["frames_compiled"] == 16
+    assert part.causes == ()
+
+
+def test_a_copy_has_plain_methods_and_what_is_taken_off_leaves_nothing():
+    torch.manual_seed(1)
+    model = Logs(SmallClassifier())
+    before = inventory(model)
+    hotloop.compile(model, "aot_eager")
+    copied = copy.deepcopy(model)
+    assert copied.training_step.__func__ is Logs.training_step
+    assert copied.training_step.__self__ is copied
+    hotloop.uncompile(model)
+    assert inventory(model) == before
+
+
+def test_predict_compiles_once_and_gives_eagers():
+    torch.manual_seed(1)
+    model, batches = Logs(SmallClassifier()).eval(), small_batches(3)
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
+    trainer = lambda *callbacks: pl.Trainer(accelerator="cpu", devices=1, callbacks=list(callbacks), **quiet)  # noqa: E731
+    eager = trainer().predict(model, loader(batches))
+    hot = HotLoop(run="aot_eager")
+    with hotloop.watch() as events:
+        again = trainer(hot)
+        found = again.predict(model, loader(batches)) + again.predict(model, loader(batches))
+    assert all(torch.equal(a, b) for a, b in zip(eager + eager, found, strict=True))
+    assert compiles(events) == 1
+    assert hot.status().model.components["model"].state == "compiled"
+
+
+class ReadsTheCounter(Logs):
+    def scaled(self, logits):
+        return logits.square().mean() / (4 + self.global_step)
+
+
+class HidesTheCounter(Logs):
+    def scaled(self, logits):
+        return logits.square().mean() / (4 + getattr(self, "global_" + "step"))
+
+
+@pytest.mark.parametrize("module", [ReadsTheCounter, HidesTheCounter])
+def test_a_step_that_reads_a_counter_is_left_to_its_modules(module):
+    eager = fit(module, batches=12)
+    with hotloop.watch() as events:
+        ours = fit(module, batches=12, wrap=lambda model: hotloop.compile(model, "aot_eager"))
+    same(eager, ours)
+    part = hotloop.status(ours[0]).components["model"]
+    assert "training_step itself stays eager" in part.causes[-1].reason
+    assert compiles(events) <= (1 if module is ReadsTheCounter else AGAIN + 3)
+    assert part.modes["training"]["frames_compiled"] == 12, "the network ran compiled in each step"
+
+
+def test_what_a_step_reads_is_told_by_its_attributes():
+    logger = print
+
+    class Globals(Logs):
+        def training_step(self, batch, batch_idx):
+            logger
+            return super().training_step(batch, batch_idx)
+
+    class Nested(Globals):
+        def scaled(self, logits):
+            return sum(logits.sum() * self.trainer.world_size for _ in range(1))
+
+    def why(module):
+        return step_methods(module(SmallClassifier()))["training_step"]
+
+    assert why(Globals) == ""
+    assert "self.trainer" in why(Nested)
+
+
+class Counts(Logs):
+    def __init__(self, net):
+        super().__init__(net)
+        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
+
+    def training_step(self, batch, batch_idx):
+        found = super().training_step(batch, batch_idx)
+        self.accuracy(found["logits"], batch[1])
+        self.log("accuracy", self.accuracy, on_epoch=True)
+        return found
+
+
+def test_a_step_that_updates_a_metric_counts_it_once_and_its_network_is_compiled():
+    eager, hot = fit(Counts, epochs=2), HotLoop(run="aot_eager")
+    same(eager, fit(Counts, hot, epochs=2))
+    assert "updates the metric self.accuracy" in str(hot.status())
+    part = hot.status().model.components["model"]
+    assert (part.state, part.modes["training"]["frames_compiled"]) == ("compiled", 16)
+
+
+def test_a_loop_of_ones_own_around_a_training_step():
+    """What the loop puts in front of methods is no state of the program's."""
+    left = []
+    for run in (None, "aot_eager"):
+        torch.manual_seed(1)
+        model = Sgd(SmallClassifier())
+        model.log = lambda *args, **kwargs: None
+        optimizer = model.configure_optimizers()
+
+        def step(ids, labels, model=model, optimizer=optimizer):
+            loss = model.training_step((ids, labels), 0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        loop = hotloop.Loop(model, optimizer, run=run) if run else None
+        train_step = loop.step(step) if loop else step
+        torch.manual_seed(2)
+        losses = torch.stack([train_step(*batch) for batch in small_batches(12)])
+        left.append((losses, {name: one.clone() for name, one in model.state_dict().items()}))
+        if loop:
+            assert loop.status().tier == "aot_eager", loop.status()
+            loop.close()
+            assert "training_step" not in vars(model)
+    torch.testing.assert_close(left[0], left[1], rtol=1e-5, atol=1e-6)

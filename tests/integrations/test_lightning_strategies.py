@@ -1,0 +1,49 @@
+"""DDP and model-parallel strategies of Lightning's Trainer and of Fabric in two processes; FSDP refuses a CPU."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+
+PROGRAM = Path(__file__).with_name("lightning_program.py")
+
+
+def test_two_processes_train_as_eager_with_their_steps_compiled(tmp_path):
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(tmp_path), str(rank), port],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    done = [one.communicate(timeout=240) for one in running]
+    assert [one.returncode for one in running] == [0, 0], "\n".join(error[-3000:] for _, error in done)
+    for out, _ in done:
+        told = json.loads(out.strip().splitlines()[-1])
+        for how, one in told.pop("fabric").items():
+            graphs = 6 if how.startswith("ddp") else 12  # one a step, or one for each of its two blocks
+            assert one == {"same": True, "names": True, "state": "compiled", "graphs": graphs, "breaks": 0}, (how, one)
+        for kind, one in told.items():
+            assert one["same"], (kind, one)
+            assert one["metrics"][0] == pytest.approx(one["metrics"][1], rel=1e-5), kind
+            assert one["names"][0] == one["names"][1]
+            assert (one["state"], one["compiles"], one["breaks"]) == ("compiled", 2, 0), (kind, one)
+        # A step each of 12, and of validation 2 in the sanity check and 2 after each epoch; by blocks twice as many.
+        assert told["ddp"]["graphs"] == 18
+        assert told["model-parallel"]["graphs"] == 36
+        assert "DDPStrategy" in told["ddp"]["why"][0]
+        assert told["ddp"]["losses"] == pytest.approx(told["model-parallel"]["losses"], rel=1e-4)
+
+
+def test_fsdp_of_lightning_wants_a_gpu():
+    with pytest.raises(ValueError, match="FSDP"):
+        pl.Trainer(accelerator="cpu", devices=2, strategy="fsdp")

@@ -1,0 +1,249 @@
+"""The recipe `focus`: what it learns from, that it learns, that it is resumed and compiled, and what outlives a call."""
+
+import json
+import signal
+import types
+
+import pytest
+import torch
+
+import hotloop
+from hotloop import recipes, record
+from hotloop.errors import ConfigError, DataError, StaleOutputError
+from hotloop.recipes import focus
+from hotloop.testing import assert_outputs_owned, cudagraph_emulation
+from hotloop.train import checkpoint, configure, own_loop, start
+from hotloop.train.focus import allocator, program, texts
+from hotloop.train.focus.context import BLOCK
+
+SMALL = [*focus.TINY, "training.max_steps=6", "training.learning_rate=0.01"]
+ON = ["training.optimization.use_torch_compile=true", "compile.measure_eager_steps=0"]
+NETWORKS = ("model", "gist", "lens")
+
+
+@pytest.fixture(autouse=True)
+def _small_data(monkeypatch):
+    """Texts of random tokens in which far blocks return: what is read and cut has tests of its own."""
+    generator = torch.Generator().manual_seed(0)
+    found = torch.randint(257, (40, 7 * BLOCK), generator=generator)
+    found[:, -BLOCK:] = found[:, BLOCK : 2 * BLOCK]
+    sides = texts.Sides((texts.Document("a", "one"),), (texts.Document("b", "two"),))
+    monkeypatch.setattr(texts, "load", lambda _: sides)
+    data = program.Data(found[:32], found[32:])
+    monkeypatch.setattr(focus, "windows", lambda *_: (types.SimpleNamespace(count=257), data))
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Train a small one into ``folder``."""
+
+    def run(*settings, folder="run"):
+        return focus.train(start.prepare(["recipe=focus", *SMALL, f"run.folder={tmp_path / folder}", *settings]))
+
+    return run
+
+
+def load(folder, name="last.pt"):
+    return checkpoint.load(folder / "checkpoints" / name)
+
+
+def losses(folder):
+    return [one["loss"] for one in record.load(folder)["steps"]]
+
+
+def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, train):
+    outcome = train("training.max_steps=40", "training.num_epochs=5")
+    document = record.load(tmp_path / "run")
+    first, *_, last = document["steps"]
+    assert last["next_token"] < first["next_token"] - 0.3
+    assert last["loss"] == pytest.approx(last["next_token"] + last["preference"], rel=1e-5)
+    assert 0 <= last["agreement"] <= 1
+    assert last["ready_seconds"] > 0
+    assert outcome.best["loss"] == min(one["loss"] for one in document["metrics"])
+    assert outcome.best["loss"] < outcome.best["loss_random"] < outcome.best["loss_recency"]  # a far block returns
+    assert any(line.startswith("Nats a token at equal budget") for line in outcome.remarks)
+    kept = load(tmp_path / "run", "best.pt")
+    assert set(kept["model"]) == set(NETWORKS)
+    judged = focus.evaluate(configure.from_dict(kept["settings"]), kept["model"])
+    assert judged == pytest.approx(outcome.best, rel=1e-5)
+
+
+@pytest.mark.parametrize("stop", [2, 4])
+def test_interrupted_and_resumed_it_is_the_run_that_was_not(tmp_path, train, monkeypatch, stop):
+    more = ["training.num_epochs=2", "training.max_steps=10"]
+    train(*more, folder="whole")
+    whole = own_loop._Fitting.step
+
+    def acting(self, batch):
+        whole(self, batch)
+        if self.position.step == stop:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own_loop._Fitting, "step", acting)
+        assert train(*more).status == "interrupted"
+    assert focus.train(start.prepare([f"run.resume={tmp_path / 'run'}"])).status == "finished"
+    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+    rates = [[one["learning_rate"] for one in record.load(tmp_path / name)["steps"]] for name in ("run", "whole")]
+    assert rates[0] == rates[1]
+    ours, theirs = load(tmp_path / "run"), load(tmp_path / "whole")
+    assert ours["others"]["state[0]"] == theirs["others"]["state[0]"] == {"steps": 10}
+    for name in NETWORKS:
+        assert all(torch.equal(one, theirs["model"][name][key]) for key, one in ours["model"][name].items())
+
+
+def test_a_run_is_not_resumed_on_other_documents(tmp_path, train, monkeypatch):
+    train()
+    monkeypatch.setattr(texts, "load", lambda _: texts.Sides((), ()))
+    with pytest.raises(DataError, match="was trained on other data"):
+        focus.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
+
+
+def test_each_network_is_compiled_for_training_and_for_inference_apart(tmp_path, train, capsys):
+    train(folder="eager")
+    outcome = train(
+        *ON, "compile.components.model.training=none", "compile.components.lens.training=aot_eager",
+        "compile.components.gist.inference=aot_eager",
+    )  # fmt: skip
+    found = outcome.components
+    assert [found[name]["state"] for name in NETWORKS] == ["eager", "compiled", "compiled"]
+    assert [found["lens"]["modes"][mode]["compiles"] for mode in ("training", "inference")] == [1, 0]
+    assert [found["gist"]["modes"][mode]["compiles"] for mode in ("training", "inference")] == [0, 1]
+    lines = capsys.readouterr().out
+    assert "Compiling gist (aot_eager, in inference alone), lens (aot_eager)" in lines
+    assert "Compilation failed" not in lines
+    assert found["lens"]["graph_breaks"] == found["gist"]["graph_breaks"] == 0
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "eager"), rel=1e-5)
+
+
+def test_as_shipped_only_the_model_is_compiled():
+    settings = configure.load(["recipe=focus", *ON])
+    assert list(focus.compiling.plan(settings, focus.COMPONENTS)) == ["model"]
+
+
+def test_cuda_graphs_are_tried_on_a_program_made_anew_and_the_calls_are_counted(tmp_path, train):
+    train(folder="eager")
+    graphs = [f"compile.components.{name}.{mode}=reduce-overhead" for name in ("gist", "lens") for mode in MODES]
+    with cudagraph_emulation() as emulation:
+        outcome = train(*ON, "compile.components.model.training=none", *graphs)
+    document = record.load(tmp_path / "run")
+    assert emulation.overwritten == []
+    assert losses(tmp_path / "run") == losses(tmp_path / "eager")
+    lens, gist = (document["components"][name]["modes"] for name in ("lens", "gist"))
+    assert (lens["training"]["calls_per_step"], gist["training"]["calls_per_step"]) == ({"1": 6}, {"1": 6})
+    assert lens["training"]["shapes"] == {"12x104x32, 12x104, 12x104": 6}
+    assert list(lens["inference"]["shapes"]) == ["4x104x32, 4x104, 4x104"]  # the allocator's calls, for a batch at once
+    assert gist["inference"]["calls"] >= 5
+    assert lens["training"]["calls_in_backward"] == lens["inference"]["calls_in_backward"] == 0
+    said = "\n".join(outcome.remarks)
+    assert "Calls of lens in training: 1 (6 times) a step, 0 inside a backward, on 12x104x32" in said
+    assert "Calls of gist in inference" in said
+
+
+MODES = ("training", "inference")
+
+
+def test_cuda_graphs_that_are_not_safe_stay_off_and_the_record_says_why(tmp_path, train, monkeypatch):
+    monkeypatch.setattr(own_loop.OwnRehearsal, "unsafe", lambda self, plan: f"held: {', '.join(plan)}")
+    with cudagraph_emulation():
+        outcome = train(*ON, "compile.preset=none", "compile.components.lens.training=reduce-overhead")
+    lens = record.load(tmp_path / "run")["components"]["lens"]
+    assert (lens["requested"], lens["state"], lens["causes"][0]["stage"]) == ("reduce-overhead", "eager", "harness")
+    assert "held: lens" in lens["causes"][0]["reason"]
+    assert outcome.status == "finished"
+
+
+def test_with_auto_a_short_run_stays_eager_and_is_the_eager_one(tmp_path, train):
+    outcome = train("training.optimization.use_torch_compile=auto")
+    assert any("6 steps eager" in line for line in outcome.notes)
+    train(folder="eager")
+    assert losses(tmp_path / "run") == losses(tmp_path / "eager")
+
+
+def test_its_step_is_captured_as_one_piece():
+    from hotloop.testing import captured_step_emulation
+
+    def run(tier):
+        torch.manual_seed(0)
+        workload = focus.make()
+        loop = hotloop.Loop(workload.model, workload.optimizer, state=workload.state, run=tier, sentinel=0)
+        step, found = loop.step(workload.step), []
+        torch.manual_seed(1)
+        for batch, _ in zip(workload.endless(), range(12), strict=False):
+            found.append(float(step(*batch)["loss"]))
+        status = loop.status()
+        loop.close()
+        return found, status
+
+    eager, _ = run("eager")
+    with captured_step_emulation():
+        captured, status = run("eager+graph")
+    ran = {one.name: one.steps for one in status.tiers}
+    assert ran["eager+graph"] > 4, status
+    assert captured == pytest.approx(eager, rel=1e-5)
+
+
+def test_the_harness_passes_on_the_recipes_own_program():
+    found = hotloop.harness("hotloop.recipes.focus:make", "reduce-overhead", rounds=3, calls=2)
+    assert found.passed, found
+    assert {name: sorted(one["modes"]) for name, one in found.components.items()} == {
+        name: ["inference", "training"] for name in NETWORKS
+    }
+    assert any("gists" in str(one) for one in found.held)
+
+
+def reading(emulation=None, preset=None):
+    """Train three steps and read a text after each, with the small networks under plain torch.compile."""
+    torch.manual_seed(0)
+    workload = focus.make()
+    if emulation is not None:
+        for name in ("gist", "lens"):
+            workload.model[name].compile(backend=emulation.backend)
+    if preset is not None:
+        hotloop.compile({name: workload.model[name] for name in ("gist", "lens")}, preset)
+    torch.manual_seed(1)
+    found, kept = [], []
+    for batch, _ in zip(workload.endless(), range(3), strict=False):
+        found.append(workload.run(batch))
+        kept.append(workload.infer(*batch))
+    return [float(value) for told in found for value in told.values()] + [
+        one.sum().item() for each in kept for one in each
+    ]
+
+
+def test_every_score_that_is_kept_outlives_the_calls_after_it():
+    expected = reading()
+    with cudagraph_emulation() as emulation:
+        assert reading(emulation) == expected
+    assert emulation.overwritten == []
+    with cudagraph_emulation(), assert_outputs_owned():
+        assert reading(preset="reduce-overhead") == expected
+
+
+@pytest.mark.parametrize("where", [allocator, program], ids=["the scores of a context", "the allocator's cache"])
+def test_without_the_one_helper_the_emulation_finds_the_fault(monkeypatch, where):
+    without = types.SimpleNamespace(own=lambda output: output, harness=None)
+    monkeypatch.setattr(where, "hotloop", without)
+    with cudagraph_emulation() as emulation, pytest.raises(StaleOutputError, match=r"focus|test_train_focus"):
+        reading(emulation)
+    assert emulation.overwritten
+
+
+def test_settings_that_do_not_go_together_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"focus\.documents=3 cannot share focus\.blocks=6"):
+        configure.load(["recipe=focus", "focus.blocks=6"])
+    begun = start.prepare(["recipe=focus", "training.gradient_accumulation=2", f"run.folder={tmp_path / 'run'}"])
+    with pytest.raises(ConfigError, match=r"does not read training\.gradient_accumulation=2"):
+        focus.train(begun)
+    begun = start.prepare(["recipe=focus", "compile.components.lense.training=none", f"run.folder={tmp_path / 'run'}"])
+    with pytest.raises(ConfigError, match=r"components\.lense: no such component"):
+        focus.train(begun)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_recipe_is_known_and_its_record_is_plain(tmp_path, train):
+    train()
+    assert recipes.load("focus") is focus
+    document = record.load(tmp_path / "run")
+    assert document["measurements"]["budget"] == 104
+    json.dumps(document)

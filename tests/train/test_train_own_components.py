@@ -1,0 +1,159 @@
+"""A program of the user's own with several models: components by name, CUDA graphs tried first, and batches made ready."""
+
+import signal
+
+import pytest
+import torch
+
+import hotloop
+from hotloop import recipes, record
+from hotloop.errors import ConfigError
+from hotloop.testing import cudagraph_emulation
+from hotloop.train import checkpoint, own_loop, start
+
+PROGRAM = """
+import torch
+
+import hotloop
+
+
+class Rate:
+    def __init__(self, optimizer):
+        self.optimizer, self.steps = optimizer, 0
+
+    def advance(self):
+        self.optimizer.param_groups[0]["lr"] = 0.1 / (1 + self.steps)
+        self.steps += 1
+
+    def state_dict(self):
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        self.steps = state["steps"]
+
+
+def make():
+    first, second = torch.nn.Linear(4, 8), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    rate, x = Rate(optimizer), torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x), batch_size=4, shuffle=True)
+
+    def before(x):
+        rate.advance()
+        with torch.no_grad():
+            surest = int(second(first(x)).argmax())  # a choice that a captured step could not make
+        return x, torch.rand(len(x), 1) + x[surest].sum()
+
+    def step(x, target):
+        loss = (second(first(x)) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"loss": loss, "target": target.mean(), "many": len(x), "said": "nothing"}
+
+    return hotloop.Workload(MODELS, optimizer, step, loader, state=rate, before=before)
+"""
+NAMED = '{"first": first, "second": second}'
+ON = ["training.optimization.use_torch_compile=true", "compile.measure_eager_steps=0", "compile.preset=none"]
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Train the program into ``folder``."""
+
+    def run(*settings, folder="run", models=NAMED):
+        (tmp_path / "several.py").write_text(PROGRAM.replace("MODELS", models))
+        given = [f"recipe={tmp_path / 'several.py'}:make", "training.num_epochs=2", f"run.folder={tmp_path / folder}"]
+        begun = start.prepare([*given, *settings])
+        return recipes.load(begun.settings.recipe.name).train(begun)
+
+    return run
+
+
+def steps(folder):
+    return [{key: one[key] for key in ("loss", "target", "learning_rate")} for one in record.load(folder)["steps"]]
+
+
+def test_components_have_presets_of_their_own_by_name(tmp_path, train):
+    outcome = train(
+        *ON, "compile.components.second.training=aot_eager", "compile.components.second.inference=aot_eager"
+    )
+    assert {name: one["state"] for name, one in outcome.components.items()} == {"first": "eager", "second": "compiled"}
+    assert outcome.components["second"]["modes"]["inference"]["compiles"] == 1
+    train(folder="eager")
+    assert [one["loss"] for one in steps(tmp_path / "run")] == pytest.approx(
+        [one["loss"] for one in steps(tmp_path / "eager")], rel=1e-5
+    )
+
+
+def test_models_without_names_are_one_component(train):
+    outcome = train(*ON, "compile.components.model.training=aot_eager", models="(first, second)")
+    assert {one["state"] for one in outcome.components.values()} == {"compiled"}
+    with pytest.raises(ConfigError, match=r"components\.second: no such component"):
+        train("compile.components.second.training=none", folder="other", models="(first, second)")
+
+
+def test_a_component_that_there_is_none_of_is_refused(train):
+    with pytest.raises(ConfigError, match=r"compile\.components\.model: no such component.*first"):
+        train("compile.components.model.training=aot_eager")
+
+
+def test_cuda_graphs_are_tried_on_the_program_made_anew_with_the_weights_of_the_run(tmp_path, train, capsys):
+    train(folder="eager")
+    with cudagraph_emulation():
+        outcome = train(*ON, "compile.components.first.training=reduce-overhead")
+    assert (
+        "reduce-overhead: tried on copies of the model, training and inference, and safe here"
+        in capsys.readouterr().out
+    )
+    assert outcome.components["first"]["modes"]["training"]["calls_per_step"] == {"1": 12}
+    assert steps(tmp_path / "run") == steps(tmp_path / "eager")  # the trial has drawn none of the run's random numbers
+
+
+@pytest.mark.parametrize("stop", [2, 8])
+def test_a_batch_is_made_ready_once_and_a_resumed_run_is_the_one_that_was_not(tmp_path, train, monkeypatch, stop):
+    train(folder="whole")
+    rates = [one["learning_rate"] for one in steps(tmp_path / "whole")]
+    assert rates == pytest.approx([0.1 / (1 + step) for step in range(12)])
+    whole = own_loop._Fitting.step
+
+    def acting(self, batch):
+        whole(self, batch)
+        if self.position.step == stop:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(own_loop._Fitting, "step", acting)
+        assert train().status == "interrupted"
+    begun = start.prepare([f"run.resume={tmp_path / 'run'}"])
+    assert recipes.load(begun.settings.recipe.name).train(begun).status == "finished"
+    assert steps(tmp_path / "run") == steps(tmp_path / "whole")
+    ours, theirs = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("run", "whole"))
+    assert ours["others"]["state[0]"] == theirs["others"]["state[0]"] == {"steps": 12}
+    assert torch.equal(ours["model"]["first"]["weight"], theirs["model"]["first"]["weight"])
+
+
+def test_the_figures_of_a_step_are_in_the_record(tmp_path, train):
+    train("training.max_steps=2")
+    entry = record.load(tmp_path / "run")["steps"][0]
+    assert (entry["many"], entry["ready_seconds"] > 0, "said" in entry) == (4, True, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"), [({}, "got an empty mapping"), ({1: torch.nn.Linear(1, 1)}, "1 is no name")]
+)
+def test_odd_mappings_of_models_are_told(given, message):
+    with pytest.raises(ConfigError, match=message):
+        hotloop.Workload(given, None, print, []).models()
+
+
+def test_what_makes_a_batch_ready_is_a_function():
+    with pytest.raises(ConfigError, match=r"Workload before 3: expected a function of one batch"):
+        hotloop.Workload(torch.nn.Linear(1, 1), None, print, [], before=3)
+
+
+def test_the_harness_gives_both_programs_the_batches_and_rates_of_one(tmp_path):
+    (tmp_path / "several.py").write_text(PROGRAM.replace("MODELS", NAMED))
+    found = hotloop.harness(f"{tmp_path / 'several.py'}:make", "reduce-overhead", rounds=3, calls=2)
+    assert found.passed, found
+    assert set(found.components) == {"first", "second"}
