@@ -73,3 +73,11 @@ def test_an_odd_shape_pays_by_what_is_left_of_it(share, left, pays):
 
 def test_where_compiled_code_is_no_faster_no_odd_shape_pays():
     assert not odd_pays(0.5, 10**9, saving=-0.001, compile_seconds=1.0)
+
+
+def test_sizes_that_were_chosen_beforehand_have_code_each_up_to_eight():
+    many = {pairs(4, 16 * n): 1 if n == 1 else 50 for n in range(1, 9)}
+    plan = plan_shapes(many, declared=8)
+    assert (plan.choice, plan.own_code, plan.common) == ("static", True, frozenset(many))
+    assert plan_shapes({**many, pairs(4, 1024): 1}, declared=9).choice == "dynamic"
+    assert plan_shapes(many, declared=7).choice == "dynamic", "more came than were declared"

@@ -2,7 +2,7 @@ import pytest
 import torch
 from training_fixtures import tiny_encoder
 
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, DataError
 from hotloop.train import batches, encoder
 from hotloop.train.pairs import Pair
 
@@ -82,3 +82,35 @@ def test_validation_takes_short_rows_first_and_each_once(dataset):
         both.inputs["attention_mask"].sum(dim=1).tolist()
     )
     assert [tokens for _, tokens in taken] == sorted(tokens for _, tokens in taken)
+
+
+class Apart(batches.Table):
+    """Rows of several shapes that cannot be padded to one another."""
+
+    apart = True
+
+    def __init__(self, *counts):
+        super().__init__({"row": torch.arange(sum(counts))}, torch.arange(sum(counts)))
+        self.bucket = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+        self.buckets = len(counts)
+
+    def take(self, rows):
+        assert len(set(self.bucket[rows].tolist())) == 1, "rows of two shapes in a batch"
+        return super().take(rows)
+
+
+def test_shapes_that_stay_apart_never_make_a_batch_together():
+    data = Apart(5, 3, 9)
+    for epoch in range(3):
+        order = batches.epoch_order(data, 4, 0, epoch)
+        assert len(order) == batches.per_epoch(data, 4) == 3
+        assert sorted(int(data.bucket[data.take(rows).labels[0]]) for rows in order) == [0, 2, 2]
+    seen = [(batch.labels, count) for batch, count in batches.in_order(data, 4)]
+    assert {len(labels) for labels, _ in seen} == {4}
+    assert torch.cat([labels[:count] for labels, count in seen]).tolist() == list(range(17))
+
+
+def test_no_shape_with_a_whole_batch_is_told_before_training():
+    with pytest.raises(DataError, match=r"training\.batch_size=8.*2 shapes.*more than 5"):
+        batches.per_epoch(Apart(5, 4), 8)
+    assert batches.per_epoch(Apart(5), 8) == len(batches.epoch_order(Apart(5), 8, 0, 0)) == 1

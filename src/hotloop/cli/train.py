@@ -79,7 +79,7 @@ def evaluate(
     path, overrides = _chosen(arguments)
     document = checkpoint.load(path)
     settings = configure.from_dict(document["settings"], overrides)
-    metrics = recipes.load(settings.recipe.name).evaluate(settings, document["model"])
+    metrics = recipes.load(settings.recipe.name).evaluate(settings, checkpoint.weights(document))
     step = document["position"]["step"]
     if as_json:
         typer.echo(

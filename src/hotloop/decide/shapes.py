@@ -17,6 +17,8 @@ ODD = 0.05
 OFTEN = 0.1
 MOST_STATIC = 4
 """Shapes that get code of their own, at most, if each has a share of `OFTEN`; more of them go dynamic."""
+MOST_DECLARED = 8
+"""Shapes that get code of their own, at most, where they were chosen beforehand; as many as a step has recordings."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,7 @@ class ShapePlan:
     reason: str = ""
 
 
-def plan_shapes(seen: Mapping[Shapes, int]) -> ShapePlan:
+def plan_shapes(seen: Mapping[Shapes, int], declared: int = 0) -> ShapePlan:
     """Choose, from how often each shape was seen.
 
     A batch size that varies alone never makes a plan dynamic: `hotloop.compile` keeps code for two batch sizes and one
@@ -49,6 +51,7 @@ def plan_shapes(seen: Mapping[Shapes, int]) -> ShapePlan:
 
     Args:
         seen: batches of each kind of shapes; at least one.
+        declared: how many lengths were chosen beforehand, none of which is odd.
     """
     total, every = sum(seen.values()), frozenset(seen)
     if len(seen) == 1:
@@ -58,6 +61,9 @@ def plan_shapes(seen: Mapping[Shapes, int]) -> ShapePlan:
     if not lengths:
         return ShapePlan(_choice(every, common), every, common, reason=_of_sizes(seen, common))
     counts = _by_length(seen, lengths)
+    if len(counts) <= min(declared, MOST_DECLARED):
+        reason = f"{len(counts)} declared sizes in {total} batches looked at: code for each"
+        return ShapePlan("static", every, every, own_code=True, reason=reason)
     often = [count for count in counts.values() if count / total >= OFTEN]
     if len(often) <= MOST_STATIC and sum(often) / total >= 1 - ODD:
         reason = f"{len(often)} lengths make up {sum(often) / total:.0%} of {total} batches looked at: code for each"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hotloop.train.start import Start
     from hotloop.train.task import Goal
 
-NAMES = ("criteria", "digits", "language", "focus")
+NAMES = ("criteria", "diffusion", "digits", "language", "focus")
 
 
 class Recipe(Protocol):

@@ -47,7 +47,7 @@ def look_ahead(loop: Loop, runner: Runner, prepare: Prepare, batches: Any) -> No
             shapes.see_ahead(args, {})
 
     looked = look(batches, visit)
-    plan = shapes.decide()
+    plan = shapes.decide(loop.declared)
     if plan is None:
         loop.say_once(f"{runner.name}: the batches were not looked at: {looked.why_not}")
         return

@@ -53,6 +53,21 @@ def check_runs(runs: Any) -> float | None:
     return float(runs)
 
 
+def check_shapes(shapes: Any, batches: Any) -> int:
+    """Refuse a number of shapes that cannot be meant; gives 0 where none were declared.
+
+    Raises:
+        ConfigError: it is no number of 1 or more, or no batches say which shapes are meant.
+    """
+    if shapes is None:
+        return 0
+    if type(shapes) is not int or shapes < 1:
+        raise ConfigError(f"shapes {shapes!r}: expected how many sizes of batches there are, 1 or more, or None")
+    if batches is None:
+        raise ConfigError(f"shapes={shapes} without batches: give batches=, which say what shapes they are")
+    return shapes
+
+
 def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
     """Name one or several objects: those of a mapping have their names, those of a sequence are numbered."""
     if isinstance(given, Mapping):

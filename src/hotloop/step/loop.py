@@ -16,7 +16,7 @@ from hotloop.errors import ConfigError
 from hotloop.observe import collector
 from hotloop.step.account import Account
 from hotloop.step.ahead import choose_buckets, look_ahead
-from hotloop.step.asked import check, check_runs, device_of, named, unwrapped
+from hotloop.step.asked import check, check_runs, check_shapes, device_of, named, unwrapped
 from hotloop.step.auto import Auto
 from hotloop.step.buckets import Buckets, Pad
 from hotloop.step.compiled import Compiled
@@ -87,6 +87,8 @@ class Loop:
             loader's generators are put back; the data set is read in this process, before workers fork, and what it
             keeps to itself is not: generators of its own advance, and files that it opens at the first sample (HDF5,
             LMDB) are open in the workers as well. Leave ``batches`` out for such a data set.
+        shapes: how many sizes of batches were chosen beforehand (pictures by aspect ratio): each of up to eight has
+            code, and a recording, of its own, however seldom it comes. They are those of ``batches``.
         workload: ``module:function`` or ``file.py:function`` that makes the program anew, for the background compile.
         sentinel: the share of time that it may cost to run a compiled or captured step eagerly as well, now and then,
             and compare; 0 or None for none.
@@ -107,6 +109,7 @@ class Loop:
         runs: float | None = None,
         buckets: Mapping[str, Pad] | None = None,
         batches: Any = None,
+        shapes: int | None = None,
         workload: str | None = None,
         sentinel: float | None = SHARE,
         record: str | os.PathLike[str] | RunRecord | None = None,
@@ -117,6 +120,7 @@ class Loop:
         }
         others = check(run, total_steps, state, workload, record)
         self.runs = check_runs(runs)
+        self.declared = check_shapes(shapes, batches)
         self.sentinel = share_of(sentinel)
         self.holdings = Holdings(models, optimizers, others)
         self.device = device_of(self.holdings)

@@ -55,12 +55,12 @@ class Shapes:
         """Count the shapes of a batch that is still to come."""
         self._ahead.note(signature(args, kwargs))
 
-    def decide(self) -> ShapePlan | None:
-        """Choose what to do about the shapes of the batches to come, where any were seen."""
+    def decide(self, declared: int = 0) -> ShapePlan | None:
+        """Choose what to do about the shapes of the batches to come, where any were seen; as for `plan_shapes`."""
         seen: collections.Counter[Any] = collections.Counter()
         for inputs, count in self._ahead.counted():
             seen[_shapes(inputs)] += count
-        self.plan = plan_shapes(seen) if seen else None
+        self.plan = plan_shapes(seen, declared) if seen else None
         return self.plan
 
     def fits(self, inputs: Inputs) -> bool:

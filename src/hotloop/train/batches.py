@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hotloop.train.pairs import Pair
-    from hotloop.train.task import Data
+    from hotloop.train.task import Data, Shaped
 
 SHARE_THAT_FITS = 0.99
 
@@ -100,6 +100,8 @@ class Dataset:
     ``bucket``, int64 of shape (pairs,), is the index of the shortest length that holds the pair.
     """
 
+    apart = False
+
     def __init__(self, tokenizer: Any, pairs: Sequence[Pair], lengths: Lengths) -> None:
         self.lengths = lengths
         encoded = _encode(
@@ -132,6 +134,7 @@ class Table:
         labels: of shape (rows, ...).
     """
 
+    apart = False
     buckets = 1
 
     def __init__(self, inputs: dict[str, Tensor], labels: Tensor) -> None:
@@ -146,35 +149,70 @@ class Table:
         return Batch({name: one[rows] for name, one in self.inputs.items()}, self.labels[rows])
 
 
-def epoch_order(dataset: Data, batch_size: int, seed: int, epoch: int) -> list[Tensor]:
+def per_epoch(dataset: Shaped, batch_size: int, together: int = 1) -> int:
+    """Give how many batches `epoch_order` makes.
+
+    Raises:
+        DataError: none, since shapes stay apart and no shape has rows enough for one.
+    """
+    batch_size = min(batch_size, len(dataset))
+    if not dataset.apart:
+        return len(dataset) // batch_size
+    counts, size = dataset.bucket.bincount(), batch_size * together
+    if int(counts.max()) < size:
+        accumulated = f" times training.gradient_accumulation={together}" if together > 1 else ""
+        raise DataError(
+            f"training.batch_size={batch_size}{accumulated}: the {len(dataset)} rows to train on are of "
+            f"{dataset.buckets} shapes that make no batch together, of which none has more than {int(counts.max())} "
+            "rows. Lower training.batch_size, or have fewer shapes"
+        )
+    return int((counts // size).sum()) * together
+
+
+def epoch_order(dataset: Shaped, batch_size: int, seed: int, epoch: int, together: int = 1) -> list[Tensor]:
     """Shuffle rows into the batches of an epoch, all of one size; what is left over waits for another epoch.
 
-    With several shapes, rows of one shape make a batch, and the few that do not fill one go to the next larger. The
-    order depends on nothing but the arguments, so that a run can be resumed in the middle of an epoch.
+    With several shapes, rows of one shape make a batch, and the few that do not fill one go to the next larger, or wait
+    for another epoch where shapes stay apart; there the ``together`` batches of an optimizer step have one shape too,
+    so that there are no more kinds of steps than shapes. The order depends on nothing but the arguments, so that a run
+    can be resumed in the middle of an epoch.
     """
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     rows = torch.randperm(len(dataset), generator=generator)
     batch_size = min(batch_size, len(dataset))
+    size = batch_size * together if dataset.apart else batch_size
     found: list[Tensor] = []
     which, left = dataset.bucket[rows], rows[:0]
     for bucket in range(dataset.buckets):
-        left = torch.cat([left, rows[which == bucket]])
-        whole = len(left) - len(left) % batch_size
-        found += torch.split(left[:whole], batch_size) if whole else []
+        left = torch.cat([left[:0] if dataset.apart else left, rows[which == bucket]])
+        whole = len(left) - len(left) % size
+        found += torch.split(left[:whole], size) if whole else []
         left = left[whole:]
-    if dataset.buckets == 1:
-        return found
-    return [found[index] for index in torch.randperm(len(found), generator=generator)]
+    if dataset.buckets > 1:
+        found = [found[index] for index in torch.randperm(len(found), generator=generator)]
+    return [batch for piece in found for batch in torch.split(piece, batch_size)]
+
+
+def one_of_each(dataset: Data, batch_size: int, together: int = 1) -> list[tuple[list[Batch]]]:
+    """Give the arguments of one optimizer step of each shape that stays apart: what a hot loop is to be ready for."""
+    size, found = min(batch_size, len(dataset)), []
+    for bucket in range(dataset.buckets if dataset.apart else 0):
+        rows = (dataset.bucket == bucket).nonzero().flatten()[: size * together]
+        if len(rows) == size * together:
+            found.append(([dataset.take(part) for part in torch.split(rows, size)],))
+    return found
 
 
 def in_order(dataset: Data, batch_size: int) -> Iterator[tuple[Batch, int]]:
     """Give all rows as batches of one size, smallest rows first, and how many rows of each count.
 
-    The last batch is filled up with rows that are there already, since a smaller one would be another shape.
+    The last batch, or that of each shape where they stay apart, is filled up with rows that are there already, since a
+    smaller one would be another shape.
     """
     size = len(dataset)
     batch_size = min(batch_size, size)
     order = dataset.bucket.argsort(stable=True)
-    for start in range(0, size, batch_size):
-        rows = order[torch.arange(start, start + batch_size).clamp(max=size - 1)]
-        yield dataset.take(rows), min(batch_size, size - start)
+    for alike in torch.split(order, dataset.bucket.bincount().tolist()) if dataset.apart else (order,):
+        for start in range(0, len(alike), batch_size):
+            rows = alike[torch.arange(start, start + batch_size).clamp(max=len(alike) - 1)]
+            yield dataset.take(rows), min(batch_size, len(alike) - start)

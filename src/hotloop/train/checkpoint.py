@@ -13,7 +13,7 @@ import torch
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 SCHEMA_VERSION = 1
@@ -79,6 +79,11 @@ def load(path: Path) -> dict[str, Any]:
     return document
 
 
+def weights(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the weights of a checkpoint that its validation judged: the averages, where the run kept some."""
+    return {**document["model"], **(document.get("average") or {})}
+
+
 def find(folder: Path, *names: str) -> Path:
     """Give the first of a run's checkpoints that is there.
 
@@ -125,8 +130,18 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
         torch.mps.set_rng_state(state["mps"])
 
 
-def fit_weights(model: torch.nn.Module, weights: Mapping[str, Any], name: str) -> None:
-    """Load a checkpoint's weights into a model, all of them.
+@contextlib.contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Put every generator back, at the end of the block, to where it is at its start."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)
+
+
+def fit_weights(model: torch.nn.Module, weights: Mapping[str, Any], name: str, setting: str = "model.name") -> None:
+    """Load a checkpoint's weights into a model, all of them; ``setting`` is what names the model.
 
     Raises:
         ConfigError: they are of another model.
@@ -135,4 +150,4 @@ def fit_weights(model: torch.nn.Module, weights: Mapping[str, Any], name: str) -
         model.load_state_dict(weights)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
-        raise ConfigError(f"the checkpoint's weights do not fit model.name={name}: {reason}") from error
+        raise ConfigError(f"the checkpoint's weights do not fit {setting}={name}: {reason}") from error

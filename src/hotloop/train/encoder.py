@@ -106,13 +106,13 @@ def load(
             )  # fmt: skip
         else:
             net, info = kind.from_config(config, dtype=torch.float32), {}
-    _align(net)
+    align(net)
     # Mismatched keys come as (name, shape found, shape wanted).
     new = sorted({*info.get("missing_keys", ()), *(key[0] for key in info.get("mismatched_keys", ()))})
     return Loaded(CrossEncoder(net), tokenizer, _longest(tokenizer, net.config), bool(new), _notes(name, net, new))
 
 
-def _align(net: nn.Module) -> None:
+def align(net: nn.Module) -> None:
     """Copy the weights out of the file that they are mapped from, where they begin at any byte.
 
     Kernels round otherwise on unaligned memory, and a resumed run, whose weights lie in torch's own, would differ.

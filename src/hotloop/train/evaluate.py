@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from hotloop.train.batches import in_order
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hotloop.train.task import Data, Judge, Loss
 
@@ -30,15 +31,23 @@ def evaluate(model: Any, judge: Judge, data: Data, batch_size: int, device: torc
     Returns:
         The judge's figures, by name.
     """
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model):
         for batch, count in in_order(data, batch_size):
             moved = batch.to(device)
             judge.see(model(**moved.inputs)[:count], moved.labels[:count])
-        found = judge.figures()
-    model.train(was_training)
-    return found
+        return judge.figures()
+
+
+@contextlib.contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Have a model in evaluation mode, without gradients, while the block runs; then as it was."""
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
 
 
 class Together:

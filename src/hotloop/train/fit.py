@@ -18,24 +18,24 @@ from hotloop.record import RunRecord
 from hotloop.train import checkpoint, configure, environment, failures
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
-from hotloop.train.batches import epoch_order
+from hotloop.train.average import Average
+from hotloop.train.batches import epoch_order, one_of_each, per_epoch
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan, arguments
-from hotloop.train.evaluate import evaluate
+from hotloop.train.evaluate import evaluate, evaluating
 from hotloop.train.interrupt import Interrupt
-from hotloop.train.optional import require
+from hotloop.train.optimizing import parameter_groups, schedule
 from hotloop.train.rehearse import Rehearsal
 from hotloop.train.tracking import Tracking
 from hotloop.train.update import Update
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from hotloop.events import Event
     from hotloop.train.batches import Batch
     from hotloop.train.display import Display
-    from hotloop.train.settings import TrainingSettings
     from hotloop.train.start import Start
     from hotloop.train.task import Task
 
@@ -106,28 +106,6 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
     return dataclasses.replace(outcome, stop=interrupt.signal is not None)
 
 
-def schedule(settings: TrainingSettings, steps: int) -> Callable[[int], float]:
-    """Give the factor on the learning rate at each step: up linearly over the warm-up, then down to 0 at the end."""
-    warm_up = math.ceil(settings.warmup_fraction * steps)
-
-    def factor(step: int) -> float:
-        if step < warm_up:
-            return (step + 1) / warm_up
-        return max(0.0, (steps - step) / max(1, steps - warm_up))
-
-    return factor
-
-
-def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Put what is trained into two groups: matrices, which decay, and biases and norms, which do not."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [one for one in trained if one.ndim > 1], "weight_decay": weight_decay},
-        {"params": [one for one in trained if one.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
 class _Fitting:
     """One run on its way: what it was given, what it made of that, and where it is."""
 
@@ -139,15 +117,9 @@ class _Fitting:
         self.device = device = environment.choose_device(self.settings.run.device)
         live.record.update("environment", **machine.describe(device))
         accumulate = self.training.gradient_accumulation
-        batches = max(1, len(task.train) // min(self.training.batch_size, len(task.train)))
-        self.steps_per_epoch = max(1, batches // accumulate)
+        self.steps_per_epoch = max(1, per_epoch(task.train, self.training.batch_size, accumulate) // accumulate)
         self.total = min(self.steps_per_epoch * self.training.num_epochs, self.training.max_steps or 2**62)
-        fabric_module = require("lightning.fabric", "hotloop train")
-        self.fabric = fabric_module.Fabric(
-            accelerator=device.type,
-            devices=[device.index or 0] if device.type == "cuda" else 1,
-            precision="bf16-mixed" if self.training.optimization.use_bf16 else "32-true",
-        )
+        self.fabric, scaler = environment.fabric(device, self.training.optimization)
         self.tracking = Tracking(start, live.record, display.say)
         groups = parameter_groups(task.model, self.training.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=self.training.learning_rate)
@@ -155,6 +127,7 @@ class _Fitting:
         # The wrapper is for precision and device; checkpoints and compile deal with the task's own model.
         self.model, wrapped_optimizer = self.fabric.setup(task.model, self.optimizer)
         trained = [one for one in task.model.parameters() if one.requires_grad]
+        self.average = Average(task.model, task.average) if task.average is not None else None
         self.one = Update(
             self.fabric,
             self.model,
@@ -162,6 +135,8 @@ class _Fitting:
             optimizer=wrapped_optimizer,
             parameters=trained,
             max_norm=self.training.max_grad_norm,
+            scaler=scaler,
+            average=self.average,
         )
         self.seen = len(live.events)
         self.automatic = self.make_automatic() if self.training.optimization.use_torch_compile == "auto" else None
@@ -185,7 +160,9 @@ class _Fitting:
                         return self.interrupted()
                     if self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0:
                         self.save(checkpoint.LAST)
+                    self.show()
                 self.validate()
+            self.show(last=True)
             status = "finished"
         except RunPrunedError:
             status = "pruned"
@@ -207,15 +184,22 @@ class _Fitting:
 
     def make_automatic(self) -> Automatic:
         """Give the step to a hot loop; it counts the run's steps, those of earlier starts included."""
+        compiled = self.task.compiled or (self.task.model,)
+        ahead = one_of_each(self.task.train, self.training.batch_size, self.training.gradient_accumulation)
+        rest = (self.task.model, self.average, self.one.scaler)
         loop = hotloop.Loop(
-            self.task.model,
+            list(compiled) if len(compiled) > 1 else compiled[0],
             self.optimizer,
+            state=[one for one in rest if one is not None and one not in compiled],
             run="auto",
             total_steps=self.total,
             runs=max(1.0, self.within.runs),
+            batches=ahead or None,
+            shapes=len(ahead) or None,
             record=self.live.record,
         )
-        return Automatic(self.settings, self.task.parts, self.display.say, loop, self.one.optimizer_step)
+        step = self.one.optimizer_step
+        return Automatic(self.settings, self.task.parts, self.display.say, loop, step, compiled=compiled)
 
     def rehearsal(self) -> Rehearsal:
         """Give what tries CUDA graphs on copies of the model before they are turned on."""
@@ -240,7 +224,7 @@ class _Fitting:
     def rest_of_epoch(self) -> Iterator[list[Batch]]:
         """Give the batches of each step that is left of this epoch, up to the run's last step."""
         size, accumulate = self.training.batch_size, self.training.gradient_accumulation
-        order = epoch_order(self.task.train, size, self.settings.run.seed, self.position.epoch)
+        order = epoch_order(self.task.train, size, self.settings.run.seed, self.position.epoch, accumulate)
         for index in range(self.position.step_in_epoch, self.steps_per_epoch):
             if self.position.step >= self.total:
                 return
@@ -287,33 +271,51 @@ class _Fitting:
         """Apply the batches' summed gradients; give the mean loss, and the gradients' norm before clipping."""
         moved = [batch.to(self.device) for batch in batches]
         rate = float(self.scheduler.get_last_lr()[0])
-        # One wait for the device a step, here, since nothing in a step may wait for it.
-        if self.automatic:
-            # A captured step is one piece, so its loss is looked at behind it. The parameters may hold the NaN then:
-            # the run ends here, before anything of them is saved, and its last checkpoint is sound.
-            loss, norm = self.automatic.step(moved).tolist()
-            if not math.isfinite(loss) or not math.isfinite(norm):
-                raise failures.not_finite(loss, norm, rate, applied=True)
-        else:
-            # A loss that is NaN must be seen before it is written into the parameters.
-            loss, norm = self.one.gradients(moved).tolist()
-            if not math.isfinite(loss) or not math.isfinite(norm):
-                self.one.drop()
-                raise failures.not_finite(loss, norm, rate, applied=False)
+        # One wait for the device a step, here, since nothing in a step may wait for it. A loss that is NaN is seen
+        # before it is written into the parameters. A captured step is one piece, so its loss is looked at behind it,
+        # and the run ends here, before anything of these parameters is saved: the last checkpoint is sound.
+        loss, norm = (self.automatic.step if self.automatic else self.one.gradients)(moved).tolist()
+        if self.is_lost(loss, norm):
+            self.one.drop()
+            raise failures.not_finite(loss, norm, rate, applied=self.automatic is not None)
+        if not self.automatic:
             self.one.apply()
         self.scheduler.step()
         return loss, norm
+
+    def is_lost(self, loss: float, norm: float) -> bool:
+        """Say whether a step's figures end the run; gradients that overflow in float16 end only their step."""
+        return not math.isfinite(loss) or (not math.isfinite(norm) and not self.one.overflows())
+
+    @contextlib.contextmanager
+    def judging(self) -> Iterator[None]:
+        """Have the model run as validations do: in its own tier or presets, with the averages where there are some."""
+        with self.average.in_place() if self.average else contextlib.nullcontext(), self.compiling.validating():
+            yield
+        events = self.new_events()
+        self.compiling.after_validation(events)
+        self.account.observed(self.position.step, self.compiling.unrecorded(events))
+
+    def show(self, *, last: bool = False) -> None:
+        """Have the task show the model as it stands, where it is time to; where the disk is full the run goes on."""
+        step = self.position.step
+        make = self.task.show.due(step, last=last) if self.task.show else None
+        if make is None:
+            return
+        self.doing = f"what is shown after step {step}"
+        try:
+            with self.judging(), evaluating(self.model), checkpoint.random_state_kept():
+                self.live.record.update("measurements", **make(step))
+        except OSError as error:
+            self.display.say(f"{error}; the run goes on without it")
 
     def validate(self) -> None:
         """Judge the model, keep it where it is the best so far, and go on to the next epoch where this one is done."""
         at = self.position
         self.doing = f"validation at step {at.step}"
         judge = self.task.judge(self.task.parts["loss"])
-        with self.compiling.validating():
+        with self.judging():
             metrics = evaluate(self.model, judge, self.task.validation, self.training.eval_batch_size, self.device)
-        events = self.new_events()
-        self.compiling.after_validation(events)
-        self.account.observed(at.step, self.compiling.unrecorded(events))
         best = self.task.goal.better(metrics, at.best)
         at.validated_step, at.stale = at.step, 0 if best else at.stale + 1
         if best:
@@ -346,6 +348,8 @@ class _Fitting:
             "settings": configure.to_dict(self.settings),
             "data": self.task.fingerprint,
             "loop": self.compiling.state_dict(),
+            "average": self.average.state_dict() if self.average else None,
+            "scaler": self.one.scaler.state_dict() if self.one.scaler else None,
         }
         try:
             checkpoint.save(self.folder / checkpoint.FOLDER / name, document)
@@ -359,6 +363,11 @@ class _Fitting:
         self.optimizer.load_state_dict(document["optimizer"])
         for group, weight_decay in zip(self.optimizer.param_groups, fresh, strict=True):
             group["weight_decay"], group["initial_lr"] = weight_decay, self.training.learning_rate
+        # Averages that were not kept before begin with the parameters, as they do in a new run.
+        if self.average:
+            self.average.load_state_dict({**document["model"], **(document.get("average") or {})})
+        if self.one.scaler and document.get("scaler"):
+            self.one.scaler.load_state_dict(document["scaler"])
         self.position = Position(**document["position"])
         self.scheduler = self.make_scheduler(self.position.step)
         self.compiling.resumed(self.position.step, document.get("loop"))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 SECONDS = 5.0
 
 
-def unreachable(name: str, say: Callable[[str], None]) -> str | None:
+def unreachable(name: str, say: Callable[[str], None], file: str = "config.json") -> str | None:
     """Ask the hub about a model, having said so; give the reason where it does not answer, None where it does.
 
     Any answer counts, also that there is no such model: loading it then says so in the hub's own words.
@@ -20,7 +20,7 @@ def unreachable(name: str, say: Callable[[str], None]) -> str | None:
     hub = require("huggingface_hub", "A model by hub name")
     say(f"Looking for {name} at the Hugging Face hub")
     try:
-        hub.get_hf_file_metadata(hub.hf_hub_url(name, "config.json"), timeout=SECONDS)
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, file), timeout=SECONDS)
     except hub.errors.HfHubHTTPError:
         return None
     except Exception as error:  # noqa: BLE001 - each HTTP library and offline mode have classes of their own for this

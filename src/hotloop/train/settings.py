@@ -78,6 +78,75 @@ class LanguageSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PicturesSettings:
+    """Which captioned pictures, and the sizes that they are brought to."""
+
+    source: Literal["digits", "fashion-mnist", "folder"]
+    path: str | None
+    size: int = _range(8, 4096)
+    step: int = _range(1, 512)
+    buckets: int = _range(1, 64)
+    min_size: int = _range(1)
+    skip_bad: bool
+
+    def __post_init__(self) -> None:
+        """Refuse values that fit alone and not together."""
+        if self.source == "folder" and not self.path:
+            raise ConfigError("pictures.path is not set: pictures.source=folder needs it, pictures.path=FOLDER")
+        if self.source == "digits" and self.path:
+            raise ConfigError(
+                f"pictures.path={self.path!r} is set and pictures.source=digits does not read it: "
+                "set pictures=folder to train on your own pictures"
+            )
+        if self.size < self.step:
+            raise ConfigError(
+                f"pictures.size={self.size} is less than pictures.step={self.step}, of which every side is a multiple: "
+                "raise the one, or lower the other"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiffusionSettings:
+    """The networks of the recipe `diffusion`, how they are trained, and what is sampled of them."""
+
+    model: str
+    width: int = _range(8)
+    autoencoder_steps: int = _range(10)
+    train_text_encoder: bool
+    lora_rank: int | None = _range(1)
+    lora_alpha: float | None = _range(0, open_low=True)
+    prediction: Literal["epsilon", "v_prediction"] | None
+    min_snr_gamma: float | None = _range(0, open_low=True)
+    noise_offset: float = _range(0, 1)
+    caption_dropout: float = _range(0, 0.9)
+    ema_decay: float | None = _range(0, 0.999999)
+    gradient_checkpointing: bool
+    cache: bool
+    output: bool
+    sample_every: int | None = _range(1)
+    sample_steps: int = _range(1, 1000)
+    guidance: float = _range(1)
+    prompts: tuple[str, ...]
+    samples: int = _range(1, 64)
+
+    def __post_init__(self) -> None:
+        """Refuse values that fit alone and not together."""
+        if not self.model.strip():
+            raise ConfigError("diffusion.model is empty: expected small, sd15, a folder or a hub name")
+        if self.lora_rank is not None and self.model == "small":
+            raise ConfigError(
+                f"diffusion.lora_rank={self.lora_rank} with diffusion.model=small: its weights are random, so there is "
+                "nothing to adapt; name the folder of a trained model, or leave diffusion.lora_rank out"
+            )
+        if self.lora_alpha is not None and self.lora_rank is None:
+            raise ConfigError(
+                f"diffusion.lora_alpha={self.lora_alpha} has no effect while diffusion.lora_rank is null: set both"
+            )
+        if self.width % 8:
+            raise ConfigError(f"diffusion.width={self.width}: expected a multiple of 8, the groups of its norms")
+
+
+@dataclass(frozen=True, kw_only=True)
 class FocusSettings:
     """The texts, the working context and the networks of the recipe `focus`."""
 
@@ -104,6 +173,15 @@ class OptimizationSettings:
 
     use_torch_compile: bool | Literal["auto"]
     use_bf16: bool
+    use_fp16: bool
+
+    def __post_init__(self) -> None:
+        """Refuse two precisions at once."""
+        if self.use_bf16 and self.use_fp16:
+            raise ConfigError(
+                "training.optimization.use_bf16=true and training.optimization.use_fp16=true: a run computes in one of "
+                "them; leave one out"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +333,8 @@ class Settings:
     model: ModelSettings
     digits: DigitsSettings
     language: LanguageSettings
+    pictures: PicturesSettings
+    diffusion: DiffusionSettings
     focus: FocusSettings
     training: TrainingSettings
     compile: CompileSettings

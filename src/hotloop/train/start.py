@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
 SETTINGS = "settings.yaml"
-_FIXED = ("recipe", "data", "model", "digits", "language", "focus", "training.freeze_embeddings", "kfold", "run.seed")
+_FIXED = (
+    "recipe", "data", "model", "digits", "language", "pictures", "diffusion", "focus",
+    "training.freeze_embeddings", "kfold", "run.seed",
+)  # fmt: skip
 """What a resumed run cannot change: its batches and its parameters would be others."""
 
 
@@ -41,8 +44,8 @@ class Start:
         """
         if self.resume and self.resume["data"] != fingerprint:
             raise DataError(
-                f"run {self.folder} was trained on other data than data.source={self.settings.data.source} gives now: "
-                "put the data back as it was, or start a new run without run.resume"
+                f"run {self.folder} was trained on other data than its settings give now: put the data back as it was, "
+                "or start a new run without run.resume"
             )
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     """The mean loss of a model's output and the labels of a batch."""
 
 
-class Data(Protocol):
-    """One side of the split, held in memory: rows that become batches."""
+class Shaped(Protocol):
+    """Rows of several shapes: what has to be known of them to put an epoch in order."""
 
     @property
     def bucket(self) -> Tensor:
@@ -29,7 +29,15 @@ class Data(Protocol):
     def buckets(self) -> int:
         """How many shapes there are; rows of one shape make a batch."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether rows of two shapes can never make one batch; else a batch may have smaller rows than its shape."""
+
     def __len__(self) -> int: ...
+
+
+class Data(Shaped, Protocol):
+    """One side of the split: rows that become batches."""
 
     def take(self, rows: Tensor) -> Batch:
         """Give these rows as a batch."""
@@ -69,6 +77,29 @@ class Goal:
         return new > old if self.maximize else new < old
 
 
+@dataclasses.dataclass(frozen=True)
+class Show:
+    """What is made now and then of the model as it stands, such as samples.
+
+    Args:
+        make: makes it after so many steps, and gives measurements for the record. It runs in evaluation mode, with
+            the average of the weights where there is one, without gradients, and as eager code or in
+            ``compile.inference``, as validations do; random numbers that it draws are put back.
+        every: how many steps are between two; None makes none on the way.
+        end: makes what is made at the end of the run, after its last validation.
+    """
+
+    make: Callable[[int], Mapping[str, float]]
+    every: int | None = None
+    end: Callable[[int], Mapping[str, float]] | None = None
+
+    def due(self, step: int, *, last: bool) -> Callable[[int], Mapping[str, float]] | None:
+        """Give what is to be made after a step, the ``last`` of the run or another; None where nothing is."""
+        if last:
+            return self.end
+        return self.make if self.every is not None and step % self.every == 0 else None
+
+
 def _nothing(best: Mapping[str, float], measured: Mapping[str, Any]) -> Sequence[str]:  # noqa: ARG001 - a task's remarks
     return ()
 
@@ -89,6 +120,9 @@ class Task:
         per_row: what throughput counts besides rows, and how many of it a row holds: ``{"tokens": 128}``.
         context: measurements for the record that were made before training, such as baselines.
         remarks: says by what the best validation is to be judged, of its metrics and of the record's measurements.
+        compiled: what a hot loop compiles of the model; empty compiles all of it.
+        average: keep an exponential moving average of what is trained, with this decay, and judge that.
+        show: what is made now and then, and at the end.
     """
 
     model: torch.nn.Module
@@ -102,3 +136,6 @@ class Task:
     per_row: Mapping[str, int] = dataclasses.field(default_factory=dict)
     context: Mapping[str, float] = dataclasses.field(default_factory=dict)
     remarks: Callable[[Mapping[str, float], Mapping[str, Any]], Sequence[str]] = _nothing
+    compiled: tuple[torch.nn.Module, ...] = ()
+    average: float | None = None
+    show: Show | None = None

@@ -12,12 +12,16 @@ from hotloop.train import configure
 if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
-SOME = ("data", "model", "digits", "language", "focus", "training.freeze_embeddings", "recipe.goal")
+SOME = (
+    "data", "model", "digits", "language", "pictures", "diffusion", "focus", "training.freeze_embeddings",
+    "recipe.goal",
+)  # fmt: skip
 """Settings and groups of them that only some recipes read; the fit loop reads all others."""
 READS: Mapping[str, tuple[str, ...]] = {
     "criteria": ("data", "model", "training.freeze_embeddings"),
     "digits": ("data.sample_size", "data.validation_fraction", "model.dropout", "digits"),
     "language": ("data.sample_size", "data.validation_fraction", "model.dropout", "language"),
+    "diffusion": ("data.sample_size", "data.validation_fraction", "pictures", "diffusion"),
     "focus": ("data.validation_fraction", "focus"),
     "workload": ("recipe.goal",),
 }
@@ -39,6 +43,7 @@ NOT_READ: Mapping[str, tuple[str, ...]] = {
                 "weight_decay",
                 "max_grad_norm",
                 "optimization.use_bf16",
+                "optimization.use_fp16",
             )
         ),
     ),

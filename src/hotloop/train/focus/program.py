@@ -8,11 +8,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotloop
-from hotloop.train.fit import parameter_groups, schedule
 from hotloop.train.focus import losses
 from hotloop.train.focus.allocator import Focused, focus
 from hotloop.train.focus.context import BLOCK, Frame, by_block, fill, lay_out
 from hotloop.train.focus.networks import Gist, Lens, Reader
+from hotloop.train.optimizing import parameter_groups, schedule
 
 if TYPE_CHECKING:
     import contextlib

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 KINDS = ("log", "float", "int", "choices")
 _WORDS = (*KINDS, "step", "when")
-_NOT_SEARCHED = ("recipe", "hpo", "kfold", "run", "data.path")
+_NOT_SEARCHED = ("recipe", "hpo", "kfold", "run", "data.path", "pictures.source", "pictures.path")
 """Settings that say what a search is, and not what a run learns."""
 
-KEPT = ("recipe", "data", "kfold", "run")
+KEPT = ("recipe", "data", "pictures", "kfold", "run")
 """Groups that an inner search has no say in, by what it searches or by ``hpo.trial``: they say who is held out."""
 
 CHANGES_CODE = (
@@ -31,10 +31,13 @@ CHANGES_CODE = (
     "model.buckets",
     "digits",
     "language",
+    "pictures",
+    "diffusion",
     "focus",
     "training.batch_size",
     "training.freeze_embeddings",
     "training.optimization.use_bf16",
+    "training.optimization.use_fp16",
     "compile",
 )
 """Settings, or groups of them, of which each value is compiled anew: other shapes, constants or operations."""

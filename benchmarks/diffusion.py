@@ -1,0 +1,248 @@
+"""Training a latent-diffusion model: each preset on the UNet, all three networks, and auto, each beside eager.
+
+usage: python benchmarks/diffusion.py RESULTS.json [--size small|sd15] [--device cpu|cuda] [--rows ROW ...]
+       [--pairs N] [--limit SECONDS]
+
+The step is the recipe's: noise, the UNet's prediction, the Min-SNR loss, backward, clipping, AdamW (fused on a GPU).
+With ``small`` it is the embedded default's UNet, 64 latents of 4 x 4 x 4; with ``sd15`` networks of Stable Diffusion
+1.5's sizes, 8 latents of 4 x 64 x 64 (pictures of 512 x 512), under bfloat16 autocast. A row is ``PRESET:WHAT``. WHAT
+is ``unet`` (latents and embeddings are cached, as by default), ``all`` (UNet, text encoder, VAE compiled, both
+encoders in each step; held against an eager step that does the same) or ``lora`` (adapters of rank 16). PRESET is one
+of hotloop's, or ``auto``, a hot loop that is told of a run of 200, 1,000 and 10,000 steps.
+
+Each row has a process and a compile cache of its own. A preset and eager alternate there in blocks of steps (AB, BA,
+...): ``ratio`` is the median of eager's time by the preset's, block beside block, with its 95% interval. ``cold_s`` is
+from the compile to the end of the third step, less three eager steps. ``totals`` are seconds for a whole run: for
+presets computed from these two, for ``auto`` its first steps as they went and the rest at its last pace;
+``eager_totals`` beside them. Rows in RESULTS.json already are kept, so that it can be made in parts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import torch
+from ledger import processor
+
+import hotloop
+from hotloop.measure import interval, ratio_interval
+from hotloop.prove.bench_way import in_turns
+from hotloop.train.diffusion import lora, networks
+from hotloop.train.diffusion.denoiser import Denoiser, mean_square
+from hotloop.train.diffusion.noise import Noise
+
+STEPS = (200, 1_000, 10_000)
+ROWS = {
+    "small": ("default:unet", "inductor:unet", "aot_eager:unet", "auto:unet"),
+    "sd15": (
+        *(f"{preset}:unet" for preset in ("default", "inductor", "triton", "reduce-overhead", "aot_eager", "auto")),
+        *("default:all", "auto:all", "default:lora", "auto:lora"),
+    ),
+}
+BLOCK_SECONDS = 1.0
+AUTO_STEPS = 120
+"""Steps of an auto run that are done at least, and until it says nothing new for as many."""
+
+
+class Program:
+    """A denoiser with random weights, a batch, and its training step."""
+
+    def __init__(self, size, what, device):
+        torch.manual_seed(0)
+        self.device, self.what, big = device, what, size == "sd15"
+        captions = [f"a handwritten {word}" for word in ("zero", "one", "two", "three", "four", "five", "six", "seven")]
+        with torch.device(device):
+            found = networks.load(size, captions, (3 if big else 1, 512 if big else 16), 64, print)
+        for one in found.modules().values():
+            one.eval().requires_grad_(requires_grad=False)
+        found.unet.requires_grad_(requires_grad=what != "lora")
+        if what == "lora":
+            lora.add(found, 16, 16, text=False)
+        noise = Noise(found.scheduler, "epsilon", 5.0)
+        self.denoiser = Denoiser(found, noise, embedded=what != "all", caption_dropout=0.1).to(device)
+        rows, side = (8, 64) if big else (64, 4)
+        ids = found.token_ids((captions * 8)[:rows]).to(device)
+        mean = torch.randn(rows, 4, side, side, device=device)
+        if what == "all":
+            pixels = torch.rand(rows, 3 if big else 1, side * found.factor, side * found.factor, device=device)
+            self.batch = {"pixels": pixels, "input_ids": ids}
+        else:
+            self.batch = {"mean": mean, "logvar": mean - 10, "embeddings": self.denoiser.embed(ids).detach()}
+        self.trained = [one for one in self.denoiser.parameters() if one.requires_grad]
+        self.optimizer = torch.optim.AdamW(self.trained, lr=1e-4, fused=device == "cuda")
+        self.precise = torch.autocast(device, torch.bfloat16, enabled=big)
+
+    def step(self, batch):
+        """Do one optimizer step."""
+        with self.precise:
+            loss = mean_square(self.denoiser(**batch), None)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.trained, 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def timed(self, steps, run=None):
+        """Give the seconds of so many steps, the device's work included."""
+        begin = time.perf_counter()
+        for _ in range(steps):
+            (run or self.step)(self.batch)
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    def compile(self, preset):
+        """Compile what the row says."""
+        names = ("unet", "text_encoder", "vae") if self.what == "all" else ("unet",)
+        hotloop.compile(self.denoiser.parts(), dict.fromkeys(names, preset))
+
+
+def beside_eager(size, preset, what, device, pairs):
+    """Compile one program, and time it beside an eager one."""
+    eager, ours = Program(size, what, device), Program(size, what, device)
+    eager.timed(3)
+    usual = eager.timed(3)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    begin = time.perf_counter()
+    ours.compile(preset)
+    ours.timed(3)
+    cold = time.perf_counter() - begin - usual
+    ours.timed(3)
+    blocks, programs = [[], []], (ours, eager)
+    counts = [max(2, round(BLOCK_SECONDS / (one.timed(2) / 2))) for one in programs]
+    for order in in_turns(2, pairs):
+        for place in order:
+            blocks[place].append(1e3 * programs[place].timed(counts[place]) / counts[place])
+    ms, eager_ms = (statistics.median(one) for one in blocks)
+    ratio = statistics.median(b / a for a, b in zip(*blocks, strict=True))
+    status = hotloop.status(ours.denoiser.parts())
+    return {
+        "cold_s": cold,
+        "ms": ms,
+        "ms_interval": interval(blocks[0]),
+        "eager_ms": eager_ms,
+        "ratio": ratio,
+        "ratio_interval": ratio_interval(blocks[1], blocks[0]),
+        "blocks": blocks,
+        "peak_mb": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None,
+        "components": {name: f"{one.running} ({one.state})" for name, one in status.components.items()},
+        "graph_breaks": sum(one.graph_breaks for one in status.components.values()),
+        # By the ratio, since a machine that slows down for a while moves two medians apart.
+        "totals": {str(n): cold + n * eager_ms / ratio / 1e3 for n in STEPS},
+        "eager_totals": {str(n): n * eager_ms / 1e3 for n in STEPS},
+    }
+
+
+def auto(size, what, device):
+    """Let a hot loop run the first steps of a run of each length, beside an eager program for its pace."""
+    found = {"totals": {}, "eager_totals": {}, "runs": {}}
+    for total in STEPS:
+        program = Program(size, what, device)
+        loop = hotloop.Loop(program.denoiser.unet, program.optimizer, state=program.denoiser, total_steps=total)
+        with loop:
+            run = loop.step(program.step)
+            seconds, quiet, told = [], 0, 0
+            while len(seconds) < total and quiet < AUTO_STEPS:
+                seconds.append(program.timed(1, run))
+                decided = len(loop.account.decisions)
+                quiet, told = (0, decided) if decided > told else (quiet + 1, told)
+            status = loop.status()
+        eager = Program(size, what, device)
+        eager.timed(3)
+        eager_ms = 1e3 * statistics.median(eager.timed(1) for _ in range(20))
+        last = statistics.median(seconds[-20:])
+        found["totals"][str(total)] = sum(seconds) + (total - len(seconds)) * last
+        # The loop's own eager steps were timed at the machine's speed of that moment.
+        known = 1e3 * status.eager_seconds if status.eager_seconds else eager_ms
+        found["eager_totals"][str(total)] = total * known / 1e3
+        tiers = [{"name": one.name, "state": one.state, "steps": one.steps, "why": one.why} for one in status.tiers]
+        found["runs"][str(total)] = {
+            "steps_done": len(seconds), "last_ms": 1e3 * last, "eager_ms": eager_ms, "tier": status.tier,
+            "eager_ms_in_run": status.eager_seconds and 1e3 * status.eager_seconds, "tiers": tiers,
+            "decisions": list(map(str, status.decisions)),
+        }  # fmt: skip
+    return found
+
+
+def child(options):
+    preset, _, what = options.child.partition(":")
+    if options.device == "cuda":
+        torch.set_float32_matmul_precision("high")
+    made = auto if preset == "auto" else None
+    args = (options.size, what, options.device)
+    row = made(*args) if made else beside_eager(options.size, preset, what, options.device, options.pairs)
+    row["load"] = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    print("ROW " + json.dumps({"row": options.child, "size": options.size, **plain(row)}))
+
+
+def plain(value):
+    """Round to five digits, and say None where there is no bound."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if abs(value) != float("inf") else None
+    return value
+
+
+def run_child(options, row):
+    """Give a row, measured in a process and a cache of its own; what failed is said in it."""
+    with tempfile.TemporaryDirectory() as cache:
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "HOTLOOP_CACHE_DIR": ""}
+        command = [sys.executable, __file__, str(options.results), "--child", row, "--size", options.size]
+        command += ["--device", options.device, "--pairs", str(options.pairs)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=options.limit, check=False)
+        except subprocess.TimeoutExpired:
+            return {"row": row, "size": options.size, "failed": f"more than {options.limit:.0f} s"}
+    line = next((one for one in done.stdout.splitlines() if one.startswith("ROW ")), None)
+    if line is None:
+        return {"row": row, "size": options.size, "failed": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+    return json.loads(line.removeprefix("ROW "))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=pathlib.Path)
+    parser.add_argument("--size", choices=ROWS, default="small")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--rows", nargs="*")
+    parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--limit", type=float, default=1800.0)
+    parser.add_argument("--child")
+    options = parser.parse_args()
+    if options.child:
+        child(options)
+        return
+    known = json.loads(options.results.read_text()) if options.results.exists() else {}
+    rows = known.get("rows", [])
+    for row in options.rows or ROWS[options.size]:
+        if any((one["row"], one["size"]) == (row, options.size) and "failed" not in one for one in rows):
+            continue
+        rows = [one for one in rows if (one["row"], one["size"]) != (row, options.size)]
+        rows.append(run_child(options, row))
+        print(json.dumps({key: value for key, value in rows[-1].items() if key not in ("blocks", "runs")}))
+        document = {
+            "date": dt.datetime.now(dt.UTC).date().isoformat(),
+            "torch": torch.__version__,
+            "python": sys.version.split()[0],
+            "machine": torch.cuda.get_device_name() if options.device == "cuda" else processor(),
+            "threads": torch.get_num_threads(),
+            "rows": rows,
+        }
+        options.results.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

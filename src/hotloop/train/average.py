@@ -1,0 +1,64 @@
+"""An exponential moving average of what is trained: it often samples and generalises better than the last step does."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
+
+
+class Average:
+    """Averages of a model's trained parameters; it begins with them as they are.
+
+    Args:
+        model: whose parameters; they stay where they are.
+        decay: how much of the average an update keeps, in 0 to 1; about ``1 / (1 - decay)`` steps are averaged.
+    """
+
+    def __init__(self, model: torch.nn.Module, decay: float) -> None:
+        trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+        self._names, self._parameters = list(trained), list(trained.values())
+        self.tensors = [one.detach().clone() for one in self._parameters]
+        self._blend = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the parameters in, as they are after a step. Nothing in it waits for the device."""
+        self._blend(self.tensors, [one.detach() for one in self._parameters], 0)
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Have the model hold the averages while the block runs; memory stays where it is, which recordings know."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    @torch.no_grad()
+    def _exchange(self) -> None:
+        for parameter, average in zip(self._parameters, self.tensors, strict=True):
+            kept = parameter.detach().clone()
+            parameter.copy_(average)
+            average.copy_(kept)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Give the averages by the names of their parameters."""
+        return dict(zip(self._names, self.tensors, strict=True))
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from the averages of a checkpoint.
+
+        Raises:
+            KeyError: they are of other parameters.
+        """
+        for name, average in zip(self._names, self.tensors, strict=True):
+            average.copy_(state[name])

@@ -1,0 +1,42 @@
+"""Where networks run, and where what they make is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import torch
+
+from hotloop.cache.files import default_folder
+from hotloop.train.pictures.stored import PART, Cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where networks run, and where what they make is kept.
+
+    Args:
+        device: where they run.
+        folder: the run's, for what is kept where ``HOTLOOP_CACHE_DIR`` is empty; else all runs share hotloop's own.
+        say: prints a line.
+    """
+
+    device: torch.device
+    folder: Path
+    say: Callable[[str], None]
+
+    def cache(self, batch_size: int = 1) -> Cache:
+        """Give where encoded rows are kept, made by batches of this size; what they depend on is still to be said."""
+        kept = default_folder()
+        return Cache(
+            folder=kept / "pictures" if kept else self.folder / "cache",
+            # Kernels may differ between devices and versions, and a run is to be resumed to the same result.
+            key={"torch": torch.__version__, "device": self.device.type},
+            dtype=torch.float32,
+            batch_size=min(batch_size, PART),
+            say=self.say,
+        )

@@ -1,0 +1,247 @@
+"""Tensors of many rows in files, made once and found again: whole parts only, each checked when it is read.
+
+A store has a folder of its own for each key, so that runs with other data or other encoders never read it. A part is
+written beside its place and moved there, so a run that is killed leaves whole parts, which the next one reuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hotloop.train.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+SCHEMA = "1"
+PART = 256
+"""Rows of a part: what a killed run may lose, and what a file holds (8 MB to 40 MB of latents)."""
+KEPT, RECENT = 3, 24 * 3600
+"""How many stores of a kind stay besides those used within so many seconds."""
+KEY = "key.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cache:
+    """Where and how to keep what encoders give.
+
+    Args:
+        folder: of all caches; it may be shared by runs, at the same time too.
+        key: what the values depend on besides the data, by name, such as ``{"vae": weights_fingerprint(vae)}``.
+        dtype: in which numbers with a fraction are kept.
+        batch_size: rows in a forward pass of the encoder, at most `PART`.
+        progress: is told how many rows are done, and of how many.
+        say: is told in words what is read, encoded and thrown away.
+    """
+
+    folder: Path
+    key: Mapping[str, str]
+    dtype: torch.dtype
+    batch_size: int
+    progress: Callable[[int, int], None] | None = None
+    say: Callable[[str], None] | None = None
+
+
+class Stored:
+    """Values of rows, read from files when they are asked for: the files are mapped, and not held in memory.
+
+    Args:
+        parts: by name, the values of the rows of each part.
+        rows: the row numbers of each part; every row is in one of them.
+    """
+
+    def __init__(self, parts: Sequence[Mapping[str, Tensor]], rows: Sequence[Tensor]) -> None:
+        self._parts = list(parts)
+        many = sum(map(len, rows))
+        self._part, self._place = torch.empty(many, dtype=torch.int64), torch.empty(many, dtype=torch.int64)
+        for index, mine in enumerate(rows):
+            self._part[mine], self._place[mine] = index, torch.arange(len(mine))
+
+    def __len__(self) -> int:
+        return len(self._part)
+
+    def take(self, rows: Tensor) -> dict[str, Tensor]:
+        """Give these rows, each tensor of shape (rows, ...); rows of one call have one shape.
+
+        Args:
+            rows: row numbers, int64 of shape (rows,); at least one.
+
+        Raises:
+            ValueError: rows of several shapes.
+        """
+        part, place = self._part[rows], self._place[rows]
+        first = self._parts[int(part[0])]
+        taken = {name: one.new_empty((len(rows), *one.shape[1:])) for name, one in first.items()}
+        for index in sorted(set(part.tolist())):
+            mine = part == index
+            for name, one in self._parts[index].items():
+                if one.shape[1:] != taken[name].shape[1:]:
+                    raise ValueError(
+                        f"{name}: rows of shapes {tuple(taken[name].shape[1:])} and {tuple(one.shape[1:])}"
+                    )
+                taken[name][mine] = one[place[mine]]
+        return taken
+
+
+class Store:
+    """One kind of values with one key, in a folder of its own.
+
+    Args:
+        cache: where.
+        kind: names the values in the folder and in messages: ``latents``.
+        key: all that the values depend on, by name.
+    """
+
+    def __init__(self, cache: Cache, kind: str, key: Mapping[str, str]) -> None:
+        self.cache, self.kind = cache, kind
+        self.key = {"schema": SCHEMA, "dtype": str(cache.dtype), **key}
+        self.digest = hashlib.sha256(json.dumps(self.key, sort_keys=True).encode()).hexdigest()
+        self.folder = cache.folder / f"{kind}-{self.digest[:24]}"
+
+    def fill(self, rows: Sequence[Tensor], make: Callable[[Tensor], dict[str, Tensor]]) -> Stored:
+        """Read the parts that are there, make those that are not, and give all.
+
+        Args:
+            rows: the row numbers of each part.
+            make: gives the values of a part's rows by name, each of shape (rows, ...), on the CPU.
+
+        Raises:
+            OSError: a part cannot be written.
+        """
+        self._open()
+        total, done = sum(map(len, rows)), 0
+        there = [self._read(index, mine) for index, mine in enumerate(rows)]
+        kept = sum(len(mine) for part, mine in zip(there, rows, strict=True) if part is not None)
+        self._tell(
+            f"{kept:,} of {total:,} read from {self.folder}" + ("" if kept == total else "; the others are encoded")
+        )
+        found = []
+        for index, (part, mine) in enumerate(zip(there, rows, strict=True)):
+            found.append(part if part is not None else self._write(index, mine, make(mine)))
+            done += len(mine)
+            if self.cache.progress:
+                self.cache.progress(done, total)
+        self._tidy()
+        return Stored(found, rows)
+
+    def _tell(self, text: str) -> None:
+        if self.cache.say:
+            self.cache.say(f"Cache of {self.kind}: {text}")
+
+    def _open(self) -> None:
+        """Make the folder where it is missing, and say by what it differs from the one that was used last."""
+        document = self.folder / KEY
+        if not document.is_file():
+            others = self._others()
+            if others:
+                differing = self._differing(others[0])
+                self._tell(f"a new one, since {differing} changed since the last")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._replace(document, lambda path: path.write_text(json.dumps(self.key, indent=1), encoding="utf-8"))
+        with contextlib.suppress(OSError):  # a whole store can be read where nothing can be written
+            document.touch()  # used now
+
+    def _others(self) -> list[Path]:
+        """Give the folders of other stores of this kind, the one used last first."""
+        found = [one for one in self.cache.folder.glob(f"{self.kind}-*") if one != self.folder]
+        return sorted((one for one in found if (one / KEY).is_file()), key=_used, reverse=True)
+
+    def _differing(self, other: Path) -> str:
+        try:
+            theirs = json.loads((other / KEY).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            theirs = None
+        if not isinstance(theirs, dict):
+            return "something"
+        return ", ".join(name for name in {**theirs, **self.key} if theirs.get(name) != self.key.get(name))
+
+    def _path(self, index: int) -> Path:
+        return self.folder / f"part-{index:05}.safetensors"
+
+    def _told(self, index: int) -> dict[str, str]:
+        """Give what a part says of itself."""
+        return {"key": self.digest, "part": str(index)}
+
+    def _read(self, index: int, rows: Tensor) -> dict[str, Tensor] | None:
+        """Give a part, or None, with a word, where it is not there or does not fit."""
+        path = self._path(index)
+        if not path.is_file():
+            return None
+        safetensors = require("safetensors", "The cache of latents", "diffusion")
+        try:
+            with safetensors.safe_open(path, framework="pt", device="cpu") as file:
+                told = file.metadata() or {}
+                part = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            self._tell(f"{path.name} cannot be read ({error}) and is made anew")
+            return None
+        if wrong := self._wrong(index, rows, told, part):
+            self._tell(f"{path.name} {wrong} and is made anew")
+            return None
+        return part
+
+    def _wrong(self, index: int, rows: Tensor, told: Mapping[str, str], part: Mapping[str, Tensor]) -> str:
+        if any(told.get(name) != value for name, value in self._told(index).items()):
+            return "belongs to other values"
+        if not part or any(one.ndim == 0 or len(one) != len(rows) for one in part.values()):
+            return f"does not hold {len(rows)} rows"
+        kinds = {one.dtype for one in part.values() if one.is_floating_point()}
+        return f"holds {kinds}" if kinds - {self.cache.dtype} else ""
+
+    def _write(self, index: int, rows: Tensor, part: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Write a part, and give it as it is read from its file, so that it is not held in memory."""
+        kept = {
+            name: (one.to(self.cache.dtype) if one.is_floating_point() else one).contiguous()
+            for name, one in part.items()
+        }
+        save = require("safetensors.torch", "The cache of latents", "diffusion").save_file
+        self._replace(self._path(index), lambda path: save(kept, path, metadata=self._told(index)))
+        read = self._read(index, rows)
+        if read is None:
+            raise OSError(f"{self._path(index)} was written and cannot be read back")
+        return read
+
+    def _replace(self, path: Path, write: Callable[[Path], Any]) -> None:
+        """Write a file so that its place always holds a whole one, also where two runs write it at the same time."""
+        part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
+        try:
+            write(part)
+            with part.open("rb") as file:
+                os.fsync(file.fileno())  # a power cut must not leave the new name on a half-written file
+            part.replace(path)
+        except Exception as error:  # a full disk is an OSError, or an error of safetensors' own
+            raise OSError(f"{path} cannot be written: {error}") from error
+        finally:
+            part.unlink(missing_ok=True)
+
+    def _tidy(self) -> None:
+        """Throw away what killed runs left half written, and stores that were not used for long."""
+        old = time.time() - RECENT
+        for part in self.folder.glob("*.part"):
+            with contextlib.suppress(OSError):  # another run does the same
+                if part.stat().st_mtime < old:
+                    part.unlink()
+        for one in self._others()[KEPT:]:
+            if _used(one) < old:
+                self._tell(f"{one.name}, not used for long, is thrown away")
+                shutil.rmtree(one, ignore_errors=True)
+
+
+def _used(folder: Path) -> float:
+    """Give when a store was last used, in seconds since 1970; 0 where it is gone."""
+    try:
+        return (folder / KEY).stat().st_mtime
+    except OSError:
+        return 0.0

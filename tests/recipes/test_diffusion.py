@@ -1,0 +1,312 @@
+"""The recipe `diffusion`: it learns, is judged, resumed, killed, compiled by component, and leaves what diffusers loads."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline, StableDiffusionPipeline
+from PIL import Image
+from safetensors.torch import load_file
+
+from hotloop import recipes, record
+from hotloop.errors import ConfigError
+from hotloop.train import checkpoint, compiling, configure, fit, start
+from hotloop.train.diffusion import networks
+from hotloop.train.diffusion.sampling import Sampler
+from hotloop.train.pictures import load as load_pictures
+
+RECIPE = recipes.load("diffusion")
+SMALL = [
+    "recipe=diffusion", "run.device=cpu", "diffusion.width=8", "diffusion.autoencoder_steps=10", "pictures.size=8",
+    "data.sample_size=160", "training.batch_size=16", "training.eval_batch_size=64", "training.num_epochs=1",
+    "training.learning_rate=0.005", "diffusion.ema_decay=0.8", "diffusion.sample_steps=2", "diffusion.samples=1",
+    "diffusion.output=false",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_cache(tmp_path_factory):
+    """The tests share one cache, which is none of the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOTLOOP_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def train(tmp_path):
+    """Train a small one into ``folder``; gives its outcome."""
+
+    def run(*settings, folder="run"):
+        return RECIPE.train(start.prepare([*SMALL, f"run.folder={tmp_path / folder}", *settings]))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A run that wrote its pipeline: its folder, and its outcome."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    settings = ["diffusion.output=true", "diffusion.sample_every=4", f"run.folder={folder}"]
+    return folder, RECIPE.train(start.prepare([*SMALL, *settings]))
+
+
+def load(folder, name="last.pt"):
+    return checkpoint.load(folder / "checkpoints" / name)
+
+
+def same(ours, theirs):
+    assert list(ours) == list(theirs)
+    return all(torch.equal(one, theirs[name]) for name, one in ours.items())
+
+
+def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(model):
+    folder, outcome = model
+    document = record.load(folder)
+    assert document["steps"][-1]["loss"] < document["steps"][0]["loss"]
+    kept = load(folder, "best.pt")
+    assert set(kept["average"]) == {name for name in kept["model"] if name.startswith("unet.")}
+    assert not same(kept["average"], {name: kept["model"][name] for name in kept["average"]})
+    judged = RECIPE.evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))
+    assert judged == pytest.approx(outcome.best, rel=1e-6)
+    assert outcome.measurements["recognised_of"] == 200
+    assert any("a classifier takes" in line for line in outcome.remarks)
+
+
+def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_drew(model):
+    folder, _ = model
+    sheets = sorted(one.name for one in (folder / "samples").iterdir())
+    assert sheets == ["step-000004.png", "step-000008.png", "step-000009.png"]
+    pipe = DiffusionPipeline.from_pretrained(folder / "pipeline", use_safetensors=True)
+    pipe.set_progress_bar_config(disable=True)
+    averages = load(folder)["average"]
+    assert same({f"unet.{name}": one for name, one in pipe.unet.state_dict().items()}, averages), "the averages"
+    asked = {"num_inference_steps": 2, "height": 8, "width": 8, "output_type": "pt", "guidance_scale": 3.0}
+    settings = configure.from_dict(load(folder)["settings"])
+    pictures = load_pictures(settings)
+    sampler = Sampler(
+        networks=networks.load(str(folder / "pipeline"), [], (1, 8), 8, print), prediction="epsilon",
+        prompts=pictures.prompts, size=(8, 8), steps=2, guidance=3.0, batch=4, seed=0,
+    )  # fmt: skip
+    ours = sampler.make(1)
+    theirs = pipe(pictures.prompts[3], generator=torch.Generator().manual_seed(3), **asked).images
+    torch.testing.assert_close(ours[3:4], theirs * 2 - 1, rtol=1e-4, atol=1e-4)
+    with Image.open(folder / "samples" / sheets[-1]) as sheet:
+        assert sheet.width > 10 * 90, "a column for each digit"
+    assert not any("_orig_mod" in one.read_text() for one in folder.glob("pipeline/*/config.json"))
+
+
+def test_samples_on_the_way_change_nothing(train, tmp_path, model):
+    train()
+    assert same(load(tmp_path / "run")["model"], load(model[0])["model"])
+
+
+def interrupted(train, monkeypatch, at, *settings):
+    """Train until a signal after a step; the run saves and stops."""
+    whole = fit._Fitting.step
+
+    def acting(self, given):
+        whole(self, given)
+        if self.position.step == at:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fit._Fitting, "step", acting)
+        assert train(*settings).status == "interrupted"
+
+
+@pytest.mark.parametrize("how", ["full", "text", "lora", "uncached"])
+def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_path, train, model, monkeypatch, how):
+    """Bit for bit: weights, averages, optimizer, and validation."""
+    settings = {
+        "full": ["diffusion.noise_offset=0.1", "training.optimization.use_bf16=true"],
+        "text": ["diffusion.train_text_encoder=true", "diffusion.prediction=v_prediction"],
+        "lora": [f"diffusion.model={model[0] / 'pipeline'}", "diffusion.lora_rank=2"],
+        "uncached": ["diffusion.cache=false", "diffusion.gradient_checkpointing=true"],
+    }[how]
+    train(*settings, folder="whole")
+    interrupted(train, monkeypatch, 3, *settings)
+    RECIPE.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
+    ours, theirs = load(tmp_path / "run"), load(tmp_path / "whole")
+    assert ours["position"] == theirs["position"]
+    assert same(ours["model"], theirs["model"])
+    assert same(ours["average"], theirs["average"])
+    steps = ours["optimizer"]["state"]
+    assert all(same(one, theirs["optimizer"]["state"][key]) for key, one in steps.items())
+
+
+def test_adapters_are_what_a_checkpoint_of_lora_holds_and_what_diffusers_loads(tmp_path, train, model):
+    base = model[0] / "pipeline"
+    lora = [f"diffusion.model={base}", "diffusion.lora_rank=2", "diffusion.lora_alpha=4", "diffusion.output=true"]
+    outcome = train(*lora, "diffusion.train_text_encoder=true", "diffusion.ema_decay=null")
+    kept = load(tmp_path / "run")["model"]
+    assert all("lora" in name for name in kept)
+    assert {name.split(".")[0] for name in kept} == {"unet", "text_encoder"}
+    assert not (tmp_path / "run" / "pipeline").exists()
+    pipe = StableDiffusionPipeline.from_pretrained(base, use_safetensors=True)
+    pipe.load_lora_weights(tmp_path / "run" / "lora")
+    assert pipe.unet.peft_config["default_0"].lora_alpha == 4
+    theirs = {name.replace("default_0", "default"): one for name, one in pipe.unet.state_dict().items()}
+    ours = {name.removeprefix("unet."): one for name, one in kept.items() if name.startswith("unet.")}
+    assert all(torch.equal(one, theirs[name]) for name, one in ours.items())
+    assert any(bool(one.any()) for name, one in ours.items() if "lora_B" in name), "they were trained"
+    file = load_file(tmp_path / "run" / "lora" / "pytorch_lora_weights.safetensors")
+    assert {name.split(".")[0] for name in file} == {"unet", "text_encoder"}
+    best = load(tmp_path / "run", "best.pt")
+    judged = RECIPE.evaluate(configure.from_dict(best["settings"]), checkpoint.weights(best))
+    assert judged == pytest.approx(outcome.best, rel=1e-6)
+
+
+KILLED = """
+import os, signal, sys
+from hotloop import recipes
+from hotloop.train import checkpoint, fit, start
+whole, save, at = fit._Fitting.step, checkpoint.torch.save, int(sys.argv[1])
+def step(self, given):
+    whole(self, given)
+    if self.position.step == at:
+        def half(document, file):
+            file.write(b"half of it")
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        checkpoint.torch.save = half
+fit._Fitting.step = step
+recipes.load("diffusion").train(start.prepare(sys.argv[2:]))
+"""
+
+
+def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(tmp_path, train):
+    often = "training.checkpoint_every_steps=2"
+    settings = [*SMALL, often, f"run.folder={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, "4", *settings], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert load(tmp_path / "run")["position"]["step"] == 2
+    RECIPE.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
+    train(often, folder="whole")
+    ours, theirs = load(tmp_path / "run"), load(tmp_path / "whole")
+    assert same(ours["model"], theirs["model"])
+    assert same(ours["average"], theirs["average"])
+
+
+def test_float16_leaves_out_the_steps_that_overflow_and_keeps_its_scale(tmp_path, train):
+    outcome = train("training.optimization.use_fp16=true", "training.max_steps=4")
+    assert outcome.status == "finished"
+    scaler = load(tmp_path / "run")["scaler"]
+    norms = [one["gradient_norm"] for one in record.load(tmp_path / "run")["steps"]]
+    left_out = sum(norm in ("inf", "nan") for norm in norms)
+    assert scaler["scale"] == 2**16 / 2**left_out
+    with pytest.raises(ConfigError, match="use_fp16=true: a run computes in one of them"):
+        train("training.optimization.use_fp16=true", "training.optimization.use_bf16=true", folder="both")
+
+
+ON = ["training.optimization.use_torch_compile=true", "compile.preset=aot_eager", "compile.measure_eager_steps=0"]
+
+
+def test_only_the_unet_is_compiled_unless_settings_say_otherwise():
+    chosen = compiling.plan(configure.load([*SMALL, *ON]), RECIPE.COMPONENTS)
+    assert {name: [one.name for one in both] for name, both in chosen.items()} == {"unet": ["aot_eager", "none"]}
+    more = [f"compile.components.{name}.inference=aot_eager" for name in ("text_encoder", "vae")]
+    chosen = compiling.plan(configure.load([*SMALL, *ON, *more]), RECIPE.COMPONENTS)
+    assert list(chosen) == ["unet", "text_encoder", "vae"]
+
+
+def test_each_component_is_compiled_as_its_setting_says_and_the_report_shows_all_three(tmp_path, train):
+    """Text encoder and VAE run in each step here, and without gradients: their presets are those of inference."""
+    outcome = train(
+        *ON, "diffusion.cache=false", "compile.components.text_encoder.inference=aot_eager", "training.max_steps=2",
+        "data.sample_size=40", "diffusion.ema_decay=null",
+    )  # fmt: skip
+    states = {name: one["state"] for name, one in outcome.components.items()}
+    assert states == {"unet": "compiled", "text_encoder": "compiled", "vae": "eager", "loss": "eager"}
+    unet = outcome.components["unet"]
+    assert (unet["modes"]["training"]["compiles"], unet["recompiles"], unet["graph_breaks"]) == (1, 0, 0)
+    assert not any("_orig_mod" in name for name in load(tmp_path / "run")["model"])
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert all(name in page for name in states)
+    assert list(record.load(tmp_path / "run")["components"]) == list(states)
+
+
+def test_auto_owns_the_step_and_compiles_the_unet_alone(train):
+    outcome = train("training.optimization.use_torch_compile=auto", "training.max_steps=4")
+    assert {one["requested"] for one in outcome.components.values()} == {"auto"}
+    assert outcome.components["vae"]["running"] == "eager"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["diffusion.lora_rank=4"], r"diffusion\.lora_rank=4 with diffusion\.model=small"),
+        (["diffusion.lora_alpha=4"], r"diffusion\.lora_alpha=4\.0 has no effect while diffusion\.lora_rank is null"),
+        (["diffusion.width=20"], r"diffusion\.width=20: expected a multiple of 8"),
+        (["diffusion.prediction=sample"], r"diffusion\.prediction.*epsilon"),
+        (["diffusion.min_snr_gamma=0"], r"diffusion\.min_snr_gamma"),
+        (["diffusion.ema_decay=1.0"], r"diffusion\.ema_decay"),
+        (["diffusion.guidance=0.5"], r"diffusion\.guidance"),
+        (["diffusion.model=''"], r"diffusion\.model is empty"),
+        (["diffusion.model=./nowhere"], r"diffusion\.model=\./nowhere: no such folder"),
+        (["pictures.step=2", "pictures.size=10"], r"takes multiples of 8 a side: set pictures\.step=8"),
+        (
+            ["compile.components.unett.training=none"],
+            r"compile\.components\.unett: no such component; did you mean unet",
+        ),
+        (["model.name=x"], r"recipe=diffusion does not read model\.name='x'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_by_name(train, settings, said):
+    with pytest.raises(ConfigError, match=said):
+        train(*settings)
+
+
+def test_a_model_of_another_kind_or_without_safetensors_is_refused(tmp_path, train, model):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusionXLPipeline"}))
+    with pytest.raises(ConfigError, match="is a StableDiffusionXLPipeline; expected a StableDiffusionPipeline"):
+        train(f"diffusion.model={other}")
+    pickled = tmp_path / "pickled"
+    shutil.copytree(model[0] / "pipeline", pickled)
+    weights = pickled / "unet" / "diffusion_pytorch_model.safetensors"
+    torch.save(load_file(weights), weights.with_suffix(".bin"))
+    weights.unlink()
+    with pytest.raises(ConfigError, match=r"diffusion\.model=.* cannot be loaded: .*no \.bin"):
+        train(f"diffusion.model={pickled}")
+
+
+def test_a_hub_that_does_not_answer_is_said(train, monkeypatch):
+    monkeypatch.setattr("hotloop.train.hub.unreachable", lambda *given: "ConnectError: no network")
+    with pytest.raises(ConfigError, match=r"diffusion\.model='someone/model' cannot be loaded: .*no network.*small"):
+        train("diffusion.model=someone/model")
+
+
+def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_path, train):
+    """A hot loop is told of the sizes; there are no classes, so captions are sampled and nothing is judged."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(36):
+        size = ((32, 32), (48, 24), (24, 48))[number % 3]
+        Image.new("RGB", size, (7 * number, 100, 200)).save(folder / f"{number:02}.png")
+        (folder / f"{number:02}.txt").write_text(f"a plain {('square', 'strip', 'tower')[number % 3]}")
+    outcome = train(
+        "pictures=folder", f"pictures.path={folder}", "pictures.size=32", "pictures.step=8", "pictures.min_size=8",
+        "data.sample_size=null", "training.batch_size=4", "training.max_steps=3", "diffusion.output=true",
+        "training.optimization.use_torch_compile=auto",
+    )  # fmt: skip
+    assert any("3 declared sizes" in str(one) for one in record.load(tmp_path / "run")["decisions"])
+    assert "recognised" not in outcome.measurements
+    (sheet,) = (tmp_path / "run" / "samples").iterdir()
+    with Image.open(sheet) as image:
+        assert image.mode == "RGB"
+    assert (tmp_path / "run" / "pipeline" / "model_index.json").is_file()
+
+
+def test_folds_hold_out_each_picture_once():
+    settings = configure.load([*SMALL, "kfold.n_splits=4", "kfold.fold=1"])
+    sides = RECIPE.sides(settings)
+    assert len(sides.validation.groups) == 40
+    assert not set(sides.train.groups) & set(sides.validation.groups)
+    sides.check("fold 1", "")
