@@ -53,6 +53,61 @@ def make():
 
     return hotloop.Workload(MODELS, optimizer, step, loader, state=rate, before=before)
 """
+PAIR = """
+import numpy
+import torch
+
+import hotloop
+
+
+def make():
+    models = {"first": torch.nn.Linear(4, 4), "second": torch.nn.Linear(4, 1)}
+    optimizers = {name: torch.optim.Adam(one.parameters(), lr=0.01) for name, one in models.items()}
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+
+    def step(x):
+        made = models["second"](models["first"](x))
+        loss = made.square().mean()
+        loss.backward()
+        for one in optimizers.values():
+            one.step()
+            one.zero_grad()
+        return {"loss": loss, "made": made.detach().numpy(), "one": numpy.float32(2), "gradient_norm": 3}
+
+    return hotloop.Workload(models, optimizers, step, list(x.split(4)))
+"""
+AT_MODULE_LEVEL = """
+import torch
+
+import hotloop
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+generator = torch.Generator()
+
+
+def step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def workload(model, optimizer, step, **more):
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    loader = torch.utils.data.DataLoader(x, batch_size=4, shuffle=True, generator=generator)
+    return hotloop.Workload({"first": model}, optimizer, step, loader, **more)
+
+
+def all_of_it():
+    return workload(model, optimizer, step)
+
+
+def the_batches():
+    model = torch.nn.Linear(4, 1)
+    return workload(model, torch.optim.SGD(model.parameters(), lr=0.01), lambda x: model(x).sum().backward())
+"""
 NAMED = '{"first": first, "second": second}'
 ON = ["training.optimization.use_torch_compile=true", "compile.measure_eager_steps=0", "compile.preset=none"]
 
@@ -131,6 +186,45 @@ def test_a_batch_is_made_ready_once_and_a_resumed_run_is_the_one_that_was_not(tm
     ours, theirs = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("run", "whole"))
     assert ours["others"]["state[0]"] == theirs["others"]["state[0]"] == {"steps": 12}
     assert torch.equal(ours["model"]["first"]["weight"], theirs["model"]["first"]["weight"])
+
+
+def test_an_optimizer_with_the_name_of_its_model_is_kept_and_resumed(tmp_path):
+    (tmp_path / "pair.py").write_text(PAIR)
+
+    def run(folder, *settings):
+        name = f"recipe={tmp_path / 'pair.py'}:make"
+        begun = start.prepare([name, f"run.folder={tmp_path / folder}", *settings])
+        recipes.load(begun.settings.recipe.name).train(begun)
+        return checkpoint.load(tmp_path / folder / "checkpoints" / "last.pt")
+
+    whole = run("whole", "training.num_epochs=2")
+    assert set(whole["others"]) == {"first", "second"}
+    run("run")
+    begun = start.prepare([f"run.resume={tmp_path / 'run'}", "training.num_epochs=2"])
+    recipes.load(begun.settings.recipe.name).train(begun)
+    resumed = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert torch.equal(resumed["model"]["first"]["weight"], whole["model"]["first"]["weight"])
+    assert resumed["others"]["second"]["state"][0]["step"] == 12
+    entry = record.load(tmp_path / "run")["steps"][0]
+    assert (entry["one"], entry["gradient_norm"], "made" in entry) == (2.0, 3.0, False)  # an array is no figure
+
+
+@pytest.mark.parametrize(("function", "what"), [("all_of_it", "weight"), ("the_batches", "the batches")])
+def test_cuda_graphs_are_not_tried_on_what_is_the_runs_own(tmp_path, function, what):
+    (tmp_path / "own.py").write_text(AT_MODULE_LEVEL)
+
+    def run(folder, *settings):
+        name = f"recipe={tmp_path / 'own.py'}:{function}"
+        begun = start.prepare([name, "training.num_epochs=2", f"run.folder={tmp_path / folder}", *settings])
+        return recipes.load(begun.settings.recipe.name).train(begun)
+
+    run("eager")
+    with cudagraph_emulation():
+        outcome = run("run", *ON, "compile.components.first.training=reduce-overhead")
+    (cause,) = outcome.components["first"]["causes"]
+    assert f"made a second time, has {what} of the run's own" in cause["reason"]
+    eager, tried = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("eager", "run"))
+    assert torch.equal(eager["model"]["first"]["weight"], tried["model"]["first"]["weight"])
 
 
 def test_the_figures_of_a_step_are_in_the_record(tmp_path, train):

@@ -103,8 +103,8 @@ class _Fitting:
         task, more = self.task, compiling.arguments(self.settings.compile)
         if task.make is None:
             return None
-        make, models = task.make, task.workload.models()
-        return lambda: OwnRehearsal(make=make, models=models, device=task.device, more=more, events=self.events)
+        make, workload = task.make, task.workload
+        return lambda: OwnRehearsal(make=make, workload=workload, device=task.device, more=more, events=self.events)
 
     def run(self) -> Outcome:
         """Train to the end, or until somebody interrupts."""
@@ -301,10 +301,9 @@ class _Fitting:
 
     def save(self, name: str) -> None:
         """Write a checkpoint; where that fails the run goes on, and says so."""
-        states, models = self.task.states(), self.task.workload.models()
         document = {
-            "model": {name: model.state_dict() for name, model in models.items()},
-            "others": {name: one.state_dict() for name, one in states.items() if name not in models},
+            "model": {name: model.state_dict() for name, model in self.task.workload.models().items()},
+            "others": {name: one.state_dict() for name, one in self.task.others().items()},
             "position": dataclasses.asdict(self.position),
             "data": self.task.fingerprint,
             "epoch_began": self.epoch_began,
@@ -323,9 +322,8 @@ class _Fitting:
         Raises:
             ConfigError: the program makes other models, optimizers or state than it did then.
         """
-        models, states = self.task.workload.models(), self.task.states()
         self.task.load_models(document["model"])
-        others = {name: one for name, one in states.items() if name not in models}
+        others = self.task.others()
         if set(others) != set(document["others"]):
             raise ConfigError(
                 f"the checkpoint holds {', '.join(document['others'])} beside the models; "
