@@ -1,5 +1,6 @@
 """A program of the user's own with several models: components by name, CUDA graphs tried first, and batches made ready."""
 
+import json
 import signal
 
 import pytest
@@ -8,8 +9,9 @@ import torch
 import hotloop
 from hotloop import recipes, record
 from hotloop.errors import ConfigError
+from hotloop.prove.doctor.examining import examine
 from hotloop.testing import cudagraph_emulation
-from hotloop.train import checkpoint, own_loop, start
+from hotloop.train import automatic, checkpoint, configure, own_loop, start
 
 PROGRAM = """
 import torch
@@ -225,6 +227,36 @@ def test_cuda_graphs_are_not_tried_on_what_is_the_runs_own(tmp_path, function, w
     assert f"made a second time, has {what} of the run's own" in cause["reason"]
     eager, tried = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("eager", "run"))
     assert torch.equal(eager["model"]["first"]["weight"], tried["model"]["first"]["weight"])
+
+
+def test_with_auto_each_component_has_a_status_of_its_own():
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    models, optimizer = {"first": first, "second": second}, torch.optim.SGD(first.parameters(), lr=0.1)
+    loop = hotloop.Loop(models, optimizer, run="aot_eager")
+
+    def step(x):
+        loss = second(torch.cat([first(x), first(x)])).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    running = automatic.Automatic(configure.load(), models, print, loop, step)
+    for _ in range(8):
+        running.step(torch.ones(4, 4))
+    found = running.status()
+    running.close()
+    assert {(one["running"], one["state"]) for one in found.values()} == {("aot_eager", "compiled")}
+    assert [max(found[name]["modes"]["training"]["calls_per_step"]) for name in models] == ["2", "1"]
+
+
+def test_doctor_makes_an_odd_batch_ready_and_looks_at_the_step_alone(tmp_path):
+    (tmp_path / "odd.py").write_text(PROGRAM.replace("MODELS", NAMED).replace("randn(24", "randn(65"))
+    found = examine(f"{tmp_path / 'odd.py'}:make", preset="aot_eager", steps=6)
+    said = json.dumps(found)
+    assert "missing 1 required positional argument" not in said
+    assert "square().mean()" in said  # a line of the step, and none of what is before it
+    assert "argmax" not in said
 
 
 def test_the_figures_of_a_step_are_in_the_record(tmp_path, train):

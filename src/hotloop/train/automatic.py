@@ -107,18 +107,15 @@ class Automatic(Compiling):
         return self._loop.eager()
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Give each component's status as plain data. Of the step, the model alone is ever compiled."""
+        """Give each component's status as plain data. Of the step, its models alone are ever compiled."""
         tier = self._in_force
         found = self._loop.compiled.status().components if tier.compiles else {}
         disabled = {"reason": DISABLED.removeprefix(f"{PREFIX} "), "stage": "disabled"}
         causes = [disabled] if self._disabled else []
-        whole = {"requested": "auto", "running": tier.name, "state": _state(tier), "causes": causes}
-        for one in found.values():
-            own = one.to_dict()
-            whole = {**own, **whole, "state": own["state"], "causes": own["causes"]}
         rest = Tier("eager", tier.graph)
         others = {"requested": "auto", "running": rest.name, "state": _state(rest), "causes": causes}
-        return {name: others if name == "loss" else whole for name in self.parts}
+        compiled = {name: {**one.to_dict(), "requested": "auto", "running": tier.name} for name, one in found.items()}
+        return {name: compiled.get(name, others) for name in self.parts}
 
     @property
     def speed_up(self) -> float | None:

@@ -178,6 +178,9 @@ class _Fitting:
 
     def ready(self, batch: Any) -> Any:
         """Make a batch ready for its step, outside of it."""
+        if self.task.workload.before is None:
+            return batch
+        self.doing = f"what is before step {self.position.step + 1}"
         began = time.perf_counter()
         with self.compiling.validating():
             ready = self.task.workload.ready(batch)
