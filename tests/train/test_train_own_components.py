@@ -155,6 +155,15 @@ def test_a_component_that_there_is_none_of_is_refused(train):
         train("compile.components.model.training=aot_eager")
 
 
+def test_a_model_that_is_named_loss_is_a_component_as_any(train):
+    named = '{"first": first, "loss": second}'
+    assert train(*ON, models=named).components["loss"]["state"] == "eager"
+    outcome = train(*ON, "compile.components.loss.training=aot_eager", folder="compiled", models=named)
+    assert outcome.components["loss"]["state"] == "compiled"
+    with pytest.raises(ConfigError, match=r"components\.loss: no such component"):
+        train("compile.components.loss.training=aot_eager", folder="none")
+
+
 def test_cuda_graphs_are_tried_on_the_program_made_anew_with_the_weights_of_the_run(tmp_path, train, capsys):
     train(folder="eager")
     with cudagraph_emulation():
