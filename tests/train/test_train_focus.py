@@ -101,8 +101,10 @@ def test_a_resumed_run_takes_the_rate_and_the_decay_of_its_settings(tmp_path, tr
     assert max(one["learning_rate"] for one in record.load(tmp_path / "run")["steps"][3:]) > 0.01
 
 
-def test_a_run_is_not_resumed_on_other_documents(tmp_path, train, monkeypatch):
+def test_a_run_is_not_resumed_on_other_documents_or_with_another_budget(tmp_path, train, monkeypatch):
     train()
+    with pytest.raises(ConfigError, match=r"focus cannot change .* \(focus\.budget=104 to 135\): start a new run"):
+        start.prepare([f"run.resume={tmp_path / 'run'}", "focus.budget=135"])
     monkeypatch.setattr(texts, "load", lambda _: texts.Sides((), ()))
     with pytest.raises(DataError, match="was trained on other data"):
         focus.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
