@@ -270,12 +270,19 @@ def test_doctor_makes_an_odd_batch_ready_and_looks_at_the_step_alone(tmp_path):
 
 def test_the_figures_of_a_step_are_in_the_record(tmp_path, train):
     train("training.max_steps=2")
-    entry = record.load(tmp_path / "run")["steps"][0]
+    document = record.load(tmp_path / "run")
+    entry = document["steps"][0]
+    assert document["measurements"]["before_step_ms"] > 0
     assert (entry["many"], entry["ready_seconds"] > 0, "said" in entry) == (4, True, False)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"), [({}, "got an empty mapping"), ({1: torch.nn.Linear(1, 1)}, "1 is no name")]
+    ("given", "message"),
+    [
+        ({}, "got an empty mapping"),
+        ({1: torch.nn.Linear(1, 1)}, "1 is no name"),
+        ({"a.b": torch.nn.Linear(1, 1)}, "'a.b' is no name"),
+    ],
 )
 def test_odd_mappings_of_models_are_told(given, message):
     with pytest.raises(ConfigError, match=message):
@@ -285,6 +292,8 @@ def test_odd_mappings_of_models_are_told(given, message):
 def test_what_makes_a_batch_ready_is_a_function():
     with pytest.raises(ConfigError, match=r"Workload before 3: expected a function of one batch"):
         hotloop.Workload(torch.nn.Linear(1, 1), None, print, [], before=3)
+    with pytest.raises(ConfigError, match="Workload before gave None: expected what the step takes"):
+        next(hotloop.Workload(torch.nn.Linear(1, 1), None, print, [1, 2], before=lambda _: None).endless())
 
 
 def test_the_harness_gives_both_programs_the_batches_and_rates_of_one(tmp_path):
