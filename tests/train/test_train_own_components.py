@@ -296,8 +296,12 @@ def test_what_makes_a_batch_ready_is_a_function():
         next(hotloop.Workload(torch.nn.Linear(1, 1), None, print, [1, 2], before=lambda _: None).endless())
 
 
-def test_the_harness_gives_both_programs_the_batches_and_rates_of_one(tmp_path):
-    (tmp_path / "several.py").write_text(PROGRAM.replace("MODELS", NAMED))
+@pytest.mark.parametrize("rate", ["0.1", "torch.tensor(0.1)"])
+def test_the_harness_gives_both_programs_the_batches_and_rates_of_one(tmp_path, rate):
+    changed = PROGRAM.replace("MODELS", NAMED).replace("lr=0.1", f"lr={rate}")
+    if rate != "0.1":
+        changed = changed.replace('["lr"] = 0.1 / (1 + self.steps)', '["lr"].fill_(0.1 / (1 + self.steps))')
+    (tmp_path / "several.py").write_text(changed)
     found = hotloop.harness(f"{tmp_path / 'several.py'}:make", "reduce-overhead", rounds=3, calls=2)
     assert found.passed, found
     assert set(found.components) == {"first", "second"}
