@@ -146,6 +146,8 @@ def tried(
     random, observed = RandomState([device]), len(events)
     try:
         found = rehearse(make, Settings(chosen=chosen, more=more), ROUNDS, CALLS)
+    except ConfigError as error:
+        return f"it could not be tried on a copy of the model: {error}"
     except Exception as error:  # noqa: BLE001 - whatever keeps it from being tried, the run goes on eager
         _log.warning("CUDA graphs could not be tried on a copy of the model, and stay off", exc_info=True)
         return f"it could not be tried on a copy of the model: {describe(error)}"
