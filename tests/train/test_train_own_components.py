@@ -8,8 +8,10 @@ import torch
 
 import hotloop
 from hotloop import recipes, record
+from hotloop.cache.request import Request
 from hotloop.errors import ConfigError
 from hotloop.prove.doctor.examining import examine
+from hotloop.step import child
 from hotloop.testing import cudagraph_emulation
 from hotloop.train import automatic, checkpoint, configure, own_loop, start
 
@@ -257,6 +259,14 @@ def test_with_auto_each_component_has_a_status_of_its_own():
     running.close()
     assert {(one["running"], one["state"]) for one in found.values()} == {("aot_eager", "compiled")}
     assert [max(found[name]["modes"]["training"]["calls_per_step"]) for name in models] == ["2", "1"]
+
+
+def test_the_compiling_child_compiles_the_step_and_not_what_is_before_it(tmp_path):
+    (tmp_path / "several.py").write_text(PROGRAM.replace("MODELS", NAMED))
+    request = Request.of_factory(f"{tmp_path / 'several.py'}:make", {"preset": "aot_eager"})
+    for model in child._run_workload(request).values():
+        (part,) = hotloop.status(model).components.values()
+        assert [part.modes[mode]["compiles"] for mode in ("training", "inference")] == [1, 0]
 
 
 def test_doctor_makes_an_odd_batch_ready_and_looks_at_the_step_alone(tmp_path):
