@@ -112,6 +112,8 @@ def noise(steps: int, seed: int | None) -> Noise:
 
 def steady(world: World, noise: Noise, tier: str, start: int, end: int) -> float:
     """Seconds of the steps from ``start`` up to ``end`` in ``tier``."""
+    if not world.phases:
+        return world.ms(tier, start) / 1e3 * noise.sum(start, end)
     cuts = [start, *(cut for cut, _ in world.phases if start < cut < end), end]
     return sum(world.ms(tier, low) / 1e3 * noise.sum(low, high) for low, high in itertools.pairwise(cuts))
 

@@ -92,8 +92,19 @@ def test_interrupted_and_resumed_it_is_the_run_that_was_not(tmp_path, train, mon
         assert all(torch.equal(one, theirs["model"][name][key]) for key, one in ours["model"][name].items())
 
 
-def test_a_run_is_not_resumed_on_other_documents(tmp_path, train, monkeypatch):
+def test_a_resumed_run_takes_the_rate_and_the_decay_of_its_settings(tmp_path, train):
+    train("training.max_steps=3")
+    changed = ["training.max_steps=6", "training.weight_decay=0.25", "training.learning_rate=0.02"]
+    focus.train(start.prepare([f"run.resume={tmp_path / 'run'}", *changed]))
+    groups = load(tmp_path / "run")["others"]["optimizer"]["param_groups"]
+    assert [one["weight_decay"] for one in groups] == [0.25, 0.0]
+    assert max(one["learning_rate"] for one in record.load(tmp_path / "run")["steps"][3:]) > 0.01
+
+
+def test_a_run_is_not_resumed_on_other_documents_or_with_another_budget(tmp_path, train, monkeypatch):
     train()
+    with pytest.raises(ConfigError, match=r"focus cannot change .* \(focus\.budget=104 to 135\): start a new run"):
+        start.prepare([f"run.resume={tmp_path / 'run'}", "focus.budget=135"])
     monkeypatch.setattr(texts, "load", lambda _: texts.Sides((), ()))
     with pytest.raises(DataError, match="was trained on other data"):
         focus.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
@@ -158,6 +169,17 @@ def test_with_auto_a_short_run_stays_eager_and_is_the_eager_one(tmp_path, train)
     assert any("6 steps eager" in line for line in outcome.notes)
     train(folder="eager")
     assert losses(tmp_path / "run") == losses(tmp_path / "eager")
+
+
+def test_the_program_for_the_harness_learns_for_as_long_as_it_is_run():
+    torch.manual_seed(0)
+    workload = focus.make()
+    batches, weight = workload.endless(), workload.model["lens"].into.weight
+    for _ in range(12):  # three times its texts
+        batch, before = next(batches), weight.clone()
+        workload.run(batch)
+        assert workload.optimizer.param_groups[0]["lr"] == pytest.approx(3e-3, rel=1e-3)
+        assert not torch.equal(weight, before)
 
 
 def test_its_step_is_captured_as_one_piece():
@@ -232,6 +254,8 @@ def test_without_the_one_helper_the_emulation_finds_the_fault(monkeypatch, where
 def test_settings_that_do_not_go_together_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"focus\.documents=3 cannot share focus\.blocks=6"):
         configure.load(["recipe=focus", "focus.blocks=6"])
+    with pytest.raises(ConfigError, match=r"focus\.lens_size=66 cannot be shared by focus\.heads=4"):
+        configure.load(["recipe=focus", "focus.lens_size=66"])
     begun = start.prepare(["recipe=focus", "training.gradient_accumulation=2", f"run.folder={tmp_path / 'run'}"])
     with pytest.raises(ConfigError, match=r"does not read training\.gradient_accumulation=2"):
         focus.train(begun)

@@ -1,5 +1,6 @@
 """A program of the user's own with several models: components by name, CUDA graphs tried first, and batches made ready."""
 
+import json
 import signal
 
 import pytest
@@ -7,9 +8,12 @@ import torch
 
 import hotloop
 from hotloop import recipes, record
+from hotloop.cache.request import Request
 from hotloop.errors import ConfigError
+from hotloop.prove.doctor.examining import examine
+from hotloop.step import child
 from hotloop.testing import cudagraph_emulation
-from hotloop.train import checkpoint, own_loop, start
+from hotloop.train import automatic, checkpoint, configure, own_loop, start
 
 PROGRAM = """
 import torch
@@ -52,6 +56,61 @@ def make():
         return {"loss": loss, "target": target.mean(), "many": len(x), "said": "nothing"}
 
     return hotloop.Workload(MODELS, optimizer, step, loader, state=rate, before=before)
+"""
+PAIR = """
+import numpy
+import torch
+
+import hotloop
+
+
+def make():
+    models = {"first": torch.nn.Linear(4, 4), "second": torch.nn.Linear(4, 1)}
+    optimizers = {name: torch.optim.Adam(one.parameters(), lr=0.01) for name, one in models.items()}
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+
+    def step(x):
+        made = models["second"](models["first"](x))
+        loss = made.square().mean()
+        loss.backward()
+        for one in optimizers.values():
+            one.step()
+            one.zero_grad()
+        return {"loss": loss, "made": made.detach().numpy(), "one": numpy.float32(2), "gradient_norm": 3}
+
+    return hotloop.Workload(models, optimizers, step, list(x.split(4)))
+"""
+AT_MODULE_LEVEL = """
+import torch
+
+import hotloop
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+generator = torch.Generator()
+
+
+def step(x):
+    loss = model(x).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def workload(model, optimizer, step, **more):
+    x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+    loader = torch.utils.data.DataLoader(x, batch_size=4, shuffle=True, generator=generator)
+    return hotloop.Workload({"first": model}, optimizer, step, loader, **more)
+
+
+def all_of_it():
+    return workload(model, optimizer, step)
+
+
+def the_batches():
+    model = torch.nn.Linear(4, 1)
+    return workload(model, torch.optim.SGD(model.parameters(), lr=0.01), lambda x: model(x).sum().backward())
 """
 NAMED = '{"first": first, "second": second}'
 ON = ["training.optimization.use_torch_compile=true", "compile.measure_eager_steps=0", "compile.preset=none"]
@@ -98,6 +157,15 @@ def test_a_component_that_there_is_none_of_is_refused(train):
         train("compile.components.model.training=aot_eager")
 
 
+def test_a_model_that_is_named_loss_is_a_component_as_any(train):
+    named = '{"first": first, "loss": second}'
+    assert train(*ON, models=named).components["loss"]["state"] == "eager"
+    outcome = train(*ON, "compile.components.loss.training=aot_eager", folder="compiled", models=named)
+    assert outcome.components["loss"]["state"] == "compiled"
+    with pytest.raises(ConfigError, match=r"components\.loss: no such component"):
+        train("compile.components.loss.training=aot_eager", folder="none")
+
+
 def test_cuda_graphs_are_tried_on_the_program_made_anew_with_the_weights_of_the_run(tmp_path, train, capsys):
     train(folder="eager")
     with cudagraph_emulation():
@@ -133,14 +201,98 @@ def test_a_batch_is_made_ready_once_and_a_resumed_run_is_the_one_that_was_not(tm
     assert torch.equal(ours["model"]["first"]["weight"], theirs["model"]["first"]["weight"])
 
 
+def test_an_optimizer_with_the_name_of_its_model_is_kept_and_resumed(tmp_path):
+    (tmp_path / "pair.py").write_text(PAIR)
+
+    def run(folder, *settings):
+        name = f"recipe={tmp_path / 'pair.py'}:make"
+        begun = start.prepare([name, f"run.folder={tmp_path / folder}", *settings])
+        recipes.load(begun.settings.recipe.name).train(begun)
+        return checkpoint.load(tmp_path / folder / "checkpoints" / "last.pt")
+
+    whole = run("whole", "training.num_epochs=2")
+    assert set(whole["others"]) == {"first", "second"}
+    run("run")
+    begun = start.prepare([f"run.resume={tmp_path / 'run'}", "training.num_epochs=2"])
+    recipes.load(begun.settings.recipe.name).train(begun)
+    resumed = checkpoint.load(tmp_path / "run" / "checkpoints" / "last.pt")
+    assert torch.equal(resumed["model"]["first"]["weight"], whole["model"]["first"]["weight"])
+    assert resumed["others"]["second"]["state"][0]["step"] == 12
+    entry = record.load(tmp_path / "run")["steps"][0]
+    assert (entry["one"], entry["gradient_norm"], "made" in entry) == (2.0, 3.0, False)  # an array is no figure
+
+
+@pytest.mark.parametrize(("function", "what"), [("all_of_it", "weight"), ("the_batches", "the batches")])
+def test_cuda_graphs_are_not_tried_on_what_is_the_runs_own(tmp_path, function, what):
+    (tmp_path / "own.py").write_text(AT_MODULE_LEVEL)
+
+    def run(folder, *settings):
+        name = f"recipe={tmp_path / 'own.py'}:{function}"
+        begun = start.prepare([name, "training.num_epochs=2", f"run.folder={tmp_path / folder}", *settings])
+        return recipes.load(begun.settings.recipe.name).train(begun)
+
+    run("eager")
+    with cudagraph_emulation():
+        outcome = run("run", *ON, "compile.components.first.training=reduce-overhead")
+    (cause,) = outcome.components["first"]["causes"]
+    assert f"made a second time, has {what} of the run's own" in cause["reason"]
+    eager, tried = (checkpoint.load(tmp_path / name / "checkpoints" / "last.pt") for name in ("eager", "run"))
+    assert torch.equal(eager["model"]["first"]["weight"], tried["model"]["first"]["weight"])
+
+
+def test_with_auto_each_component_has_a_status_of_its_own():
+    first, second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    models, optimizer = {"first": first, "second": second}, torch.optim.SGD(first.parameters(), lr=0.1)
+    loop = hotloop.Loop(models, optimizer, run="aot_eager")
+
+    def step(x):
+        loss = second(torch.cat([first(x), first(x)])).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    running = automatic.Automatic(configure.load(), models, print, loop, step)
+    for _ in range(8):
+        running.step(torch.ones(4, 4))
+    found = running.status()
+    running.close()
+    assert {(one["running"], one["state"]) for one in found.values()} == {("aot_eager", "compiled")}
+    assert [max(found[name]["modes"]["training"]["calls_per_step"]) for name in models] == ["2", "1"]
+
+
+def test_the_compiling_child_compiles_the_step_and_not_what_is_before_it(tmp_path):
+    (tmp_path / "several.py").write_text(PROGRAM.replace("MODELS", NAMED))
+    request = Request.of_factory(f"{tmp_path / 'several.py'}:make", {"preset": "aot_eager"})
+    for model in child._run_workload(request).values():
+        (part,) = hotloop.status(model).components.values()
+        assert [part.modes[mode]["compiles"] for mode in ("training", "inference")] == [1, 0]
+
+
+def test_doctor_makes_an_odd_batch_ready_and_looks_at_the_step_alone(tmp_path):
+    (tmp_path / "odd.py").write_text(PROGRAM.replace("MODELS", NAMED).replace("randn(24", "randn(65"))
+    found = examine(f"{tmp_path / 'odd.py'}:make", preset="aot_eager", steps=6)
+    said = json.dumps(found)
+    assert "missing 1 required positional argument" not in said
+    assert "square().mean()" in said  # a line of the step, and none of what is before it
+    assert "argmax" not in said
+
+
 def test_the_figures_of_a_step_are_in_the_record(tmp_path, train):
     train("training.max_steps=2")
-    entry = record.load(tmp_path / "run")["steps"][0]
+    document = record.load(tmp_path / "run")
+    entry = document["steps"][0]
+    assert document["measurements"]["before_step_ms"] > 0
     assert (entry["many"], entry["ready_seconds"] > 0, "said" in entry) == (4, True, False)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"), [({}, "got an empty mapping"), ({1: torch.nn.Linear(1, 1)}, "1 is no name")]
+    ("given", "message"),
+    [
+        ({}, "got an empty mapping"),
+        ({1: torch.nn.Linear(1, 1)}, "1 is no name"),
+        ({"a.b": torch.nn.Linear(1, 1)}, "'a.b' is no name"),
+    ],
 )
 def test_odd_mappings_of_models_are_told(given, message):
     with pytest.raises(ConfigError, match=message):
@@ -150,10 +302,16 @@ def test_odd_mappings_of_models_are_told(given, message):
 def test_what_makes_a_batch_ready_is_a_function():
     with pytest.raises(ConfigError, match=r"Workload before 3: expected a function of one batch"):
         hotloop.Workload(torch.nn.Linear(1, 1), None, print, [], before=3)
+    with pytest.raises(ConfigError, match="Workload before gave None: expected what the step takes"):
+        next(hotloop.Workload(torch.nn.Linear(1, 1), None, print, [1, 2], before=lambda _: None).endless())
 
 
-def test_the_harness_gives_both_programs_the_batches_and_rates_of_one(tmp_path):
-    (tmp_path / "several.py").write_text(PROGRAM.replace("MODELS", NAMED))
+@pytest.mark.parametrize("rate", ["0.1", "torch.tensor(0.1)"])
+def test_the_harness_gives_both_programs_the_batches_and_rates_of_one(tmp_path, rate):
+    changed = PROGRAM.replace("MODELS", NAMED).replace("lr=0.1", f"lr={rate}")
+    if rate != "0.1":
+        changed = changed.replace('["lr"] = 0.1 / (1 + self.steps)', '["lr"].fill_(0.1 / (1 + self.steps))')
+    (tmp_path / "several.py").write_text(changed)
     found = hotloop.harness(f"{tmp_path / 'several.py'}:make", "reduce-overhead", rounds=3, calls=2)
     assert found.passed, found
     assert set(found.components) == {"first", "second"}

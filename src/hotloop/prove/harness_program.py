@@ -65,6 +65,9 @@ class Subject:
         for name, optimizer in self.holdings.optimizers.items():
             for group, others in zip(optimizer.param_groups, other.holdings.optimizers[name].param_groups, strict=True):
                 group.update({key: value for key, value in others.items() if isinstance(value, int | float | tuple)})
+                for key, value in others.items():
+                    if isinstance(value, torch.Tensor):  # a rate that a capture can read
+                        group[key].copy_(value)
 
     def made(self, batch: Any) -> Made:
         """Run the training step; gives everything that it made, copied."""

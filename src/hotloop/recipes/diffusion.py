@@ -108,7 +108,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         goal=GOAL,
         rows="pictures",
         remarks=remarks,
-        compiled=(made.denoiser.unet,),
+        compiled=("unet",),
         average=settings.diffusion.ema_decay,
         show=show(settings, found, pictures, start.folder, display.say),
     )

@@ -50,7 +50,9 @@ TINY = (
     "focus.heads=2", "focus.lens_size=16", "focus.lens_layers=1", "focus.contexts=3", "training.batch_size=4",
     "training.eval_batch_size=4",
 )  # fmt: skip
-"""The settings of `make`."""
+"""The settings of `make`, but for its rate."""
+ON_AND_ON = ("training.num_epochs=1000000", "training.max_steps=null", "training.warmup_fraction=0")
+"""A rate that all but stays as it is: how many steps are run is up to who makes the program."""
 
 
 def train(start: Start, console: Console | None = None) -> Outcome:
@@ -87,22 +89,17 @@ def train(start: Start, console: Console | None = None) -> Outcome:
 
     # The networks, with random weights, and the program around them.
     require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
-    made: list[Controller] = []
-
-    def make() -> Workload:
-        made.append(Controller(settings, tokens.count, data, device))
-        return workload_of(made[-1])
-
+    controller = Controller(settings, tokens.count, data, device)
     task = OwnTask(
         name="focus",
-        workload=make(),
+        workload=workload_of(controller),
         device=device,
         goal=GOAL,
-        make=make,
+        make=lambda: workload_of(Controller(settings, tokens.count, data, device)),
         fingerprint=sides.fingerprint(),
         per_step={"samples": settings.training.batch_size},
         context={"validation_texts": len(data.validation), "budget": frame.budget},
-        remarks=lambda components: [*ways(made[0].last), *paces(components)],
+        remarks=lambda components: [*ways(controller.last), *paces(components)],
     )
     display.say(task.checked(settings.training))
 
@@ -177,7 +174,7 @@ def make() -> Workload:
 
     Its texts are random tokens in which far blocks return, so that no data is needed.
     """
-    settings = configure.load(["recipe=focus", *TINY])
+    settings = configure.load(["recipe=focus", *TINY, *ON_AND_ON])
     length, generator = (settings.focus.blocks + 1) * BLOCK, torch.Generator().manual_seed(0)
     found = torch.randint(settings.focus.vocabulary, (24, length), generator=generator)
     found[:, -BLOCK:] = found[:, BLOCK : 2 * BLOCK]

@@ -84,8 +84,8 @@ def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
             f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}; a "
             "mapping of names to them will do as well"
         )
-    if odd := [name for name in found if not isinstance(name, str) or not name.strip()]:
-        raise ConfigError(f"{what}: {odd[0]!r} is no name; expected text")
+    if odd := [name for name in found if not isinstance(name, str) or not name.strip() or "." in name]:
+        raise ConfigError(f"{what}: {odd[0]!r} is no name; expected text without a dot, which parts names in settings")
     return found
 
 

@@ -99,9 +99,10 @@ def _run_workload(request: Request) -> dict[str, Any]:
     """Make the workload, compile its models and run its first step."""
     workload = load_factory(request.factory)()
     models = workload.models()
+    batch = next(workload.endless())  # what makes it ready runs eager in the run, and so here
     for model in models.values():
         hotloop.compile(model, **request.settings)
-    workload.run(next(workload.endless()))
+    workload.run(batch)
     return dict(models)
 
 

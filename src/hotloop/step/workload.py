@@ -88,8 +88,17 @@ class Workload:
             yield batch
 
     def ready(self, batch: Any) -> Any:
-        """Give a batch as its step takes it: as it was read, or as ``before`` makes it."""
-        return batch if self.before is None else self.before(*arguments(batch))
+        """Give a batch as its step takes it: as it was read, or as ``before`` makes it.
+
+        Raises:
+            ConfigError: ``before`` gives nothing.
+        """
+        if self.before is None:
+            return batch
+        ready = self.before(*arguments(batch))
+        if ready is None and batch is not None:
+            raise ConfigError("Workload before gave None: expected what the step takes; return the batch")
+        return ready
 
     def epoch(self) -> Iterator[Any]:
         """Give the batches once, from the first to the last, each made ready when it is asked for."""

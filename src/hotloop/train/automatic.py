@@ -24,8 +24,6 @@ from hotloop.train.compiling import DISABLED, PREFIX, Compiling
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import torch
-
     from hotloop.step import Loop, LoopStatus
     from hotloop.train.settings import Settings
 
@@ -42,25 +40,17 @@ class Automatic(Compiling):
         say: prints a line.
         loop: owns the step; it writes its decisions, verdicts and events into the run's record itself.
         update: the step that it owns.
-        compiled: the modules that the loop compiles; parts that are within one of them run as they do. None compiles
-            all parts but the loss.
     """
 
-    def __init__(  # noqa: PLR0913 - what a run is made of
+    def __init__(
         self,
         settings: Settings,
         parts: dict[str, Any],
         say: Callable[[str], None],
         loop: Loop,
         update: Callable[..., Any],
-        *,
-        compiled: Sequence[torch.nn.Module] | None = None,
     ) -> None:
         super().__init__({}, settings, parts, say)
-        self._compiles = {name for name in parts if name != "loss"}
-        if compiled is not None:
-            within = {id(one) for each in compiled for one in each.modules()}
-            self._compiles = {name for name, part in parts.items() if id(part) in within}
         self._loop, self._step = loop, loop.step(update)
         self.running = "eager"
         self._told = 0
@@ -117,18 +107,15 @@ class Automatic(Compiling):
         return self._loop.eager()
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Give each component's status as plain data. Of the step, what the loop was given to compile alone ever is."""
+        """Give each component's status as plain data. Of the step, the loop's models alone are ever compiled."""
         tier = self._in_force
         found = self._loop.compiled.status().components if tier.compiles else {}
         disabled = {"reason": DISABLED.removeprefix(f"{PREFIX} "), "stage": "disabled"}
         causes = [disabled] if self._disabled else []
-        whole = {"requested": "auto", "running": tier.name, "state": _state(tier), "causes": causes}
-        for one in found.values():
-            own = one.to_dict()
-            whole = {**own, **whole, "state": own["state"], "causes": own["causes"]}
         rest = Tier("eager", tier.graph)
         others = {"requested": "auto", "running": rest.name, "state": _state(rest), "causes": causes}
-        return {name: whole if name in self._compiles else others for name in self.parts}
+        compiled = {name: {**one.to_dict(), "requested": "auto", "running": tier.name} for name, one in found.items()}
+        return {name: compiled.get(name, others) for name in self.parts}
 
     @property
     def speed_up(self) -> float | None:

@@ -184,13 +184,14 @@ class _Fitting:
 
     def make_automatic(self) -> Automatic:
         """Give the step to a hot loop; it counts the run's steps, those of earlier starts included."""
-        compiled = self.task.compiled or (self.task.model,)
+        task = self.task
+        models = {name: task.parts[name] for name in task.compiled} or task.model
         ahead = one_of_each(self.task.train, self.training.batch_size, self.training.gradient_accumulation)
-        rest = (self.task.model, self.average, self.one.scaler)
+        rest = (task.model, self.average, self.one.scaler)
         loop = hotloop.Loop(
-            list(compiled) if len(compiled) > 1 else compiled[0],
+            models,
             self.optimizer,
-            state=[one for one in rest if one is not None and one not in compiled],
+            state=[one for one in rest if one is not None and one is not models],
             run="auto",
             total_steps=self.total,
             runs=max(1.0, self.within.runs),
@@ -198,8 +199,7 @@ class _Fitting:
             shapes=len(ahead) or None,
             record=self.live.record,
         )
-        step = self.one.optimizer_step
-        return Automatic(self.settings, self.task.parts, self.display.say, loop, step, compiled=compiled)
+        return Automatic(self.settings, task.parts, self.display.say, loop, self.one.optimizer_step)
 
     def rehearsal(self) -> Rehearsal:
         """Give what tries CUDA graphs on copies of the model before they are turned on."""

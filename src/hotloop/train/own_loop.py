@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import statistics
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import hotloop
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 SMALLER = "smaller batches in the program, or bfloat16 autocast in its step"
 _NO_MORE = object()
+_TIMED = 200
+"""The newest times of what is before a step, of which the median is told."""
 
 
 def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
@@ -85,7 +89,8 @@ class _Fitting:
         self.account = Account(self.record, task.per_step)
         self.tracking = Tracking(start, self.record, display.say)
         self.epoch_began: dict[str, Any] = {}
-        self.exhausted, self.ready_seconds = False, 0.0
+        self.exhausted = False
+        self.ready_seconds: deque[float] = deque(maxlen=_TIMED)
         self.optimizers = list(task.workload.holdings().optimizers.values())
         self.untouched: list[float] | None = self.weights()
 
@@ -103,8 +108,8 @@ class _Fitting:
         task, more = self.task, compiling.arguments(self.settings.compile)
         if task.make is None:
             return None
-        make, models = task.make, task.workload.models()
-        return lambda: OwnRehearsal(make=make, models=models, device=task.device, more=more, events=self.events)
+        make, workload = task.make, task.workload
+        return lambda: OwnRehearsal(make=make, workload=workload, device=task.device, more=more, events=self.events)
 
     def run(self) -> Outcome:
         """Train to the end, or until somebody interrupts."""
@@ -178,10 +183,13 @@ class _Fitting:
 
     def ready(self, batch: Any) -> Any:
         """Make a batch ready for its step, outside of it."""
+        if self.task.workload.before is None:
+            return batch
+        self.doing = f"what is before step {self.position.step + 1}"
         began = time.perf_counter()
         with self.compiling.validating():
             ready = self.task.workload.ready(batch)
-        self.ready_seconds = time.perf_counter() - began
+        self.ready_seconds.append(time.perf_counter() - began)
         return ready
 
     def generators(self) -> list[torch.Generator]:
@@ -210,7 +218,7 @@ class _Fitting:
         self.position.step_in_epoch += 1
         found = {**({} if loss is None else {"loss": loss}), **others}
         if workload.before is not None:
-            found["ready_seconds"] = self.ready_seconds
+            found["ready_seconds"] = self.ready_seconds[-1]
         entry = {
             "step": self.position.step, "seconds": seconds, **found, "learning_rate": rate,
             "running": self.compiling.running,
@@ -301,10 +309,9 @@ class _Fitting:
 
     def save(self, name: str) -> None:
         """Write a checkpoint; where that fails the run goes on, and says so."""
-        states, models = self.task.states(), self.task.workload.models()
         document = {
-            "model": {name: model.state_dict() for name, model in models.items()},
-            "others": {name: one.state_dict() for name, one in states.items() if name not in models},
+            "model": {name: model.state_dict() for name, model in self.task.workload.models().items()},
+            "others": {name: one.state_dict() for name, one in self.task.others().items()},
             "position": dataclasses.asdict(self.position),
             "data": self.task.fingerprint,
             "epoch_began": self.epoch_began,
@@ -323,9 +330,8 @@ class _Fitting:
         Raises:
             ConfigError: the program makes other models, optimizers or state than it did then.
         """
-        models, states = self.task.workload.models(), self.task.states()
         self.task.load_models(document["model"])
-        others = {name: one for name, one in states.items() if name not in models}
+        others = self.task.others()
         if set(others) != set(document["others"]):
             raise ConfigError(
                 f"the checkpoint holds {', '.join(document['others'])} beside the models; "
@@ -340,9 +346,11 @@ class _Fitting:
 
     def settle(self) -> None:
         """Bring the record's components and measurements up to date."""
-        status = self.compiling.status()
-        self.account.settle(status, environment.peak_memory(self.task.device), self.compiling.figures())
-        self.tracking.compiled(status, self.compiling.figures(), self.position.step)
+        status, figures = self.compiling.status(), self.compiling.figures()
+        if self.ready_seconds:
+            figures["before_step_ms"] = 1000 * statistics.median(self.ready_seconds)
+        self.account.settle(status, environment.peak_memory(self.task.device), figures)
+        self.tracking.compiled(status, figures, self.position.step)
 
     def outcome(self, status: str) -> Outcome:
         """Sum the run up."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hotloop.train.settings import TrainingSettings
     from hotloop.train.task import Goal
 
-_TAKEN = {"loss", "step", "seconds", "learning_rate", "running", "gradient_norm", "ready_seconds"}
+_TAKEN = {"loss", "step", "seconds", "learning_rate", "running", "ready_seconds"}
 """Names that an entry of the record has anyway."""
 
 
@@ -71,7 +71,7 @@ class OwnTask:
             raise ConfigError(
                 f"recipe.goal={self.goal.metric}: recipe={self.name} has no metrics: give its Workload metrics="
             )
-        for name, one in self.states().items():
+        for name, one in [*models.items(), *self.others().items()]:
             if not hasattr(one, "state_dict") or not hasattr(one, "load_state_dict"):
                 raise ConfigError(
                     f"recipe={self.name}: its {name} is a {type(one).__name__} without state_dict() and "
@@ -82,11 +82,13 @@ class OwnTask:
         numbers_ = sum(one.numel() for one in trained)
         return f"Program: {', '.join(models)} with {numbers_:,} trained parameters, {len(held.optimizers)} optimizer(s)"
 
-    def states(self) -> dict[str, Any]:
-        """Give everything that a checkpoint keeps by name: models, optimizers, and what the Workload calls state."""
+    def others(self) -> dict[str, Any]:
+        """Give what a checkpoint keeps beside the models, by name: optimizers, and what the Workload calls state.
+
+        An optimizer may have the name of the model that it trains.
+        """
         held = self.workload.holdings()
-        others = {f"state[{place}]": one for place, one in enumerate(held.state)}
-        return {**self.workload.models(), **held.optimizers, **others}
+        return {**held.optimizers, **{f"state[{place}]": one for place, one in enumerate(held.state)}}
 
     def steps_per_epoch(self, training: TrainingSettings) -> int | None:
         """Count the batches of an epoch; None where only reading them would tell.
@@ -150,33 +152,36 @@ def judge(workload: Workload) -> dict[str, float]:
     finally:
         for one, mode in zip(modules, modes, strict=True):
             one.training = mode
-    if not isinstance(found, Mapping) or not all(_is_number(one) for one in found.values()):
+    figures = {str(name): _number(value) for name, value in found.items()} if isinstance(found, Mapping) else {"": None}
+    numbers = {name: value for name, value in figures.items() if value is not None}
+    if len(numbers) < len(figures):
         raise ConfigError(f"Workload metrics gave {found!r}: expected a mapping of names to numbers")
-    return {str(name): float(value) for name, value in found.items()}
+    return numbers
 
 
 def loss_of(result: Any) -> float | None:
     """Give the loss that a step returned: a number, a tensor of one, or either as ``loss`` of a mapping; else None."""
-    found = result.get("loss") if isinstance(result, Mapping) else result
-    if isinstance(found, torch.Tensor):
-        found = found.detach()
-    return float(found) if found is not None and _is_number(found) else None
+    return _number(result.get("loss") if isinstance(result, Mapping) else result)
 
 
 def figures_of(result: Any) -> dict[str, float]:
     """Give the other figures of a step that returned a mapping: each number, or tensor of one, by its name."""
     if not isinstance(result, Mapping):
         return {}
-    others = {name: value for name, value in result.items() if name not in _TAKEN and _is_number(value)}
-    return {
-        str(name): float(value.detach() if isinstance(value, torch.Tensor) else value) for name, value in others.items()
-    }
+    others = {str(name): _number(value) for name, value in result.items() if name not in _TAKEN}
+    return {name: value for name, value in others.items() if value is not None}
 
 
-def _is_number(value: Any) -> bool:
+def _number(value: Any) -> float | None:
+    """Give a number, or what holds a single one, as such; None for all else, such as text or an array of several."""
     if isinstance(value, torch.Tensor):
-        return value.numel() == 1 and not value.is_complex()
-    return isinstance(value, int | float) or (hasattr(value, "__float__") and not isinstance(value, str))
+        return float(value.detach()) if value.numel() == 1 and not value.is_complex() else None
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError):  # an array of several
+        return None
 
 
 def _check_plain(program: str, name: str, state: Any) -> None:

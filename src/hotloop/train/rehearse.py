@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop import presets
+from hotloop.errors import ConfigError
 from hotloop.fallback import missing
 from hotloop.fallback.causes import describe
 from hotloop.prove.harness import Settings, rehearse
 from hotloop.step import Workload
 from hotloop.step.holdings import RandomState
+from hotloop.step.preview import generators_of
 
 if TYPE_CHECKING:
     from hotloop.events import Event
@@ -93,14 +95,14 @@ class OwnRehearsal:
 
     Args:
         make: makes the program anew.
-        models: the run's, by name.
-        device: where they compute.
+        workload: the run's.
+        device: where it computes.
         more: arguments of `hotloop.compile` besides the presets.
         events: of the run, as they are observed; those of the program that is tried are taken out again.
     """
 
     make: Callable[[], Workload]
-    models: Mapping[str, torch.nn.Module]
+    workload: Workload
     device: torch.device
     more: Mapping[str, Any]
     events: list[Event]
@@ -110,10 +112,28 @@ class OwnRehearsal:
         return tried(self._workload, plan, self.more, self.device, self.events)
 
     def _workload(self) -> Workload:
-        workload = self.make()
+        workload, models = self.make(), self.workload.models()
+        if shared := next(_shared(workload, self.workload), None):
+            raise ConfigError(
+                f"the program, made a second time, has {shared} of the run's own, which a trial would change: make the "
+                "models, optimizers, state and batches inside of the function that gives the Workload"
+            )
         for name, model in workload.models().items():
-            model.load_state_dict(self.models[name].state_dict())
+            model.load_state_dict(models[name].state_dict())
         return workload
+
+
+def _shared(one: Workload, other: Workload) -> Iterator[str]:
+    """Name what two programs have in common of what a step, or reading batches, changes."""
+    ours, theirs = one.holdings(), other.holdings()
+    held = {id(tensor) for tensor in (*theirs.parameters().values(), *theirs.buffers().values())}
+    yield from (name for name, tensor in (ours.parameters() | ours.buffers()).items() if id(tensor) in held)
+    objects = {id(each) for each in (*theirs.optimizers.values(), *theirs.state)}
+    yield from (f"a {type(each).__name__}" for each in (*ours.optimizers.values(), *ours.state) if id(each) in objects)
+    generators = {id(each) for each in generators_of(other.batches)}
+    used_up = one.batches is other.batches and isinstance(one.batches, Iterator)
+    if used_up or any(id(each) in generators for each in generators_of(one.batches)):
+        yield "the batches"
 
 
 def tried(
@@ -126,6 +146,8 @@ def tried(
     random, observed = RandomState([device]), len(events)
     try:
         found = rehearse(make, Settings(chosen=chosen, more=more), ROUNDS, CALLS)
+    except ConfigError as error:
+        return f"it could not be tried on a copy of the model: {error}"
     except Exception as error:  # noqa: BLE001 - whatever keeps it from being tried, the run goes on eager
         _log.warning("CUDA graphs could not be tried on a copy of the model, and stay off", exc_info=True)
         return f"it could not be tried on a copy of the model: {describe(error)}"

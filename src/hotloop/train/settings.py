@@ -359,6 +359,11 @@ class Settings:
                     f"{group}.hidden_size={net.hidden_size} cannot be shared by {group}.heads={net.heads}: "
                     "expected a multiple of it"
                 )
+        if self.focus.lens_size % self.focus.heads:
+            raise ConfigError(
+                f"focus.lens_size={self.focus.lens_size} cannot be shared by focus.heads={self.focus.heads}: expected "
+                "a multiple of it"
+            )
         if (self.focus.blocks - self.focus.protected) % self.focus.documents:
             raise ConfigError(
                 f"focus.documents={self.focus.documents} cannot share focus.blocks={self.focus.blocks} less "

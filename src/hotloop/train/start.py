@@ -15,7 +15,7 @@ from hotloop.train import checkpoint, configure
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from hotloop.train.settings import Settings
 
@@ -104,11 +104,8 @@ def _resume(given: Path, overrides: Sequence[str]) -> Start:
     before = configure.from_dict(document["settings"])
     now = configure.from_dict(document["settings"], changed)
     for name in _FIXED:
-        old, new = (_at(one, name) for one in (before, now))
-        if old != new:
-            raise ConfigError(
-                f"{name} cannot change while a run is resumed ({old!r} to {new!r}): start a new run instead"
-            )
+        if what := ", ".join(_changes(before, now, name)):
+            raise ConfigError(f"{name} cannot change while a run is resumed ({what}): start a new run instead")
     run = dataclasses.replace(now.run, folder=str(folder), resume=str(given))
     return Start(dataclasses.replace(now, run=run), folder, document)
 
@@ -121,6 +118,16 @@ def _died_early(folder: Path) -> bool:
 def is_about_folder(override: str) -> bool:
     """Say whether an override is of the folder: what a resumed run was told of it is its own affair."""
     return override.lstrip("+").startswith(("run.resume=", "run.folder="))
+
+
+def _changes(before: Settings, now: Settings, name: str) -> Iterator[str]:
+    """Say what of a setting, or of a group of them, is no longer as it was."""
+    old, new = (_at(one, name) for one in (before, now))
+    if dataclasses.is_dataclass(old):
+        for field in dataclasses.fields(old):
+            yield from _changes(before, now, f"{name}.{field.name}")
+    elif old != new:
+        yield f"{name}={old!r} to {new!r}"
 
 
 def _at(settings: Settings, name: str) -> Any:

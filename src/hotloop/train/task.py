@@ -120,7 +120,7 @@ class Task:
         per_row: what throughput counts besides rows, and how many of it a row holds: ``{"tokens": 128}``.
         context: measurements for the record that were made before training, such as baselines.
         remarks: says by what the best validation is to be judged, of its metrics and of the record's measurements.
-        compiled: what a hot loop compiles of the model; empty compiles all of it.
+        compiled: the components that a hot loop compiles; empty compiles all of the model.
         average: keep an exponential moving average of what is trained, with this decay, and judge that.
         show: what is made now and then, and at the end.
     """
@@ -136,6 +136,6 @@ class Task:
     per_row: Mapping[str, int] = dataclasses.field(default_factory=dict)
     context: Mapping[str, float] = dataclasses.field(default_factory=dict)
     remarks: Callable[[Mapping[str, float], Mapping[str, Any]], Sequence[str]] = _nothing
-    compiled: tuple[torch.nn.Module, ...] = ()
+    compiled: tuple[str, ...] = ()
     average: float | None = None
     show: Show | None = None

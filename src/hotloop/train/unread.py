@@ -30,7 +30,6 @@ NOT_READ: Mapping[str, tuple[str, ...]] = {
     "focus": ("training.gradient_accumulation", "compile.components.loss"),
     "workload": (
         "kfold",
-        "compile.components.loss",
         "run.device",
         *(
             f"training.{name}"

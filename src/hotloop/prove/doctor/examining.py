@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import itertools
 import logging
@@ -131,14 +132,17 @@ class _Examination:
         with way.running(), self._peak(way):
             with Switches("a step", self._own, meant=False) as switches:
                 self._one(way, note=False)  # not noted: looking takes time of its own
+            batch = next(self._batches)  # what makes it ready is no part of the step
             with look.looking():
-                self._one(way, note=False)
+                self._one(way, batch, note=False)
             for _ in range(WARM_UP):
                 self._one(way)
         self._add([*switches.events, *look.events()])
         if self._device.type == "cuda":
             with way.running():
-                found = busy.host_bound(lambda: self._one(way, note=False), self._device, min(way.first[-WARM_UP:]))
+                batch = next(self._batches)
+                step = functools.partial(self._one, way, batch, note=False)
+                found = busy.host_bound(step, self._device, min(way.first[-WARM_UP:]))
             self._add([found] if found else [])
 
     def _compile(self, ways: Ways) -> list[Way]:
@@ -170,6 +174,7 @@ class _Examination:
         """Run steps one after another, as a run would, and note what is observed in each; gives how many that were."""
         noted = 0
         odd = odd_batch(self._workload.batches, self._step + self._count)
+        odd = None if odd is None else self._workload.ready(odd)
         with self._failing(way), self._peak(way):
             for index in range(self._count):
                 self._one(way, odd if index == self._count - _AFTER_ODD else None)
@@ -181,13 +186,14 @@ class _Examination:
         """See what of a step runs outside of compiled code; nothing to say where all of it does."""
         parts = EagerParts(ways.names, self._device)
         steady = typical(way.first, skip=len(way.first) // 2)
+        step = functools.partial(self._one, way, next(self._batches), note=False)
         if self._device.type == "cuda":
             with parts.looking():
-                ranges, steady = device_seconds(lambda: self._one(way, note=False))
+                ranges, steady = device_seconds(step)
             parts.profiled(ranges)
         else:
             with parts.looking():
-                self._one(way, note=False)
+                step()
         self._add(parts.events(steady))
 
     def _time(self, ways: Sequence[Way]) -> None:

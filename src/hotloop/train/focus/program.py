@@ -37,17 +37,19 @@ class Data(NamedTuple):
 class Rate:
     """The learning rate at each step, by a schedule; its state is the number of steps, which a checkpoint keeps.
 
-    ``rate`` is the highest, in units of the optimizer's; ``factor`` gives what it is multiplied by, by step from 0.
+    Rate and weight decay are the settings', also where they have changed since the checkpoint was written. ``rate`` is
+    the highest, in units of the optimizer's; ``factor`` gives what it is multiplied by, by step from 0.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rate: float, factor: Callable[[int], float]) -> None:
         self._optimizer, self._rate, self._factor = optimizer, rate, factor
+        self._decays = [group["weight_decay"] for group in optimizer.param_groups]
         self.steps = 0
 
     def advance(self) -> None:
         """Set the rate for the step that comes."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._rate * self._factor(self.steps)
+        for group, decay in zip(self._optimizer.param_groups, self._decays, strict=True):
+            group["lr"], group["weight_decay"] = self._rate * self._factor(self.steps), decay
         self.steps += 1
 
     def state_dict(self) -> dict[str, int]:
