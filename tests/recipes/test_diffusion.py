@@ -88,7 +88,7 @@ def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_dr
     settings = configure.from_dict(load(folder)["settings"])
     pictures = load_pictures(settings)
     sampler = Sampler(
-        networks=networks.load(str(folder / "pipeline"), [], (1, 8), 8, print), prediction="epsilon",
+        networks=networks.load(str(folder / "pipeline"), None, (1, 8), 8, print), prediction="epsilon",
         prompts=pictures.prompts, size=(8, 8), steps=2, guidance=3.0, batch=4, seed=0,
     )  # fmt: skip
     ours = sampler.make(1)
@@ -97,6 +97,34 @@ def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_dr
     with Image.open(folder / "samples" / sheets[-1]) as sheet:
         assert sheet.width > 10 * 90, "a column for each digit"
     assert not any("_orig_mod" in one.read_text() for one in folder.glob("pipeline/*/config.json"))
+
+
+def test_other_pictures_are_read_with_the_words_that_the_run_learnt(model):
+    """Of fewer digits the same words are as many, in another order: their numbers would mean other digits."""
+    kept = load(model[0])
+    settings = configure.from_dict(kept["settings"], ["data.sample_size=90"])
+    pictures = load_pictures(settings)
+    rows = RECIPE.split(pictures, settings)[0]
+    learnt = RECIPE.load_networks(settings, pictures, rows, None, print).tokenizer.get_vocab()
+    read = RECIPE.load_networks(settings, pictures, rows, kept["model"], print).tokenizer.get_vocab()
+    theirs = json.loads((model[0] / "pipeline" / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert read == theirs != learnt
+    assert len(read) == len(learnt)
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_grey_pictures_are_judged_of_a_model_for_colours_and_none_that_are_not_finite(monkeypatch, tmp_path, finite):
+    settings, said = configure.load([*SMALL, "diffusion.output=true"]), []
+    pictures = load_pictures(settings)
+    found = RECIPE.load_networks(settings, pictures, torch.arange(160), None, print)
+    samples = (
+        torch.rand(10 * RECIPE.JUDGED, 3, 8, 8) if finite else torch.full((10 * RECIPE.JUDGED, 3, 8, 8), torch.nan)
+    )
+    monkeypatch.setattr(Sampler, "make", lambda self, each: samples[: each * 10])
+    monkeypatch.setattr(RECIPE.output, "write", lambda *given, **more: [])
+    figures = RECIPE.show(settings, found, pictures, tmp_path, said.append).end(1)
+    assert ("recognised" in figures) == finite
+    assert bool(said) != finite
 
 
 def test_samples_on_the_way_change_nothing(train, tmp_path, model):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from diffusers import DDPMScheduler
-from diffusion_networks import SCHEDULE, tiny_denoiser
+from diffusion_networks import SCHEDULE, tiny_denoiser, tiny_networks
 from torch import nn
 
 from hotloop.errors import ConfigError
@@ -84,6 +84,18 @@ def test_a_tokenizer_knows_the_captions_words_and_pads_to_the_longest():
     assert ids["input_ids"][1][2] == tokens.UNKNOWN
     again = tokens.learn(["the digit", "a Three", "a handwritten three"])
     assert again.get_vocab() == learnt.get_vocab(), "its numbers depend on the captions, and not on their order"
+    kept = tokens.unpacked(tokens.packed(learnt))
+    assert (kept.get_vocab(), kept.model_max_length) == (learnt.get_vocab(), learnt.model_max_length)
+    assert kept("a three digit") == learnt("a three digit")
+
+
+def test_pictures_that_the_networks_do_not_take_are_refused_before_they_are_encoded():
+    found = tiny_networks()
+    found.check(1, [(8, 16)])
+    with pytest.raises(ConfigError, match=r"has a VAE for pictures of 1 channels, and pictures\.source gives 3"):
+        found.check(3, [(8, 16)])
+    with pytest.raises(ConfigError, match=r"pictures of 12 x 8 pixels.*multiples of 8 a side: set pictures\.step=8"):
+        found.check(1, [(8, 12)])
 
 
 def test_the_loss_of_a_batch_is_the_weighted_square_of_the_error_at_its_timesteps():
@@ -143,7 +155,7 @@ def test_what_is_frozen_stays_in_evaluation_mode_and_without_gradients():
 def test_a_checkpoint_leaves_out_what_a_folder_has_and_holds_all_that_was_made():
     made, _ = tiny_denoiser(made=True)
     ours, theirs = made.state_dict(), tiny_denoiser(made=False)[0].state_dict()
-    assert {name.split(".")[0] for name in ours} == {"unet", "text_encoder", "vae", "scale", "empty"}
+    assert {name.split(".")[0] for name in ours} == {"unet", "text_encoder", "vae", "scale", "empty", "vocabulary"}
     assert {name.split(".")[0] for name in theirs} == {"unet"}
     again = tiny_denoiser(made=False)[0]
     again.load_state_dict({name: torch.ones_like(one) for name, one in theirs.items()})

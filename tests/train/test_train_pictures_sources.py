@@ -135,3 +135,5 @@ def test_settings_that_cannot_be_used_are_refused(overrides, message):
 def test_a_bucket_needs_a_batch_on_the_training_side():
     assert loading.needed(configure.load(["training.batch_size=8", "data.validation_fraction=0.2"])) == 10
     assert loading.needed(configure.load(["training.batch_size=8", "kfold.n_splits=2"])) == 16
+    together = ["training.batch_size=4", "training.gradient_accumulation=2", "kfold.n_splits=2"]
+    assert loading.needed(configure.load(together)) == 16

@@ -15,7 +15,6 @@ import torch
 
 from hotloop.errors import ConfigError
 from hotloop.train import hub
-from hotloop.train.diffusion import tokens
 from hotloop.train.encoder import align, count
 from hotloop.train.optional import require
 from hotloop.train.pictures.latents import weights_fingerprint
@@ -84,15 +83,22 @@ class Networks:
         )["input_ids"]
         return found
 
-    def check_sizes(self, sizes: Sequence[tuple[int, int]]) -> None:
-        """Refuse sizes of pictures that these networks cannot halve as often as they do.
+    def check(self, channels: int, sizes: Sequence[tuple[int, int]]) -> None:
+        """Refuse pictures that these networks do not take: colours, or sizes that they cannot halve often enough.
 
         Args:
+            channels: of the pictures; grey ones are taken by a network for colours.
             sizes: height and width in pixels.
 
         Raises:
             ConfigError: naming the size, and what both of its sides have to be multiples of.
         """
+        taken = int(self.vae.config.in_channels)
+        if channels not in (1, taken):
+            raise ConfigError(
+                f"diffusion.model={self.name} has a VAE for pictures of {taken} channels, and pictures.source gives "
+                f"{channels}: use a model for colours, or diffusion.model={SMALL}, which is made for the pictures"
+            )
         halvings = len(self.unet.config.block_out_channels) - 1
         step = max(PIPELINE_STEP, self.factor * 2**halvings)
         for height, width in sizes:
@@ -105,13 +111,13 @@ class Networks:
 
 
 def load(
-    name: str, captions: Sequence[str], shape: tuple[int, int], width: int, say: Callable[[str], None]
+    name: str, tokenizer: Callable[[], Any], shape: tuple[int, int], width: int, say: Callable[[str], None]
 ) -> Networks:
     """Make or load the networks of ``diffusion.model``.
 
     Args:
         name: ``small``, ``sd15``, a folder with a pipeline of diffusers, or a hub name.
-        captions: of the training side; what is made here gets a tokenizer of their words.
+        tokenizer: gives what networks that are made here read captions with; others have their own.
         shape: channels of the pictures, and their ``pictures.size``.
         width: ``diffusion.width``, of a small UNet.
         say: prints a line.
@@ -120,16 +126,16 @@ def load(
         ConfigError: the model cannot be loaded, or is of another kind; the message names the setting.
     """
     if name == SMALL:
-        return _small(captions, shape, width)
+        return _small(tokenizer(), shape, width)
     if name == SD15:
-        return _sd15(captions, shape)
+        return _sd15(tokenizer(), shape)
     return _from_elsewhere(name, say)
 
 
-def _small(captions: Sequence[str], shape: tuple[int, int], width: int) -> Networks:
+def _small(tokenizer: Any, shape: tuple[int, int], width: int) -> Networks:
     """Make three small networks; how often the VAE halves a picture goes by its size."""
     diffusers, transformers = _packages()
-    (channels, size), tokenizer = shape, tokens.learn(captions)
+    channels, size = shape
     halvings = 1 if size < 16 else 2 if size < 64 else 3  # noqa: PLR2004 - latents of 4 to 8 a side up to 64 pixels
     text_encoder = transformers.CLIPTextModel(
         _clip(tokenizer, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=2)
@@ -161,10 +167,9 @@ def _small(captions: Sequence[str], shape: tuple[int, int], width: int) -> Netwo
     return Networks(SMALL, unet, text_encoder, vae, tokenizer, diffusers.DDPMScheduler(**_SCHEDULE), made=True)
 
 
-def _sd15(captions: Sequence[str], shape: tuple[int, int]) -> Networks:
+def _sd15(tokenizer: Any, shape: tuple[int, int]) -> Networks:
     """Make networks of Stable Diffusion 1.5's sizes (its published configs), to measure what training them takes."""
     diffusers, transformers = _packages()
-    tokenizer = tokens.learn(captions)
     text_encoder = transformers.CLIPTextModel(
         _clip(
             tokenizer, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
@@ -223,7 +228,10 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
         text_encoder = transformers.CLIPTextModel.from_pretrained(
             name, subfolder="text_encoder", dtype=torch.float32, **weights
         )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, subfolder="tokenizer", **where)
+        # Without the word, a tokenizer with code of its own has the user asked whether to run it.
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            name, subfolder="tokenizer", trust_remote_code=False, **where
+        )
         scheduler = diffusers.DDPMScheduler.from_pretrained(name, subfolder="scheduler", **where)
     for one in (unet, vae, text_encoder):
         align(one)
