@@ -1,5 +1,6 @@
 """The recipe `diffusion`: it learns, is judged, resumed, killed, compiled by component, and leaves what diffusers loads."""
 
+import contextlib
 import json
 import shutil
 import signal
@@ -303,6 +304,29 @@ def test_a_model_of_another_kind_or_without_safetensors_is_refused(tmp_path, tra
     weights.unlink()
     with pytest.raises(ConfigError, match=r"diffusion\.model=.* cannot be loaded: .*no \.bin"):
         train(f"diffusion.model={pickled}")
+
+
+@pytest.mark.parametrize(
+    ("part", "file", "said"),
+    [
+        ({"_attn_implementation": "someone/kernel", "attn_implementation": "someone/kernel"}, "text_encoder/config.json", ""),
+        ({"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}, "tokenizer/tokenizer_config.json",
+         "contains custom code"),
+        ({"base_model_name_or_path": "/elsewhere"}, "text_encoder/adapter_config.json", "has adapters beside its text"),
+        ({"in_channels": 9}, "unet/config.json", "cannot be loaded"),
+        ({"class_embed_type": "timestep"}, "unet/config.json", "with class_embed_type besides texts"),
+    ],
+)  # fmt: skip
+def test_nothing_that_a_models_folder_names_is_run_or_loaded_instead(tmp_path, model, part, file, said):
+    place = tmp_path / "hostile"
+    shutil.copytree(model[0] / "pipeline", place)
+    (place / "tokenizer" / "own.py").write_text("raise SystemExit('it was run')")
+    before = json.loads((place / file).read_text()) if (place / file).exists() else {}
+    (place / file).write_text(json.dumps({**before, **part}))
+    with pytest.raises(ConfigError, match=said) if said else contextlib.nullcontext():
+        found = networks.load(str(place), None, (1, 8), 8, print)
+        found.check(1, [(8, 8)])
+        assert found.text_encoder.config._attn_implementation == "sdpa"
 
 
 def test_a_hub_that_does_not_answer_is_said(train, monkeypatch):

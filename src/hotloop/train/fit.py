@@ -148,6 +148,8 @@ class _Fitting:
     def run(self) -> Outcome:
         """Train to the end, or until somebody interrupts."""
         self.compiling.announce()
+        if self.average and (word := self.average.lagging(self.total)):
+            self.display.say(word)
         self.display.begin(self.total, self.position.step)
         status = "failed"
         try:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 SMALL, SD15 = "small", "sd15"
 """Names of ``diffusion.model`` that are made here, with random weights."""
+ADAPTER = "adapter_config.json"
+"""What transformers takes for adapters to load, or for the name of another model, in a text encoder's folder."""
 PIPELINE_STEP = 8
 """Both sides of a picture are multiples of this, or a pipeline of diffusers refuses to make it."""
 _SCHEDULE = {
@@ -91,8 +93,10 @@ class Networks:
             sizes: height and width in pixels.
 
         Raises:
-            ConfigError: naming the size, and what both of its sides have to be multiples of.
+            ConfigError: naming the size, and what both of its sides have to be multiples of; or the UNet wants more
+                than latents, timesteps and texts.
         """
+        self._check_kind()
         taken = int(self.vae.config.in_channels)
         if channels not in (1, taken):
             raise ConfigError(
@@ -108,6 +112,16 @@ class Networks:
                     f"diffusion.model={self.name} takes multiples of {step} a side: set pictures.step={step}, and a "
                     "pictures.size that is a multiple of it"
                 )
+
+    def _check_kind(self) -> None:
+        config, latent = self.unet.config, int(self.vae.config.latent_channels)
+        more = [name for name in ("class_embed_type", "addition_embed_type") if config.get(name)]
+        if config.in_channels != latent or config.out_channels != latent or more:
+            raise ConfigError(
+                f"diffusion.model={self.name} has a UNet from {config.in_channels} to {config.out_channels} channels "
+                f"with {', '.join(more) or 'nothing'} besides texts, and a VAE with latents of {latent} channels: "
+                "expected a UNet for text to image, from latents to latents"
+            )
 
 
 def load(
@@ -211,6 +225,8 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
     diffusers, transformers = _packages()
     if (Path(name).is_absolute() or name.startswith(".")) and not Path(name).exists():
         raise ConfigError(f"diffusion.model={name}: no such folder; expected one with a pipeline of diffusers")
+    if (Path(name) / "text_encoder" / ADAPTER).exists():
+        raise ConfigError(_adapters(name))  # they name another model, which transformers would load instead
     silent = None if Path(name).is_dir() else hub.unreachable(name, say, "model_index.json")
     where: dict[str, Any] = {"local_files_only": silent is not None}
     with _named(name, silent):
@@ -226,8 +242,15 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
         )
         vae = diffusers.AutoencoderKL.from_pretrained(name, subfolder="vae", torch_dtype=torch.float32, **weights)
         text_encoder = transformers.CLIPTextModel.from_pretrained(
-            name, subfolder="text_encoder", dtype=torch.float32, **weights
+            # Said here, since a model's configuration may name a kernel of the hub, which is code.
+            name,
+            subfolder="text_encoder",
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            **weights,
         )
+        if hasattr(text_encoder, "peft_config"):
+            raise ConfigError(_adapters(name))
         # Without the word, a tokenizer with code of its own has the user asked whether to run it.
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             name, subfolder="tokenizer", trust_remote_code=False, **where
@@ -236,6 +259,10 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
     for one in (unet, vae, text_encoder):
         align(one)
     return Networks(name, unet, text_encoder, vae, tokenizer, scheduler, made=False)
+
+
+def _adapters(name: str) -> str:
+    return f"diffusion.model={name} has adapters beside its text encoder ({ADAPTER}): merge them into its weights first"
 
 
 @contextlib.contextmanager
