@@ -11,7 +11,7 @@ from torch import nn
 from hotloop.errors import ConfigError
 from hotloop.train import batches
 from hotloop.train.average import Average
-from hotloop.train.diffusion import tokens
+from hotloop.train.diffusion import place, tokens
 from hotloop.train.diffusion.denoiser import mean_square
 from hotloop.train.diffusion.noise import Noise, offset
 from hotloop.train.diffusion.output import _whole
@@ -96,6 +96,17 @@ def test_pictures_that_the_networks_do_not_take_are_refused_before_they_are_enco
         found.check(3, [(8, 16)])
     with pytest.raises(ConfigError, match=r"pictures of 12 x 8 pixels.*multiples of 8 a side: set pictures\.step=8"):
         found.check(1, [(8, 12)])
+
+
+def test_captions_that_are_cut_are_counted_and_long_work_says_how_far_it_is(monkeypatch):
+    found, said = tiny_networks(), []
+    assert found.cut(["a digit", "a digit digit", "a a a digit"]) == 2
+    clock = iter([0.0, 10.0, 31.0, 31.0, 40.0])
+    monkeypatch.setattr(place.time, "monotonic", lambda: next(clock))
+    progress = place.told("Encoded", said.append)
+    for done in (256, 512, 1024):
+        progress(done, 2048)
+    assert said == ["Encoded: 512 of 2,048"]
 
 
 def test_the_loss_of_a_batch_is_the_weighted_square_of_the_error_at_its_timesteps():

@@ -23,7 +23,7 @@ from hotloop.train import evaluate as evaluation
 from hotloop.train.diffusion import autoencoder, encoded, lora, networks, output, tokens
 from hotloop.train.diffusion.denoiser import VOCABULARY, Denoiser, mean_square
 from hotloop.train.diffusion.noise import Noise, Prediction
-from hotloop.train.diffusion.place import Place
+from hotloop.train.diffusion.place import Place, told
 from hotloop.train.diffusion.sampling import JUDGED, Sampler, prompts_of
 from hotloop.train.diffusion.validation import Fixed, MeanError
 from hotloop.train.display import Display
@@ -80,7 +80,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     display.say(f"Recipe diffusion on {machine.device_name(device)} ({device})")
 
     # The pictures, each with its caption, and a split of them.
-    pictures = load_pictures(settings)
+    pictures = load_pictures(settings, told("Pictures looked at", display.say))
     rows = split(pictures, settings)
     for line in (*pictures.notes, f"Data: {pictures.describe()}; train {len(rows[0])}, validation {len(rows[1])}"):
         display.say(line)
@@ -92,6 +92,8 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     fingerprint = f"{digest(pictures, rows)} {found.fingerprint()}"
     start.check_data(fingerprint)
     display.say(f"Model: {found.describe()}")
+    if cut := found.cut(pictures.captions):
+        display.say(f"Captions that are longer than the model's {found.length} tokens, and are cut there: {cut}")
 
     # What trains, and what the networks that do not train make of pictures and captions, once.
     place = Place(device, start.folder, display.say)

@@ -72,6 +72,16 @@ class Networks:
         """How many pixels a latent has a side."""
         return int(2 ** (len(self.vae.config.block_out_channels) - 1))
 
+    @property
+    def length(self) -> int:
+        """How many tokens a text has."""
+        return int(min(self.tokenizer.model_max_length, self.text_encoder.config.max_position_embeddings))
+
+    def cut(self, texts: Sequence[str]) -> int:
+        """Give how many texts have more tokens than that."""
+        with quiet():
+            return sum(len(one) > self.length for one in self.tokenizer(list(texts))["input_ids"])
+
     def describe(self) -> str:
         """Say how many parameters each network has."""
         sizes = (f"{name} {count(sum(p.numel() for p in one.parameters()))}" for name, one in self.modules().items())
@@ -79,9 +89,8 @@ class Networks:
 
     def token_ids(self, texts: Sequence[str]) -> torch.Tensor:
         """Give the tokens of texts, padded and cut to the tokenizer's length: int64 of shape (texts, length)."""
-        length = min(self.tokenizer.model_max_length, self.text_encoder.config.max_position_embeddings)
         found: torch.Tensor = self.tokenizer(
-            list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+            list(texts), padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
         )["input_ids"]
         return found
 
