@@ -113,6 +113,25 @@ def test_other_pictures_are_read_with_the_words_that_the_run_learnt(model):
     assert len(read) == len(learnt)
 
 
+def test_a_resumed_run_of_a_folders_model_finds_what_was_encoded(model, tmp_path):
+    """The VAE's scale is part of what the cache is looked up by, and 0.18215 is not a number of float32."""
+    settings = configure.load([*SMALL, f"diffusion.model={model[0] / 'pipeline'}"])
+    pictures, said = load_pictures(settings), []
+    rows, unet = RECIPE.split(pictures, settings), load(model[0])["average"]
+    for weights in (None, unet):
+        found = RECIPE.load_networks(settings, pictures, rows[0], weights, print)
+        found.vae.register_to_config(scaling_factor=0.18215)
+        RECIPE.make(
+            settings,
+            found,
+            pictures,
+            rows,
+            place=RECIPE.Place(torch.device("cpu"), tmp_path, said.append),
+            weights=weights,
+        )
+    assert any("latents: 160 of 160 read" in line for line in said)
+
+
 @pytest.mark.parametrize("finite", [True, False])
 def test_grey_pictures_are_judged_of_a_model_for_colours_and_none_that_are_not_finite(monkeypatch, tmp_path, finite):
     settings, said = configure.load([*SMALL, "diffusion.output=true"]), []

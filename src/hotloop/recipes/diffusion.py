@@ -241,7 +241,8 @@ def make(  # noqa: PLR0913 - what a model is made of
     ).to(place.device)
     if weights is not None:
         checkpoint.fit_weights(denoiser, weights, chosen.model, "diffusion.model")
-        found.vae.register_to_config(scaling_factor=float(denoiser.scale))
+        if found.name == networks.SMALL:  # of others the configuration has it, to more digits than a tensor
+            found.vae.register_to_config(scaling_factor=float(denoiser.scale))
 
     batch_size = settings.training.eval_batch_size
     texts = encoded.of_captions(denoiser, found, pictures.captions, place.cache(batch_size) if once else None)
