@@ -1,6 +1,7 @@
 """The recipe `diffusion`: it learns, is judged, resumed, killed, compiled by component, and leaves what diffusers loads."""
 
 import contextlib
+import functools
 import json
 import shutil
 import signal
@@ -132,6 +133,23 @@ def test_a_resumed_run_of_a_folders_model_finds_what_was_encoded(model, tmp_path
     assert any("latents: 160 of 160 read" in line for line in said)
 
 
+def test_settings_of_the_training_reach_what_they_are_for(model, tmp_path):
+    settings = configure.load([
+        *SMALL, f"diffusion.model={model[0] / 'pipeline'}", "diffusion.gradient_checkpointing=true",
+        "diffusion.min_snr_gamma=3", "diffusion.prediction=v_prediction", "diffusion.noise_offset=0.3",
+        "diffusion.caption_dropout=0.25", "diffusion.cache=false",
+    ])  # fmt: skip
+    pictures = load_pictures(settings)
+    rows = RECIPE.split(pictures, settings)
+    found = RECIPE.load_networks(settings, pictures, rows[0], None, print)
+    place = RECIPE.Place(torch.device("cpu"), tmp_path, print)
+    made = RECIPE.make(settings, found, pictures, rows, place=place, weights=None)
+    assert found.unet.is_gradient_checkpointing
+    assert (made.denoiser.noise.gamma, made.denoiser.noise.prediction) == (3.0, "v_prediction")
+    assert (made.denoiser._noise_offset, made.denoiser._caption_dropout) == (0.3, 0.25)
+    assert set(made.train.take(torch.arange(2)).inputs) == {"pixels", "input_ids"}
+
+
 @pytest.mark.parametrize("finite", [True, False])
 def test_grey_pictures_are_judged_of_a_model_for_colours_and_none_that_are_not_finite(monkeypatch, tmp_path, finite):
     settings, said = configure.load([*SMALL, "diffusion.output=true"]), []
@@ -240,13 +258,19 @@ def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(tmp_
     assert same(ours["average"], theirs["average"])
 
 
-def test_float16_leaves_out_the_steps_that_overflow_and_keeps_its_scale(tmp_path, train):
+def test_float16_leaves_out_the_steps_that_overflow_and_keeps_its_scale(tmp_path, train, monkeypatch):
     outcome = train("training.optimization.use_fp16=true", "training.max_steps=4")
     assert outcome.status == "finished"
     scaler = load(tmp_path / "run")["scaler"]
     norms = [one["gradient_norm"] for one in record.load(tmp_path / "run")["steps"]]
     left_out = sum(norm in ("inf", "nan") for norm in norms)
     assert scaler["scale"] == 2**16 / 2**left_out
+    assert len(load(tmp_path / "run")["optimizer"]["state"]) > 0
+    monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**40))
+    train("training.optimization.use_fp16=true", "training.max_steps=3", folder="over")
+    assert all(one["gradient_norm"] in ("inf", "nan") for one in record.load(tmp_path / "over")["steps"])
+    assert load(tmp_path / "over")["scaler"]["scale"] == 2**37
+    assert not load(tmp_path / "over")["optimizer"]["state"], "all three were left out"
     with pytest.raises(ConfigError, match="use_fp16=true: a run computes in one of them"):
         train("training.optimization.use_fp16=true", "training.optimization.use_bf16=true", folder="both")
 

@@ -126,6 +126,25 @@ def test_the_loss_of_a_batch_is_the_weighted_square_of_the_error_at_its_timestep
     assert judge.figures()["loss"] == pytest.approx(float(squares.mean()), rel=1e-5), "validation weighs nothing"
 
 
+def test_training_draws_latents_and_offset_noise_and_validation_takes_the_likeliest(monkeypatch):
+    denoiser, found = tiny_denoiser(noise_offset=3.0)
+    seen = []
+    monkeypatch.setattr(denoiser.noise, "add", lambda clean, noise, _: seen.append((clean, noise)) or clean)
+    mean = torch.full((200, 2, 4, 4), 5.0)
+    given = {"mean": mean, "logvar": torch.full_like(mean, math.log(4.0)), "input_ids": found.token_ids(["a"] * 200)}
+    with torch.no_grad():
+        denoiser(**given)
+        denoiser.eval()
+        denoiser(**given, noise=torch.zeros_like(mean), timesteps=torch.zeros(200, dtype=torch.int64))
+    (drawn, noise), (likeliest, zero) = seen
+    scale = found.vae.config.scaling_factor
+    assert float(drawn.mean()) == pytest.approx(5.0 * scale, rel=0.05)
+    assert float(drawn.std()) == pytest.approx(2.0 * scale, rel=0.05), "a variance of 4"
+    torch.testing.assert_close(likeliest, mean * scale)
+    assert float(noise.mean(dim=(2, 3)).std()) == pytest.approx(3.0, rel=0.15)
+    assert not zero.any()
+
+
 def test_pictures_are_encoded_in_a_step_as_they_are_beforehand():
     denoiser, _ = tiny_denoiser()
     denoiser.eval()
