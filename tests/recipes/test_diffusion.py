@@ -396,11 +396,3 @@ def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_pat
     with Image.open(sheet) as image:
         assert image.mode == "RGB"
     assert (tmp_path / "run" / "pipeline" / "model_index.json").is_file()
-
-
-def test_folds_hold_out_each_picture_once():
-    settings = configure.load([*SMALL, "kfold.n_splits=4", "kfold.fold=1"])
-    sides = RECIPE.sides(settings)
-    assert len(sides.validation.groups) == 40
-    assert not set(sides.train.groups) & set(sides.validation.groups)
-    sides.check("fold 1", "")
