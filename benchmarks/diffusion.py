@@ -36,7 +36,7 @@ from ledger import processor
 import hotloop
 from hotloop.measure import interval, ratio_interval
 from hotloop.prove.bench_way import in_turns
-from hotloop.train.diffusion import lora, networks
+from hotloop.train.diffusion import lora, networks, tokens
 from hotloop.train.diffusion.denoiser import Denoiser, mean_square
 from hotloop.train.diffusion.noise import Noise
 
@@ -61,7 +61,8 @@ class Program:
         self.device, self.what, big = device, what, size == "sd15"
         captions = [f"a handwritten {word}" for word in ("zero", "one", "two", "three", "four", "five", "six", "seven")]
         with torch.device(device):
-            found = networks.load(size, captions, (3 if big else 1, 512 if big else 16), 64, print)
+            shape = (3, 512) if big else (1, 16)
+            found = networks.load(size, lambda: tokens.learn(captions), shape, 64, print)
         for one in found.modules().values():
             one.eval().requires_grad_(requires_grad=False)
         found.unet.requires_grad_(requires_grad=what != "lora")

@@ -8,7 +8,7 @@ pytest.importorskip("transformers")
 import hotloop
 from hotloop import recipes, record
 from hotloop.train import batches, checkpoint, start
-from hotloop.train.diffusion import networks
+from hotloop.train.diffusion import networks, tokens
 from hotloop.train.diffusion.denoiser import Denoiser, mean_square
 from hotloop.train.diffusion.noise import Noise
 
@@ -106,7 +106,7 @@ class Sizes(batches.Table):
 
 def test_each_aspect_ratio_has_one_recording():
     torch.manual_seed(0)
-    found = networks.load("small", ["a digit"], (1, 16), 64, print)
+    found = networks.load("small", lambda: tokens.learn(["a digit"]), (1, 16), 64, print)
     for one in found.modules().values():
         one.cuda().requires_grad_(requires_grad=False)
     found.unet.requires_grad_(requires_grad=True)

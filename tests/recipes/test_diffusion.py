@@ -1,5 +1,7 @@
 """The recipe `diffusion`: it learns, is judged, resumed, killed, compiled by component, and leaves what diffusers loads."""
 
+import contextlib
+import functools
 import json
 import shutil
 import signal
@@ -88,7 +90,7 @@ def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_dr
     settings = configure.from_dict(load(folder)["settings"])
     pictures = load_pictures(settings)
     sampler = Sampler(
-        networks=networks.load(str(folder / "pipeline"), [], (1, 8), 8, print), prediction="epsilon",
+        networks=networks.load(str(folder / "pipeline"), None, (1, 8), 8, print), prediction="epsilon",
         prompts=pictures.prompts, size=(8, 8), steps=2, guidance=3.0, batch=4, seed=0,
     )  # fmt: skip
     ours = sampler.make(1)
@@ -97,6 +99,70 @@ def test_the_pipeline_it_leaves_is_loaded_by_diffusers_and_draws_what_the_run_dr
     with Image.open(folder / "samples" / sheets[-1]) as sheet:
         assert sheet.width > 10 * 90, "a column for each digit"
     assert not any("_orig_mod" in one.read_text() for one in folder.glob("pipeline/*/config.json"))
+
+
+def test_other_pictures_are_read_with_the_words_that_the_run_learnt(model):
+    """Of fewer digits the same words are as many, in another order: their numbers would mean other digits."""
+    kept = load(model[0])
+    settings = configure.from_dict(kept["settings"], ["data.sample_size=90"])
+    pictures = load_pictures(settings)
+    rows = RECIPE.split(pictures, settings)[0]
+    learnt = RECIPE.load_networks(settings, pictures, rows, None, print).tokenizer.get_vocab()
+    read = RECIPE.load_networks(settings, pictures, rows, kept["model"], print).tokenizer.get_vocab()
+    theirs = json.loads((model[0] / "pipeline" / "tokenizer" / "tokenizer.json").read_text())["model"]["vocab"]
+    assert read == theirs != learnt
+    assert len(read) == len(learnt)
+
+
+def test_a_resumed_run_of_a_folders_model_finds_what_was_encoded(model, tmp_path):
+    """The VAE's scale is part of what the cache is looked up by, and 0.18215 is not a number of float32."""
+    settings = configure.load([*SMALL, f"diffusion.model={model[0] / 'pipeline'}"])
+    pictures, said = load_pictures(settings), []
+    rows, unet = RECIPE.split(pictures, settings), load(model[0])["average"]
+    for weights in (None, unet):
+        found = RECIPE.load_networks(settings, pictures, rows[0], weights, print)
+        found.vae.register_to_config(scaling_factor=0.18215)
+        RECIPE.make(
+            settings,
+            found,
+            pictures,
+            rows,
+            place=RECIPE.Place(torch.device("cpu"), tmp_path, said.append),
+            weights=weights,
+        )
+    assert any("latents: 160 of 160 read" in line for line in said)
+
+
+def test_settings_of_the_training_reach_what_they_are_for(model, tmp_path):
+    settings = configure.load([
+        *SMALL, f"diffusion.model={model[0] / 'pipeline'}", "diffusion.gradient_checkpointing=true",
+        "diffusion.min_snr_gamma=3", "diffusion.prediction=v_prediction", "diffusion.noise_offset=0.3",
+        "diffusion.caption_dropout=0.25", "diffusion.cache=false",
+    ])  # fmt: skip
+    pictures = load_pictures(settings)
+    rows = RECIPE.split(pictures, settings)
+    found = RECIPE.load_networks(settings, pictures, rows[0], None, print)
+    place = RECIPE.Place(torch.device("cpu"), tmp_path, print)
+    made = RECIPE.make(settings, found, pictures, rows, place=place, weights=None)
+    assert found.unet.is_gradient_checkpointing
+    assert (made.denoiser.noise.gamma, made.denoiser.noise.prediction) == (3.0, "v_prediction")
+    assert (made.denoiser._noise_offset, made.denoiser._caption_dropout) == (0.3, 0.25)
+    assert set(made.train.take(torch.arange(2)).inputs) == {"pixels", "input_ids"}
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_grey_pictures_are_judged_of_a_model_for_colours_and_none_that_are_not_finite(monkeypatch, tmp_path, finite):
+    settings, said = configure.load([*SMALL, "diffusion.output=true"]), []
+    pictures = load_pictures(settings)
+    found = RECIPE.load_networks(settings, pictures, torch.arange(160), None, print)
+    samples = (
+        torch.rand(10 * RECIPE.JUDGED, 3, 8, 8) if finite else torch.full((10 * RECIPE.JUDGED, 3, 8, 8), torch.nan)
+    )
+    monkeypatch.setattr(Sampler, "make", lambda self, each: samples[: each * 10])
+    monkeypatch.setattr(RECIPE.output, "write", lambda *given, **more: [])
+    figures = RECIPE.show(settings, found, pictures, tmp_path, said.append).end(1)
+    assert ("recognised" in figures) == finite
+    assert bool(said) != finite
 
 
 def test_samples_on_the_way_change_nothing(train, tmp_path, model):
@@ -178,28 +244,33 @@ recipes.load("diffusion").train(start.prepare(sys.argv[2:]))
 """
 
 
-def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(tmp_path, train):
-    often = "training.checkpoint_every_steps=2"
-    settings = [*SMALL, often, f"run.folder={tmp_path / 'run'}"]
+def test_killed_while_it_writes_a_checkpoint_it_goes_on_from_the_one_before(tmp_path, model):
+    settings = [*SMALL, "training.checkpoint_every_steps=2", f"run.folder={tmp_path / 'run'}"]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, "4", *settings], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert load(tmp_path / "run")["position"]["step"] == 2
     RECIPE.train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
-    train(often, folder="whole")
-    ours, theirs = load(tmp_path / "run"), load(tmp_path / "whole")
+    ours, theirs = load(tmp_path / "run"), load(model[0])
+    assert ours["position"] == theirs["position"]
     assert same(ours["model"], theirs["model"])
     assert same(ours["average"], theirs["average"])
 
 
-def test_float16_leaves_out_the_steps_that_overflow_and_keeps_its_scale(tmp_path, train):
+def test_float16_leaves_out_the_steps_that_overflow_and_keeps_its_scale(tmp_path, train, monkeypatch):
     outcome = train("training.optimization.use_fp16=true", "training.max_steps=4")
     assert outcome.status == "finished"
     scaler = load(tmp_path / "run")["scaler"]
     norms = [one["gradient_norm"] for one in record.load(tmp_path / "run")["steps"]]
     left_out = sum(norm in ("inf", "nan") for norm in norms)
     assert scaler["scale"] == 2**16 / 2**left_out
+    assert len(load(tmp_path / "run")["optimizer"]["state"]) > 0
+    monkeypatch.setattr(torch.amp, "GradScaler", functools.partial(torch.amp.GradScaler, init_scale=2.0**40))
+    train("training.optimization.use_fp16=true", "training.max_steps=3", folder="over")
+    assert all(one["gradient_norm"] in ("inf", "nan") for one in record.load(tmp_path / "over")["steps"])
+    assert load(tmp_path / "over")["scaler"]["scale"] == 2**37
+    assert not load(tmp_path / "over")["optimizer"]["state"], "all three were left out"
     with pytest.raises(ConfigError, match="use_fp16=true: a run computes in one of them"):
         train("training.optimization.use_fp16=true", "training.optimization.use_bf16=true", folder="both")
 
@@ -277,6 +348,29 @@ def test_a_model_of_another_kind_or_without_safetensors_is_refused(tmp_path, tra
         train(f"diffusion.model={pickled}")
 
 
+@pytest.mark.parametrize(
+    ("part", "file", "said"),
+    [
+        ({"_attn_implementation": "someone/kernel", "attn_implementation": "someone/kernel"}, "text_encoder/config.json", ""),
+        ({"auto_map": {"AutoTokenizer": ["own.Own", None]}, "tokenizer_class": "Own"}, "tokenizer/tokenizer_config.json",
+         "contains custom code"),
+        ({"base_model_name_or_path": "/elsewhere"}, "text_encoder/adapter_config.json", "has adapters beside its text"),
+        ({"in_channels": 9}, "unet/config.json", "cannot be loaded"),
+        ({"class_embed_type": "timestep"}, "unet/config.json", "with class_embed_type besides texts"),
+    ],
+)  # fmt: skip
+def test_nothing_that_a_models_folder_names_is_run_or_loaded_instead(tmp_path, model, part, file, said):
+    place = tmp_path / "hostile"
+    shutil.copytree(model[0] / "pipeline", place)
+    (place / "tokenizer" / "own.py").write_text("raise SystemExit('it was run')")
+    before = json.loads((place / file).read_text()) if (place / file).exists() else {}
+    (place / file).write_text(json.dumps({**before, **part}))
+    with pytest.raises(ConfigError, match=said) if said else contextlib.nullcontext():
+        found = networks.load(str(place), None, (1, 8), 8, print)
+        found.check(1, [(8, 8)])
+        assert found.text_encoder.config._attn_implementation == "sdpa"
+
+
 def test_a_hub_that_does_not_answer_is_said(train, monkeypatch):
     monkeypatch.setattr("hotloop.train.hub.unreachable", lambda *given: "ConnectError: no network")
     with pytest.raises(ConfigError, match=r"diffusion\.model='someone/model' cannot be loaded: .*no network.*small"):
@@ -302,11 +396,3 @@ def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_pat
     with Image.open(sheet) as image:
         assert image.mode == "RGB"
     assert (tmp_path / "run" / "pipeline" / "model_index.json").is_file()
-
-
-def test_folds_hold_out_each_picture_once():
-    settings = configure.load([*SMALL, "kfold.n_splits=4", "kfold.fold=1"])
-    sides = RECIPE.sides(settings)
-    assert len(sides.validation.groups) == 40
-    assert not set(sides.train.groups) & set(sides.validation.groups)
-    sides.check("fold 1", "")

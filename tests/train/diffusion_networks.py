@@ -19,7 +19,7 @@ def tiny_networks(made=True):
     tokenizer = tokens.learn(["a digit"])
     unet = UNet2DConditionModel(
         sample_size=4, in_channels=2, out_channels=2, block_out_channels=(8,), norm_num_groups=4,
-        down_block_types=("CrossAttnDownBlock2D",), up_block_types=("CrossAttnUpBlock2D",), mid_block_type=None,
+        down_block_types=("CrossAttnDownBlock2D",), up_block_types=("UpBlock2D",), mid_block_type=None,
         layers_per_block=1, cross_attention_dim=8, attention_head_dim=4,
     )  # fmt: skip
     text = CLIPTextModel(

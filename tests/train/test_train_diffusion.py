@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 from diffusers import DDPMScheduler
-from diffusion_networks import SCHEDULE, tiny_denoiser
+from diffusion_networks import SCHEDULE, tiny_denoiser, tiny_networks
 from torch import nn
 
 from hotloop.errors import ConfigError
 from hotloop.train import batches
 from hotloop.train.average import Average
-from hotloop.train.diffusion import tokens
+from hotloop.train.diffusion import place, tokens
 from hotloop.train.diffusion.denoiser import mean_square
 from hotloop.train.diffusion.noise import Noise, offset
 from hotloop.train.diffusion.output import _whole
@@ -84,6 +84,29 @@ def test_a_tokenizer_knows_the_captions_words_and_pads_to_the_longest():
     assert ids["input_ids"][1][2] == tokens.UNKNOWN
     again = tokens.learn(["the digit", "a Three", "a handwritten three"])
     assert again.get_vocab() == learnt.get_vocab(), "its numbers depend on the captions, and not on their order"
+    kept = tokens.unpacked(tokens.packed(learnt))
+    assert (kept.get_vocab(), kept.model_max_length) == (learnt.get_vocab(), learnt.model_max_length)
+    assert kept("a three digit") == learnt("a three digit")
+
+
+def test_pictures_that_the_networks_do_not_take_are_refused_before_they_are_encoded():
+    found = tiny_networks()
+    found.check(1, [(8, 16)])
+    with pytest.raises(ConfigError, match=r"has a VAE for pictures of 1 channels, and pictures\.source gives 3"):
+        found.check(3, [(8, 16)])
+    with pytest.raises(ConfigError, match=r"pictures of 12 x 8 pixels.*multiples of 8 a side: set pictures\.step=8"):
+        found.check(1, [(8, 12)])
+
+
+def test_captions_that_are_cut_are_counted_and_long_work_says_how_far_it_is(monkeypatch):
+    found, said = tiny_networks(), []
+    assert found.cut(["a digit", "a digit digit", "a a a digit"]) == 2
+    clock = iter([0.0, 10.0, 31.0, 31.0, 40.0])
+    monkeypatch.setattr(place.time, "monotonic", lambda: next(clock))
+    progress = place.told("Encoded", said.append)
+    for done in (256, 512, 1024):
+        progress(done, 2048)
+    assert said == ["Encoded: 512 of 2,048"]
 
 
 def test_the_loss_of_a_batch_is_the_weighted_square_of_the_error_at_its_timesteps():
@@ -101,6 +124,25 @@ def test_the_loss_of_a_batch_is_the_weighted_square_of_the_error_at_its_timestep
         judge.see(denoiser(**given), times)
     torch.testing.assert_close(ours, (squares * denoiser.noise.weight(times)).mean(), rtol=1e-4, atol=1e-6)
     assert judge.figures()["loss"] == pytest.approx(float(squares.mean()), rel=1e-5), "validation weighs nothing"
+
+
+def test_training_draws_latents_and_offset_noise_and_validation_takes_the_likeliest(monkeypatch):
+    denoiser, found = tiny_denoiser(noise_offset=3.0)
+    seen = []
+    monkeypatch.setattr(denoiser.noise, "add", lambda clean, noise, _: seen.append((clean, noise)) or clean)
+    mean = torch.full((200, 2, 4, 4), 5.0)
+    given = {"mean": mean, "logvar": torch.full_like(mean, math.log(4.0)), "input_ids": found.token_ids(["a"] * 200)}
+    with torch.no_grad():
+        denoiser(**given)
+        denoiser.eval()
+        denoiser(**given, noise=torch.zeros_like(mean), timesteps=torch.zeros(200, dtype=torch.int64))
+    (drawn, noise), (likeliest, zero) = seen
+    scale = found.vae.config.scaling_factor
+    assert float(drawn.mean()) == pytest.approx(5.0 * scale, rel=0.05)
+    assert float(drawn.std()) == pytest.approx(2.0 * scale, rel=0.05), "a variance of 4"
+    torch.testing.assert_close(likeliest, mean * scale)
+    assert float(noise.mean(dim=(2, 3)).std()) == pytest.approx(3.0, rel=0.15)
+    assert not zero.any()
 
 
 def test_pictures_are_encoded_in_a_step_as_they_are_beforehand():
@@ -143,7 +185,7 @@ def test_what_is_frozen_stays_in_evaluation_mode_and_without_gradients():
 def test_a_checkpoint_leaves_out_what_a_folder_has_and_holds_all_that_was_made():
     made, _ = tiny_denoiser(made=True)
     ours, theirs = made.state_dict(), tiny_denoiser(made=False)[0].state_dict()
-    assert {name.split(".")[0] for name in ours} == {"unet", "text_encoder", "vae", "scale", "empty"}
+    assert {name.split(".")[0] for name in ours} == {"unet", "text_encoder", "vae", "scale", "empty", "vocabulary"}
     assert {name.split(".")[0] for name in theirs} == {"unet"}
     again = tiny_denoiser(made=False)[0]
     again.load_state_dict({name: torch.ones_like(one) for name, one in theirs.items()})
@@ -178,6 +220,8 @@ def test_an_average_follows_its_parameters_and_takes_their_place_for_a_while():
     expected = 0.9 * begin + 0.1
     torch.testing.assert_close(average.state_dict()["weight"], expected)
     assert list(average.state_dict()) == ["weight"], "what is frozen needs no average"
+    assert "81% will be what they began as: its decay of 0.9 is for more than 2 steps" in str(average.lagging(2))
+    assert average.lagging(30) is None
     with pytest.raises(ZeroDivisionError), average.in_place():
         torch.testing.assert_close(model.weight.detach(), expected)
         raise ZeroDivisionError

@@ -320,6 +320,7 @@ def test_sides_of_several_buckets_are_data_for_the_fit_loop(tmp_path, cache):
     assert sorted(judged) == sorted(rows.tolist())
     assert side.unfilled(4) == 0
     assert side.unfilled(14) == 14
+    assert side.unfilled(4, together=3) == 14, "the batches of a step are of one size"
 
 
 def test_tokens_take_the_place_of_embeddings_where_the_text_encoder_is_trained(digits):

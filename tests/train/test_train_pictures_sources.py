@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from hotloop import recipes
 from hotloop.errors import ConfigError, DataError
 from hotloop.train import configure, pictures
 from hotloop.train.pictures import embedded, fashion, loading
@@ -135,3 +136,13 @@ def test_settings_that_cannot_be_used_are_refused(overrides, message):
 def test_a_bucket_needs_a_batch_on_the_training_side():
     assert loading.needed(configure.load(["training.batch_size=8", "data.validation_fraction=0.2"])) == 10
     assert loading.needed(configure.load(["training.batch_size=8", "kfold.n_splits=2"])) == 16
+    together = ["training.batch_size=4", "training.gradient_accumulation=2", "kfold.n_splits=2"]
+    assert loading.needed(configure.load(together)) == 16
+
+
+def test_folds_hold_out_each_picture_once():
+    settings = configure.load(["recipe=diffusion", "data.sample_size=160", "kfold.n_splits=4", "kfold.fold=1"])
+    sides = recipes.load("diffusion").sides(settings)
+    assert len(sides.validation.groups) == 40
+    assert not set(sides.train.groups) & set(sides.validation.groups)
+    sides.check("fold 1", "")

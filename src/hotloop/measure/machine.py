@@ -13,7 +13,10 @@ import torch
 import hotloop
 from hotloop import host
 
-_PACKAGES = ("lightning", "transformers", "tokenizers", "torchmetrics", "hydra-core", "scikit-learn", "triton", "numpy")
+_PACKAGES = (
+    "lightning", "transformers", "tokenizers", "diffusers", "peft", "torchmetrics", "hydra-core", "scikit-learn",
+    "triton", "numpy",
+)  # fmt: skip
 
 
 def describe(device: torch.device) -> dict[str, Any]:

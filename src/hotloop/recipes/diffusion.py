@@ -20,10 +20,10 @@ from hotloop.errors import ConfigError, DataError
 from hotloop.measure import machine
 from hotloop.train import checkpoint, closing, compiling, environment, unread
 from hotloop.train import evaluate as evaluation
-from hotloop.train.diffusion import autoencoder, encoded, lora, networks, output
-from hotloop.train.diffusion.denoiser import Denoiser, mean_square
+from hotloop.train.diffusion import autoencoder, encoded, lora, networks, output, tokens
+from hotloop.train.diffusion.denoiser import VOCABULARY, Denoiser, mean_square
 from hotloop.train.diffusion.noise import Noise, Prediction
-from hotloop.train.diffusion.place import Place
+from hotloop.train.diffusion.place import Place, told
 from hotloop.train.diffusion.sampling import JUDGED, Sampler, prompts_of
 from hotloop.train.diffusion.validation import Fixed, MeanError
 from hotloop.train.display import Display
@@ -80,20 +80,22 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     display.say(f"Recipe diffusion on {machine.device_name(device)} ({device})")
 
     # The pictures, each with its caption, and a split of them.
-    pictures = load_pictures(settings)
+    pictures = load_pictures(settings, told("Pictures looked at", display.say))
     rows = split(pictures, settings)
     for line in (*pictures.notes, f"Data: {pictures.describe()}; train {len(rows[0])}, validation {len(rows[1])}"):
         display.say(line)
 
     # The networks: made here with random weights, or loaded.
     require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
-    found = load_networks(settings, pictures, rows[0], display.say)
+    weights = start.resume["model"] if start.resume else None
+    found = load_networks(settings, pictures, rows[0], weights, display.say)
     fingerprint = f"{digest(pictures, rows)} {found.fingerprint()}"
     start.check_data(fingerprint)
     display.say(f"Model: {found.describe()}")
+    if cut := found.cut(pictures.captions):
+        display.say(f"Captions that are longer than the model's {found.length} tokens, and are cut there: {cut}")
 
     # What trains, and what the networks that do not train make of pictures and captions, once.
-    weights = start.resume["model"] if start.resume else None
     place = Place(device, start.folder, display.say)
     made = make(settings, found, pictures, rows, place=place, weights=weights)
     display.say(trains(made, settings))
@@ -143,7 +145,7 @@ def evaluate(settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
     unread.refuse(settings, READS)
     pictures, device = load_pictures(settings), environment.choose_device(settings.run.device)
     rows = split(pictures, settings)
-    found = load_networks(settings, pictures, rows[0], lambda _: None)
+    found = load_networks(settings, pictures, rows[0], weights, lambda _: None)
     with tempfile.TemporaryDirectory() as folder:
         place = Place(device, Path(folder), lambda _: None)
         made = make(settings, found, pictures, rows, place=place, weights=weights)
@@ -173,15 +175,30 @@ def digest(pictures: Pictures, rows: tuple[Tensor, Tensor]) -> str:
     return hashlib.sha256(f"{pictures.fingerprint()} {[side.tolist() for side in rows]}".encode()).hexdigest()
 
 
-def load_networks(settings: Settings, pictures: Pictures, rows: Tensor, say: Callable[[str], None]) -> Networks:
-    """Make or load the networks that the settings name; ``rows`` are those whose captions may be known.
+def load_networks(
+    settings: Settings,
+    pictures: Pictures,
+    rows: Tensor,
+    weights: Mapping[str, Any] | None,
+    say: Callable[[str], None],
+) -> Networks:
+    """Make or load the networks that the settings name, for the weights of a checkpoint or for new ones.
+
+    ``rows`` are those whose captions may be known: networks that are made here learn their words, and with a
+    checkpoint's weights go on with the words that it has, whatever the pictures are now.
 
     Raises:
         ConfigError: they cannot be loaded, or do not fit the pictures' sizes.
     """
-    chosen, captions = settings.diffusion, [pictures.captions[row] for row in rows.tolist()]
-    found = networks.load(chosen.model, captions, (pictures.channels, settings.pictures.size), chosen.width, say)
-    found.check_sizes(pictures.sizes)
+    chosen = settings.diffusion
+
+    def tokenizer() -> Any:
+        if weights is not None and VOCABULARY in weights:
+            return tokens.unpacked(weights[VOCABULARY])
+        return tokens.learn([pictures.captions[row] for row in rows.tolist()])
+
+    found = networks.load(chosen.model, tokenizer, (pictures.channels, settings.pictures.size), chosen.width, say)
+    found.check(pictures.channels, pictures.sizes)
     return found
 
 
@@ -224,7 +241,8 @@ def make(  # noqa: PLR0913 - what a model is made of
     ).to(place.device)
     if weights is not None:
         checkpoint.fit_weights(denoiser, weights, chosen.model, "diffusion.model")
-        found.vae.register_to_config(scaling_factor=float(denoiser.scale))
+        if found.name == networks.SMALL:  # of others the configuration has it, to more digits than a tensor
+            found.vae.register_to_config(scaling_factor=float(denoiser.scale))
 
     batch_size = settings.training.eval_batch_size
     texts = encoded.of_captions(denoiser, found, pictures.captions, place.cache(batch_size) if once else None)
@@ -253,9 +271,9 @@ def trains(made: Made, settings: Settings) -> str:
     many = sum(one.numel() for one in made.denoiser.parameters() if one.requires_grad)
     what = f"adapters of rank {settings.diffusion.lora_rank}" if settings.diffusion.lora_rank else "the UNet"
     text = " and the text encoder" if settings.diffusion.train_text_encoder else ""
-    left = made.train.unfilled(settings.training.batch_size)
+    left = made.train.unfilled(settings.training.batch_size, settings.training.gradient_accumulation)
     return f"Trained: {what}{text}, {count(many)} parameters, which predict {made.denoiser.noise.prediction}" + (
-        f"; {left} pictures are of sizes that do not fill a batch, and are not trained on" if left else ""
+        f"; {left} pictures are of sizes that do not fill a step, and are not trained on" if left else ""
     )
 
 
@@ -286,8 +304,14 @@ def show(settings: Settings, found: Networks, pictures: Pictures, folder: Path, 
             say(f"Written: {one}")
         if not judged:
             return {}
+        samples = sampler.make(JUDGED)
+        if not samples.isfinite().all():
+            say("The samples have numbers that are not finite, so a classifier cannot judge them")
+            return {}
+        if pictures.channels == 1:
+            samples = samples.mean(dim=1, keepdim=True)  # of a model for colours
         recogniser = recognise.train(pictures, settings.run.seed)
-        share = recogniser.judge(sampler.make(JUDGED), list(range(len(prompts))) * JUDGED)
+        share = recogniser.judge(samples, list(range(len(prompts))) * JUDGED)
         low, high = share.interval
         return {
             "recognised": share.value, "recognised_low": low, "recognised_high": high, "recognised_of": share.total,

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+STALE = 0.1
+"""The share of its beginning in an average's end from which that is said."""
+
 
 class Average:
     """Averages of a model's trained parameters; it begins with them as they are.
@@ -23,10 +26,21 @@ class Average:
     """
 
     def __init__(self, model: torch.nn.Module, decay: float) -> None:
+        self._decay = decay
         trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
         self._names, self._parameters = list(trained), list(trained.values())
         self.tensors = [one.detach().clone() for one in self._parameters]
         self._blend = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+
+    def lagging(self, steps: int) -> str | None:
+        """Say so where, after so many steps, much of the average is still what it began with."""
+        share = self._decay**steps
+        if share <= STALE:
+            return None
+        return (
+            f"Of the average of the weights, {share:.0%} will be what they began as: its decay of {self._decay} is for "
+            f"more than {steps} steps. With a lower one it follows"
+        )
 
     @torch.no_grad()
     def update(self) -> None:

@@ -24,7 +24,7 @@ from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan, arguments
 from hotloop.train.evaluate import evaluate, evaluating
 from hotloop.train.interrupt import Interrupt
-from hotloop.train.optimizing import parameter_groups, schedule
+from hotloop.train.optimizing import advance, parameter_groups, schedule
 from hotloop.train.rehearse import Rehearsal
 from hotloop.train.tracking import Tracking
 from hotloop.train.update import Update
@@ -148,6 +148,8 @@ class _Fitting:
     def run(self) -> Outcome:
         """Train to the end, or until somebody interrupts."""
         self.compiling.announce()
+        if self.average and (word := self.average.lagging(self.total)):
+            self.display.say(word)
         self.display.begin(self.total, self.position.step)
         status = "failed"
         try:
@@ -280,7 +282,7 @@ class _Fitting:
             raise failures.not_finite(loss, norm, rate, applied=self.automatic is not None)
         if not self.automatic:
             self.one.apply()
-        self.scheduler.step()
+        advance(self.scheduler, left_out=not math.isfinite(norm))
         return loss, norm
 
     def is_lost(self, loss: float, norm: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +24,20 @@ def schedule(settings: TrainingSettings, steps: int) -> Callable[[int], float]:
         return max(0.0, (steps - step) / max(1, steps - warm_up))
 
     return factor
+
+
+def advance(scheduler: torch.optim.lr_scheduler.LRScheduler, *, left_out: bool) -> None:
+    """Take the rate to the next step; ``left_out`` says that the optimizer did not step, as float16 has it.
+
+    The rate goes by the number of steps all the same. Where the first step is left out, torch takes that for calls in
+    the wrong order, and warns of it.
+    """
+    if not left_out:
+        scheduler.step()
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step", category=UserWarning)
+        scheduler.step()
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:

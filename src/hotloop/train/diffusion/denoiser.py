@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from hotloop.train.diffusion import tokens
 from hotloop.train.diffusion.noise import Noise, offset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hotloop.train.diffusion.networks import Networks
+
+VOCABULARY = "vocabulary"
+"""What a checkpoint has the words under that networks made in its run read, as `tokens.packed` gives them."""
 
 
 class Moments(nn.Module):
@@ -76,7 +80,10 @@ class Denoiser(nn.Module):
         with torch.no_grad():
             self.register_buffer("empty", self.embed(empty) if embedded else empty)
         self.left_out: frozenset[str] = frozenset()
-        if not networks.made:
+        if networks.made:
+            # No folder has it either, and words by other numbers would be other captions.
+            self.register_buffer(VOCABULARY, tokens.packed(networks.tokenizer))
+        else:
             self.left_out = frozenset(name for name, one in self.named_parameters() if not one.requires_grad)
             self.left_out |= frozenset(name for name, _ in self.named_buffers())
         self.register_state_dict_post_hook(_leave_out)  # type: ignore[no-untyped-call]

@@ -15,7 +15,6 @@ import torch
 
 from hotloop.errors import ConfigError
 from hotloop.train import hub
-from hotloop.train.diffusion import tokens
 from hotloop.train.encoder import align, count
 from hotloop.train.optional import require
 from hotloop.train.pictures.latents import weights_fingerprint
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 SMALL, SD15 = "small", "sd15"
 """Names of ``diffusion.model`` that are made here, with random weights."""
+ADAPTER = "adapter_config.json"
+"""What transformers takes for adapters to load, or for the name of another model, in a text encoder's folder."""
 PIPELINE_STEP = 8
 """Both sides of a picture are multiples of this, or a pipeline of diffusers refuses to make it."""
 _SCHEDULE = {
@@ -71,6 +72,16 @@ class Networks:
         """How many pixels a latent has a side."""
         return int(2 ** (len(self.vae.config.block_out_channels) - 1))
 
+    @property
+    def length(self) -> int:
+        """How many tokens a text has."""
+        return int(min(self.tokenizer.model_max_length, self.text_encoder.config.max_position_embeddings))
+
+    def cut(self, texts: Sequence[str]) -> int:
+        """Give how many texts have more tokens than that."""
+        with quiet():
+            return sum(len(one) > self.length for one in self.tokenizer(list(texts))["input_ids"])
+
     def describe(self) -> str:
         """Say how many parameters each network has."""
         sizes = (f"{name} {count(sum(p.numel() for p in one.parameters()))}" for name, one in self.modules().items())
@@ -78,21 +89,29 @@ class Networks:
 
     def token_ids(self, texts: Sequence[str]) -> torch.Tensor:
         """Give the tokens of texts, padded and cut to the tokenizer's length: int64 of shape (texts, length)."""
-        length = min(self.tokenizer.model_max_length, self.text_encoder.config.max_position_embeddings)
         found: torch.Tensor = self.tokenizer(
-            list(texts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
+            list(texts), padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
         )["input_ids"]
         return found
 
-    def check_sizes(self, sizes: Sequence[tuple[int, int]]) -> None:
-        """Refuse sizes of pictures that these networks cannot halve as often as they do.
+    def check(self, channels: int, sizes: Sequence[tuple[int, int]]) -> None:
+        """Refuse pictures that these networks do not take: colours, or sizes that they cannot halve often enough.
 
         Args:
+            channels: of the pictures; grey ones are taken by a network for colours.
             sizes: height and width in pixels.
 
         Raises:
-            ConfigError: naming the size, and what both of its sides have to be multiples of.
+            ConfigError: naming the size, and what both of its sides have to be multiples of; or the UNet wants more
+                than latents, timesteps and texts.
         """
+        self._check_kind()
+        taken = int(self.vae.config.in_channels)
+        if channels not in (1, taken):
+            raise ConfigError(
+                f"diffusion.model={self.name} has a VAE for pictures of {taken} channels, and pictures.source gives "
+                f"{channels}: use a model for colours, or diffusion.model={SMALL}, which is made for the pictures"
+            )
         halvings = len(self.unet.config.block_out_channels) - 1
         step = max(PIPELINE_STEP, self.factor * 2**halvings)
         for height, width in sizes:
@@ -103,15 +122,25 @@ class Networks:
                     "pictures.size that is a multiple of it"
                 )
 
+    def _check_kind(self) -> None:
+        config, latent = self.unet.config, int(self.vae.config.latent_channels)
+        more = [name for name in ("class_embed_type", "addition_embed_type") if config.get(name)]
+        if config.in_channels != latent or config.out_channels != latent or more:
+            raise ConfigError(
+                f"diffusion.model={self.name} has a UNet from {config.in_channels} to {config.out_channels} channels "
+                f"with {', '.join(more) or 'nothing'} besides texts, and a VAE with latents of {latent} channels: "
+                "expected a UNet for text to image, from latents to latents"
+            )
+
 
 def load(
-    name: str, captions: Sequence[str], shape: tuple[int, int], width: int, say: Callable[[str], None]
+    name: str, tokenizer: Callable[[], Any], shape: tuple[int, int], width: int, say: Callable[[str], None]
 ) -> Networks:
     """Make or load the networks of ``diffusion.model``.
 
     Args:
         name: ``small``, ``sd15``, a folder with a pipeline of diffusers, or a hub name.
-        captions: of the training side; what is made here gets a tokenizer of their words.
+        tokenizer: gives what networks that are made here read captions with; others have their own.
         shape: channels of the pictures, and their ``pictures.size``.
         width: ``diffusion.width``, of a small UNet.
         say: prints a line.
@@ -120,16 +149,16 @@ def load(
         ConfigError: the model cannot be loaded, or is of another kind; the message names the setting.
     """
     if name == SMALL:
-        return _small(captions, shape, width)
+        return _small(tokenizer(), shape, width)
     if name == SD15:
-        return _sd15(captions, shape)
+        return _sd15(tokenizer(), shape)
     return _from_elsewhere(name, say)
 
 
-def _small(captions: Sequence[str], shape: tuple[int, int], width: int) -> Networks:
+def _small(tokenizer: Any, shape: tuple[int, int], width: int) -> Networks:
     """Make three small networks; how often the VAE halves a picture goes by its size."""
     diffusers, transformers = _packages()
-    (channels, size), tokenizer = shape, tokens.learn(captions)
+    channels, size = shape
     halvings = 1 if size < 16 else 2 if size < 64 else 3  # noqa: PLR2004 - latents of 4 to 8 a side up to 64 pixels
     text_encoder = transformers.CLIPTextModel(
         _clip(tokenizer, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2, num_attention_heads=2)
@@ -161,10 +190,9 @@ def _small(captions: Sequence[str], shape: tuple[int, int], width: int) -> Netwo
     return Networks(SMALL, unet, text_encoder, vae, tokenizer, diffusers.DDPMScheduler(**_SCHEDULE), made=True)
 
 
-def _sd15(captions: Sequence[str], shape: tuple[int, int]) -> Networks:
+def _sd15(tokenizer: Any, shape: tuple[int, int]) -> Networks:
     """Make networks of Stable Diffusion 1.5's sizes (its published configs), to measure what training them takes."""
     diffusers, transformers = _packages()
-    tokenizer = tokens.learn(captions)
     text_encoder = transformers.CLIPTextModel(
         _clip(
             tokenizer, hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12,
@@ -206,6 +234,8 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
     diffusers, transformers = _packages()
     if (Path(name).is_absolute() or name.startswith(".")) and not Path(name).exists():
         raise ConfigError(f"diffusion.model={name}: no such folder; expected one with a pipeline of diffusers")
+    if (Path(name) / "text_encoder" / ADAPTER).exists():
+        raise ConfigError(_adapters(name))  # they name another model, which transformers would load instead
     silent = None if Path(name).is_dir() else hub.unreachable(name, say, "model_index.json")
     where: dict[str, Any] = {"local_files_only": silent is not None}
     with _named(name, silent):
@@ -221,13 +251,27 @@ def _from_elsewhere(name: str, say: Callable[[str], None]) -> Networks:
         )
         vae = diffusers.AutoencoderKL.from_pretrained(name, subfolder="vae", torch_dtype=torch.float32, **weights)
         text_encoder = transformers.CLIPTextModel.from_pretrained(
-            name, subfolder="text_encoder", dtype=torch.float32, **weights
+            # Said here, since a model's configuration may name a kernel of the hub, which is code.
+            name,
+            subfolder="text_encoder",
+            dtype=torch.float32,
+            attn_implementation="sdpa",
+            **weights,
         )
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, subfolder="tokenizer", **where)
+        if hasattr(text_encoder, "peft_config"):
+            raise ConfigError(_adapters(name))
+        # Without the word, a tokenizer with code of its own has the user asked whether to run it.
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            name, subfolder="tokenizer", trust_remote_code=False, **where
+        )
         scheduler = diffusers.DDPMScheduler.from_pretrained(name, subfolder="scheduler", **where)
     for one in (unet, vae, text_encoder):
         align(one)
     return Networks(name, unet, text_encoder, vae, tokenizer, scheduler, made=False)
+
+
+def _adapters(name: str) -> str:
+    return f"diffusion.model={name} has adapters beside its text encoder ({ADAPTER}): merge them into its weights first"
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +14,22 @@ from hotloop.train.pictures.stored import PART, Cache
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+OFTEN = 30.0
+"""Seconds between two words about work that goes on."""
+
+
+def told(what: str, say: Callable[[str], None]) -> Callable[[int, int], None]:
+    """Give what says now and then how far work is, which is short on most machines and takes hours on some."""
+    said = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said >= OFTEN:
+            said = time.monotonic()
+            say(f"{what}: {done:,} of {total:,}")
+
+    return progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,5 +55,6 @@ class Place:
             key={"torch": torch.__version__, "device": self.device.type},
             dtype=torch.float32,
             batch_size=min(batch_size, PART),
+            progress=told("Encoded", self.say),
             say=self.say,
         )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from hotloop.train.optional import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 SPECIAL = ("<|pad|>", "<|unk|>", "<|startoftext|>", "<|endoftext|>")
 """The tokens that are no words, in the order of their numbers."""
@@ -25,22 +28,36 @@ def learn(captions: Iterable[str]) -> Any:
     Returns:
         A transformers tokenizer.
     """
-    tokenizers, transformers = (require(name, "recipe=diffusion") for name in ("tokenizers", "transformers"))
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(unk_token=SPECIAL[UNKNOWN]))
-    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizers = require("tokenizers", "recipe=diffusion")
+    lower, split = tokenizers.normalizers.Lowercase(), tokenizers.pre_tokenizers.Whitespace()
     counts, longest = Counter[str](), 0
     for caption in captions:
-        words = [
-            word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(caption))
-        ]
+        words = [word for word, _ in split.pre_tokenize_str(lower.normalize_str(caption))]
         counts.update(words)
         longest = max(longest, len(words))
     # Equally frequent words are ordered by their letters, so that the numbers depend on the captions alone.
-    words = sorted(counts, key=lambda word: (-counts[word], word))[:MOST_WORDS]
-    tokenizer.model = tokenizers.models.WordLevel(
-        {word: number for number, word in enumerate((*SPECIAL, *words))}, unk_token=SPECIAL[UNKNOWN]
-    )
+    return _made(sorted(counts, key=lambda word: (-counts[word], word))[:MOST_WORDS], min(LONGEST, longest + 2))
+
+
+def packed(tokenizer: Any) -> torch.Tensor:
+    """Give the words of a tokenizer that was learnt, in their order, and its length: bytes, for a checkpoint."""
+    numbers = tokenizer.get_vocab()
+    told = [tokenizer.model_max_length, sorted(numbers, key=numbers.__getitem__)[len(SPECIAL) :]]
+    return torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)
+
+
+def unpacked(kept: torch.Tensor) -> Any:
+    """Make the tokenizer that `packed` took the words of."""
+    longest, words = json.loads(bytes(kept.tolist()))
+    return _made(words, longest)
+
+
+def _made(words: Sequence[str], longest: int) -> Any:
+    tokenizers, transformers = (require(name, "recipe=diffusion") for name in ("tokenizers", "transformers"))
+    numbers = {word: number for number, word in enumerate((*SPECIAL, *words))}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token=SPECIAL[UNKNOWN]))
+    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single=f"{SPECIAL[START]} $A {SPECIAL[END]}",
         special_tokens=[(SPECIAL[START], START), (SPECIAL[END], END)],
@@ -51,6 +68,6 @@ def learn(captions: Iterable[str]) -> Any:
         unk_token=SPECIAL[UNKNOWN],
         bos_token=SPECIAL[START],
         eos_token=SPECIAL[END],
-        model_max_length=min(LONGEST, longest + 2),
+        model_max_length=longest,
         model_input_names=["input_ids"],
     )

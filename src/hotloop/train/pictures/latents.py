@@ -243,7 +243,7 @@ class Latents:
         inputs = {"mean": moments["mean"], "logvar": moments["logvar"], **self.texts.take(self.text[rows])}
         return Batch(inputs, pictures)
 
-    def unfilled(self, batch_size: int) -> int:
-        """Give how many rows are in buckets that do not fill a batch: training never sees them."""
+    def unfilled(self, batch_size: int, together: int = 1) -> int:
+        """Give how many rows are in buckets that do not fill the batches of one step: training never sees them."""
         counts = self.bucket.bincount()
-        return int(counts[counts < min(batch_size, len(self))].sum())
+        return int(counts[counts < min(batch_size, len(self)) * together].sum())

@@ -88,7 +88,8 @@ def load(settings: Settings, progress: Callable[[int, int], None] | None = None)
     """Load the pictures that the settings name: all of a folder are looked at before any is used.
 
     Reads the group ``pictures``, ``data.sample_size``, ``data.validation_fraction`` and ``kfold.n_splits`` (how many
-    pictures a bucket needs so that its training side fills a batch), ``training.batch_size`` and ``run.seed``.
+    pictures a bucket needs so that its training side fills the batches of a step), ``training.batch_size``,
+    ``training.gradient_accumulation`` and ``run.seed``.
 
     Args:
         settings: the run's.
@@ -107,10 +108,10 @@ def load(settings: Settings, progress: Callable[[int, int], None] | None = None)
 
 
 def needed(settings: Settings) -> int:
-    """Give how many pictures a bucket needs, so that about a batch of them is on the training side of a split."""
+    """Give how many pictures a bucket needs, so that about those of a step are on the training side of a split."""
     folds = settings.kfold.n_splits
     held_out = 1 / folds if folds else settings.data.validation_fraction
-    return math.ceil(settings.training.batch_size / (1 - held_out))
+    return math.ceil(settings.training.batch_size * settings.training.gradient_accumulation / (1 - held_out))
 
 
 def _source(settings: Settings, progress: Callable[[int, int], None] | None) -> Source:
