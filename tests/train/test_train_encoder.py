@@ -1,5 +1,8 @@
+import json
+
 import pytest
 import torch
+import transformers
 from training_fixtures import tiny_encoder
 
 from hotloop.errors import ConfigError
@@ -58,6 +61,24 @@ def test_a_name_that_is_nowhere_is_refused_with_what_to_do(monkeypatch):
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"cannot be loaded: its folder needs config\.json"):
+        encoder.load(str(tmp_path))
+
+
+def test_a_folder_that_names_code_of_the_hub_is_refused_and_nobody_is_asked(tmp_path):
+    config = transformers.BertConfig(
+        hidden_size=8, num_attention_heads=2, num_hidden_layers=1, intermediate_size=8, vocab_size=20
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    found = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**found, "attn_implementation": "someone/kernel"}))
+    with pytest.raises(ConfigError, match=r"code of the hub, attn_implementation='someone/kernel'"):
+        encoder.load(str(tmp_path))
+    own = {"AutoConfig": "evil.Config", "AutoModelForSequenceClassification": "evil.Net"}
+    (tmp_path / "evil.py").write_text("raise SystemExit('ran')")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": own}))
+    with pytest.raises(ConfigError, match=r"model\.name="):
         encoder.load(str(tmp_path))
 
 

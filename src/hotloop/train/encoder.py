@@ -92,11 +92,13 @@ def load(
     if Path(name).is_absolute() and not Path(name).exists():
         raise ConfigError(f"model.name={name}: no such folder; expected one with a transformers model, or a hub name")
     silent = None if Path(source).is_dir() else hub.unreachable(name, say)
-    where = {"local_files_only": silent is not None}
+    # Without the word, a model with code of its own has the user asked whether to run it.
+    where = {"local_files_only": silent is not None, "trust_remote_code": False}
     with _quiet(), _named(name, silent):
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, **where)
         tokenizer.padding_side = "right"  # batches are cut to a shorter bucket at their right end
         config = transformers.AutoConfig.from_pretrained(source, num_labels=1, **where)
+        _refuse_kernel(name, config)
         _set_dropout(config, dropout)
         kind = transformers.AutoModelForSequenceClassification
         if weights:
@@ -119,6 +121,20 @@ def align(net: nn.Module) -> None:
     """
     for parameter in net.parameters():
         parameter.data = parameter.data.clone()
+
+
+def _refuse_kernel(name: str, config: Any) -> None:
+    """Refuse a configuration that names an attention kernel of the hub: transformers downloads and runs it.
+
+    Raises:
+        ConfigError: naming the kernel.
+    """
+    kernel = str(getattr(config, "_attn_implementation", None))
+    if "/" in kernel:
+        raise ConfigError(
+            f"model.name={name}: its config.json names code of the hub, attn_implementation={kernel!r}, which is not "
+            "run: take that line out, or write sdpa"
+        )
 
 
 def _set_dropout(config: Any, dropout: float | None) -> None:
