@@ -156,8 +156,7 @@ def bad_folder(place):
     }
 
 
-def test_all_that_cannot_be_used_is_listed_by_name_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(folder, "LISTED", 99)
+def test_all_that_cannot_be_used_is_listed_by_name_with_the_reason(tmp_path):
     expected = bad_folder(tmp_path / "p")
     with pytest.raises(DataError) as raised:
         load(tmp_path / "p")
@@ -198,7 +197,8 @@ def test_an_interrupt_does_not_wait_for_all_the_others(tmp_path, monkeypatch):
     assert len(looked_at) < 40
 
 
-def test_a_listing_has_a_bounded_length(tmp_path):
+def test_a_listing_has_a_bounded_length(tmp_path, monkeypatch):
+    monkeypatch.setattr(folder, "LISTED", 20)
     for index in range(25):
         put(tmp_path, f"{index:02}.png", caption=None)
     with pytest.raises(

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from hotloop.errors import DataError
-from hotloop.train.csv_pairs import LISTED
 from hotloop.train.pictures.decode import MOST_BYTES, SUFFIXES, UnusableError, at_once, fitted, upright
 from hotloop.train.pictures.source import Source
 
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 CAPTION = ".txt"
 MOST_CAPTION = 2**16
 """Bytes of a caption."""
+LISTED = 1000
+"""Pictures that cannot be used and are named: all that anybody would mend by hand."""
 KINDS = 5
 """Kinds of files left aside that are named, the most frequent ones."""
 
