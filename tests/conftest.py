@@ -33,8 +33,9 @@ def pytest_configure(config):
         config.addinivalue_line("filterwarnings", line)
 
 
-def pytest_collection_finish(session):
-    """Keep what was imported out of each later collection: a million objects, which tests and libraries collect often."""
+@pytest.fixture(autouse=True, scope="module")
+def _short_collections():
+    """Keep what is there out of later collections: a million objects imported, and tests and libraries collect often."""
     gc.collect()
     gc.freeze()
 
