@@ -1,5 +1,8 @@
 """The texts of recipe `focus`: Python's own, split by document, and cut so that what was read comes back."""
 
+import sysconfig
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -23,6 +26,12 @@ def test_documents_are_the_same_for_a_seed_and_none_is_on_both_sides(settings):
     assert texts.load(settings).fingerprint() == sides.fingerprint()
     other = configure.load(["recipe=focus", "focus.files=6", "run.seed=1"])
     assert texts.load(other).fingerprint() != sides.fingerprint()
+
+
+def test_what_was_generated_as_python_was_built_is_no_document():
+    found = {name for name, _ in texts._sources(Path(sysconfig.get_paths()["stdlib"]))}
+    assert "argparse.py" in found
+    assert not any("sysconfigdata" in name for name in found), "it holds paths of one machine"
 
 
 def test_texts_begin_several_documents_and_go_on_with_one():

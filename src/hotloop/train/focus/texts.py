@@ -78,7 +78,9 @@ def load(settings: Settings) -> Sides:
 def _sources(root: Path) -> Iterator[tuple[str, Path]]:
     for path in root.rglob("*.py"):
         name = path.relative_to(root)
-        if not _LEFT_OUT.intersection(name.parts):
+        # What was generated as this Python was built is of one machine, its paths among it.
+        generated = path.name.startswith("_sysconfigdata")
+        if not generated and not _LEFT_OUT.intersection(name.parts):
             yield name.as_posix(), path
 
 
