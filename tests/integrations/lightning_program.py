@@ -1,4 +1,7 @@
-"""Lightning's Trainer, and Fabric, in two processes: run as ``python lightning_program.py FOLDER RANK PORT``; prints JSON."""
+"""Lightning's Trainer, and Fabric, in two processes: run as ``python lightning_program.py FOLDER RANK PORT``; prints JSON.
+
+They meet by gloo on the CPU; with ``PEERS_BACKEND=nccl`` each has a GPU, and FSDP is among the strategies.
+"""
 
 import gc
 import json
@@ -10,7 +13,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric import Fabric
 from lightning.fabric import strategies as of_fabric
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -25,6 +28,8 @@ from hotloop.testing.fitting import small_batches
 
 warnings.simplefilter("ignore")
 FOLDER, RANK, PORT = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+BACKEND = os.environ.get("PEERS_BACKEND", "gloo")
+DEVICE = "cpu" if BACKEND == "gloo" else "cuda"
 os.environ |= {
     "RANK": str(RANK),
     "LOCAL_RANK": str(RANK),
@@ -103,12 +108,14 @@ class Losses(pl.Callback):
 
 
 KINDS = {
-    "ddp": (Task, lambda: DDPStrategy(process_group_backend="gloo")),
+    "ddp": (Task, lambda: DDPStrategy(process_group_backend=BACKEND)),
     "model-parallel": (
         Sharded,
-        lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo"),
+        lambda: ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1, process_group_backend=BACKEND),
     ),
 }
+if DEVICE == "cuda":  # Lightning refuses it on a CPU
+    KINDS["fsdp"] = (Task, lambda: FSDPStrategy(auto_wrap_policy={Block}, process_group_backend=BACKEND))
 
 
 def fit(kind, *callbacks):
@@ -116,7 +123,7 @@ def fit(kind, *callbacks):
     torch.manual_seed(1)
     losses, batches = Losses(), small_batches(12)
     trainer = pl.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy(), max_epochs=2, callbacks=[losses, *callbacks], logger=False,
+        accelerator=DEVICE, devices=2, strategy=strategy(), max_epochs=2, callbacks=[losses, *callbacks], logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
     )  # fmt: skip
     mine, validation = batches[6 * RANK : 6 * RANK + 6], batches[:2]
@@ -127,10 +134,10 @@ def fit(kind, *callbacks):
 
 def with_fabric(kind, how):
     """Train a few steps, compiled before Fabric sets the model up, after it, by our `setup` in or over the wrapper."""
-    two = {"data_parallel_size": 2, "tensor_parallel_size": 1, "process_group_backend": "gloo"}
-    ddp = of_fabric.DDPStrategy(process_group_backend="gloo")
+    two = {"data_parallel_size": 2, "tensor_parallel_size": 1, "process_group_backend": BACKEND}
+    ddp = of_fabric.DDPStrategy(process_group_backend=BACKEND)
     fabric = Fabric(
-        accelerator="cpu", devices=2,
+        accelerator=DEVICE, devices=2,
         strategy=ddp if kind == "ddp" else of_fabric.ModelParallelStrategy(sharded, **two),
     )  # fmt: skip
     fabric.launch()
@@ -146,7 +153,7 @@ def with_fabric(kind, how):
         hotloop.compile(model, "aot_eager")
     optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.125))
     losses = []
-    for ids, labels in small_batches(12)[RANK::2]:
+    for ids, labels in map(fabric.to_device, small_batches(12)[RANK::2]):
         loss = F.cross_entropy(model(ids), labels)
         fabric.backward(loss)
         optimizer.step()

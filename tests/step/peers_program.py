@@ -1,4 +1,7 @@
-"""Two processes that train together on gloo: run as ``python peers_program.py FOLDER RANK SCENARIO...``; prints JSON."""
+"""Two processes that train together: run as ``python peers_program.py FOLDER RANK SCENARIO...``; prints JSON.
+
+They meet by gloo on the CPU; with ``PEERS_BACKEND=nccl`` each has a GPU.
+"""
 
 import contextlib
 import datetime as dt
@@ -25,6 +28,8 @@ from hotloop.testing import planted_failure
 warnings.simplefilter("ignore")
 TIMEOUT, PATIENT = 4.0, dt.timedelta(seconds=30)
 FOLDER, RANK, SCENARIOS = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+BACKEND = os.environ.get("PEERS_BACKEND", "gloo")
+DEVICE = torch.device("cpu") if BACKEND == "gloo" else torch.device("cuda", RANK)
 
 
 class Net(nn.Module):
@@ -41,16 +46,17 @@ def batches(steps, short=None):
     draws = torch.Generator().manual_seed(RANK)
     for step in range(steps):
         size = 4 if step == short else 6
-        yield torch.randn(size, 6, generator=draws), torch.randint(3, (size,), generator=draws)
+        x, y = torch.randn(size, 6, generator=draws), torch.randint(3, (size,), generator=draws)
+        yield x.to(DEVICE), y.to(DEVICE)
 
 
 def wrapped(kind):
     torch.manual_seed(0)
-    model = Net()
+    model = Net().to(DEVICE)
     if kind != "fsdp2":  # without buffers to send, a step's first collective is in its backward
         return DistributedDataParallel(model, broadcast_buffers=kind in ("ddp", "resume"))
     for part in (model.first, model.second):
-        fully_shard(part, mesh=dist.init_device_mesh("cpu", (2,)))
+        fully_shard(part, mesh=dist.init_device_mesh(DEVICE.type, (2,)))
     return fully_shard(model)
 
 
@@ -73,14 +79,14 @@ def train(kind, run=None, steps=14, short=None, *, save=None, resume=None):
     step = loop.step(train_step) if loop else train_step
     torch.manual_seed(RANK)
     if random is not None:
-        torch.set_rng_state(random)
+        (torch.cuda if DEVICE.type == "cuda" else torch).set_rng_state(random)
     losses = []
     for number, (x, y) in enumerate(batches(steps, short)):
         if number >= begun:
             losses.append(float(step(x, y)))
             if save:
                 saves(model, optimizer, number + 1, save)
-    left = {name: full(value) for name, value in model.state_dict().items()}
+    left = {name: full(value).cpu() for name, value in model.state_dict().items()}
     if kind in (
         "ddp",
         "resume",
@@ -98,7 +104,8 @@ def train(kind, run=None, steps=14, short=None, *, save=None, resume=None):
 
 def saves(model, optimizer, steps, path):
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "steps": steps}
-    torch.save({**state, "random": torch.get_rng_state()}, f"{path}-{RANK}.new")
+    random = (torch.cuda if DEVICE.type == "cuda" else torch).get_rng_state()
+    torch.save({**state, "random": random}, f"{path}-{RANK}.new")
     Path(f"{path}-{RANK}.new").replace(f"{path}-{RANK}.pt")
 
 
@@ -141,7 +148,7 @@ def impatient(wanted):
         _set_pg_timeout(dt.timedelta(seconds=TIMEOUT))
     yield
     if wanted:
-        assert dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout == dt.timedelta(seconds=TIMEOUT)
+        assert dist.group.WORLD._get_backend(DEVICE).options._timeout == dt.timedelta(seconds=TIMEOUT)
         _set_pg_timeout(PATIENT)
 
 
@@ -180,8 +187,14 @@ def scenario(name):
     }
 
 
+def meet():
+    if DEVICE.type == "cuda":
+        torch.cuda.set_device(DEVICE)
+    dist.init_process_group(BACKEND, f"file://{FOLDER}/store", rank=RANK, world_size=2, timeout=PATIENT)
+
+
 def main():
-    dist.init_process_group("gloo", f"file://{FOLDER}/store", rank=RANK, world_size=2, timeout=PATIENT)
+    meet()
     told = {}
     for name in SCENARIOS:
         try:

@@ -6,7 +6,7 @@ import os
 import time
 
 import torch
-from peers_program import FOLDER, PATIENT, RANK, SCENARIOS, Net, wrapped
+from peers_program import DEVICE, RANK, SCENARIOS, Net, meet, wrapped
 from torch import distributed as dist
 from torch.distributed.algorithms.join import Join
 from torch.nn import functional as F
@@ -20,7 +20,7 @@ VOTE_SECONDS = 4.0
 def made(kind, run):
     """Give a model, and a step that trains it, under a loop where one is wanted."""
     torch.manual_seed(0)
-    model = Net() if kind == "local" else wrapped(kind)
+    model = Net().to(DEVICE) if kind == "local" else wrapped(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
     loop = hotloop.Loop(model, optimizer, run=run) if run else None
 
@@ -36,7 +36,8 @@ def made(kind, run):
 
 def batch(step, rows=6):
     draws = torch.Generator().manual_seed(100 * RANK + step)
-    return torch.randn(rows, 6, generator=draws), torch.randint(3, (rows,), generator=draws)
+    x, y = torch.randn(rows, 6, generator=draws), torch.randint(3, (rows,), generator=draws)
+    return x.to(DEVICE), y.to(DEVICE)
 
 
 def trained(kind, run, steps, *, before=None, rows=lambda step: 6):
@@ -110,7 +111,7 @@ def begun():
     _, loop, _ = made("local", "aot_eager")
     group = dist.new_group([0, 1])
     counts = [loop.peers.begun()]
-    dist.all_reduce(torch.ones(1), group=group)
+    dist.all_reduce(torch.ones(1, device=DEVICE), group=group)
     counts.append(loop.peers.begun())
     loop.peers.agree(peers.Vote.YES)
     counts.append(loop.peers.begun())
@@ -129,7 +130,7 @@ RUNS = {
 
 
 def main():
-    dist.init_process_group("gloo", f"file://{FOLDER}/store", rank=RANK, world_size=2, timeout=PATIENT)
+    meet()
     peers.VOTE_SECONDS = VOTE_SECONDS
     told = {}
     for name in SCENARIOS:

@@ -11,15 +11,19 @@ import pytest
 PROGRAM, VOTES = (Path(__file__).with_name(name) for name in ("peers_program.py", "peers_votes_program.py"))
 
 
-def two_processes(folder, *scenarios, ends=0, program=PROGRAM, **more):
+def started(folder, *scenarios, program=PROGRAM, **more):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
-    running = [
+    return [
         subprocess.Popen(
             [sys.executable, str(program), str(folder), str(rank), *scenarios],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
         )
         for rank in range(2)
     ]  # fmt: skip
+
+
+def two_processes(folder, *scenarios, ends=0, **more):
+    running = started(folder, *scenarios, **more)
     done = [one.communicate(timeout=400) for one in running]
     assert [one.returncode for one in running] == [ends, ends], "\n".join(error for _, error in done)
     return [json.loads(out.strip().splitlines()[-1]) for out, _ in done]
