@@ -130,4 +130,5 @@ def test_each_aspect_ratio_has_one_recording():
             for rows in batches.epoch_order(data, 4, 0, epoch):
                 assert step([data.take(rows)]).isfinite()
         assert loop.status().tier == "eager+graph", loop.status().decisions
-        assert [one.captured is not None for one in loop._runners[0].variants.values()] == [True] * 3
+        variants = loop._runners[0].variants.values()
+        assert [one.captured is not None for one in variants] == [True] * 3, [one.declined for one in variants]

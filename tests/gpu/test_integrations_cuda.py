@@ -78,7 +78,7 @@ def test_a_trainers_step_is_captured(precision):
         )  # fmt: skip
         model = Module()
         trainer.fit(model, DataLoader(batches(), batch_size=None))
-        assert hot.status().loop.tier == run, hot.status()
+        assert hot.status().loop.tier == run, str(hot.status().loop)
         left.append(
             ({name: one.cpu() for name, one in model.state_dict().items()}, trainer.callback_metrics["loss_epoch"])
         )
