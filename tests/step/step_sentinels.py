@@ -96,6 +96,17 @@ class Stale(captured.Tape):
                         args[0][0].add_(type(self).factor - 1.0)
 
 
+class Jitter:
+    """How much a kernel that is not deterministic differs from run to run, and what it differs by."""
+
+    size, draws = 0.0, torch.Generator()
+
+
+@torch.library.custom_op("hotloop_tests::jittered", mutates_args=())
+def jittered(x: torch.Tensor) -> torch.Tensor:
+    return x * (1 + Jitter.size * torch.randn(x.shape, generator=Jitter.draws))
+
+
 @contextlib.contextmanager
 def checked_every(steps):
     """Have every so many steps checked, whatever that costs."""

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from step_sentinels import Run, Stale, checked_every, faulty
+from step_sentinels import Jitter, Run, Stale, checked_every, faulty, jittered
 
 import hotloop
 from hotloop import events as ev
@@ -101,6 +101,38 @@ def test_a_recording_that_goes_stale_is_dropped_for_the_step_itself():
     assert told.region.startswith("the recording")
     assert "parameter" in told.reason
     assert run.loop.status().tier == "eager"
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_kernels_that_differ_more_than_they_did_are_no_fault_of_a_recording(stale):
+    """Gradients that are rounding and nothing else differ by more and more of themselves as a model learns."""
+    run = None
+
+    def spoil(step):
+        if step == 0:
+            run.model.first.weight.register_hook(jittered)
+        Jitter.size = 2e-4 if step >= FROM else 2e-6
+        Stale.factor = 1.01 if stale and step >= FROM + 20 else 1.0
+
+    class Seen(Run):
+        def __init__(self, *args, **settings):
+            nonlocal run
+            run = self
+            super().__init__(*args, **settings)
+
+    try:
+        with captured_step_emulation(), mock.patch.object(captured, "Tape", Stale), checked_every(PERIOD):
+            Seen("eager+graph", 90, before=spoil)
+    finally:
+        Stale.factor, Jitter.size = 1.0, 0.0
+    assert run.watched.suspicions >= 1
+    if stale:
+        (told,) = run.told()
+        assert FROM + 20 <= told.step <= FROM + 20 + PERIOD + 30
+        assert told.region.startswith("the recording")
+    else:
+        assert run.told() == []
+        assert run.loop.status().tier == "eager+graph"
 
 
 def test_wrong_code_in_a_recording_is_told_from_a_wrong_recording():

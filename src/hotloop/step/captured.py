@@ -303,7 +303,9 @@ def prepare(program: Program, seen: Survey, outside: set[str]) -> None:
             move_step_counts(optimizer, program.device)
 
 
-def capture(program: Program, engine: Engine, seen: Survey, outside: set[str], call: Call) -> tuple[CapturedStep, Any]:
+def capture(  # noqa: PLR0913 - what is recorded, by what, and how
+    program: Program, engine: Engine, seen: Survey, outside: set[str], call: Call, *, told_capturing: bool
+) -> tuple[CapturedStep, Any]:
     """Run a step once and record it.
 
     Args:
@@ -312,6 +314,7 @@ def capture(program: Program, engine: Engine, seen: Survey, outside: set[str], c
         seen: what a survey of a step with these arguments found.
         outside: names of the optimizers that run between segments.
         call: the step's arguments.
+        told_capturing: what code hears that asks whether a capture is going on.
 
     Returns:
         The recording, and what the step returned, in tensors of its own.
@@ -331,7 +334,10 @@ def capture(program: Program, engine: Engine, seen: Survey, outside: set[str], c
     inputs.fill(leaves)
     static_args, static_kwargs = unflatten(structure, inputs.leaves)
     with answered(program.holdings.modules):
-        result = captured.record(engine.begin(program.device), lambda: program.step(*static_args, **static_kwargs))
+        result = captured.record(
+            engine.begin(program.device, told_capturing=told_capturing),
+            lambda: program.step(*static_args, **static_kwargs),
+        )
     captured._finish(inputs, result)  # noqa: SLF001 - the two halves of one construction
     return captured, captured.result()
 

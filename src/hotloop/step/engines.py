@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import os
 import threading
 import warnings
 import weakref
@@ -55,10 +56,12 @@ class Engine(Protocol):
 
     name: str
 
-    def begin(self, device: torch.device) -> Recording:
-        """Begin to record; the first segment is open."""
+    def begin(self, device: torch.device, *, told_capturing: bool) -> Recording:
+        """Begin to record; the first segment is open, and code that asks for a capture hears what it is told."""
 
-    def ambience(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
+    def ambience(
+        self, device: torch.device, *, told_capturing: bool, asked: Callable[[], None] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         """Run an eager step on the path that a recording will take: stream, and code that looks for a capture."""
 
     def reference_stream(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -77,16 +80,18 @@ class CudaEngine:
     def __init__(self) -> None:
         self._pool: _Pool | None = None
 
-    def begin(self, device: torch.device) -> Recording:
+    def begin(self, device: torch.device, *, told_capturing: bool) -> Recording:
         """Begin to record on a side stream, behind what the current one still has to do."""
         if self._pool is None or not self._pool.usable:
             self._pool = _Pool(torch.cuda.graph_pool_handle())
-        return _CudaRecording(self._pool, _side_stream(device))
+        return _CudaRecording(self._pool, _side_stream(device), told_capturing=told_capturing)
 
     @contextlib.contextmanager
-    def ambience(self, device: torch.device) -> Iterator[None]:
+    def ambience(
+        self, device: torch.device, *, told_capturing: bool, asked: Callable[[], None] | None = None
+    ) -> Iterator[None]:
         """Run on the side stream; libraries set up what they need there."""
-        with self.reference_stream(device), told_capturing():
+        with self.reference_stream(device), told_whether_capturing(told_capturing, asked):
             yield
 
     @contextlib.contextmanager
@@ -143,18 +148,20 @@ class _Pool:
 
 
 class _CudaRecording:
-    def __init__(self, pool: _Pool, side: torch.cuda.Stream) -> None:
+    def __init__(self, pool: _Pool, side: torch.cuda.Stream, *, told_capturing: bool) -> None:
         self._pool, self._side = pool, side
         self._stack = contextlib.ExitStack()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._current = torch.cuda.current_stream(side.device)
-        gc.collect()  # a tensor freed by the collector while recording would be freed inside the graph
+        free, total = torch.cuda.mem_get_info(side.device)
+        if free < total / 2:  # garbage may hold memory that the recording needs; a collection takes up to a second
+            gc.collect()
         torch.cuda.synchronize(side.device)
         torch.cuda.empty_cache()  # a recording has memory of its own, and cannot use what was cached outside
         side.wait_stream(self._current)
         self._stack.enter_context(torch.cuda.stream(side))
         self._stack.enter_context(capture_safe_random())
-        self._stack.enter_context(told_capturing())
+        self._stack.enter_context(told_whether_capturing(told_capturing))
         self._stack.enter_context(stale_streams_overridden())
         self._stack.enter_context(_collector_paused())
         try:
@@ -208,21 +215,41 @@ def _collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def told_capturing() -> contextlib.AbstractContextManager[None]:
-    """Have code that asks whether a capture is going on hear yes, as it will in the capture itself.
+def told_whether_capturing(
+    answer: bool,
+    asked: Callable[[], None] | None = None,
+) -> contextlib.AbstractContextManager[None]:
+    """Have code that asks whether a capture is going on hear the same in a recording and in the runs around it.
 
-    transformers' masks take another path then; code compiled on the first path would be compiled anew in the capture,
-    and kill it. So a recording tells it as well: compiled code is guarded on the very function that it asked.
+    transformers' masks take another path where they hear yes, with other attention kernels. So a recording of eager
+    code says no, where the step's usual path may be captured: it then is that path, kernel by kernel. Where it may not
+    (a mask is read on the host), all hear yes. Code compiled on one path would be compiled anew in the capture of the
+    other, and kill it; it is guarded on the very function that it asked.
 
     An optimizer that asks hears the truth: those of torch 2.11 refuse to step in a capture unless they are capturable,
-    which they are made for the time of a recording only, and one that steps outside of it is in none.
+    which they are made for the time of a recording only, and one that steps outside of it is in none. So does all of
+    torch where the answer would be no: it must not take a path that a capture forbids.
+
+    Args:
+        answer: what code hears.
+        asked: called when code outside torch has asked.
     """
-    return replaced(
-        torch.cuda,
-        "is_current_stream_capturing",
-        lambda real: lambda: real() if _an_optimizer_asks() else True,
-        constant=True,
-    )
+
+    def make(real: Callable[[], bool]) -> Callable[[], bool]:
+        def answers() -> bool:
+            by_torch = _torch_asks()
+            if asked is not None and not by_torch:
+                asked()
+            return real() if _an_optimizer_asks() or (by_torch and not answer) else answer
+
+        return answers
+
+    return replaced(torch.cuda, "is_current_stream_capturing", make, constant=True)
+
+
+def told_capturing() -> contextlib.AbstractContextManager[None]:
+    """Have code that asks hear that a capture is going on (`told_whether_capturing`)."""
+    return told_whether_capturing(True)
 
 
 def traced_path(device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -231,6 +258,14 @@ def traced_path(device: torch.device) -> contextlib.AbstractContextManager[None]
     The two paths may have other attention kernels, which draw other dropout masks: then nothing could be compared.
     """
     return told_capturing() if device.type == "cuda" else contextlib.nullcontext()
+
+
+def _torch_asks() -> bool:
+    """Tell whether the function that asks is torch's own."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename in _BETWEEN:
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
 
 def _an_optimizer_asks() -> bool:
@@ -262,6 +297,9 @@ def capture_safe_random() -> Iterator[None]:
 
 
 _OPTIMIZERS = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")  # noqa: PTH118, PTH120 - compared as strings
+_BETWEEN = (__file__, inspect.unwrap(replaced).__code__.co_filename)
+"""Files of the frames between who asks and who answers."""
 
 _engines: dict[str, Callable[[], Engine]] = {"cuda": CudaEngine}
 

@@ -52,9 +52,10 @@ class Holdings:
                 seen.add(id(parameter))
                 named[name] = parameter
 
-        for module_name, module in self.modules.items():
+        modules = self.modules
+        for module_name, module in modules.items():
             for name, parameter in module.named_parameters():
-                add(_joined(module_name, name, self.modules), parameter)
+                add(_joined(module_name, name, modules), parameter)
         for optimizer_name, optimizer in self.optimizers.items():
             for group, index, parameter in _in_groups(optimizer):
                 add(f"{optimizer_name}.param_groups[{group}][{index}]", parameter)
@@ -62,9 +63,10 @@ class Holdings:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Give every buffer once, by name."""
+        modules = self.modules
         named = {
-            _joined(module_name, name, self.modules): buffer
-            for module_name, module in self.modules.items()
+            _joined(module_name, name, modules): buffer
+            for module_name, module in modules.items()
             for name, buffer in module.named_buffers()
         }
         return _once(named)

@@ -57,8 +57,13 @@ class Looking:
         random = RandomState([self._program.device])
         settings, gradients = self._settings(), self._gradients()
         engine = self._loop.engine
-        # On the way of a capture: code that looks for one (masks in transformers) must not be judged by its other path.
-        ambience = engine.ambience(self._program.device) if engine is not None else contextlib.nullcontext()
+        asked: list[bool] = []
+        # On the way of the capture: code that looks for one (masks in transformers) must not be judged by another path.
+        ambience: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if engine is not None:
+            ambience = engine.ambience(
+                self._program.device, told_capturing=variant.told_capturing, asked=lambda: asked.append(True)
+            )
         failed: Obstacle | None = None
         strangers: list[str] = []
         try:
@@ -104,6 +109,7 @@ class Looking:
             self._program.holdings.found += seen.written_found
             self._runner.rescue.look_again()
         variant.seen = seen
+        seen.asked = bool(asked)
         seen.obstacles += obstacles
         self._runner.found_once(obstacles)
         self._loop.surveyed(seen)

@@ -247,23 +247,26 @@ def _compare(  # noqa: PLR0913, PLR0917 - two sides, what they began with, and h
     scalars: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, Comparison]:
     compiled = limits.compute_dtype is not None
-    beyond = wide or {}
+    by_kind = [_by_kind(side) for side in (ours, theirs, wide or {})]
     found: dict[str, Comparison] = {}
-    for kind in dict.fromkeys(_kind(name) for name in (*ours, *theirs)):
-        sides = [{name: one for name, one in side.items() if _kind(name) == kind} for side in (ours, theirs)]
+    for kind in dict.fromkeys((*by_kind[0], *by_kind[1])):
+        *sides, beyond = (side.get(kind, {}) for side in by_kind)
         if compiled and kind == "parameter" and not start:
             continue
         if compiled and kind == "parameter":
             reference, candidate = (_updates(side, start) for side in sides)
-            found["update"] = against(_of(kind, beyond), reference, candidate, limits.of_updates())
+            found["update"] = against(beyond, reference, candidate, limits.of_updates())
         elif not compiled or kind in _OF_COMPILED:
             of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
-            found[kind] = against(_of(kind, beyond), sides[0], sides[1], of_kind, spread=spread)
+            found[kind] = against(beyond, sides[0], sides[1], of_kind, spread=spread)
     return found
 
 
-def _of(kind: str, values: Mapping[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
-    return {name: one for name, one in values.items() if _kind(name) == kind}
+def _by_kind(values: Mapping[str, torch.Tensor | None]) -> dict[str, dict[str, torch.Tensor | None]]:
+    found: dict[str, dict[str, torch.Tensor | None]] = {}
+    for name, one in values.items():
+        found.setdefault(_kind(name), {})[name] = one
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

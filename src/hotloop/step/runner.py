@@ -116,7 +116,7 @@ class Runner:
             variant.forget()
         if variant.declined is not None or not self._worth(variant):
             return self._uncaptured(variant, run, tier)
-        if variant.seen is None:
+        if variant.seen is None or (variant.seen.obstacles and variant.other_path()):
             return self.looking.survey(variant, run, args, kwargs)
         if variant.seen.obstacles:
             self._decline(variant, variant.seen.obstacles[0])
@@ -152,10 +152,12 @@ class Runner:
             if len(variants) >= _KEYS:
                 idle = next((key for key, one in variants.items() if one.captured is None), None)
                 variants.pop(idle if idle is not None else next(iter(variants)))
-            found = variants[key] = Variant(key, inputs)
+            # Code that is compiled has taken the path of code that hears that it is captured.
+            found = variants[key] = Variant(key, inputs, told_capturing=Tier(self.loop.goal.base).compiles)
             for others in self._variants.values():  # what a survey saw is so whatever the code is compiled with
-                if key in others and others[key].seen is not None and others[key].declined is None:
-                    found.seen = others[key].seen
+                if (other := others.get(key)) is not None and other.seen is not None and other.declined is None:
+                    same_path = not other.seen.asked or other.told_capturing == found.told_capturing
+                    found.seen = other.seen if same_path else found.seen
         return found
 
     def _worth(self, variant: Variant) -> bool:
@@ -183,6 +185,11 @@ class Runner:
         elif too_often:
             hint = "keep it constant, pass it as a tensor, or set it less often"
             self._decline(variant, Obstacle(f"{what} changes again and again", hint))
+
+    def _decline_path(self, variant: Variant, obstacle: Obstacle) -> None:
+        """Decline a recording for what was seen of it, unless code of the step has another path for a capture."""
+        if not variant.other_path():
+            self._decline(variant, obstacle)
 
     def _decline(self, variant: Variant, obstacle: Obstacle) -> None:
         variant.decline(obstacle)
@@ -244,9 +251,8 @@ class Runner:
         if changed := self.looking.changed_inside():
             self._decline(variant, changed[0])
         elif not outcome.agrees and not (outcome.may_be_noise and variant.measure_again()):
-            self._decline(
-                variant, Obstacle(f"a captured step does not agree with the step itself: {outcome.why}", REPORT_IT)
-            )
+            reason = f"a captured step does not agree with the step itself: {outcome.why}"
+            self._decline_path(variant, Obstacle(reason, REPORT_IT))
         elif outcome.agrees:
             variant.agreed += 1
             if variant.agreed == proof.STEPS:
@@ -257,7 +263,7 @@ class Runner:
         variant.captured, variant.agreed = None, 0
         result = self._uncaptured(variant, run, tier)
         if self.kind != "undone":  # else the compiled code is at fault, and another graph will be made without it
-            self._decline(variant, obstacle)
+            self._decline_path(variant, obstacle)
         return result
 
     def _warm_up(self, variant: Variant, run: Callable[[], Any]) -> Any:
@@ -265,11 +271,12 @@ class Runner:
         began = time.perf_counter()
         most = Limits.compiled(self.loop.compute_dtype())
         again = functools.partial(self.reference, variant, run)
-        result, spread = proof.spread_of(self.program, functools.partial(self._on_path, run), again, most)
+        once = functools.partial(self._on_path, run, told_capturing=variant.told_capturing)
+        result, spread = proof.spread_of(self.program, once, again, most)
         if isinstance(spread, str):
             assert variant.seen is not None
             by_chance = isinstance(spread, proof.Unlike) and variant.seen.random_operations > 0
-            if variant.own_path or not by_chance or not self.differs_by_chance(run):
+            if not variant.told_capturing or variant.own_path or not by_chance or not self.differs_by_chance(run):
                 self._decline(variant, Obstacle(spread, _REPEAT_IT))
             # transformers' masks choose another attention kernel there, say, with dropout masks of its own. Then the
             # reference is the step on that path: next time it has to repeat itself there.
@@ -288,7 +295,7 @@ class Runner:
 
         def on_path() -> Any:
             with stilled(), self.loop.eager():
-                return self._on_path(run)
+                return self._on_path(run, told_capturing=True)
 
         def plain() -> Any:
             with stilled(), self.loop.eager():
@@ -308,13 +315,16 @@ class Runner:
 
     def reference(self, variant: Variant, run: Callable[[], Any]) -> Any:
         """Run a step as it is, on the path of a capture only where it draws other random numbers there."""
-        return self._on_path(run) if variant.own_path else self.on_stream_of_recordings(run)
+        if variant.own_path:
+            return self._on_path(run, told_capturing=variant.told_capturing)
+        return self.on_stream_of_recordings(run)
 
-    def _on_path(self, run: Callable[[], Any]) -> Any:
-        """Run a step as code does that asks whether it is captured, and hears yes."""
+    def _on_path(self, run: Callable[[], Any], *, told_capturing: bool) -> Any:
+        """Run a step on the path of a recording: code that asks whether it is captured hears the same."""
         engine = self.loop.engine
         assert engine is not None
-        with engine.ambience(self.program.device), own_autocast_cache(compiled=self.program.compiled()):
+        on_path = engine.ambience(self.program.device, told_capturing=told_capturing)
+        with on_path, own_autocast_cache(compiled=self.program.compiled()):
             return plain_run(self.program.holdings, run)
 
     def on_stream_of_recordings(self, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
@@ -333,7 +343,8 @@ class Runner:
         assert engine is not None
         assert variant.seen is not None
         outside = self.loop.outside_of(variant.seen.stepped)
-        captured, result = capture(self.program, engine, variant.seen, outside, (args, kwargs))
+        told = variant.told_capturing
+        captured, result = capture(self.program, engine, variant.seen, outside, (args, kwargs), told_capturing=told)
         variant.captured = captured
         self.loop.emit(
             ev.Captured(

@@ -34,9 +34,10 @@ from hotloop.step.proof import CandidateFailedError, Outcome, plain_run, prove_s
 from hotloop.step.referred import aside, in_more_bits
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
+from hotloop.step.variant import SPREADS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hotloop.measure import Comparison, Failure
     from hotloop.step.captured import Call
@@ -51,6 +52,8 @@ FIRST, LEAST = 100, 10
 """Steps in a tier before the first check, which tells what one costs; and between two checks, at least."""
 SEARCH_SECONDS = 60.0
 """How long a run may stand still for the search for the region at fault."""
+MEASURED = 2 * SPREADS
+"""How often a recorded step is run twice in all, proofs included, to see how far its kernels are from themselves."""
 _SHAPES = ("missing", "shape", "dtype", "layout")
 _VERIFY = "hotloop verify FILE.py:FUNCTION says more; report it: this is a bug of the compiler's or of ours"
 
@@ -116,7 +119,7 @@ class Sentinel:
         self._steps = 0
         """Steps with this goal, over which the share is kept, and what checks among them have cost."""
         self._extra = 0.0
-        self._suspects, self._code = False, True
+        self._suspects, self._measures, self._code = False, False, True
         self._evidence: list[tuple[Outcome, Call]] = []
         self._checks = self._suspicions = 0
         self._seconds = 0.0
@@ -148,7 +151,7 @@ class Sentinel:
     def _begin(self, goal: Tier) -> None:
         if goal != self._goal:
             self._left = self._every = FIRST
-            self._steps, self._extra, self._suspects = 0, 0.0, False
+            self._steps, self._extra, self._suspects, self._measures = 0, 0.0, False, False
             self._evidence.clear()
         self._goal = goal
 
@@ -176,6 +179,8 @@ class Sentinel:
         reference = functools.partial(
             loop.beside, other, functools.partial(self._otherwise, variant, call, tier, code=code)
         )
+        if self._measures and variant is not None:
+            return self._measured(variant, reference, tier)
         spread = variant.spread if variant is not None else None
         candidate = runner.candidate_of(variant, call)
         outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide)
@@ -216,7 +221,32 @@ class Sentinel:
                 return self._runner.reference(variant, run)
             return self._runner.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
 
+    def _measured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step twice as what was recorded, to see anew how far its kernels are from themselves: a real step.
+
+        Then the recording is held against that in three more steps. Late in a training gradients that are rounding and
+        nothing else, of a bias that a softmax cancels, differ more than they did when the recording was proven.
+        """
+        began = time.perf_counter()
+        limits = Limits.compiled(self._loop.compute_dtype())
+        result, spread = proof.spread_of(self._runner.program, run, run, limits)
+        if variant.captured is not None:
+            variant.captured.keep_gradients()
+        self._plan(time.perf_counter() - began, tier)
+        self._measures, self._left = False, 0
+        if isinstance(spread, str):
+            self.stop(spread)
+        else:
+            variant.note_spread(spread)
+        return result
+
     # -- what it means ---------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _may_be_noise(joined: Outcome, variant: Variant | None) -> bool:
+        """Tell whether running the step twice may explain a disagreement; not for ever."""
+        known = variant is not None and variant.noisy and len(variant.measured) < MEASURED
+        return known and joined.may_be_noise
 
     def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier) -> None:
         if outcome.failed:
@@ -244,8 +274,11 @@ class Sentinel:
                 self._left = 0
                 return
         calls = [one for _, one in self._evidence[-proof.STEPS :]]
-        self._suspects = False
         self._evidence.clear()
+        if not joined.agrees and not self._of_code(variant, tier) and self._may_be_noise(joined, variant):
+            self._measures, self._left = True, 0
+            return
+        self._suspects = False
         if not joined.agrees:
             self._disagrees(joined, calls, variant, tier)
 

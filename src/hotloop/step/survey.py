@@ -84,6 +84,8 @@ class Survey:
     """Names of the optimizers that stepped, in order."""
     read_gradients: set[str] = dataclasses.field(default_factory=set)
     """Parameters whose gradient, as it was at the start, took part in the step."""
+    asked: bool = False
+    """Code of the step asked whether a capture is going on."""
     written_found: list[torch.Tensor] = dataclasses.field(default_factory=list)
     """Tensors from outside the step that it wrote into, and that the holdings did not know."""
 

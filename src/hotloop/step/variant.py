@@ -36,6 +36,9 @@ class Variant:
 
     key: Hashable
     inputs: Inputs
+    told_capturing: bool = False
+    """What code of the step hears that asks whether a capture is going on: no, so that a recording is of the path that
+    eager takes, unless that one cannot be captured, or compiled code is of the other."""
     calls: int = 0
     seen: Survey | None = None
     own_path: bool = False
@@ -58,6 +61,17 @@ class Variant:
         self.agreed, self.proven = 0, False
         self.measured.clear()
 
+    def other_path(self) -> bool:
+        """Begin anew on the path of code that hears that it is captured; False where there is none, or it is this one.
+
+        transformers reads a padding mask on the host to leave it out, unless it is captured.
+        """
+        if self.told_capturing or self.seen is None or not self.seen.asked:
+            return False
+        self.told_capturing = True
+        self.forget()
+        return True
+
     def note_spread(self, found: dict[str, Difference]) -> None:
         """Take note of how far the step is from itself: of each tensor, the furthest yet."""
         self.measured.append(found)
@@ -72,11 +86,15 @@ class Variant:
         Only a step whose kernels were seen to differ from run to run may differ more than it did; and not for ever.
         """
         self.agreed = 0
-        noisy = any(each.rms_difference > 0 for one in self.measured for each in one.values())
-        if not noisy or len(self.measured) >= SPREADS:
+        if not self.noisy or len(self.measured) >= SPREADS:
             return False
         self.spread = None
         return True
+
+    @property
+    def noisy(self) -> bool:
+        """Tell whether kernels of the step were seen to differ from run to run."""
+        return any(each.rms_difference > 0 for one in self.measured for each in one.values())
 
     def drop(self, step: int, reason: str) -> bool:
         """Forget the recording; True where it has been dropped too often lately."""

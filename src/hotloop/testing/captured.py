@@ -16,7 +16,7 @@ from hotloop._torch.dispatch import host_read, observing, tensors_in
 from hotloop.step import engines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 
 class CaptureForbiddenError(RuntimeError):
@@ -36,14 +36,20 @@ class TapeEngine:
 
     name = "tape"
 
-    def begin(self, device: torch.device) -> TapeRecording:  # noqa: ARG002 - the CPU is the only one
+    def begin(self, device: torch.device, *, told_capturing: bool) -> TapeRecording:  # noqa: ARG002 - one CPU
         """Begin a tape."""
-        return TapeRecording()
+        return TapeRecording(told_capturing=told_capturing)
 
     @contextlib.contextmanager
-    def ambience(self, device: torch.device) -> Iterator[None]:  # noqa: ARG002 - the CPU is the only one
+    def ambience(
+        self,
+        device: torch.device,  # noqa: ARG002 - the CPU is the only one
+        *,
+        told_capturing: bool,
+        asked: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
         """Answer code that looks for a capture as a capture will."""
-        with engines.told_capturing():
+        with engines.told_whether_capturing(told_capturing, asked):
             yield
 
     def reference_stream(self, device: torch.device) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
@@ -54,7 +60,8 @@ class TapeEngine:
 class TapeRecording:
     """A tape that is being recorded; operations run as they are recorded."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, told_capturing: bool) -> None:
+        self._told_capturing = told_capturing
         self._open: contextlib.ExitStack | None = None
         self._tape = Tape()
         self.resume()
@@ -64,7 +71,7 @@ class TapeRecording:
         self.abandon()
         self._tape = Tape()
         self._open = contextlib.ExitStack()
-        self._open.enter_context(engines.told_capturing())
+        self._open.enter_context(engines.told_whether_capturing(self._told_capturing))
         self._open.enter_context(observing(self._tape.record))
 
     def cut(self) -> Tape:
