@@ -18,6 +18,7 @@ from test_step_peers import (
     VOTES,
     started,
     test_ddp_compiles_and_falls_back_in_one_process_alone,
+    test_fsdp1_compiles_what_it_wraps_and_is_left_alone_by_a_loop,
     test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone,
     test_processes_that_do_not_keep_pace_go_on_eager,
     test_shapes_that_vary_end_the_votes_and_groups_made_later_count,
@@ -26,6 +27,7 @@ from test_step_peers import (
 
 __all__ = [
     "test_ddp_compiles_and_falls_back_in_one_process_alone",
+    "test_fsdp1_compiles_what_it_wraps_and_is_left_alone_by_a_loop",
     "test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone",
     "test_processes_that_do_not_keep_pace_go_on_eager",
     "test_shapes_that_vary_end_the_votes_and_groups_made_later_count",
@@ -63,7 +65,8 @@ def ended(tmp_path_factory):
 def trained(tmp_path_factory, ended):
     return two_processes(
         tmp_path_factory.mktemp("peers"), "resume-resume", "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep",
-        "ddp-short", "ddp-short-first", "local-forward run", "fsdp2-compile", "fsdp2-forward compile", KEPT=str(ended[2]), **NCCL,
+        "ddp-short", "ddp-short-first", "local-forward run", "fsdp2-compile", "fsdp2-forward compile",
+        "fsdp1-compile", "fsdp1-forward compile", "fsdp1-loop", KEPT=str(ended[2]), **NCCL,
     )  # fmt: skip
 
 
@@ -142,7 +145,8 @@ torch.testing.assert_close(*[torch.tensor(one[0]) for one in found], rtol=1e-4, 
 if accelerator.is_main_process:
     assert found[0][1] == found[1][1] and not any("_orig_mod" in name for name in found[1][1]), found
 assert part.state == "compiled" and part.graph_breaks == 0, part
-assert part.frames_compiled == (12 if sharded else 6), part
+graphs = {"ddp": 6, "fsdp2": 12}[sys.argv[1]]  # one a step, or one for each of its two blocks
+assert part.frames_compiled == graphs * (2 if how == "checkpointing" else 1), part  # a backward runs blocks again
 sys.stdout.write(f"rank {accelerator.process_index} done\\n")
 sys.stdout.flush()
 del model, optimizer, net, loss

@@ -1,4 +1,4 @@
-"""DDP and model-parallel strategies of Lightning's Trainer and of Fabric in two processes; FSDP refuses a CPU."""
+"""Strategies of Lightning's Trainer and of Fabric in two processes: DDP, model-parallel, and the Trainer's FSDP."""
 
 import json
 import os
@@ -39,9 +39,10 @@ def test_two_processes_train_as_eager_with_their_steps_compiled(tmp_path):
             assert (one["state"], one["compiles"], one["breaks"]) == ("compiled", 2, 0), (kind, one)
         # A step each of 12, and of validation 2 in the sanity check and 2 after each epoch; by blocks twice as many.
         assert told["ddp"]["graphs"] == 18
-        assert told["model-parallel"]["graphs"] == 36
+        assert told["model-parallel"]["graphs"] == told["fsdp"]["graphs"] == 36
         assert "DDPStrategy" in told["ddp"]["why"][0]
-        assert told["ddp"]["losses"] == pytest.approx(told["model-parallel"]["losses"], rel=1e-4)
+        for kind in ("model-parallel", "fsdp"):
+            assert told["ddp"]["losses"] == pytest.approx(told[kind]["losses"], rel=1e-4), kind
 
 
 def test_fsdp_of_lightning_wants_a_gpu():

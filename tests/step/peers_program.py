@@ -17,7 +17,8 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -53,6 +54,9 @@ def batches(steps, short=None):
 def wrapped(kind):
     torch.manual_seed(0)
     model = Net().to(DEVICE)
+    if kind == "fsdp1":
+        model, policy = nn.Sequential(model, nn.Linear(3, 3)), ModuleWrapPolicy({Net})
+        return FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=True, device_id=DEVICE)
     if kind != "fsdp2":  # without buffers to send, a step's first collective is in its backward
         return DistributedDataParallel(model, broadcast_buffers=kind in ("ddp", "resume"))
     for part in (model.first, model.second):
@@ -60,12 +64,14 @@ def wrapped(kind):
     return fully_shard(model)
 
 
-def train(kind, run=None, steps=14, short=None, *, save=None, resume=None):
+def train(kind, run=None, steps=14, short=None, *, save=None, resume=None, in_place=True):
     """Train; gives the parameters, the losses, and the loop's status. Saves after each step, goes on from there."""
     model = wrapped(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
     begun, random = goes_on(model, optimizer, resume) if resume else (0, None)
-    if run and kind == "fsdp2":  # a loop leaves sharded parameters alone: they are compiled in place
+    if (
+        run and kind.startswith("fsdp") and in_place
+    ):  # a loop leaves sharded parameters alone: they are compiled in place
         hotloop.compile(model, run)
     loop = hotloop.Loop(model, optimizer, run=run) if run else None
 
@@ -93,7 +99,7 @@ def train(kind, run=None, steps=14, short=None, *, save=None, resume=None):
     ):  # buffers are sent by rank 0 at the start of a forward, so those of others lag behind it
         left = {name: value for name, value in left.items() if RANK == 0 or "running" not in name}
     told = loop.status() if loop else None
-    compiled = str(hotloop.status(model)) if run else ""
+    compiled = hotloop.status(model) if run else None
     if loop:
         loop.close()
     step = loop = None
@@ -170,7 +176,11 @@ def scenario(name):
         short = 0 if RANK == 1 else None
     eager = train(kind, steps=steps, short=short)
     torch.compiler.reset()
-    kept = {"backward run": {"save": f"{FOLDER}/kept"}, "resume": {"resume": os.environ.get("KEPT")}}.get(what, {})
+    kept = {
+        "backward run": {"save": f"{FOLDER}/kept"},
+        "resume": {"resume": os.environ.get("KEPT")},
+        "loop": {"in_place": False},
+    }.get(what, {})
     with within as planted, impatient(what in ("sleep", "short")):
         ours = train(kind, "aot_eager", steps=steps, short=short, **kept)
     if what == "resume":
@@ -183,7 +193,8 @@ def scenario(name):
         "tier": ours[2].tier,
         "tiers": tiers,
         "fired": fired,
-        "status": str(ours[2]) + ours[3],
+        "status": str(ours[2]) + str(ours[3]),
+        "in_place": [[one.state, one.compiles, one.graph_breaks] for one in ours[3].components.values()],
     }
 
 

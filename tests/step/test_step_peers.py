@@ -41,7 +41,8 @@ def trained(tmp_path_factory, ended):
     """What two processes tell of all that they live through: to start them takes longer than to train."""
     return two_processes(
         tmp_path_factory.mktemp("peers"), "resume-resume", "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep",
-        "ddp-short", "ddp-short-first", "local-forward run", "fsdp2-compile", "fsdp2-forward compile", KEPT=str(ended[1]),
+        "ddp-short", "ddp-short-first", "local-forward run", "fsdp2-compile", "fsdp2-forward compile",
+        "fsdp1-compile", "fsdp1-forward compile", "fsdp1-loop", KEPT=str(ended[1]),
     )  # fmt: skip
 
 
@@ -100,6 +101,19 @@ def test_fsdp2_compiles_in_place_and_falls_back_in_one_process_alone(trained):
         assert "compiled" in told["fsdp2-compile"]["status"]
     assert ranks[1]["fsdp2-forward compile"]["fired"] >= 1
     assert "planted failure" in ranks[1]["fsdp2-forward compile"]["status"]
+
+
+def test_fsdp1_compiles_what_it_wraps_and_is_left_alone_by_a_loop(trained):
+    ranks = chosen(trained, ("fsdp1",))
+    for told in ranks:
+        assert len(told) == 3
+        for name, one in told.items():
+            assert one["same"], (name, one)
+        assert told["fsdp1-compile"]["in_place"] == [["compiled", 1, 0]]
+        assert told["fsdp1-loop"]["tier"] == "eager"
+        assert "parameters are sharded (FSDP1)" in told["fsdp1-loop"]["status"]
+    assert ranks[1]["fsdp1-forward compile"]["fired"] >= 1
+    assert [told["fsdp1-forward compile"]["in_place"][0][0] for told in ranks] == ["compiled", "eager"]
 
 
 def test_processes_that_do_not_keep_pace_go_on_eager(voted):

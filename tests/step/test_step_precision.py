@@ -10,6 +10,8 @@ from step_programs import GRAPH, PROVING, STEPS, Classifier, Writer, batches, se
 from torch import nn
 from torch.nn import functional as F
 
+from hotloop.diagnose.host_sync import IN_A_SCALER
+
 
 def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
@@ -172,8 +174,9 @@ def test_a_scaler_that_is_switched_off(both):
 def test_an_unfused_optimizer_reads_the_scalers_verdict_on_the_host(both):
     both.declines(
         scaled(without_unscaling, fused=None, overflow=(10,), steps=16),
-        reason="read on the host",
+        reason=IN_A_SCALER,
         source="scaler.step(optimizer)",
+        hint="fused=True",
     )
 
 

@@ -9,6 +9,7 @@ from hotloop.apply.targets import (
     components_of,
     entry_points,
     is_lightning,
+    sharded_flat,
     sharded_units,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "is_lightning",
     "metric_updated_by",
     "roots_for",
+    "sharded_flat",
     "sharded_units",
     "split",
     "step_methods",

@@ -29,7 +29,7 @@ _METRICS = ("Metric", "MetricCollection")
 def step_methods(component: Any) -> dict[str, str]:
     """Name the step methods that a LightningModule's class has; with each, why it is not compiled, or nothing.
 
-    None where FSDP2 has sharded the module: a compile around the gathering of parameters would break there.
+    None where FSDP has sharded the module by parts: a compile around the gathering of parameters would break there.
     """
     if not isinstance(component, torch.nn.Module) or not is_lightning(component) or sharded_units(component):
         return {}

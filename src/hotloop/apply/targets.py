@@ -95,7 +95,7 @@ def entry_points(component: Any) -> list[Any]:
     For a LightningModule these are its own forward, where it defines one, and its children that have parameters, beside
     its `step_methods`, which may be left to them. For a wrapper that a framework puts around a model (Fabric's,
     DistributedDataParallel) it is the model itself: precision, hooks on what leaves the wrapper and communication stay
-    outside of compiled code. For a model that FSDP2 has sharded these are its `sharded_units`. For an autoencoder,
+    outside of compiled code. For a model that FSDP has sharded these are its `sharded_units`. For an autoencoder,
     whose ``encode`` and ``decode`` are called instead of it, its encoder and decoder as well.
     """
     if not isinstance(component, torch.nn.Module):
@@ -124,16 +124,39 @@ def of_library(function: Any) -> bool:
 
 
 def sharded_units(component: torch.nn.Module) -> list[torch.nn.Module]:
-    """Give the innermost modules that FSDP2 gathers one by one (``fully_shard``), as torchtitan compiles them.
+    """Give the innermost modules whose parameters FSDP gathers one by one, as torchtitan compiles them.
 
-    Single layers of torch's own are none: there is nothing in them to compile together.
+    Of FSDP2 (``fully_shard``) these are the modules that it was called with; of FSDP1 (``FullyShardedDataParallel``)
+    what its wrappers hold: a wrapper gathers in its own forward, which is not for the compiler. Single layers of
+    torch's own are none: there is nothing in them to compile together.
     """
+    sharded: dict[torch.nn.Module, torch.nn.Module] = {}
+    for one in component.modules():
+        unit = one if _is_fsdp("FSDPModule", one) else _held_by_fsdp1(one)
+        if unit is not None and next(unit.children(), None) is not None:
+            sharded[one] = unit
+    innermost = (one for one in sharded if not any(part in sharded for part in one.modules() if part is not one))
+    return [sharded[one] for one in innermost]
+
+
+def sharded_flat(component: torch.nn.Module) -> bool:
+    """Tell whether FSDP1 has put parameters of a module into flat ones, of which each process holds a part."""
+    return any(_held_by_fsdp1(one) is not None for one in component.modules())
+
+
+def _held_by_fsdp1(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Give what a wrapper of FSDP1 holds, without its activation checkpointing; None of another module."""
+    if not _is_fsdp("FullyShardedDataParallel", module):
+        return None
+    wrapper: Any = module
+    held: torch.nn.Module = wrapper.module
+    return held
+
+
+def _is_fsdp(name: str, module: torch.nn.Module) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # imported by who shards; a second of imports for nobody else
-    kind = getattr(fsdp, "FSDPModule", None)
-    if kind is None:
-        return []
-    sharded = [one for one in component.modules() if isinstance(one, kind) and next(one.children(), None) is not None]
-    return [one for one in sharded if not any(other in sharded for other in one.modules() if other is not one)]
+    kind = getattr(fsdp, name, None)
+    return kind is not None and isinstance(module, kind)
 
 
 def wrapped_by(module: torch.nn.Module) -> torch.nn.Module | None:

@@ -30,10 +30,11 @@ IN_A_PACKAGE = "an installed package"
 """What the reason of an event says where the value is read in code that is not the user's."""
 IN_A_SCALER = "torch's GradScaler looks whether the gradients are finite"
 """The same where it is a GradScaler's step that reads, which no line of the user's can put off."""
-_SCALED = (
-    "pass fused=True to the optimizer (Adam, AdamW, SGD, Adagrad): it takes the scaler's finding on the device; or "
-    "train in bfloat16, which needs no scaler"
+SCALED = (
+    "pass fused=True to the optimizer (Adam, AdamW, SGD, Adagrad): it takes the scaler's finding on the device; "
+    "where the framework forbids it (Lightning, with gradient clipping), train in bfloat16, which needs no scaler"
 )
+"""What to change there."""
 _NOT_YOURS = (
     "see at the package's line what the value is read for: an argument or setting may spare it, and compiled or "
     "captured code often takes another path; hotloop.Loop says whether it keeps the step from being captured"
@@ -72,5 +73,5 @@ def find(case: Case) -> Iterator[Advice]:
 def _change(reason: str) -> str:
     """Give what to change by who reads: the user's line, a package's, or a GradScaler."""
     if IN_A_SCALER in reason:
-        return _SCALED
+        return SCALED
     return _NOT_YOURS if IN_A_PACKAGE in reason else PROBLEMS[0].change

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import torch
 
 from hotloop import events as ev
+from hotloop.apply import sharded_flat
 from hotloop.errors import ConfigError
 from hotloop.observe import collector
 from hotloop.step.account import Account
@@ -192,8 +193,10 @@ class Loop:
         if self.auto is not None:
             self.decided(f"run='auto': {several}, each with times of its own: steps run {self.given}; name a tier", {})
             self.auto, self.asked = None, Tier(self.given)
-        if self.asked.compiles and any(hasattr(one, "placements") for one in self.parameters()):
-            why = "parameters are sharded (FSDP2), and a proof cannot exchange them: hotloop.compile the model instead"
+        flat = any(sharded_flat(one) for one in self.holdings.modules.values())
+        if self.asked.compiles and (flat or any(hasattr(one, "placements") for one in self.parameters())):
+            how = "FSDP1" if flat else "FSDP2"
+            why = f"parameters are sharded ({how}), and a proof cannot exchange them: hotloop.compile the model instead"
             self.decided(f"{self.asked.name}: {why}", {})
             self.asked = Tier(self.given)
         if self.asked.graph:

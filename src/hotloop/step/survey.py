@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import linecache
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.dispatch import host_read, is_random, name_of, observing, tensors_in, user_place, written_by
+from hotloop._torch.frames import stack_of
 from hotloop._torch.replaced import replaced
+from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED
 from hotloop.step.known import answered
 
 if TYPE_CHECKING:
@@ -192,6 +195,9 @@ class _Look:
 
     def _obstacle(self, reason: str, hint: str) -> None:
         place = user_place()
+        if (stack := stack_of(inspect.currentframe())).scaling:
+            # A trainer's line that calls the scaler tells its user nothing: the program's own is named.
+            reason, hint, place = f"{reason} ({IN_A_SCALER}, as the optimizer is not fused)", SCALED, stack.own
         if place not in self._places:
             self._places.add(place)
             file, line = place or (None, None)
