@@ -1,4 +1,4 @@
-"""What capturing brings recipe `focus` on a GPU: eager, each network under CUDA graphs, the whole step (`auto`).
+"""What capturing brings recipe `focus` on a GPU: each network under CUDA graphs, the whole step (`auto`), and both.
 
 usage: python benchmarks/focus_gpu.py [--steps 1000] [--ways eager networks step]
        [--out benchmarks/results/DATE-h200-focus.json] [settings of the recipe ...]
@@ -36,6 +36,7 @@ WAYS = {
     "another seed": ["run.seed=1"],
     "networks": [f"{COMPILE}=true", "compile.measure_eager_steps=0", *GRAPHS],
     "step": [f"{COMPILE}=auto"],
+    "step and networks": [f"{COMPILE}=auto", *(one for one in GRAPHS if ".inference=" in one and ".model." not in one)],
 }
 LATE = 200
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import hotloop
-from hotloop import recipes, record
+from hotloop import presets, recipes, record
+from hotloop._torch.module import get_entry
 from hotloop.errors import ConfigError, DataError, StaleOutputError
 from hotloop.recipes import focus
 from hotloop.testing import assert_outputs_owned, cudagraph_emulation
-from hotloop.train import checkpoint, configure, own_loop, start
+from hotloop.train import automatic, checkpoint, compiling, configure, own_loop, start
 from hotloop.train.focus import allocator, program, texts
 from hotloop.train.focus.context import BLOCK
 
@@ -271,3 +272,84 @@ def test_the_recipe_is_known_and_its_record_is_plain(tmp_path, train):
     document = record.load(tmp_path / "run")
     assert document["measurements"]["budget"] == 104
     json.dumps(document)
+
+
+AUTO = "training.optimization.use_torch_compile=auto"
+
+
+def test_with_auto_the_allocators_networks_have_presets_of_their_own(tmp_path, train, capsys):
+    train(folder="eager")
+    graphs = [f"compile.components.{name}.inference=reduce-overhead" for name in ("gist", "lens")]
+    with cudagraph_emulation() as emulation:
+        outcome = train(AUTO, *graphs, "compile.components.lens.training=reduce-overhead")
+    lines = capsys.readouterr().out
+    assert (
+        "Compiling gist (reduce-overhead, in inference alone), lens (reduce-overhead, in inference alone), out" in lines
+    )
+    assert "tried on copies of the model, training and inference, and safe here" in lines
+    assert "does not read compile.components.lens.training=reduce-overhead" in lines
+    found = record.load(tmp_path / "run")["components"]
+    assert {name: found[name].get("inference") for name in NETWORKS} == {
+        "model": None, "gist": "reduce-overhead", "lens": "reduce-overhead",
+    }  # fmt: skip
+    assert all(found[name]["requested"] == "auto" for name in NETWORKS)
+    assert list(found["lens"]["modes"]) == ["inference"], "the steps are the loop's"
+    assert found["lens"]["modes"]["inference"]["calls"] > 6
+    assert any(line.startswith("Calls of lens in inference") for line in outcome.remarks)
+    assert emulation.runs > 0
+    assert emulation.overwritten == []
+    assert losses(tmp_path / "run") == losses(tmp_path / "eager")
+
+
+def test_with_auto_what_is_not_safe_for_the_allocator_stays_eager(tmp_path, train, monkeypatch):
+    monkeypatch.setattr(own_loop.OwnRehearsal, "unsafe", lambda self, plan: f"held: {', '.join(plan)}")
+    with cudagraph_emulation():
+        train(AUTO, "compile.components.lens.inference=reduce-overhead")
+    lens = record.load(tmp_path / "run")["components"]["lens"]
+    assert "held: lens" in lens["causes"][0]["reason"]
+    assert "modes" not in lens or not lens["modes"]
+
+
+def test_with_auto_the_steps_find_nothing_of_the_code_between_them(train, monkeypatch):
+    """Where it stayed on, a step with gradients would find it, and the loop's own code would be lost."""
+    entries = []
+
+    def step(self, *given):
+        entries.append([get_entry(one) for one in self.lens.modules()])
+        return plain(self, *given)
+
+    plain = program.Controller.step
+    monkeypatch.setattr(program.Controller, "step", step)
+    outcome = train(AUTO, "compile.components.lens.inference=aot_eager")
+    assert outcome.components["lens"]["modes"]["inference"]["compiles"] == 1
+    assert len(entries) >= 6
+    assert all(one is None for each in entries for one in each)
+
+
+@pytest.mark.parametrize("tier", ["eager+graph", "aot_eager", "aot_eager+graph"])
+def test_a_captured_step_and_the_allocators_compiled_networks_go_together(tier):
+    from hotloop.testing import captured_step_emulation
+
+    def run(tier, plan):
+        torch.manual_seed(0)
+        workload, settings = focus.make(), configure.load()
+        models = dict(workload.model)
+        loop = hotloop.Loop(models, workload.optimizer, state=workload.state, run=tier, sentinel=0)
+        between = compiling.Compiling(plan, settings, models, print)
+        running, found = automatic.Automatic(settings, models, print, loop, workload.step, between=between), []
+        torch.manual_seed(1)
+        for batch in [one for _ in range(3) for one in workload.read()]:
+            with running.validating():
+                ready = workload.ready(batch)
+            found.append(float(running.step(*ready)["loss"]))
+        components, tiers = running.status(), {one.name: one.steps for one in loop.status().tiers}
+        running.close()
+        return found, components, tiers
+
+    eager, _, _ = run("eager", {})
+    plan = {name: (presets.get("none"), presets.get("aot_eager")) for name in ("gist", "lens")}
+    with captured_step_emulation():
+        both, components, tiers = run(tier, plan)
+    assert tiers[tier] > 4, tiers
+    assert [components[name]["modes"]["inference"]["compiles"] for name in ("gist", "lens")] == [1, 1]
+    assert both == pytest.approx(eager, rel=1e-4)

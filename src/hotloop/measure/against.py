@@ -59,8 +59,9 @@ _MANY = 64
 _OWN = {"slope": 3.0, "residual": 2.0, "relative": 2.0}
 """A limit is at least so many times eager's own measure against the reference: two roundings of one size are 1.4 times
 as far from each other; tilts have signs, so that one of two may be near 0 by chance."""
-_FEW = 8
-"""With fewer effective elements a tilt is one draw, near 0 by chance: then it is `SPREADS` times."""
+_FEW = {"slope": 8, "relative": _MANY}
+"""With fewer effective elements it is `SPREADS` times: a tilt is one draw, near 0 by chance, and so is the error of a
+tensor that is all rounding (the bias of scores that are only ever compared)."""
 _EPS = {"float64": torch.finfo(torch.float64).eps, "float32": torch.finfo(torch.float32).eps}
 
 
@@ -143,7 +144,7 @@ def _allowed(
     if not own:
         return score
     times = _OWN[score.measure]
-    if score.measure == "slope" and score.name in found and found[score.name].effective < _FEW:
+    if score.name in found and found[score.name].effective < _FEW.get(score.measure, 0):
         times = SPREADS
     return dataclasses.replace(
         score, limit=max(score.limit, times * abs(statistics.median(own)) / _scale(score, found))

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 ALL = "all tensors together"
 _SHOWN = 3
+_PLAIN = ("finite", "missing", "shape", "dtype", "layout", "equal")
+"""Failures that no rounding makes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,11 @@ class Comparison:
     def agrees(self) -> bool:
         """Whether nothing is past its limit."""
         return not self.failures
+
+    @property
+    def may_be_rounding(self) -> bool:
+        """Whether all that is past its limit are numbers; no rounding makes a NaN, or another shape."""
+        return all(each.measure not in _PLAIN for each in self.failures)
 
     def __str__(self) -> str:
         if self.failures:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from typing import TYPE_CHECKING
@@ -27,8 +28,10 @@ def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> C
     Slopes and lengths are averaged with their signs: a right compile in bfloat16 can be off by 1.4% in one matrix at
     one step, and by a fifth of that at the next with the other sign, where a wrong factor stays. Of residuals the
     median step counts, since a ReLU that flips at its kink at one step is no fault; of error ratios the best (see
-    `against`). All else fails at any step: what a tier with eager's own kernels differs by, NaN, and what is missing
-    or of another shape or dtype. A tensor is judged over the steps that judged it.
+    `against`). Small tensors, which may be all rounding, are allowed at each step what they are in the root mean square
+    over the steps: eager's own error, which that follows, is near 0 now and then. All else fails at any step: what a
+    tier with eager's own kernels differs by, NaN, and what is missing or of another shape or dtype. A tensor is judged
+    over the steps that judged it.
 
     Args:
         comparisons: of ``compare``, one a step, at least one; the result has the last one's ``differences``.
@@ -62,6 +65,9 @@ def _joined(steps: list[Score], *, scatter: bool) -> Score:
             apart = statistics.stdev(each.value for each in steps) / math.sqrt(len(steps))
             limit = max(limit, SCATTERS * apart)
         return Score(name, measure, value, limit)
+    if measure == "relative":
+        usual = math.sqrt(statistics.fmean(each.limit**2 for each in steps))
+        steps = [dataclasses.replace(each, limit=max(each.limit, usual)) for each in steps]
     ranked = sorted(steps, key=lambda score: score.nearness)
     if measure in (RATIO, "residual") and ranked[-1].nearness > NO_KINK:
         return ranked[-1]

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.errors import StaleOutputError
-from hotloop.measure import compare, flatten, over_steps
+from hotloop.measure import against, flatten, over_steps
 from hotloop.measure.tree import names
 from hotloop.prove.harness_program import Calls, noting_calls
 from hotloop.prove.harness_result import REMEDY, Finding
 from hotloop.step.engines import traced_path
 from hotloop.step.holdings import RandomState
 from hotloop.step.proof import compared, plain_run, values_of
+from hotloop.step.workload import arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hotloop.measure import Comparison, Limits
     from hotloop.prove.harness_program import Subject
@@ -52,10 +53,14 @@ class Lockstep:
         compiled: the same program, compiled, after the same steps.
         limits: how far the two may be apart.
         hold: hold what the compiled program gives, and look at it again after later calls.
+        referred: hold both against the same in more bits besides, by which a limit grows with eager's own rounding.
     """
 
-    def __init__(self, eager: Subject, compiled: Subject, limits: Limits, *, hold: bool) -> None:
+    def __init__(
+        self, eager: Subject, compiled: Subject, limits: Limits, *, hold: bool, referred: bool = False
+    ) -> None:
         self._eager, self._compiled, self._limits, self._hold = eager, compiled, limits, hold
+        self._wide_of = limits.compute_dtype if referred else None
         self._noted: Calls = {}
         self._comparisons: dict[str, list[Comparison]] = collections.defaultdict(list)
         self._held: list[_Kept] = []
@@ -63,6 +68,8 @@ class Lockstep:
         self.nearest = ""
         self.ended = False
         """Something was so wrong that the compiled program could not go on."""
+        self.may_be_rounding = False
+        """Something is wrong, and all of that are numbers past their limits."""
 
     def run(self, rounds: int, calls: int) -> None:
         """Run rounds of a training step and calls without gradients; what is wrong ends it."""
@@ -84,10 +91,11 @@ class Lockstep:
     def _step(self, batch: Any, number: int) -> None:
         """One training step of both, from the same state with the same random numbers."""
         what = f"training step {number + 1}"
+        wide = self._in_more_bits(self._eager.workload.step, *arguments(batch))
         self._compiled.follow(self._eager)
         random = RandomState([self._eager.device])
         with noting_calls(self._eager.models, self._noted), traced_path(self._eager.device):
-            made = self._eager.made(batch)
+            made = self._eager.made(batch, wide)
         random.restore()
         result, theirs = self._compiled_call(what, lambda: self._values(batch))
         for kind, comparison in self._compiled_call(what, lambda: compared(made, theirs, self._limits)).items():
@@ -102,20 +110,29 @@ class Lockstep:
     def _infer(self, batch: Any, number: int, call: int, calls: int) -> None:
         """One call of both without gradients."""
         what = f"call {call + 1} of {calls} after training step {number + 1}"
+        wide = self._in_more_bits(lambda: list(self._eager.infer(batch, self._noted, call))) or {}
         random = RandomState([self._eager.device])
         eager = [_taken(one) for one in self._eager.infer(batch, self._noted, call)]
         random.restore()
         given = self._compiled.infer(batch, self._noted, call)
-        for ours, others in eager:
+        for index, (ours, others) in enumerate(eager):
             output = self._compiled_call(what, lambda: next(given))
             theirs, rest = self._compiled_call(what, functools.partial(_taken, output))
-            comparison = compare(ours, theirs, self._limits)
+            reference = {name: wide.get(name.replace("output", f"result[{index}]", 1)) for name in ours}
+            comparison = against(reference, ours, theirs, self._limits)
             self._comparisons["without gradients"].append(comparison)
             if others != rest and comparison.agrees:
                 said = f"{what} gave {rest}, eager {others}, from values that agree"
                 self.findings.append(Finding(kind="numerics", what=said, fails=False))
             self._keep(f"the output of {what}", output)
             del output
+
+    def _in_more_bits(self, step: Callable[..., Any], *call: Any) -> Mapping[str, torch.Tensor | None] | None:
+        """Run something of eager's in more bits, and undo it; None where that is not wanted, or cannot be."""
+        if self._wide_of is None:
+            return None
+        with traced_path(self._eager.device):
+            return self._eager.in_more_bits(step, self._wide_of, *call)
 
     def _compiled_call(self, what: str, run: Callable[[], Any]) -> Any:
         """Run something of the compiled program; eager has done the same, so what it raises is not the user's own."""
@@ -143,18 +160,21 @@ class Lockstep:
             raise _WrongError(Finding(kind="held", what=what, remedy=REMEDY))
 
     def _judge(self) -> None:
-        nearest = 0.0
+        nearest, numbers = 0.0, not any(one.fails for one in self.findings)
         for kind, comparisons in self._comparisons.items():
             try:
                 found = over_steps(comparisons)
             except StaleOutputError as error:
                 self.findings.append(Finding(kind="held", what=str(error)))
+                numbers = False
                 continue
             if not found.agrees:
+                numbers &= found.may_be_rounding
                 self.findings.append(Finding(kind="numerics", what=f"{kind}: {found}", remedy=_REPORT_IT))
             elif found.worst is not None and found.nearness > nearest:
                 nearest = found.nearness
                 self.nearest = f"{kind} nearest its limit: {found.worst.name}, at {found.nearness:.0%} of it"
+        self.may_be_rounding = numbers and any(one.fails for one in self.findings)
 
 
 def _tensors(output: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

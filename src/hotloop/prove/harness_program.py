@@ -5,20 +5,26 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop.measure import flatten, unflatten
 from hotloop.step.asked import device_of
-from hotloop.step.proof import Made, plain_run, values_of
+from hotloop.step.captured import Program
+from hotloop.step.proof import Made, kept, plain_run, values_of
+from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.workload import Workload, arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import nn
 
+    Values = Mapping[str, torch.Tensor | None]
+
+_log = logging.getLogger("hotloop")
 KEPT_CALLS = 4
 """Calls of each model that are kept, to be repeated without gradients: different inputs, so that old outputs show."""
 
@@ -69,12 +75,32 @@ class Subject:
                     if isinstance(value, torch.Tensor):  # a rate that a capture can read
                         group[key].copy_(value)
 
-    def made(self, batch: Any) -> Made:
-        """Run the training step; gives everything that it made, copied."""
+    def made(self, batch: Any, wide: Values | None = None) -> Made:
+        """Run the training step; gives everything that it made, copied, with the same in more bits."""
         start = {name: one.clone() for name, one in self.holdings.tensors().items() if name.startswith("parameter ")}
         result, at_step = plain_run(self.holdings, lambda: self.step(batch))
         values = values_of(self.holdings, result, at_step)
-        return Made(start, {name: None if one is None else one.clone() for name, one in values.items()})
+        return Made(start, {name: None if one is None else one.clone() for name, one in values.items()}, wide)
+
+    def in_more_bits(self, step: Callable[..., Any], compute_dtype: str, *call: Any) -> Values | None:
+        """Run something in the widest dtype that it runs in, and undo it; None where it does in none.
+
+        Gives what it made by the names of a proof.
+        """
+        program = Program(step, self.holdings, self.device, lambda: False)
+        draws: list[Draw] = []
+
+        def noted() -> Any:
+            with noting_draws(draws):
+                return plain_run(self.holdings, lambda: step(*call))
+
+        kept(program, noted)
+        for dtype in candidates(compute_dtype):
+            try:
+                return wide_step(program, (call, {}), dtype, draws)
+            except NotRepeatableError as error:
+                _log.info("harness: it is not run in more bits: %s", error)
+        return None
 
     def infer(self, batch: Any, calls: Calls, number: int) -> Iterator[Any]:
         """Call without gradients: the program's own function, or one model after another as the training step did.

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 STEPS = 3
 """Consecutive steps on which a candidate must agree."""
 _HOPELESS = 8.0
-_PLAIN = ("finite", "missing", "shape", "dtype", "layout", "equal")
-"""Failures that no rounding makes."""
 
 _Made = TypeVar("_Made")
 Run = Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]
@@ -79,15 +77,15 @@ class Outcome:
         if self.random_moved or self.failed:
             return True
         return any(
-            not one.agrees and (one.nearness > _HOPELESS or any(each.measure in _PLAIN for each in one.failures))
+            not one.agrees and (one.nearness > _HOPELESS or not one.may_be_rounding)
             for one in self.comparisons.values()
         )
 
     @property
     def may_be_noise(self) -> bool:
         """Tell whether all that disagrees are numbers, as kernels make them that are not deterministic."""
-        failures = [each for one in self.comparisons.values() for each in one.failures]
-        return not self.random_moved and not self.failed and all(each.measure not in _PLAIN for each in failures)
+        numbers = all(one.may_be_rounding for one in self.comparisons.values())
+        return numbers and not self.random_moved and not self.failed
 
     @property
     def why(self) -> str:

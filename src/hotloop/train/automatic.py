@@ -1,4 +1,7 @@
-"""``use_torch_compile=auto``: a hot loop runs the steps, and this tells what it decided, what that saved, and why."""
+"""``use_torch_compile=auto``: a hot loop runs the steps, and this tells what it decided, what that saved, and why.
+
+What is called without gradients, before a step and between the steps, runs in presets of inference that were asked for.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ from hotloop.events import (
     TierProven,
 )
 from hotloop.step.tiers import Tier, parse
-from hotloop.train.compiling import DISABLED, PREFIX, Compiling
+from hotloop.train.between import Between
+from hotloop.train.compiling import DISABLED, PREFIX, Compiling, not_read
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hotloop.step import Loop, LoopStatus
     from hotloop.train.settings import Settings
@@ -40,19 +44,23 @@ class Automatic(Compiling):
         say: prints a line.
         loop: owns the step; it writes its decisions, verdicts and events into the run's record itself.
         update: the step that it owns.
+        between: compiles components for their calls without gradients; they run so outside of the steps alone.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a run, the loop that owns its steps, and what runs between them
         self,
         settings: Settings,
         parts: dict[str, Any],
         say: Callable[[str], None],
         loop: Loop,
         update: Callable[..., Any],
+        *,
+        between: Compiling | None = None,
     ) -> None:
         super().__init__({}, settings, parts, say)
         self._loop, self._step = loop, loop.step(update)
         self.running = "eager"
+        self._between = Between(between) if between is not None and between.chosen else None
         self._told = 0
         self._lost = False
 
@@ -65,6 +73,15 @@ class Automatic(Compiling):
             f"{PREFIX} auto: steps start eager and are timed; from step {self._loop.steps + EAGER_STEPS + 1} on, what "
             f"is expected to pay within this run is prepared, proven against eager, and timed beside it{self._shared()}"
         )
+        if self._between is not None and (names := self._between.names()):
+            self._say(f"{PREFIX} Compiling {names}, outside of the steps")
+        for name in self._between.left if self._between is not None else ():
+            self._say(
+                f"{PREFIX} auto leaves {name} eager without gradients as well: compile.components.{name}.inference "
+                "needs a module, and it is a function"
+            )
+        if ignored := not_read(self.settings):
+            self._say(f"{PREFIX} auto chooses how training steps run, and does not read {', '.join(ignored)}")
 
     def _shared(self) -> str:
         """Say who shares what is compiled; nothing where this run is alone, or the last."""
@@ -97,14 +114,23 @@ class Automatic(Compiling):
         for event in events:
             if line := _line(event):
                 self._say_once(line)
+        if self._between is not None:
+            self._between.observed(events)
+
+    def after_validation(self, events: Sequence[Event]) -> None:
+        """Take note of what was observed while gradients were off."""
+        if self._between is not None:
+            self._between.observed(events)
 
     def unrecorded(self, events: Sequence[Event]) -> list[Event]:
         """Give the events that the loop did not write into the record itself."""
         return [event for event in events if not isinstance(event, _WRITTEN_BY_THE_LOOP)]
 
-    def validating(self) -> contextlib.AbstractContextManager[None]:
-        """Keep compiled code out of validation: another mode is another compile, too seldom used to earn it back."""
-        return self._loop.eager()
+    @contextlib.contextmanager
+    def validating(self) -> Iterator[None]:
+        """Keep the loop's code out: another mode is another compile, which seldom pays. What was asked for runs."""
+        with self._loop.eager(), self._between.in_force() if self._between is not None else contextlib.nullcontext():
+            yield
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Give each component's status as plain data. Of the step, the loop's models alone are ever compiled."""
@@ -115,7 +141,8 @@ class Automatic(Compiling):
         rest = Tier("eager", tier.graph)
         others = {"requested": "auto", "running": rest.name, "state": _state(rest), "causes": causes}
         compiled = {name: {**one.to_dict(), "requested": "auto", "running": tier.name} for name, one in found.items()}
-        return {name: compiled.get(name, others) for name in self.parts}
+        both = {name: compiled.get(name, others) for name in self.parts}
+        return self._between.beside(both) if self._between is not None else both
 
     @property
     def speed_up(self) -> float | None:

@@ -35,6 +35,8 @@ Plan = Mapping[str, tuple[Preset, Preset]]
 def plan(settings: Settings, components: Iterable[str]) -> Plan:
     """Resolve which component gets which presets; empty where nothing is to be compiled.
 
+    With ``use_torch_compile=auto`` a loop owns the training steps, and only presets of inference are planned.
+
     Raises:
         ConfigError: a preset or component that does not exist, with the nearest that do.
     """
@@ -62,9 +64,23 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
             find(f"{path}.training", one.training) if one.training else default,
             find(f"{path}.inference", one.inference) if one.inference else inference,
         )
-    if settings.training.optimization.use_torch_compile is not True:
+    asked = settings.training.optimization.use_torch_compile
+    if asked == "auto":
+        found = {name: (presets.get("none"), off) for name, (_, off) in found.items()}
+    elif not asked:
         return {}
     return {name: both for name, both in found.items() if any(preset.backend != "eager" for preset in both)}
+
+
+def not_read(settings: Settings) -> list[str]:
+    """Name the presets of training steps that are set, where a loop owns these and chooses."""
+    chosen = settings.compile
+    found = [f"compile.preset={chosen.preset}"] if chosen.preset not in ("default", "none") else []
+    return found + [
+        f"compile.components.{name}.training={one.training}"
+        for name, one in chosen.components.items()
+        if one.training not in (None, "none")
+    ]
 
 
 def _given(preset: PresetSettings) -> dict[str, Any]:
@@ -124,7 +140,7 @@ class Compiling:
         if self.chosen:
             eager = self.settings.compile.measure_eager_steps
             first = f"after {eager} eager steps, timed to measure the speed-up" if eager else "at the first step"
-            self._say(f"{PREFIX} Compiling {self._names()} {first}; the first steps then take longer, which is normal")
+            self._say(f"{PREFIX} Compiling {self.names()} {first}; the first steps then take longer, which is normal")
             return
         self._say(DISABLED)
 
@@ -135,9 +151,14 @@ class Compiling:
     def before_step(self) -> None:
         """Compile once the eager steps to measure are done; what compiles does so in the steps that follow."""
         done = self._done_before + len(self._eager)
-        if self.chosen and not self.applied and done >= self.settings.compile.measure_eager_steps:
+        if done >= self.settings.compile.measure_eager_steps:
+            self.put_on()
+
+    def put_on(self) -> None:
+        """Compile what is safe here, if that was not done yet."""
+        if self.chosen and not self.applied:
             self._rehearse()
-        if self.chosen and not self.applied and done >= self.settings.compile.measure_eager_steps:
+        if self.chosen and not self.applied:
             apply(self.chosen, self.settings.compile, self.parts)
             self.applied = True
             self.running = self._main().running
@@ -261,7 +282,9 @@ class Compiling:
             self._said.add(key or line)
             self._say(line)
 
-    def _names(self) -> str:
+    def names(self) -> str:
+        """Name what is to be compiled, each with its preset."""
+
         def named(training: Preset, inference: Preset) -> str:
             return training.name if training.backend != "eager" else f"{inference.name}, in inference alone"
 

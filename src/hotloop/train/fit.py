@@ -139,8 +139,10 @@ class _Fitting:
             average=self.average,
         )
         self.seen = len(live.events)
-        self.automatic = self.make_automatic() if self.training.optimization.use_torch_compile == "auto" else None
-        self.compiling = self.automatic or Compiling(chosen, self.settings, task.parts, display.say, self.rehearsal)
+        compiling = Compiling(chosen, self.settings, task.parts, display.say, self.rehearsal)
+        auto = self.training.optimization.use_torch_compile == "auto"
+        self.automatic = self.make_automatic(compiling) if auto else None
+        self.compiling = self.automatic or compiling
         rows = self.training.batch_size * accumulate
         taken = {"samples": rows, **{what: rows * many for what, many in task.per_row.items()}}
         self.account = Account(live.record, taken)
@@ -184,8 +186,11 @@ class _Fitting:
             self.tracking.close(status)
         return self.outcome("finished")
 
-    def make_automatic(self) -> Automatic:
-        """Give the step to a hot loop; it counts the run's steps, those of earlier starts included."""
+    def make_automatic(self, between: Compiling) -> Automatic:
+        """Give the step to a hot loop, and what is asked for without gradients to ``between``.
+
+        The loop counts the run's steps, those of earlier starts included.
+        """
         task = self.task
         models = {name: task.parts[name] for name in task.compiled} or task.model
         ahead = one_of_each(self.task.train, self.training.batch_size, self.training.gradient_accumulation)
@@ -201,7 +206,7 @@ class _Fitting:
             shapes=len(ahead) or None,
             record=self.live.record,
         )
-        return Automatic(self.settings, task.parts, self.display.say, loop, self.one.optimizer_step)
+        return Automatic(self.settings, task.parts, self.display.say, loop, self.one.optimizer_step, between=between)
 
     def rehearsal(self) -> Rehearsal:
         """Give what tries CUDA graphs on copies of the model before they are turned on."""

@@ -82,10 +82,10 @@ class _Fitting:
         self.total = min(self.steps_per_epoch * self.training.num_epochs, self.training.max_steps or 2**62)
         self.events, self.seen = live.events, len(live.events)
         self.parts: dict[str, Any] = dict(task.workload.models())
-        self.automatic = self.make_automatic() if self.training.optimization.use_torch_compile == "auto" else None
-        self.compiling = self.automatic or Compiling(
-            by_model(chosen, task.workload), self.settings, self.parts, display.say, self.rehearsal()
-        )
+        compiling = Compiling(by_model(chosen, task.workload), self.settings, self.parts, display.say, self.rehearsal())
+        auto = self.training.optimization.use_torch_compile == "auto"
+        self.automatic = self.make_automatic(compiling) if auto else None
+        self.compiling = self.automatic or compiling
         self.account = Account(self.record, task.per_step)
         self.tracking = Tracking(start, self.record, display.say)
         self.epoch_began: dict[str, Any] = {}
@@ -94,14 +94,14 @@ class _Fitting:
         self.optimizers = list(task.workload.holdings().optimizers.values())
         self.untouched: list[float] | None = self.weights()
 
-    def make_automatic(self) -> Automatic:
-        """Give the program's step to a hot loop."""
+    def make_automatic(self, between: Compiling) -> Automatic:
+        """Give the program's step to a hot loop, and what is asked for between the steps to ``between``."""
         workload = self.task.workload
         loop = hotloop.Loop(
             workload.model, workload.optimizer, state=workload.state, run="auto", total_steps=self.total,
             runs=max(1.0, self.start.within.runs), workload=self.task.factory, record=self.record,
         )  # fmt: skip
-        return Automatic(self.settings, self.parts, self.display.say, loop, workload.step)
+        return Automatic(self.settings, self.parts, self.display.say, loop, workload.step, between=between)
 
     def rehearsal(self) -> Callable[[], OwnRehearsal] | None:
         """Give what tries CUDA graphs on a program made anew before they are turned on; None where it cannot be."""
