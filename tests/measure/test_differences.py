@@ -223,6 +223,22 @@ def test_none_on_both_sides_agrees():
     assert differences({"x": None}, {"x": None}) == ({}, ())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_sizes_of_equal_tensors_that_are_not_wanted_are_of_single_precision(dtype):
+    """One of them is too large for squares in float32."""
+    draws = torch.Generator().manual_seed(0)
+    some = {f"{n}": torch.randn(n + 1, generator=draws).to(dtype) for n in range(5)}
+    some["large"] = torch.full((8,), 2.0**100).to(dtype)
+    others = {**some, "0": some["0"] + 1}
+    exact, _ = differences(some, others)
+    found, _ = differences(some, others, sized=False)
+    assert found["0"] == exact["0"]
+    for name in some:
+        assert found[name].rms == pytest.approx(exact[name].rms, rel=1e-6)
+        assert (found[name].relative, found[name].equal) == (exact[name].relative, exact[name].equal)
+    assert all(one.rms == 0 for one in differences(some, dict(some), sized=False)[0].values())
+
+
 def test_the_host_waits_twice_for_many_tensors(monkeypatch):
     from torch.utils._python_dispatch import TorchDispatchMode
 

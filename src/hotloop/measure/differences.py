@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hotloop._torch.foreach import unequal
+from hotloop._torch.foreach import norms, unequal
 
 # Elements held in float64 at a time: four temporaries of 32 MB, little beside what a training step holds.
 CHUNK = 1 << 22
@@ -102,7 +102,8 @@ def differences(
     Args:
         reference: tensors by name.
         candidate: what is measured against them.
-        sized: whether ``rms`` and ``effective`` are wanted of tensors that are equal where all are; else they are 0.
+        sized: whether ``rms`` and ``effective`` are wanted of tensors that are equal; else ``effective`` is 0, and
+            ``rms`` is of float32's precision, or 0 where all tensors are equal.
 
     Returns:
         the differences by name in the reference's order, and the pairs that cannot be measured.
@@ -126,7 +127,11 @@ def differences(
         pairs = [_aligned(r.detach(), c.detach()) for _, r, c in found]
         # Mostly all are equal where eager's own kernels are compared: that is a sixth of the work to find out.
         apart = _unequal(pairs)
-        raw = [[0.0] * (_SUMS + 1)] * len(pairs) if not sized and not any(apart) else _read(_measured(pairs, apart))
+        wanted = sized or any(apart)
+        raw = _read(_measured(pairs, apart, sized=sized)) if wanted else [[0.0] * (_SUMS + 1)] * len(pairs)
+        for place, sums in enumerate(raw):
+            if math.isinf(sums[_SQUARES]) and not apart[place]:  # past what float32 holds: there are such tensors
+                raw[place] = _read([_alone(pairs[place][0])])[0]
     return {pair[0]: _difference(pair[0], pair[1], sums) for pair, sums in zip(found, raw, strict=True)}, tuple(
         mismatches
     )
@@ -180,10 +185,15 @@ def _chunks(r: torch.Tensor, c: torch.Tensor) -> Iterator[tuple[torch.Tensor, to
         yield from _chunks(r.narrow(dim, start, length), c.narrow(dim, start, length))
 
 
-def _measured(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], apart: Sequence[bool]) -> list[torch.Tensor]:
+def _measured(
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], apart: Sequence[bool], *, sized: bool
+) -> list[torch.Tensor]:
     """Give the sums of each pair, of shape [_SUMS + 1]; ``apart`` says which are not equal."""
-    small = [place for place, (r, c) in enumerate(pairs) if _of_many(r, c) and r.numel() <= _SMALL]
     found: dict[int, torch.Tensor] = {}
+    many = [place for place, pair in enumerate(pairs) if _of_many(*pair)]
+    if not sized:  # most of them are equal where eager's own kernels are compared, and one launch each would be long
+        found = _squares_alone([place for place in many if not apart[place]], pairs)
+    small = [place for place in many if place not in found and pairs[place][0].numel() <= _SMALL]
     for some in _bunches(small, pairs, _TOGETHER):
         ones, others = zip(*(pairs[place] for place in some), strict=True)
         found.update(zip(some, _measure_many(ones, others).unbind(), strict=True))
@@ -191,6 +201,17 @@ def _measured(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], apart: Sequenc
         found[place] if place in found else _measure(*pair) if apart[place] else _alone(pair[0])
         for place, pair in enumerate(pairs)
     ]
+
+
+def _squares_alone(places: list[int], pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> dict[int, torch.Tensor]:
+    """Give the sums of tensors of which only the squares are wanted, as far as float32 tells: infinite beyond that."""
+    found: dict[int, torch.Tensor] = {}
+    for some in _bunches(places, pairs):
+        squares = norms([pairs[place][0] for place in some]).to(torch.float64).square()
+        sums = squares.new_zeros(len(some), _SUMS + 1)
+        sums[:, _SQUARES] = squares
+        found.update(zip(some, sums.unbind(), strict=True))
+    return found
 
 
 def _unequal(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
