@@ -226,8 +226,8 @@ def test_an_engine_that_fails_as_it_ends_a_recording_is_declined(cpu):
             raise RuntimeError("cannot be ended")
 
     class Engine(TapeEngine):
-        def begin(self, device):
-            return Failing()
+        def begin(self, device, *, told_capturing):
+            return Failing(told_capturing=told_capturing)
 
     declined_with(cpu, training(0.5), "cannot be ended", engine=Engine)
 
