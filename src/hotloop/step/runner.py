@@ -269,7 +269,7 @@ class Runner:
     def _warm_up(self, variant: Variant, run: Callable[[], Any]) -> Any:
         """Run the step as it is, undo it, and run it on the path of a capture; how far apart the two are is noise."""
         began = time.perf_counter()
-        most = Limits.compiled(self.loop.compute_dtype())
+        most = self.limits_of_repeats()
         again = functools.partial(self.reference, variant, run)
         once = functools.partial(self._on_path, run, told_capturing=variant.told_capturing)
         result, spread = proof.spread_of(self.program, once, again, most)
@@ -289,6 +289,15 @@ class Runner:
         self.loop.proof_costs((time.perf_counter() - began) / 2)
         self.looking.note()
         return result
+
+    def limits_of_repeats(self) -> Limits:
+        """Give how far a step may be from itself: beyond that it draws on something that nobody put back.
+
+        cuDNN's convolutions are in TF32 by default, whatever matrix products are in; and a kernel that is not
+        deterministic makes of one other rounding there as much as an honest compile makes.
+        """
+        compute = self.loop.compute_dtype()
+        return Limits.compiled("tf32" if compute == "float32" and self.program.device.type == "cuda" else compute)
 
     def differs_by_chance(self, run: Callable[[], Any]) -> bool:
         """Tell whether the step on the path of a capture is the same but for the random numbers that it draws."""

@@ -228,7 +228,7 @@ class Sentinel:
         nothing else, of a bias that a softmax cancels, differ more than they did when the recording was proven.
         """
         began = time.perf_counter()
-        limits = Limits.compiled(self._loop.compute_dtype())
+        limits = self._runner.limits_of_repeats()
         result, spread = proof.spread_of(self._runner.program, run, run, limits)
         if variant.captured is not None:
             variant.captured.keep_gradients()
