@@ -131,4 +131,6 @@ def test_each_aspect_ratio_has_one_recording():
                 assert step([data.take(rows)]).isfinite()
         assert loop.status().tier == "eager+graph", loop.status().decisions
         variants = loop._runners[0].variants.values()
-        assert [one.captured is not None for one in variants] == [True] * 3, "; ".join(str(one.declined) for one in variants)
+        assert [one.captured is not None for one in variants] == [True] * 3, "; ".join(
+            str(one.declined) for one in variants
+        )
