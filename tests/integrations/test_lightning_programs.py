@@ -125,3 +125,17 @@ def test_what_was_compiled_before_the_fit_stays_compiled_after_it():
     fit(Sgd, hot, wrap=wrap)
     assert hotloop.status(models[0]).components["model"].running == "aot_eager"
     assert "compiled in place before fit" in hot.record.document["decisions"][0]["reason"]
+
+
+class TakesItOut(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 4:
+            trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, HotLoop)]
+
+
+def test_a_callback_that_is_taken_out_in_a_fit_leaves_the_rest_of_it_to_the_trainer(caplog):
+    eager = fit()
+    ours = fit(Sgd, HotLoop("aot_eager"), TakesItOut())
+    same(eager, ours)
+    assert "not among trainer.callbacks any more" in caplog.text
+    assert not {"training_step", "optimizer_step", "backward"} & set(vars(ours[0]))

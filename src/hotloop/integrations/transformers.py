@@ -68,6 +68,9 @@ class HotLoop(TrainerCallback):
         buckets: what `Loop` takes, for a collator that pads each batch to a length of its own.
         sentinel: the share of time for checks of compiled steps, as `Loop` takes it.
         record: a folder for the run record; without one it is kept in memory.
+
+    Raises:
+        ConfigError: there is no such tier or preset.
     """
 
     def __init__(
@@ -79,7 +82,9 @@ class HotLoop(TrainerCallback):
         sentinel: float | None = SHARE,
         record: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.tier = None if str(run).strip().lower() == "auto" else parse(run)
+        if not isinstance(run, str):
+            raise ConfigError(f"HotLoop(run={run!r}): expected 'auto', a tier or a preset, by name")
+        self.tier = None if run.strip().lower() == "auto" else parse(run)
         self.run, self.look, self.buckets, self.sentinel, self.folder = run, look, buckets, sentinel, record
         self.loop: Loop | None = None
         self.step: Callable[..., Any] | None = None
@@ -251,13 +256,15 @@ class HotStep:
         one.owned_by(self)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """See ``Trainer.train``; an exception that ends it leaves the model as it was given, too."""
+        """See ``Trainer.train``; the model is as it was given after it, however it ends."""
         trainer: Any = super()
         try:
-            return trainer.train(*args, **kwargs)
+            result = trainer.train(*args, **kwargs)
         except BaseException as error:
             self.hot.end(error)
             raise
+        self.hot.end()
+        return result
 
     def training_step(self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
         """See ``Trainer.training_step``."""

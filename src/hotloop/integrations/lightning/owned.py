@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     import lightning.pytorch as pl
 
+_log = logging.getLogger("hotloop")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -64,7 +66,7 @@ class OwnedStep:
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._mirror = Mirror()
         self._logged: list[tuple[str, list[Any], dict[str, Any]]] = []
-        self._inside = False
+        self._inside = self._begun = False
         self._batch: Any = None
         self._result: Any = None
         own = own_method(module, "training_step")
@@ -82,7 +84,7 @@ class OwnedStep:
 
     def begin(self, batch: Any) -> None:
         """Take the batch of the coming step, on the device."""
-        self._batch = batch
+        self._batch, self._begun = batch, True
         for name in vars(self._mirror):
             setattr(self._mirror, name, getattr(self._trainer, name))
 
@@ -152,6 +154,16 @@ class OwnedStep:
         if self._trainer.accumulate_grad_batches != 1:  # changed in the fit: gradients of earlier batches wait
             own_method(self._module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
             return
+        if not self._begun:  # nobody has named its batch: an earlier one must not be trained on again
+            _log.warning(
+                "HotLoop heard of no batch %d, as it is not among trainer.callbacks any more: the step is the "
+                "Trainer's own from here on",
+                batch_idx,
+            )
+            self.close()
+            own_method(self._module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
+            return
+        self._begun = False
         self._result = self._run(self._batch, *self._more(batch_idx))
         try:
             closure()
