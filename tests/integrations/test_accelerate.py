@@ -133,6 +133,30 @@ def test_a_preset_for_each_model():
         prepare(accelerator, one, preset={two: "aot_eager"})
 
 
+def test_a_preset_named_by_the_model_that_the_user_wrapped():
+    accelerator, one = Accelerator(cpu=True), Net()
+    wrapped = torch.compile(one, backend="aot_eager")
+    prepare(accelerator, wrapped, Net(), preset={wrapped: "aot_eager"})
+    assert hotloop.status(one).components["model"].requested == "aot_eager"
+
+
+@pytest.mark.parametrize("wrong", [{"preset": "fulll"}, {"dynamic": 3}, {"options": {"no_such_option": 1}}])
+def test_settings_are_refused_before_anything_is_prepared(wrong):
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(ConfigError):
+        prepare(accelerator, Net(), **wrong)
+    with pytest.raises(ConfigError, match="expected models"):
+        prepare(accelerator)
+    assert not accelerator._models
+
+
+def test_devices_are_placed_as_accelerate_is_told():
+    accelerator, model, loader = Accelerator(cpu=True), Net(), torch.utils.data.DataLoader(range(4))
+    assert prepare(accelerator, model, loader, device_placement=[False, True], preset="none")[0] is model
+    with pytest.raises(ValueError, match="device_placement"):
+        prepare(accelerator, model, loader, device_placement=[False], preset="none")
+
+
 def test_a_backend_of_others_is_left_to_accelerate():
     accelerator = Accelerator(cpu=True, dynamo_backend="tvm")
     with pytest.raises(ConfigError, match="TVM"):

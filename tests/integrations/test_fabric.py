@@ -71,6 +71,22 @@ def test_a_loop_wants_what_setup_returned():
         fabric_loop(fabric, module, optimizer)
 
 
+def test_models_and_optimizers_by_name():
+    fabric, module, optimizer = parts()
+    model, optimizer = fabric.setup(module, optimizer)
+    with fabric_loop(fabric, {"net": model}, {"sgd": optimizer}, run="eager") as loop:
+        assert loop.status().tier == "eager"
+    with pytest.raises(ConfigError, match="SmallClassifier was not set up"):
+        fabric_loop(fabric, {"net": module}, optimizer)
+
+
+def test_settings_are_refused_before_anything_is_set_up():
+    fabric, module, optimizer = parts()
+    with pytest.raises(ConfigError, match="fulll"):
+        setup(fabric, module, optimizer, preset="fulll")
+    assert not fabric._models_setup
+
+
 def test_a_captured_step_under_bf16_is_eagers():
     left = []
     for run in (None, "eager+graph"):

@@ -5,7 +5,7 @@ import torch
 from accelerate.state import AcceleratorState
 from accelerate.utils import DynamoBackend
 from trainer_fits import ARGUMENTS, small_bert
-from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
+from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
 
 import hotloop
 from hotloop import events as ev
@@ -191,5 +191,58 @@ def test_a_trainer_without_a_callback_gets_one(tmp_path):
 def test_settings_are_refused_when_they_are_made():
     with pytest.raises(hotloop.errors.ConfigError, match="aot_eager"):
         HotLoop("aot_egaer")
+    with pytest.raises(hotloop.errors.ConfigError, match="run=None"):
+        HotLoop(None)
     with pytest.raises(hotloop.errors.ConfigError, match="no record"):
         HotLoop().report("run.html")
+
+
+def plain_trainer(model, folder, hot, arguments=None, **more):
+    arguments = arguments or TrainingArguments(str(folder), **{**ARGUMENTS, "max_steps": 2, **more})
+    collator = DataCollatorWithPadding(Tokens())
+    return Trainer(model, arguments, train_dataset=samples(16), callbacks=[hot], data_collator=collator)
+
+
+def test_trainers_that_share_arguments_are_each_given_the_compile_that_these_ask_for(tmp_path):
+    arguments = None
+    for _ in range(2):
+        hot = HotLoop()
+        asked = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+        trainer = plain_trainer(small_bert(), tmp_path, hot, arguments, **asked)
+        arguments = trainer.args
+        trainer.train()
+        assert hot.status().components["model"].running == "aot_eager"
+
+
+def test_a_callback_that_is_added_takes_the_place_of_the_first(tmp_path):
+    trainer = trainer_of(HotTrainer, tmp_path)
+    hot = HotLoop("aot_eager")
+    trainer.add_callback(hot)
+    trainer.train()
+    assert trainer.hot is hot
+    assert hot.status().tier == "aot_eager"
+    assert [type(one) for one in trainer.callback_handler.callbacks].count(HotLoop) == 1
+
+
+def test_a_model_that_was_compiled_before_stays_so_after_training(tmp_path):
+    hot, model = HotLoop("default"), hotloop.compile(small_bert(), "aot_eager")
+    plain_trainer(model, tmp_path, hot).train()
+    assert hotloop.status(model).components["model"].running == "aot_eager"
+    assert "compiled in place before" in hot.record.document["decisions"][0]["reason"]
+
+
+class TakesItOut(TrainerCallback):
+    def on_step_end(self, args, state, control, **parts):
+        if state.global_step == 3:
+            self.trainer.remove_callback(HotLoop)
+
+
+def test_a_callback_that_is_taken_out_while_training_leaves_the_model_as_it_was_given(tmp_path):
+    trainer = trainer_of(HotTrainer, tmp_path, HotLoop("aot_eager"))
+    out = TakesItOut()
+    out.trainer = trainer
+    trainer.add_callback(out)
+    trainer.train()
+    assert trainer.hot.status().step == 6
+    assert get_entry(trainer.model) is None
+    assert trainer.hot.record.document["status"] == "finished"

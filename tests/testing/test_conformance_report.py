@@ -57,6 +57,41 @@ def test_the_plugin_writes_it(pytester):
     assert text.count("| - |") == 1
 
 
+def test_of_a_test_with_parameters_the_worst_counts_and_suites_of_one_name_are_two(pytester):
+    pytester.makepyfile("""
+        import pytest
+        from hotloop.testing import Conformance
+
+        class TestOne(Conformance):
+            name = "mine"
+
+            @pytest.mark.parametrize("holds", [True, False, True])
+            def test_same_result(self, holds):
+                assert holds
+
+        class TestTwo(Conformance):
+            name = "mine"
+
+            def test_same_result(self):
+                pass
+    """)
+    only = ["-p", "hotloop.testing.pytest_report", "-k", "same_result and not accumulation"]
+    pytester.runpytest(*only, "--conformance-report", "found.md")
+    head, _, first = (pytester.path / "found.md").read_text().splitlines()[:3]
+    assert head.count("| mine (") == 2
+    assert first.endswith("| **no** | yes |")
+
+
+def test_processes_of_which_none_knows_all_tests_are_refused(pytester):
+    pytest.importorskip("xdist")
+    ran = pytester.runpytest_subprocess(
+        "-p", "hotloop.testing.pytest_report", "-n", "1", "--conformance-report", "found.md"
+    )
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR
+    ran.stderr.fnmatch_lines(["*add -n 0*"])
+    assert not (pytester.path / "found.md").exists()
+
+
 def test_promises_have_the_order_in_which_they_are_written():
     names = [name for name, _ in Conformance.order()]
     assert names[0] == "test_same_result"

@@ -11,12 +11,13 @@ from hotloop.control.api import (
 )
 from hotloop.control.component_status import ComponentStatus, Status
 from hotloop.control.lifetime import own
-from hotloop.control.methods import MethodEntry
+from hotloop.control.methods import MethodEntry, Note
 
 __all__ = [
     "ComponentStatus",
     "Installed",
     "MethodEntry",
+    "Note",
     "Status",
     "compile",
     "method_of",

@@ -28,16 +28,17 @@ _LOGS = ("log", "log_dict")
 _NOTHING = object()
 
 
-class _Note:
-    """Stands for ``log`` or ``log_dict`` in compiled code: keeps what was logged, with the values of that moment."""
+class Note:
+    """Stands for ``log`` or ``log_dict`` while a step runs: keeps what was logged, with the values of that moment."""
 
     def __init__(self, name: str, into: list[tuple[str, Any, Any]]) -> None:
         self._name, self._into = name, into
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Note one call."""
         self._into.append((self._name, [_now(one) for one in args], {name: _now(one) for name, one in kwargs.items()}))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Note:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Note:
         return self
 
 
@@ -58,7 +59,7 @@ class MethodEntry:
         self._again = 0
         """Calls for which it was compiled anew."""
         self._noted: list[tuple[str, Any, Any]] = []
-        self._notes = {each: _Note(each, self._noted) for each in _LOGS if hasattr(module, each)}
+        self._notes = {each: Note(each, self._noted) for each in _LOGS if hasattr(module, each)}
 
     @property
     def __wrapped__(self) -> Any:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.control import compile as compile_in_place
+from hotloop.control import validate
 from hotloop.errors import ConfigError
 from hotloop.integrations.accelerate_state import asks, set_aside, settings_of, share_autocast, tell_tf32
 
@@ -34,6 +35,7 @@ def prepare(
     accelerator: Accelerator,
     *objects: Any,
     preset: str | Preset | Mapping[torch.nn.Module, str | Preset] | None = None,
+    device_placement: list[bool] | None = None,
     **settings: Any,
 ) -> Any:
     """Prepare models, optimizers, loaders and schedulers with Accelerate, and compile the models in place.
@@ -45,16 +47,23 @@ def prepare(
         preset: for each of the models; or a mapping of model to preset, in which models that are not named stay eager;
             ``"none"`` compiles nothing, for a `hotloop.Loop` that chooses by itself. Unset: what the accelerator was
             asked for, else ``"default"``.
+        device_placement: as ``accelerator.prepare`` takes it.
         settings: as `hotloop.compile` takes them (``regions``, ``dynamic``, ``options``, ...).
 
     Returns:
         what ``accelerator.prepare`` returns: one object, or a tuple in the same order.
 
     Raises:
-        ConfigError: a setting does not fit, or a preset is given for a model that is not among the objects.
+        ConfigError: a setting does not fit, or a preset is given for a model that is not among the objects; nothing was
+            prepared then.
     """
+    if not objects:
+        raise ConfigError("prepare(accelerator): expected models, optimizers, loaders or schedulers to prepare")
     plugin = accelerator.state.dynamo_plugin
-    objects = tuple(_without_wrapper(one) for one in objects)
+    given_as = {one: _without_wrapper(one) for one in objects if isinstance(one, torch.nn.Module)}
+    objects = tuple(given_as[one] if isinstance(one, torch.nn.Module) else one for one in objects)
+    if isinstance(preset, Mapping):
+        preset = {given_as.get(model, model): one for model, one in preset.items()}
     chosen = _chosen(objects, preset)
     asked = settings_of(plugin) if asks(plugin) else {}
     if asked is None:
@@ -64,16 +73,20 @@ def prepare(
                 "out, or leave preset and settings out"
             )
         _log.warning("dynamo backend %s is Accelerate's to apply: hotloop compiles nothing", plugin.backend.value)
-        return accelerator.prepare(*objects)
+        return accelerator.prepare(*objects, device_placement=device_placement)
     if asks(plugin) and accelerator.mixed_precision == "no" and accelerator.device.type == "cuda":
         tell_tf32("accelerate (Accelerator with a dynamo backend)")
+    wanted = {
+        model: {**asked, **settings, "preset": one or asked.get("preset", "default")} for model, one in chosen.items()
+    }
+    for one in wanted.values():
+        validate(**one, device=accelerator.device.type)
     with set_aside(plugin):
-        prepared = accelerator.prepare(*objects)
+        prepared = accelerator.prepare(*objects, device_placement=device_placement)
     results = prepared if len(objects) > 1 else (prepared,)
     for given, result in zip(objects, results, strict=True):
         if isinstance(given, torch.nn.Module):
-            wanted = {**asked, **settings, "preset": chosen.get(given) or asked.get("preset", "default")}
-            _compile(accelerator, result, wanted)
+            _compile(accelerator, result, wanted[given])
     return prepared
 
 

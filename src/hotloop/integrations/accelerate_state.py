@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,24 @@ def settings_of(plugin: TorchDynamoPlugin) -> dict[str, Any] | None:
     if plugin.use_regional_compilation:
         found["regions"] = "blocks"
     return found
+
+
+_taken: list[tuple[weakref.ref[TorchDynamoPlugin], dict[str, Any]]] = []
+"""The plugin that was taken over last, and what it asked for: there is one of all Accelerators in a process."""
+
+
+def take_over(plugin: TorchDynamoPlugin) -> dict[str, Any] | None:
+    """Have Accelerate compile nothing from now on, and give what it was asked for; None where that was nothing of ours.
+
+    Trainers of a process that have the same arguments share the plugin: each of them is given what was asked.
+    """
+    if asks(plugin):
+        found = settings_of(plugin)
+        if found is None:
+            return None
+        _taken[:] = [(weakref.ref(plugin), found)]
+        plugin.backend = DynamoBackend.NO
+    return next((dict(found) for taken, found in _taken if taken() is plugin), None)
 
 
 @contextlib.contextmanager

@@ -8,10 +8,12 @@ wrapper, what a model was compiled with before, and the GradScaler of 16-mixed p
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hotloop.apply import compiled_by_torch
 from hotloop.control import compile as compile_in_place
+from hotloop.control import validate
 from hotloop.errors import ConfigError, missing_extra
 from hotloop.step import Loop
 
@@ -71,6 +73,8 @@ def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
         )
         again = True if reapply is None else reapply
         return fabric.setup(module, *optimizers, move_to_device=move_to_device, _reapply_compile=again, **more)
+    if preset is not None:
+        validate(preset, device=fabric.device.type, **settings)  # refused before Fabric has set anything up
     found = fabric.setup(module, *optimizers, move_to_device=move_to_device, **more)
     if preset is not None:
         wrapped = found[0] if optimizers else found
@@ -87,8 +91,8 @@ def _over(wrapped: Any) -> torch.nn.Module:
 
 def loop(
     fabric: lightning.fabric.Fabric,
-    model: torch.nn.Module | Sequence[torch.nn.Module],
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module],
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer],
     *,
     state: Any = (),
     **settings: Any,
@@ -118,7 +122,7 @@ def loop(
     Raises:
         ConfigError: an argument does not fit; the model was not set up.
     """
-    models = model if isinstance(model, list | tuple) else [model]
+    models = model.values() if isinstance(model, Mapping) else model if isinstance(model, list | tuple) else [model]
     for one in models:
         if not lightning.fabric.is_wrapped(one):
             raise ConfigError(

@@ -16,20 +16,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hotloop.control import compile as compile_in_place
+from hotloop._torch.module import get_entry
 from hotloop.control import status as status_of
-from hotloop.control import uncompile
 from hotloop.errors import ConfigError, missing_extra
-from hotloop.integrations.accelerate_state import asks, settings_of, share_autocast, tell_tf32
-from hotloop.observe import watch
-from hotloop.record import RunRecord
+from hotloop.integrations.accelerate_state import asks, share_autocast, take_over, tell_tf32
+from hotloop.integrations.in_place import InPlace
 from hotloop.report import write_html
 from hotloop.step import Loop
 from hotloop.step.sentinel import SHARE
@@ -37,7 +34,7 @@ from hotloop.step.tiers import parse
 
 try:
     from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
-    from accelerate.utils import DistributedType, DynamoBackend  # type: ignore[import-untyped]
+    from accelerate.utils import DistributedType  # type: ignore[import-untyped]
     from transformers import Trainer, TrainerCallback
 except ImportError as error:
     raise missing_extra("hotloop.integrations.transformers", "hf", error) from error
@@ -47,12 +44,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hotloop.control import Status
+    from hotloop.record import RunRecord
     from hotloop.step import LoopStatus, Pad
 
 _log = logging.getLogger("hotloop")
 _SEVERAL = "several processes run, whose steps stay the Trainer's own"
-_ALL, _THINNED = 10, 20
-"""Steps of a Trainer that are all written down, and of those after them one in so many: each asks for the status."""
+_BEFORE = "it was compiled in place before training, and is taken as it is"
 _OWN_STEP = "a plain Trainer keeps its training step to itself: HotTrainer gives it to hotloop"
 
 
@@ -71,6 +68,9 @@ class HotLoop(TrainerCallback):
         buckets: what `Loop` takes, for a collator that pads each batch to a length of its own.
         sentinel: the share of time for checks of compiled steps, as `Loop` takes it.
         record: a folder for the run record; without one it is kept in memory.
+
+    Raises:
+        ConfigError: there is no such tier or preset.
     """
 
     def __init__(
@@ -82,7 +82,9 @@ class HotLoop(TrainerCallback):
         sentinel: float | None = SHARE,
         record: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.tier = None if str(run).strip().lower() == "auto" else parse(run)
+        if not isinstance(run, str):
+            raise ConfigError(f"HotLoop(run={run!r}): expected 'auto', a tier or a preset, by name")
+        self.tier = None if run.strip().lower() == "auto" else parse(run)
         self.run, self.look, self.buckets, self.sentinel, self.folder = run, look, buckets, sentinel, record
         self.loop: Loop | None = None
         self.step: Callable[..., Any] | None = None
@@ -92,17 +94,17 @@ class HotLoop(TrainerCallback):
         self._model: torch.nn.Module | None = None
         self._last: Status | LoopStatus | None = None
         self._record: RunRecord | None = None
-        self._open, self._began = contextlib.ExitStack(), 0.0
+        self._in_place: InPlace | None = None
+        self._open = contextlib.ExitStack()
 
     # -- the Trainer's hooks ---------------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the Trainer's hook
         """Take over the compile that ``TrainingArguments`` asks for, so that it is not applied twice."""
-        plugin = AcceleratorState().dynamo_plugin
-        asked = settings_of(plugin) if asks(plugin) else None
+        asked = take_over(AcceleratorState().dynamo_plugin)
         if asked is None:
             return
-        self._asked, plugin.backend = asked, DynamoBackend.NO
+        self._asked = asked
         _log.info("torch_compile=True of TrainingArguments: %s is applied by hotloop, once", asked["preset"])
         if args.device.type == "cuda" and ((args.tf32 is None and not args.fp16) or args.bf16):
             tell_tf32("transformers (TrainingArguments with torch_compile=True)")
@@ -112,8 +114,8 @@ class HotLoop(TrainerCallback):
         self.end()
         model = parts["model"]
         if why := _compiled_already(model, args):
-            self._last, self._record = None, self._open.enter_context(RunRecord(self.folder))
-            self._decided(f"the model runs as it was given: {why}", logging.WARNING)
+            self._last = None
+            self._keep(model, {}).decided(f"the model runs as it was given: {why}", logging.WARNING)
             return
         self._model = model
         self._open.callback(_as_prepared, model, vars(model).get("forward"))
@@ -126,16 +128,13 @@ class HotLoop(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Note when an optimizer step of the Trainer's own begins."""
-        self._began = time.perf_counter()
+        if self._in_place is not None:
+            self._in_place.step_begins()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Write down what it took, as far as the host has waited for it; of a long run one in so many."""
-        step = state.global_step
-        if self._model is None or self.loop is not None or self._record is None or (step > _ALL and step % _THINNED):
-            return
-        seconds = time.perf_counter() - self._began
-        running = next(one.running for one in status_of(self._model).components.values())
-        self._record.append("steps", {"step": step, "seconds": seconds, "running": running})
+        """Write down what it took."""
+        if self._in_place is not None:
+            self._in_place.step_ends(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Take the compile off, and settle the record."""
@@ -170,7 +169,7 @@ class HotLoop(TrainerCallback):
             self._last = self.status()
         if self.loop is not None:
             self._record = self.loop.record
-        self.step = self.loop = self._model = None
+        self.step = self.loop = self._model = self._in_place = None
         opened, self._open = self._open, contextlib.ExitStack()
         opened.__exit__(type(error) if error else None, error, None)
 
@@ -183,24 +182,23 @@ class HotLoop(TrainerCallback):
     def _compile(self, model: torch.nn.Module) -> None:
         """Compile in place, for a Trainer that runs its steps itself."""
         settings = self._asked if self.tier is None else self.tier.settings if self.tier.compiles else {}
-        record = self._record = self._open.enter_context(RunRecord(self.folder))
-        record.update("settings", run=self.run)
+        given = get_entry(model) is not None
+        kept = self._keep(model, {} if given else settings)
         why = _SEVERAL if _several() else _OWN_STEP
-        if self.tier is None:
+        if given:
+            kept.decided(f"the model runs as it was given: {_BEFORE}", logging.WARNING)
+        elif self.tier is None:
             what = f"preset {settings['preset']}, as torch_compile asks" if settings else "eager, with nothing measured"
-            self._decided(f"run='auto': {what}: {why}; HotLoop(run='default') compiles in any case")
+            kept.decided(f"run='auto': {what}: {why}; HotLoop(run='default') compiles in any case")
         elif self.tier.graph:
-            self._decided(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", logging.WARNING)
-        events = self._open.enter_context(watch())
-        self._open.callback(uncompile, model)
-        self._open.callback(_write_down, record, model, events)
-        if settings:
-            compile_in_place(model, **settings)
+            kept.decided(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", logging.WARNING)
 
-    def _decided(self, reason: str, level: int = logging.INFO) -> None:
-        assert self._record is not None
-        self._record.append("decisions", {"step": 0, "reason": reason})
-        _log.log(level, "%s", reason)
+    def _keep(self, model: torch.nn.Module, settings: dict[str, Any]) -> InPlace:
+        """Keep the record of steps that are the Trainer's own."""
+        kept = self._in_place = InPlace(model, self.run, settings, self.folder)
+        self._record = kept.record
+        self._open.push(lambda _, error, __: kept.close(error))
+        return kept
 
     def _take_step(self, owner: HotStep, model: torch.nn.Module, parts: Mapping[str, Any], steps: int) -> None:
         """Give the Trainer's step to a loop."""
@@ -242,14 +240,31 @@ class HotStep:
         self.hot = found[0]
         self.hot.owned_by(self)
 
+    def add_callback(self, callback: Any) -> None:
+        """See ``Trainer.add_callback``; a `HotLoop` takes the place of the one that there is."""
+        trainer: Any = super()
+        before = vars(self).get("hot")
+        one = callback() if isinstance(callback, type) else callback
+        trainer.add_callback(one)
+        if before is None or not isinstance(one, HotLoop):
+            return
+        before.end()
+        trainer.remove_callback(before)
+        this: Any = self
+        one.on_init_end(this.args, this.state, this.control)
+        self.hot = one
+        one.owned_by(self)
+
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """See ``Trainer.train``; an exception that ends it leaves the model as it was given, too."""
+        """See ``Trainer.train``; the model is as it was given after it, however it ends."""
         trainer: Any = super()
         try:
-            return trainer.train(*args, **kwargs)
+            result = trainer.train(*args, **kwargs)
         except BaseException as error:
             self.hot.end(error)
             raise
+        self.hot.end()
+        return result
 
     def training_step(self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
         """See ``Trainer.training_step``."""
@@ -301,14 +316,6 @@ def _as_prepared(model: torch.nn.Module, forward: Any) -> None:
     """Put back the forward that Accelerate gave the model."""
     if forward is not None and "forward" in vars(model):
         model.forward = forward
-
-
-def _write_down(record: RunRecord, model: torch.nn.Module, events: list[Any]) -> None:
-    """Put into the record what ran, before it is taken off."""
-    found = status_of(model).to_dict()
-    for event in events:
-        record.append("events", event.to_dict())
-    record.update("components", **found["components"])
 
 
 def _batches(trainer: Any, loader: Any) -> DataLoader[Any] | None:

@@ -4,7 +4,8 @@
 
     pytest -p hotloop.testing.pytest_report --conformance-report conformance.md tests/
 
-Each class that subclasses `Conformance` is a column, each promise a row; a cell is what the run found.
+Each class that subclasses `Conformance` is a column, each promise a row; a cell is what the run found, of a test with
+parameters the worst. It is written by one process: with pytest-xdist, add ``-n 0``.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import platform
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from hotloop.testing.conformance import Conformance
 
-_WORDS = {"passed": "yes", "failed": "**no**", "skipped": "skipped"}
+_WORDS = {"passed": "yes", "skipped": "skipped", "failed": "**no**"}
+_WORSE = list(_WORDS)
 
 
 class _Report:
@@ -41,7 +44,8 @@ class _Report:
         if report.nodeid not in self._of or (report.when != "call" and report.outcome == "passed"):
             return
         kind, name = self._of[report.nodeid]
-        self._found.setdefault(kind, {})[name] = report.outcome
+        found = self._found.setdefault(kind, {})
+        found[name] = max(found.get(name, "passed"), report.outcome, key=_WORSE.index)
 
     def pytest_sessionfinish(self) -> None:
         """Write the table."""
@@ -54,8 +58,14 @@ def pytest_addoption(parser: Any) -> None:
 
 
 def pytest_configure(config: Any) -> None:
-    """Begin a report where one is asked for."""
+    """Begin a report where one is asked for.
+
+    Raises:
+        pytest.UsageError: pytest-xdist runs the tests in processes of its own, of which none knows them all.
+    """
     if path := config.getoption("--conformance-report"):
+        if hasattr(config, "workerinput") or config.getoption("numprocesses", default=None):
+            raise pytest.UsageError("--conformance-report: one process has to run all the tests: add -n 0")
         config.pluginmanager.register(_Report(path))
 
 
@@ -65,7 +75,11 @@ def report(found: dict[type[Conformance], dict[str, str]]) -> str:
     Args:
         found: per suite, pytest's outcome of each of its tests by name; what is not there was not run.
     """
-    suites = {kind.label(): (kind, outcomes) for kind, outcomes in found.items()}
+    labels = [kind.label() for kind in found]
+    suites = {
+        label if labels.count(label) == 1 else f"{label} ({kind.__module__}.{kind.__qualname__})": (kind, outcomes)
+        for label, (kind, outcomes) in zip(labels, found.items(), strict=True)
+    }
     notes: dict[str, int] = {}
     rows = []
     for name, promise in Conformance.order():

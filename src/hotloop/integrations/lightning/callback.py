@@ -10,9 +10,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from hotloop.control import compile as compile_in_place
-from hotloop.control import status, uncompile
+from hotloop.control import status
 from hotloop.errors import ConfigError
+from hotloop.integrations.in_place import InPlace
 from hotloop.integrations.lightning.allowed import compiled_by_user, why_not, why_not_with
 from hotloop.integrations.lightning.owned import OwnedStep
 from hotloop.integrations.lightning.shadow import Shadows, own_method
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hotloop")
 _AS_GIVEN = "hand fit() the module itself: names, checkpoints and self.log stay as in eager, and a failure falls back"
+_SETTINGS = ("sentinel", "record", "buckets", "workload", "total_steps", "runs")
+"""Settings of a loop that a Trainer's can have; model, optimizer and their state are the Trainer's to name."""
 _CHOOSE = 'HotLoop(run="default") compiles in place, without measuring whether that pays'
 
 
@@ -40,11 +42,11 @@ class HotLoop(pl.Callback):
     Args:
         run: ``"auto"``, a tier, or a preset, as for `hotloop.Loop`. Where no loop owns the step, nothing measures what
             a compile gains, so ``"auto"`` stays eager there.
-        settings: further settings of `hotloop.Loop`: ``sentinel``, ``record``, ``buckets``, ``workload``,
-            ``total_steps`` (by default the Trainer's own estimate).
+        settings: further settings of `hotloop.Loop`: ``sentinel``, ``record``, ``buckets``, ``workload``, ``runs``,
+            ``total_steps`` (by default the Trainer's own estimate). Where no loop owns the step, ``record`` is kept.
 
     Raises:
-        ConfigError: there is no such tier or preset.
+        ConfigError: there is no such tier, preset or setting.
     """
 
     def __init__(self, run: str = "auto", **settings: Any) -> None:
@@ -52,9 +54,13 @@ class HotLoop(pl.Callback):
             raise ConfigError(f"HotLoop(run={run!r}): expected 'auto', a tier or a preset, by name")
         if run.strip().lower() != "auto":
             parse(run)
+        if unknown := sorted(set(settings) - set(_SETTINGS)):
+            raise ConfigError(f"HotLoop({unknown[0]}=...): there is no such setting; expected {', '.join(_SETTINGS)}")
         self.run, self._settings = run, settings
+        self._in_place: InPlace | None = None
         self._owned: OwnedStep | None = None
         self._compiled: pl.LightningModule | None = None
+        self._batches = 0
         self._logging: Shadows | None = None
         self._given = False
         """The user compiled the module."""
@@ -77,14 +83,16 @@ class HotLoop(pl.Callback):
 
     @property
     def record(self) -> RunRecord | None:
-        """The run record of the loop that owns, or owned, the step; None where none did."""
-        return self._owned.loop.record if self._owned is not None else self._last[2]
+        """The run record of the fit that goes on, or of what the Trainer did last; None before."""
+        return self._now()[2]
 
     def _now(self) -> tuple[LoopStatus | None, Status | None, RunRecord | None]:
         if self._owned is not None:
             loop = self._owned.loop
             return loop.status(), loop.compiled.status(), loop.record
-        return (None, status(self._compiled), None) if self._compiled is not None else self._last
+        if self._in_place is None:
+            return self._last
+        return None, status(self._compiled) if self._compiled is not None else None, self._in_place.record
 
     # -- what the Trainer calls ------------------------------------------------------------------------------------
 
@@ -103,8 +111,8 @@ class HotLoop(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compile the module in place where no loop will own the step: the strategy has wrapped and sharded it now."""
-        if self._why and not self._given:
-            self._compile_in_place(pl_module)
+        if self._why:
+            self._compile_in_place(pl_module, folder=self._settings.get("record"))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Compile the module in place for ``trainer.validate``; in a fit it is compiled already, or a loop's."""
@@ -128,7 +136,7 @@ class HotLoop(pl.Callback):
         self._why += why_not_with(trainer.optimizers)
         if self._why:
             self._say()
-            self._compile_in_place(pl_module)
+            self._compile_in_place(pl_module, folder=self._settings.get("record"))
             return
         total = trainer.estimated_stepping_batches
         settings = {"total_steps": int(total) if math.isfinite(total) and total > 0 else None, **self._settings}
@@ -140,6 +148,16 @@ class HotLoop(pl.Callback):
         """Note the batch that the coming step is a function of."""
         if self._owned is not None:
             self._owned.begin(batch)
+        elif self._in_place is not None:
+            self._in_place.step_begins()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write down what a step of the Trainer's own took."""
+        if self._in_place is not None:
+            self._batches += 1
+            self._in_place.step_ends(self._batches)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the module as it was."""
@@ -149,20 +167,23 @@ class HotLoop(pl.Callback):
         """Leave the module as it was, whatever ended the fit; the exception goes its way."""
         if self._owned is not None:
             self._owned.loop.account.failed(exception)
-        self._take_off()
+        self._take_off(exception)
 
     # -- how -------------------------------------------------------------------------------------------------------
 
-    def _compile_in_place(self, module: pl.LightningModule) -> None:
-        if self.run.strip().lower() == "auto":
+    def _compile_in_place(self, module: pl.LightningModule, folder: Any = None) -> None:
+        """Compile as far as it was asked for; nothing where the user did. A fit's record goes to its folder."""
+        auto = self.run.strip().lower() == "auto"
+        tier = Tier("eager") if auto or self._given else parse(self.run)
+        settings = tier.settings if tier.compiles else {}
+        self._in_place, self._batches = InPlace(module, self.run, settings, folder), 0
+        self._compiled = module if settings else None
+        for line in self._why:
+            self._in_place.decided(f"the training step is the Trainer's own: {line}", logging.DEBUG)
+        if auto and not self._given:
             self._hints.append(_CHOOSE)
-            return
-        tier = parse(self.run)
-        if tier.graph:
-            _log.warning("HotLoop(run=%r): no loop owns the step, so it is not captured", self.run)
-        if tier != Tier("eager", tier.graph):
-            compile_in_place(module, **tier.settings)
-            self._compiled = module
+        elif tier.graph:
+            self._in_place.decided(f"run={self.run!r}: no loop owns the step, so it is not captured", logging.WARNING)
 
     def _keep_logging_out(self, module: pl.LightningModule) -> None:
         """Have the user's own compile break its graph at self.log, which it cannot trace on torch 2.13."""
@@ -175,15 +196,15 @@ class HotLoop(pl.Callback):
         for line in self._why:
             _log.warning("HotLoop(run=%r): the training step is the Trainer's own: %s", self.run, line)
 
-    def _take_off(self) -> None:
+    def _take_off(self, error: BaseException | None = None) -> None:
         if self._logging is not None:
             self._logging.take_off()
             self._logging = None
-        if self._owned is None and self._compiled is None:
+        if self._owned is None and self._in_place is None:
             return
         self._last = self._now()
-        owned, compiled, self._owned, self._compiled = self._owned, self._compiled, None, None
+        owned, kept, self._owned, self._in_place, self._compiled = self._owned, self._in_place, None, None, None
         if owned is not None:
             owned.close()
-        if compiled is not None:
-            uncompile(compiled)
+        if kept is not None:
+            kept.close(error)

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import inspect
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from hotloop.control import method_of
+from hotloop.control import Note, method_of
 from hotloop.integrations.lightning.shadow import Shadows, own_method
 from hotloop.step import Loop
 
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 
     import lightning.pytorch as pl
 
+_log = logging.getLogger("hotloop")
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -60,13 +64,14 @@ class OwnedStep:
         self._trainer, self._module = trainer, module
         self._optimizer: torch.optim.Optimizer = trainer.optimizers[0]
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._reads_index = reads_argument(type(module).training_step, 2)
         self._mirror = Mirror()
-        self._logged: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        self._inside = False
+        self._logged: list[tuple[str, list[Any], dict[str, Any]]] = []
+        self._inside = self._begun = False
         self._batch: Any = None
         self._result: Any = None
-        self._training_step = own_method(module, "training_step")
+        own = own_method(module, "training_step")
+        self._takes_index = is_param_in_hook_signature(own, "batch_idx", min_args=2)  # as the Trainer tells it
+        self._reads_index = reads_argument(type(module).training_step, 2)
         state = () if self._scaler is None else (self._scaler,)
         self.loop = Loop(module, self._optimizer, state=state, **settings)
         self.loop.not_watched = (trainer, self, trainer.strategy)
@@ -79,7 +84,7 @@ class OwnedStep:
 
     def begin(self, batch: Any) -> None:
         """Take the batch of the coming step, on the device."""
-        self._batch = batch
+        self._batch, self._begun = batch, True
         for name in vars(self._mirror):
             setattr(self._mirror, name, getattr(self._trainer, name))
 
@@ -98,37 +103,37 @@ class OwnedStep:
         unscales = not getattr(optimizer, "_step_supports_amp_scaling", False)
 
         def training_step(batch: Any, *more: Any) -> Any:
-            with self._forward():
+            with self._watched():  # the module's own backward and clipping may log, and read of the Trainer, too
                 output = trainer.strategy.training_step(batch, *more)
-            loss = output if isinstance(output, torch.Tensor) else (output or {}).get("loss")
-            if loss is not None:
-                optimizer.zero_grad()
-                backward(loss if scaler is None else scaler.scale(loss))
-                if scaler is not None and unscales:
-                    scaler.unscale_(optimizer)
-                clips(
-                    optimizer,
-                    gradient_clip_val=trainer.gradient_clip_val,
-                    gradient_clip_algorithm=trainer.gradient_clip_algorithm,
-                )
-                if scaler is None:
-                    optimizer.step()
-                else:
-                    scaler.step(optimizer)
-                    scaler.update()
+                loss = output if isinstance(output, torch.Tensor) else (output or {}).get("loss")
+                if loss is not None:
+                    optimizer.zero_grad()
+                    backward(loss if scaler is None else scaler.scale(loss))
+                    if scaler is not None and unscales:
+                        scaler.unscale_(optimizer)
+                    clips(
+                        optimizer,
+                        gradient_clip_val=trainer.gradient_clip_val,
+                        gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+                    )
+                    if scaler is None:
+                        optimizer.step()
+                    else:
+                        scaler.step(optimizer)
+                        scaler.update()
             return output, self._take_logged()
 
         return training_step
 
     @contextlib.contextmanager
-    def _forward(self) -> Iterator[None]:
-        """Have the module's own training_step run, its logging noted and what it reads of the Trainer as well."""
+    def _watched(self) -> Iterator[None]:
+        """Have the module's own methods run, their logging noted and what they read of the Trainer as well."""
         held = vars(self._module)
         self._inside = True
         self._logged.clear()
         shadows = Shadows(self._module)
-        shadows.put("log", self._note("log"))
-        shadows.put("log_dict", self._note("log_dict"))
+        for name in ("log", "log_dict"):
+            shadows.put(name, Note(name, self._logged))
         held["_trainer"] = _Read(self._trainer, self._mirror)
         try:
             yield
@@ -137,13 +142,7 @@ class OwnedStep:
             shadows.take_off()
             self._inside = False
 
-    def _note(self, method: str) -> Callable[..., None]:
-        def note(*args: Any, **kwargs: Any) -> None:
-            self._logged.append((method, args, kwargs))
-
-        return note
-
-    def _take_logged(self) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+    def _take_logged(self) -> list[tuple[str, list[Any], dict[str, Any]]]:
         """Give what was logged; nothing is left behind, so that a step changes no Python state."""
         taken = list(self._logged)
         self._logged.clear()
@@ -155,6 +154,16 @@ class OwnedStep:
         if self._trainer.accumulate_grad_batches != 1:  # changed in the fit: gradients of earlier batches wait
             own_method(self._module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
             return
+        if not self._begun:  # nobody has named its batch: an earlier one must not be trained on again
+            _log.warning(
+                "HotLoop heard of no batch %d, as it is not among trainer.callbacks any more: the step is the "
+                "Trainer's own from here on",
+                batch_idx,
+            )
+            self.close()
+            own_method(self._module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
+            return
+        self._begun = False
         self._result = self._run(self._batch, *self._more(batch_idx))
         try:
             closure()
@@ -173,8 +182,7 @@ class OwnedStep:
 
     def _more(self, batch_idx: int) -> tuple[int, ...]:
         """Give the number of the batch as training_step takes it: one that never reads it does not tell steps apart."""
-        takes = self._training_step.__func__.__code__.co_argcount > 2  # type: ignore[attr-defined]  # noqa: PLR2004 - self, batch
-        return (batch_idx if self._reads_index else 0,) if takes else ()
+        return (batch_idx if self._reads_index else 0,) if self._takes_index else ()
 
     def _training_step_given(self, *args: Any) -> Any:
         """The module's own training_step inside the loop's step, what that gave when the Trainer's closure asks."""
@@ -187,10 +195,12 @@ class OwnedStep:
 
 
 def reads_argument(function: Any, place: int) -> bool:
-    """Tell whether a function reads its argument at a place; where that cannot be told, yes."""
-    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-    if code is None or code.co_argcount <= place:
-        return code is None
+    """Tell whether a function reads its argument at a place; where that cannot be told (``*args``), yes."""
+    code = getattr(function, "__code__", None)
+    if code is None or hasattr(function, "__wrapped__"):  # a decorator may do anything with what it hands on
+        return True
+    if code.co_argcount <= place:
+        return bool(code.co_flags & inspect.CO_VARARGS)
     name = code.co_varnames[place]
     inner = name in code.co_cellvars or "locals" in code.co_names
     return inner or any(one.argval == name or name in _names(one) for one in dis.get_instructions(code))

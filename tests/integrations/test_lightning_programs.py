@@ -1,0 +1,141 @@
+"""Training steps as people write them, owned by a loop: decorated, logging what changes, with settings of all kinds."""
+
+import functools
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from test_lightning import Sgd, fit, same
+from test_lightning_conformance import Looks
+from torch.nn import functional as F
+
+import hotloop
+from hotloop.errors import ConfigError
+from hotloop.integrations.lightning import HotLoop
+from hotloop.testing import captured_step_emulation
+
+pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
+
+
+class AnyArguments(Sgd):
+    def training_step(self, *args):
+        (ids, labels), at = args
+        return F.cross_entropy(self.net(ids), labels) * (1 + at % 3)
+
+
+def by_number(function):
+    @functools.wraps(function)
+    def call(self, *args):
+        return function(self, *args) * (1 + args[1] % 3)
+
+    return call
+
+
+class Decorated(Sgd):
+    @by_number
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        return F.cross_entropy(self.net(ids), labels)
+
+
+@pytest.mark.parametrize("module", [AnyArguments, Decorated])
+@pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
+def test_a_step_whose_arguments_cannot_be_told_gets_those_that_the_trainer_gives(module, run):
+    eager = fit(module)
+    with captured_step_emulation():
+        same(eager, fit(module, HotLoop(run)))
+
+
+class Kept(pl.Callback):
+    """Keeps what was logged, batch by batch."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+class LogsWhatChanges(Sgd):
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        count = torch.zeros(())
+        self.log("count", count)
+        count += 1
+        self.log_dict({"bias": self.net.head.bias[0], "counted": count})
+        return F.cross_entropy(self.net(ids), labels)
+
+
+class LogsInClipping(Sgd):
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.log("norm", torch.nn.utils.clip_grad_norm_(self.parameters(), 0.5))
+
+
+@pytest.mark.parametrize("module", [LogsWhatChanges, LogsInClipping])
+@pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
+def test_what_is_logged_has_the_value_of_that_moment_wherever_it_is_logged(module, run):
+    eager, ours, hot = Kept(), Kept(), HotLoop(run)
+    fit(module, eager, batches=16)
+    with captured_step_emulation():
+        fit(module, ours, hot, batches=16)
+    assert hot.status().loop.tier == run, hot.status()
+    for expected, found in zip(eager.seen, ours.seen, strict=True):
+        assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_settings_that_there_are_not_are_refused_when_the_callback_is_made():
+    for setting in ("sentinle", "state", "model"):
+        with pytest.raises(ConfigError, match=rf"HotLoop\({setting}=.*expected sentinel, record"):
+            HotLoop("full", **{setting: None})
+
+
+def test_a_step_of_the_trainers_own_has_a_record_too(tmp_path):
+    hot = HotLoop("aot_eager", record=tmp_path)
+    fit(Sgd, Looks(), hot, batches=4)
+    for record in (hot.record.document, hotloop.record.load(tmp_path)):
+        assert record["status"] == "finished"
+        assert record["settings"]["run"] == "aot_eager"
+        assert "Looks.on_after_backward" in record["decisions"][0]["reason"]
+        assert [one["step"] for one in record["steps"]] == [1, 2, 3, 4]
+        assert record["components"]["model"]["compiles"] > 0
+        assert any(one["kind"] == "compiled" for one in record["events"])
+
+
+def test_a_fit_that_fails_in_a_step_of_the_trainers_own_has_a_failed_record():
+    class Mine(Exception):
+        pass
+
+    class Stops(Looks):
+        def on_train_batch_end(self, *args):
+            raise Mine
+
+    hot = HotLoop("aot_eager")
+    with pytest.raises(Mine):
+        fit(Sgd, Stops(), hot)
+    assert hot.record.document["status"] == "failed"
+
+
+def test_what_was_compiled_before_the_fit_stays_compiled_after_it():
+    hot, models = HotLoop("aot_eager"), []
+
+    def wrap(model):
+        models.append(hotloop.compile(model, "aot_eager"))
+        return model
+
+    fit(Sgd, hot, wrap=wrap)
+    assert hotloop.status(models[0]).components["model"].running == "aot_eager"
+    assert "compiled in place before fit" in hot.record.document["decisions"][0]["reason"]
+
+
+class TakesItOut(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 4:
+            trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, HotLoop)]
+
+
+def test_a_callback_that_is_taken_out_in_a_fit_leaves_the_rest_of_it_to_the_trainer(caplog):
+    eager = fit()
+    ours = fit(Sgd, HotLoop("aot_eager"), TakesItOut())
+    same(eager, ours)
+    assert "not among trainer.callbacks any more" in caplog.text
+    assert not {"training_step", "optimizer_step", "backward"} & set(vars(ours[0]))
