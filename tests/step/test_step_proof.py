@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from unittest import mock
 
 import pytest
@@ -10,7 +11,8 @@ from step_programs import GRAPH, Classifier, Pictures, batches, images
 from torch.nn import functional as F
 
 from hotloop._torch.dispatch import name_of, tensors_in
-from hotloop.step import engines
+from hotloop.measure import Limits
+from hotloop.step import engines, proof
 from hotloop.testing import captured as stand_in
 from hotloop.testing.captured import Tape, TapeEngine, TapeRecording
 
@@ -256,3 +258,31 @@ def test_a_proof_is_reported_with_its_steps_and_its_memory(cpu):
     assert proven.copied_bytes >= 3 * 4 * parameters
     assert not proven.on_host
     assert proven.seconds > 0
+
+
+def of_one_step(gradient, parameter):
+    """What a step makes of a weight, and of a bias that the loss does not depend on but for rounding."""
+    return {
+        "gradient of weight at the optimizer step": torch.ones(64),
+        "gradient of bias at the optimizer step": torch.full((4,), 1e-9 * gradient),
+        "parameter weight": torch.ones(64),
+        "parameter bias": torch.full((4,), parameter),
+        "optimizer state of bias: exp_avg": torch.full((4,), parameter),
+        "optimizer state of weight: exp_avg": torch.ones(64),
+    }
+
+
+@pytest.mark.parametrize(
+    ("gradient", "parameter", "wrong"),
+    [
+        (1.0, 1.0, []),
+        (1.5, 1.2, []),  # Adam made a full step of rounding, in either run another
+        (1.0, 1.2, ["optimizer exp_avg", "parameter"]),
+        (1.5, math.nan, ["optimizer exp_avg", "parameter"]),
+        (1e7, 1.2, ["gradient"]),
+    ],
+)
+def test_a_parameter_whose_gradient_is_rounding_is_not_held_to_another_runs(gradient, parameter, wrong):
+    made = proof.Made({}, of_one_step(1.0, 1.0), spread={})
+    found = proof.compared(made, of_one_step(gradient, parameter), Limits.rounding())
+    assert sorted(kind for kind, one in found.items() if not one.agrees) == wrong

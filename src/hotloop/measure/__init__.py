@@ -5,7 +5,7 @@ from hotloop.measure.buckets import Buckets, bucket_edges
 from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, VaryingDim, signature
 from hotloop.measure.differences import CHUNK, Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
-from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare
+from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare, without_numbers
 from hotloop.measure.steps import over_steps
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
 from hotloop.measure.tree import Structure, flatten, unflatten
@@ -45,4 +45,5 @@ __all__ = [
     "spread",
     "typical",
     "unflatten",
+    "without_numbers",
 ]

@@ -19,7 +19,7 @@ from hotloop.measure.limits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from hotloop.measure.differences import Tensors
     from hotloop.measure.limits import Figures
@@ -179,6 +179,14 @@ def conclude(
         scores=tuple(scores),
         below_floor=tuple(below_floor),
     )
+
+
+def without_numbers(comparison: Comparison, names: Collection[str]) -> Comparison:
+    """Give a comparison in which some tensors are judged by NaN, shape and the like alone, whatever they differ by."""
+    judged = {(one.name, one.measure) for one in comparison.scores}
+    plain = [one for one in comparison.failures if (one.name, one.measure) not in judged]
+    scores = [one for one in comparison.scores if one.name not in names]
+    return conclude(plain, scores, comparison.differences, comparison.below_floor)
 
 
 def _failure(mismatch: Mismatch) -> Failure:
