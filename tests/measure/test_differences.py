@@ -223,6 +223,26 @@ def test_none_on_both_sides_agrees():
     assert differences({"x": None}, {"x": None}) == ({}, ())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("apart", [1e-3, 1e-1, 3.0])
+@pytest.mark.parametrize("odd", [None, math.nan, math.inf])
+def test_large_tensors_are_measured_on_a_gpu_as_on_a_cpu(dtype, apart, odd, monkeypatch):
+    draws = torch.Generator().manual_seed(0)
+    r = torch.randn(40, 30, generator=draws, dtype=torch.float64)
+    c = r * (1 + apart / 4) + apart * torch.randn(40, 30, generator=draws, dtype=torch.float64)
+    r, c = (each.to(dtype) for each in (r, c))
+    c[3] = r[3]
+    if odd is not None:
+        c[5, 5] = odd
+    exact, _ = differences({"one": r.T}, {"one": c.T})
+    monkeypatch.setattr(differences_of, "_LIGHT_ON", ("cpu",))
+    monkeypatch.setattr(differences_of, "_SMALL", 0)
+    monkeypatch.setattr(differences_of, "CHUNK", 256)
+    found, _ = differences({"one": r.T}, {"one": c.T})
+    for name, value in exact["one"].to_dict().items():
+        assert found["one"].to_dict()[name] == pytest.approx(value, rel=1e-5), name
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_sizes_of_equal_tensors_that_are_not_wanted_are_of_single_precision(dtype):
     """One of them is too large for squares in float32."""
