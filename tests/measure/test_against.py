@@ -68,6 +68,24 @@ def test_a_tensor_that_is_all_rounding_is_none_either(reference):
     assert against(reference, eager, other, SINGLE).agrees
 
 
+def test_the_length_of_what_is_rounding_and_nothing_else_is_not_judged(reference):
+    """The bias of an attention's keys under bfloat16: compiled code rounds less often, so less is left of it."""
+    draws = torch.Generator().manual_seed(7)
+    reference["bias"] = torch.randn(768, generator=draws, dtype=WIDE) * 1e-9
+    eager, other = noisy(reference, 1e-3, 1), noisy(reference, 1e-3, 2)
+    eager["bias"], other["bias"] = (1e-3 * torch.randn(768, generator=draws) * part for part in (1.0, 0.1))
+    assert against(reference, eager, other, FEW).agrees
+    other["bias"] = torch.zeros(768)
+    assert against(reference, eager, other, FEW).agrees
+
+
+def test_the_length_of_a_gradient_that_is_as_far_off_as_it_is_long_is_judged(reference):
+    eager, other = noisy(reference, 0.9, 1), noisy(reference, 0.9, 2)
+    assert "norm" not in {one.measure for one in against(reference, eager, other, FEW).failures}
+    other["layer 3"] = torch.zeros(40, 30)
+    assert "norm" in {one.measure for one in against(reference, eager, other, FEW).failures}
+
+
 def test_a_flip_at_one_step_is_forgiven_and_an_error_at_every_step_is_not(reference):
     def step(seed, relative):
         return against(reference, noisy(reference, 3e-7, seed), noisy(reference, relative, seed + 1), SINGLE)
