@@ -22,6 +22,7 @@ GUARDS = [
     ("module.scale == 1.5", "float_attribute", "scale", ("1.5",)),
     ("module.scale == 1e-05", "float_attribute", "scale", ("1e-05",)),
     ("module._modules['drop'].p == 0.30000000000000004", "dropout", "drop.p", ("0.30000000000000004",)),
+    ("___as_tensor(module._modules['drop'].p).item() == 0.2", "dropout", "drop.p", ("0.2",)),  # torch 2.11
     ("module.attention_dropout == 0.1", "dropout", "attention_dropout", ("0.1",)),
     ("module.phase == 'warm-up'", "attribute", "phase", ("'warm-up'",)),
     ("module._modules['drop'].training == True", "train_eval", "drop.training", ("True",)),

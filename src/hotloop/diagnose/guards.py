@@ -37,6 +37,8 @@ _TENSOR = re.compile(
 _GLOBAL = re.compile(r"^GLOBAL_STATE changed: (?P<what>.+)$")
 LEFT_BEHIND = re.compile(r"___stack\d+|___context_manager")
 """What a graph break leaves to the code behind it."""
+_AS_TENSOR = re.compile(r"___as_tensor\((?P<subject>[^()]+)\)\.item\(\)")
+"""A float that torch 2.11 has made an input of the code, after it changed once."""
 _EQUAL = re.compile(r"^(?P<subject>[^=!<>]+?) == (?P<value>.+)$")
 _LENGTH = re.compile(r"^(?:not )?len\((?P<subject>.+?)\) (?:==|!=|<|>|<=|>=) (?P<value>\d+)$")
 _TRUTH = re.compile(r"^(?:not )?(?P<subject>[A-Za-z_][\w.\[\]'\"]*)$")
@@ -71,7 +73,7 @@ _TENSOR_CAUSES = {
 
 def guard_of(event: Recompiled) -> Guard:
     """Read the failed guard of a recompile."""
-    reason = event.reason.strip()
+    reason = _AS_TENSOR.sub(r"\g<subject>", event.reason.strip())
     if LEFT_BEHIND.search(reason):
         return Guard("break_value", reason)
     readers: tuple[Callable[[str], Guard | None], ...] = (_global, _tensor, _length, _object, _size, _equal, _truth)
