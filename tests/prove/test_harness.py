@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import json
 import re
 from pathlib import Path
 
 import harness_programs as programs
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from hotloop.fallback import emulation, lifetime
 from hotloop.measure import Limits
 from hotloop.testing import cudagraph_emulation
 
+COUNT = itertools.count()
 NAME = f"{Path(__file__).with_name('harness_programs.py')}"
 
 
@@ -193,6 +196,41 @@ def test_wrong_settings_are_refused(settings, message):
 def test_a_workloads_infer_must_be_a_function():
     with pytest.raises(ConfigError, match="Workload infer 3"):
         hotloop.Workload(torch.nn.Linear(1, 1), None, print, [], infer=3)
+
+
+class Result:
+    """What a sampler gives back, compared by identity as a class of the user's is."""
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda y: y.numpy(), False),
+        (lambda y: y.numpy()[::-1], False),
+        (lambda y: {"image": y.numpy(), "names": np.array(["a", "b"])}, False),
+        (lambda y: [float("nan"), Result(), None], False),
+        (lambda y: [float("nan"), next(COUNT)], True),
+    ],
+)
+def test_calls_that_give_no_tensors_are_compared_as_far_as_they_can_be(given, told):
+    def make():
+        workload = programs.plain()
+        return dataclasses.replace(workload, infer=lambda x: given(workload.model(x)))
+
+    found = hotloop.harness(make, rounds=3, calls=2, look=False)
+    assert found.passed, found
+    assert bool(found.findings) is told
+
+
+def test_an_array_that_differs_is_found():
+    """Its numbers are looked at as a tensor's are, not only whether it is one."""
+
+    def make():
+        workload = programs.plain()
+        return dataclasses.replace(workload, infer=lambda x: workload.model(x).numpy() + next(COUNT))
+
+    found = hotloop.harness(make, rounds=3, calls=2, look=False)
+    assert [one.kind for one in found.findings if one.fails] == ["numerics"]
 
 
 def command(*arguments):
