@@ -57,6 +57,26 @@ def long_epoch():
     return workload(Net(), sizes=(*[4] * 50, 3))
 
 
+def short_epoch():
+    """The batch after those that the eager steps take is the odd one."""
+    return workload(Net(), sizes=(4, 4, 3))
+
+
+def used_up():
+    """Its batches can be read once, and the eager steps read them all."""
+    whole = workload(Net(), sizes=[4] * 5)
+    return hotloop.Workload(whole.model, whole.optimizer, whole.step, iter(whole.batches))
+
+
+def in_another_order():
+    whole = workload(Net())
+    return hotloop.Workload(whole.model, whole.optimizer, whole.batches, whole.step)
+
+
+def of_a_size(size):
+    return workload(Net(size))
+
+
 def bypassed():
     def of(model, optimizer):
         def step(x, y):

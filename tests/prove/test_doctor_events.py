@@ -110,6 +110,13 @@ def test_the_odd_batch_of_a_long_epoch_is_met(program):
     assert {dim["dim"] for dim in census["varying_dims"]} == {0}
 
 
+def test_the_first_compiled_step_has_the_first_batch_of_an_epoch(program):
+    """However the eager steps before it divide the epoch: code is for the full batches, as in a run."""
+    document = examine(program("short_epoch"), preset="aot_eager", steps=4)
+    (recompiled,) = [one for one in document["events"] if one["kind"] == "recompiled"]
+    assert "size mismatch at index 0. expected 4, actual 3" in recompiled["reason"]
+
+
 def test_a_compile_that_is_passed_by_is_found(program):
     document = examine(program("bypassed"), preset="aot_eager", steps=4)
     (found,) = [one for one in document["events"] if one["kind"] == "no_effect"]

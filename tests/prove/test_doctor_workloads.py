@@ -116,6 +116,9 @@ def test_the_users_own_exception_reaches_them_with_its_step(program):
         ("no_model", "expected a torch Module or a sequence, got str"),
         ("no_batch", "expected at least one batch"),
         ("no_workload", "gave a Net, expected a hotloop.Workload"),
+        ("used_up", "found none a second time: give a list"),
+        ("in_another_order", r"^Workload step of type list: expected a function of one batch; the order is Workload"),
+        ("of_a_size", r"of_a_size\(\) needs size: expected a function that is called without arguments"),
         ("nonesuch", "has no function 'nonesuch'"),
     ],
 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 import json
 import re
 from pathlib import Path
 
 import harness_programs as programs
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from hotloop.fallback import emulation, lifetime
 from hotloop.measure import Limits
 from hotloop.testing import cudagraph_emulation
 
+COUNT = itertools.count()
 NAME = f"{Path(__file__).with_name('harness_programs.py')}"
 
 
@@ -190,9 +193,84 @@ def test_wrong_settings_are_refused(settings, message):
         hotloop.harness(programs.plain, **settings)
 
 
+def test_a_model_that_is_compiled_already_is_no_eager_to_be_held_against():
+    def make():
+        workload = programs.plain()
+        workload.model.compile(backend="eager")
+        return workload
+
+    with pytest.raises(ConfigError, match="a model is compiled already: expected it as it was"):
+        hotloop.harness(make, rounds=3, calls=2)
+
+
+def loss_alone():
+    """A step as trainers have it, which leaves the backward to somebody else."""
+    workload = programs.plain()
+    return dataclasses.replace(workload, step=lambda x: workload.model(x).sum())
+
+
+def by_hand():
+    """A step that updates without an optimizer, and leaves no gradient."""
+    workload = programs.plain()
+
+    def step(x):
+        weights = list(workload.model.parameters())
+        gradients = torch.autograd.grad(workload.model(x).square().sum(), weights)
+        with torch.no_grad():
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.sub_(0.01 * gradient)
+
+    return dataclasses.replace(workload, step=step)
+
+
+@pytest.mark.parametrize("judge", [hotloop.harness, lambda make: hotloop.verify(make, "aot_eager", steps=1)])
+def test_a_step_that_trains_nothing_is_refused(judge):
+    with pytest.raises(ConfigError, match="Workload step: it gave no parameter a gradient and changed nothing"):
+        judge(loss_alone)
+
+
+def test_a_step_that_updates_by_hand_is_judged():
+    assert hotloop.verify(by_hand, "aot_eager", steps=1).passes
+
+
 def test_a_workloads_infer_must_be_a_function():
     with pytest.raises(ConfigError, match="Workload infer 3"):
         hotloop.Workload(torch.nn.Linear(1, 1), None, print, [], infer=3)
+
+
+class Result:
+    """What a sampler gives back, compared by identity as a class of the user's is."""
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda y: y.numpy(), False),
+        (lambda y: y.numpy()[::-1], False),
+        (lambda y: {"image": y.numpy(), "names": np.array(["a", "b"])}, False),
+        (lambda y: [float("nan"), Result(), None], False),
+        (lambda y: [float("nan"), next(COUNT)], True),
+    ],
+)
+def test_calls_that_give_no_tensors_are_compared_as_far_as_they_can_be(given, told):
+    def make():
+        workload = programs.plain()
+        return dataclasses.replace(workload, infer=lambda x: given(workload.model(x)))
+
+    found = hotloop.harness(make, rounds=3, calls=2, look=False)
+    assert found.passed, found
+    assert bool(found.findings) is told
+
+
+def test_an_array_that_differs_is_found():
+    """Its numbers are looked at as a tensor's are, not only whether it is one."""
+
+    def make():
+        workload = programs.plain()
+        return dataclasses.replace(workload, infer=lambda x: workload.model(x).numpy() + next(COUNT))
+
+    found = hotloop.harness(make, rounds=3, calls=2, look=False)
+    assert [one.kind for one in found.findings if one.fails] == ["numerics"]
 
 
 def command(*arguments):

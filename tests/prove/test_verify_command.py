@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from verify_programs import wrong
@@ -10,10 +14,22 @@ from verify_programs import wrong
 from hotloop.cli import main
 
 PROGRAM = """
-import dataclasses, random
+import dataclasses, random, torch, hotloop
 from verify_programs import workload
 def make():
     return workload(dropout=0.1)
+class Broken(torch.nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y * 2 if y.sum().item() > 1e9 else y
+def breaks():
+    model = Broken(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    def step(x):
+        model(x).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return hotloop.Workload(model, optimizer, step, [torch.ones(2, 4)])
 def nothing():
     return None
 def raises():
@@ -47,6 +63,15 @@ def test_a_right_compile_exits_with_0_and_prints_the_table(program, capsys):
     assert "passes over 2 steps" in told.out
     assert "step 1 agrees" in told.err
     assert "step 1 agrees" not in told.out
+
+
+def test_a_graph_break_is_told_once_in_hotloops_words(program):
+    """In a process of its own, where torch is not loaded yet when the command begins."""
+    command = [sys.executable, "-m", "hotloop", "verify", f"{program}:breaks", "--preset", "aot_eager", "--steps", "1"]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})
+    assert f"graph break at {program}:9" in told.stderr
+    assert "torch/_dynamo" not in told.stderr
 
 
 def test_a_wrong_one_exits_with_1_and_json_names_the_region(program, capsys):

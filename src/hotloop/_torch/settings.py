@@ -104,6 +104,8 @@ def _in_backward(path: str, name: str, value: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def quiet_tracing() -> Iterator[None]:
     """Keep dynamo's warnings off the log while the block runs, where whoever runs it hears of them as events."""
+    import torch  # noqa: F401, PLC0415 - puts its handlers on the log
+
     logger: logging.Logger | None = logging.getLogger(_TRACING_LOG)
     room = _TRACING_LOG.rpartition(".")[0]
     handlers: list[logging.Handler] = []

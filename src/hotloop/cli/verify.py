@@ -63,14 +63,17 @@ def verify(  # noqa: PLR0913, PLR0917 - one a setting
 
 @contextlib.contextmanager
 def _told_on_stderr() -> Iterator[None]:
-    """Put the log's lines on stderr while a command runs."""
+    """Put the log's lines on stderr while a command runs; dynamo's dozen on a graph break are one of them."""
+    from hotloop._torch.settings import quiet_tracing  # noqa: PLC0415 - as above
+
     log = logging.getLogger("hotloop")
     before, handler = log.level, logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
     log.setLevel(logging.INFO)
     try:
-        yield
+        with quiet_tracing():
+            yield
     finally:
         log.removeHandler(handler)
         log.setLevel(before)

@@ -32,7 +32,9 @@ from hotloop.prove.harness_held import HeldOutputs
 from hotloop.prove.harness_lockstep import Lockstep
 from hotloop.prove.harness_program import Subject, noting_calls
 from hotloop.prove.harness_result import REMEDY, Finding, Harness
+from hotloop.prove.idle import noting_backward, refuse_idle
 from hotloop.prove.verify import same_random_numbers
+from hotloop.step.compiled import Compiled
 from hotloop.step.survey import survey
 from hotloop.step.variant import compute_dtype
 
@@ -118,7 +120,7 @@ def harness(  # noqa: PLR0913 - the public settings
         look: run a third program to list what is held, and by whom.
 
     Raises:
-        ConfigError: an argument does not fit, or neither preset has CUDA graphs.
+        ConfigError: an argument does not fit, neither preset has CUDA graphs, or a model is compiled already.
         Exception: what the program raises in eager.
     """
     for name, value, least in (("rounds", rounds, 3), ("calls", calls, 2)):
@@ -126,7 +128,13 @@ def harness(  # noqa: PLR0913 - the public settings
             raise ConfigError(f"{name} {value!r}: expected a whole number of {least} or more")
     source = source_of(workload)
     with seeded():
-        models = tuple(source.make().models())
+        written = source.make().models()
+    if Compiled(written).given:
+        raise ConfigError(
+            "a model is compiled already: expected it as it was before torch.compile or hotloop.compile; the harness "
+            "compiles it, and holds it against eager"
+        )
+    models = tuple(written)
     settings = Settings(chosen=_chosen(models, preset, inference), more={"regions": regions, "options": options})
     if not settings.cudagraphs:
         named = ", ".join(one.name for one in presets.PRESETS.values() if one.cudagraphs)
@@ -210,8 +218,10 @@ class _Run:
     def _first_step(self, eager: Subject) -> Limits:
         """Run eager's first step, which sets things up, and see what it computes in."""
         batch = next(eager.workload.endless())
-        with seeded():
+        with seeded(), noting_backward(eager.holdings) as reached:
             _, seen = survey(eager.holdings, eager.device, [], lambda: eager.step(batch))
+        if not reached:
+            refuse_idle(eager.holdings, lambda: eager.step(batch))
         return Limits.compiled(compute_dtype(seen.matrix_dtypes, eager.device))
 
     def _in_lockstep(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -121,7 +122,7 @@ class Lockstep:
             reference = {name: wide.get(name.replace("output", f"result[{index}]", 1)) for name in ours}
             comparison = against(reference, ours, theirs, self._limits)
             self._comparisons["without gradients"].append(comparison)
-            if others != rest and comparison.agrees:
+            if comparison.agrees and not _same(others, rest):
                 said = f"{what} gave {rest}, eager {others}, from values that agree"
                 self.findings.append(Finding(kind="numerics", what=said, fails=False))
             self._keep(f"the output of {what}", output)
@@ -180,9 +181,36 @@ class Lockstep:
 def _tensors(output: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """Give the tensors of an output by name, and what is none."""
     leaves, structure = flatten(output)
-    named = dict(zip(names(structure, "output"), leaves, strict=True))
+    named = dict(zip(names(structure, "output"), map(_seen, leaves), strict=True))
     tensors = {name: one for name, one in named.items() if isinstance(one, torch.Tensor)}
     return tensors, {name: one for name, one in named.items() if name not in tensors}
+
+
+def _seen(leaf: Any) -> Any:
+    """Give a numpy array of numbers as the tensor that shares its memory: a sampler's result is one; all else as is."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not isinstance(leaf, numpy.ndarray) or leaf.dtype.kind not in "biufc":
+        return leaf
+    shares = leaf.flags.writeable and all(stride >= 0 for stride in leaf.strides)  # torch knows no others
+    try:
+        return torch.from_numpy(leaf if shares else leaf.copy())
+    except TypeError:  # numbers of a kind that torch does not have
+        return leaf
+
+
+def _same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Tell whether what is no tensor is the same, as far as it can be compared."""
+    return ours.keys() == theirs.keys() and all(_equal(one, theirs[name]) for name, one in ours.items())
+
+
+def _equal(one: Any, other: Any) -> bool:
+    by_identity = getattr(type(one), "__eq__", None) is object.__eq__
+    if type(one) is type(other) and by_identity:  # two results of the program's own class: nothing tells
+        return True
+    try:
+        return bool(one == other) or bool(one != one and other != other)  # noqa: PLR0124 - NaN
+    except Exception:  # noqa: BLE001 - a class of the program's own compares as it likes, or not at all
+        return True
 
 
 def _taken(output: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

@@ -21,6 +21,7 @@ from hotloop.errors import ConfigError, HotloopError
 from hotloop.fallback.causes import describe
 from hotloop.measure import ALL, Limits, differences, flatten
 from hotloop.presets import Preset
+from hotloop.prove.idle import noting_backward, refuse_idle
 from hotloop.prove.verify_verdict import StepVerdict, Verdict, worst_of
 from hotloop.step import blame, proof
 from hotloop.step.asked import device_of
@@ -76,7 +77,8 @@ def verify(  # noqa: PLR0913 - the public settings
         search_seconds: how long that may take.
 
     Raises:
-        ConfigError: a setting does not fit, the models are compiled already, or several processes train together.
+        ConfigError: a setting does not fit, the models are compiled already, several processes train together, or the
+            step trains nothing.
         HotloopError: the step does not repeat itself from the same state, so that nothing can be held against it.
         Exception: what the program itself raises.
     """
@@ -216,7 +218,10 @@ class _Case:
         call = self._next()
         inputs = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
         _log.info("verify: looking at a step")
-        _, seen = survey(holdings, device, inputs, self._step(call))
+        with noting_backward(holdings) as reached:
+            _, seen = survey(holdings, device, inputs, self._step(call))
+        if not reached:
+            refuse_idle(holdings, self._step(self._next()))
         self._draws_random = seen.random_operations > 0
         holdings.found += seen.written_found
         compute = compute_dtype(seen.matrix_dtypes, device)

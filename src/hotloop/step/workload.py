@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,6 +19,10 @@ from hotloop.step.holdings import Holdings
 
 if TYPE_CHECKING:
     import types
+
+
+_SHOWN = 60
+"""Characters of a wrong value that an error repeats."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +60,18 @@ class Workload:
 
     def __post_init__(self) -> None:
         if not callable(self.step):
-            raise ConfigError(f"Workload step {self.step!r}: expected a function of one batch")
+            raise ConfigError(
+                f"Workload step {_shown(self.step)}: expected a function of one batch; the order is "
+                "Workload(model, optimizer, step, batches)"
+            )
         if self.infer is not None and not callable(self.infer):
-            raise ConfigError(f"Workload infer {self.infer!r}: expected a function of one batch, or None")
+            raise ConfigError(f"Workload infer {_shown(self.infer)}: expected a function of one batch, or None")
         if self.before is not None and not callable(self.before):
-            raise ConfigError(f"Workload before {self.before!r}: expected a function of one batch, or None")
+            raise ConfigError(f"Workload before {_shown(self.before)}: expected a function of one batch, or None")
         if not callable(self.batches) and not isinstance(self.batches, Iterable):
-            raise ConfigError(f"Workload batches {self.batches!r}: expected an iterable, or a function that gives one")
+            raise ConfigError(
+                f"Workload batches {_shown(self.batches)}: expected an iterable, or a function that gives one"
+            )
 
     def models(self) -> dict[str, torch.nn.Module]:
         """Give the models by name, as a loop names them: ``model``, ``model[0]`` and on, or their own names.
@@ -118,8 +128,9 @@ class Workload:
                 empty = False
                 yield batch
             if empty:
+                used_up = rounds or isinstance(self.batches, Iterator)
                 again = (
-                    " a second time: give a list, a DataLoader, or a function that makes an iterable" if rounds else ""
+                    " a second time: give a list, a DataLoader, or a function that makes an iterable" if used_up else ""
                 )
                 raise ConfigError(f"Workload batches: expected at least one batch, found none{again}")
             rounds += 1
@@ -127,6 +138,12 @@ class Workload:
     def run(self, batch: Any) -> Any:
         """Run the step on one batch."""
         return self.step(*arguments(batch))
+
+
+def _shown(value: Any) -> str:
+    """Show a wrong value in an error: what may be a data set, with all its numbers, by its type alone."""
+    text = repr(value) if value is None or isinstance(value, str | int | float) else ""
+    return text if 0 < len(text) <= _SHOWN else f"of type {type(value).__name__}"
 
 
 def arguments(batch: Any) -> tuple[Any, ...]:
@@ -139,7 +156,7 @@ def load_factory(name: str) -> Callable[[], Workload]:
     """Give the function that ``file.py:function`` or ``module:function`` names; its file is run as an import would.
 
     Raises:
-        ConfigError: the name, the file or the function does not exist.
+        ConfigError: the name, the file or the function does not exist, or the function needs arguments.
         Exception: what the file itself raises when it is imported.
     """
     place, _, function = name.rpartition(":")
@@ -154,6 +171,12 @@ def load_factory(name: str) -> Callable[[], Workload]:
             f"workload {name!r}: {place} has no function {function!r}; it defines {', '.join(made) or 'none'}"
         )
 
+    if needed := _needed(found):
+        raise ConfigError(
+            f"workload {name!r}: {function}() needs {needed}: expected a function that is called without arguments; "
+            "give them defaults, or name a function that passes them"
+        )
+
     def make() -> Workload:
         workload = found()
         if not isinstance(workload, Workload):
@@ -163,6 +186,16 @@ def load_factory(name: str) -> Callable[[], Workload]:
         return workload
 
     return make
+
+
+def _needed(function: Callable[..., Any]) -> str:
+    """Name the arguments that a function cannot be called without; empty where there are none, or nothing tells."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ""
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return ", ".join(one.name for one in parameters if one.default is one.empty and one.kind not in optional)
 
 
 def _of_file(place: str, name: str) -> types.ModuleType:

@@ -146,7 +146,12 @@ class _Examination:
             self._add([found] if found else [])
 
     def _compile(self, ways: Ways) -> list[Way]:
-        """Compile, run real steps, and look at one of them; then by blocks, where there are any and time is left."""
+        """Compile, run real steps, and look at one of them; then by blocks, where there are any and time is left.
+
+        The first compiled step takes an epoch's first batch, as a run's does: code that met the odd batch first would
+        be for that, and the full batches what came beside it.
+        """
+        self._batches = self._workload.endless()
         self._say("the program's own compile" if ways.as_given else f"compiling with {ways.name}")
         with hotloop.watch() as events:
             way = ways.compiled()
@@ -173,7 +178,7 @@ class _Examination:
     def _pass(self, way: Way, events: Sequence[Event]) -> int:
         """Run steps one after another, as a run would, and note what is observed in each; gives how many that were."""
         noted = 0
-        odd = odd_batch(self._workload.batches, self._step + self._count)
+        odd = odd_batch(self._workload.batches, self._count)
         odd = None if odd is None else self._workload.ready(odd)
         with self._failing(way), self._peak(way):
             for index in range(self._count):
