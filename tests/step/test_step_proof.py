@@ -286,3 +286,11 @@ def test_a_parameter_whose_gradient_is_rounding_is_not_held_to_another_runs(grad
     made = proof.Made({}, of_one_step(1.0, 1.0), spread={})
     found = proof.compared(made, of_one_step(gradient, parameter), Limits.rounding())
     assert sorted(kind for kind, one in found.items() if not one.agrees) == wrong
+
+
+def test_an_optimizer_is_judged_by_some_parameters_in_any_case():
+    made = proof.Made({}, of_one_step(1.0, 1.0), spread={})
+    theirs = of_one_step(1.5, 1.2)
+    theirs["gradient of weight at the optimizer step"] *= 1.01
+    found = proof.compared(made, theirs, Limits.rounding())
+    assert not found["parameter"].agrees

@@ -268,10 +268,12 @@ def _all_rounding(gradients: Comparison) -> set[str]:
     """Name the parameters whose gradients are rounding and little else: of the bias of scores that are only compared.
 
     Adam divides a gradient by its own size, so of such a one it makes a full step in any direction, which no repeat of
-    the step tells the size of. The gradients themselves are judged, and so is the optimizer, by all other parameters.
+    the step tells the size of. The gradients themselves are judged, and so is the optimizer, by the other parameters:
+    where these are fewer, there is no telling rounding from a fault, and none is named.
     """
     apart = (one for one in gradients.differences.values() if (one.relative or 0.0) > _ROUNDING)
-    return {_parameter_of(one.name) for one in apart}
+    found, known = {_parameter_of(one.name) for one in apart}, {_parameter_of(name) for name in gradients.differences}
+    return found if 2 * len(found) <= len(known) else set()
 
 
 def _parameter_of(name: str) -> str:
