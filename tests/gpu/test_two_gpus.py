@@ -92,31 +92,11 @@ def test_a_run_that_fails_after_a_collective_ends_all_processes_and_is_resumed(e
 _ACCELERATE = """
 import gc, sys, torch
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
-from torch import nn
+from block_net import Net
 from torch.nn import functional as F
 import hotloop
 from hotloop.integrations.accelerate import prepare
 from hotloop.testing.fitting import small_batches
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.widen, self.narrow = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        return x + self.narrow(self.widen(x).relu())
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, ids):
-        x = self.embed(ids).mean(1)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
 
 sharded, how = sys.argv[1] == "fsdp2", sys.argv[2]
 found = []
@@ -160,9 +140,11 @@ accelerator.end_training()
 def test_accelerate_prepares_compiled_and_sharded(tmp_path, kind, how):
     program = tmp_path / "two.py"
     program.write_text(_ACCELERATE)
+    folders = os.pathsep.join([str(Path(__file__).parents[1] / "integrations"), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": folders}
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(program), kind, how],
-        capture_output=True, text=True, check=False, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, check=False, timeout=240, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert sorted(line for line in done.stdout.splitlines() if "done" in line) == ["rank 0 done", "rank 1 done"]

@@ -11,11 +11,11 @@ import warnings
 
 import lightning.pytorch as pl
 import torch
+from block_net import Block, Net
 from lightning.fabric import Fabric
 from lightning.fabric import strategies as of_fabric
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, ModelParallelStrategy
 from torch import distributed as dist
-from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -38,28 +38,6 @@ os.environ |= {
     "GROUP_RANK": "0",
 }
 os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": PORT, "TORCHELASTIC_RUN_ID": "none"}
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.widen, self.narrow = nn.Linear(8, 16), nn.Linear(16, 8)
-
-    def forward(self, x):
-        return x + self.narrow(self.widen(x).relu())
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(11, 8), nn.Linear(8, 3)
-        self.blocks = nn.ModuleList(Block() for _ in range(2))
-
-    def forward(self, ids):
-        x = self.embed(ids).mean(1)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
 
 
 class Task(pl.LightningModule):
