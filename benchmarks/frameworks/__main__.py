@@ -1,6 +1,7 @@
 """Runs each framework's own compile beside ours, or shows what was found.
 
-usage: python -m benchmarks.frameworks [--cpu] [--only ROW[:KIND[:WAY]] ...] [--limit SECONDS] [--out FILE]
+usage: python -m benchmarks.frameworks [--cpu] [--only ROW[:KIND[:WAY]] ...] [--limit SECONDS] [--caches FOLDER]
+                                                      [--out FILE]
        python -m benchmarks.frameworks --plan           what would run
        python -m benchmarks.frameworks --table FILE     the tables of a result file
 
@@ -14,6 +15,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import sys
 import tempfile
 import time
@@ -23,6 +25,8 @@ from benchmarks.suite.__main__ import LATE, ended, gpu_name
 
 from . import plan, show
 
+_COMPILED = ("inductor", "triton")
+"""Folders of compiled code."""
 SETTINGS = {
     "precision": {"gpu": "bf16 mixed (lightning-inception: float32)", "cpu": "float32"},
     "matmul_precision": "high, set again before each fit",
@@ -76,6 +80,9 @@ def parse(arguments):
     parser.add_argument("--limit", type=float, default=float("inf"), help="seconds for this call")
     parser.add_argument("--job-limit", type=float, default=570.0, help="seconds for one job (%(default)s)")
     parser.add_argument("--out", type=pathlib.Path, help="the result file; else one in benchmarks/results, of today")
+    parser.add_argument(
+        "--caches", type=pathlib.Path, help="keep what cold jobs compiled there, for the steady ones of their row"
+    )
     parser.add_argument("--note", help="what else a reader of the file should know, as who shares the machine")
     parser.add_argument("--table", type=pathlib.Path, metavar="FILE", help="print the tables of a result file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -100,7 +107,11 @@ def run_jobs(jobs, document, out, options, size):
             print(f"not begun: {job.key}")
             continue
         why = plan.missing(plan.row_of(job.row))
-        found = {"skipped": f"{why} is not installed"} if why else measured(job, size, min(left, options.job_limit))
+        found = (
+            {"skipped": f"{why} is not installed"}
+            if why
+            else measured(job, size, min(left, options.job_limit), options.caches)
+        )
         if left < options.job_limit and LATE in found.get("error", ""):
             print(f"cut off by --limit, to be run again: {job.key}")
             continue
@@ -111,16 +122,23 @@ def run_jobs(jobs, document, out, options, size):
     return failed
 
 
-def measured(job, size, limit):
-    """Run a job in a process and caches of its own."""
+def measured(job, size, limit, kept=None):
+    """Run a job in a process and caches of its own; a steady one finds what the row's cold ones have ``kept``."""
     begin_at = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         out = pathlib.Path(folder, "found.json")
         order = {"job": dataclasses.asdict(job), "size": size, "out": str(out)}
-        caches = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton", "HOTLOOP_CACHE_DIR": "hotloop"}
+        inductor, triton = _COMPILED
+        caches = {"TORCHINDUCTOR_CACHE_DIR": inductor, "TRITON_CACHE_DIR": triton, "HOTLOOP_CACHE_DIR": "hotloop"}
         env = {**os.environ, **{name: str(pathlib.Path(folder, part)) for name, part in caches.items()}}
+        shelf = kept / job.row if kept is not None else None
+        if job.kind == "steady" and shelf is not None and shelf.is_dir():
+            shutil.copytree(shelf, folder, dirs_exist_ok=True)
         error = ended([sys.executable, "-m", "benchmarks.frameworks", "--child", json.dumps(order)], env, limit)
         found = json.loads(out.read_text(encoding="utf-8")) if out.is_file() else {}
+        for part in _COMPILED if job.kind == "cold" and shelf is not None else ():
+            if pathlib.Path(folder, part).is_dir():
+                shutil.copytree(pathlib.Path(folder, part), shelf / part, dirs_exist_ok=True)
     if error or not found:
         found["error"] = error or "the process ended without a result"
     return found | {"process_seconds": round(time.monotonic() - begin_at, 1)}

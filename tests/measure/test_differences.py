@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from hotloop.measure import differences
-from hotloop.measure import differences as measure_all
-from hotloop.measure.differences import _read
+from hotloop.measure.sums import _read
 
-differences_of = importlib.import_module("hotloop.measure.differences")  # the function of the package hides the module
+sums_of = importlib.import_module("hotloop.measure.sums")
 
 FLOATS = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2]
 
@@ -56,9 +55,9 @@ def test_tensors_measured_together_come_out_as_each_alone(dtype, monkeypatch):
     candidate["2"] = reference["2"].clone()
     reference["4"][0, 0], candidate["4"][0, 0] = math.nan, math.nan
     candidate["5"][3] = math.inf
-    monkeypatch.setattr(differences_of, "_TOGETHER", 100)  # several bunches
+    monkeypatch.setattr(sums_of, "_TOGETHER", 100)  # several bunches
     together, _ = differences(reference, candidate)
-    monkeypatch.setattr(differences_of, "_SMALL", 0)
+    monkeypatch.setattr(sums_of, "_SMALL", 0)
     alone, _ = differences(reference, candidate)
     assert list(together) == list(alone) == list(reference)
     for name, one in alone.items():
@@ -114,9 +113,9 @@ def test_chunks_give_what_the_whole_gives_and_hold_no_more_than_they_may(shape, 
     torch.manual_seed(0)
     r, c = (torch.randn(shape).transpose(0, -1) for _ in range(2))
     whole, held = difference(r, c), []
-    original = measure_all.__globals__["_float64"]
-    monkeypatch.setitem(measure_all.__globals__, "CHUNK", 64)
-    monkeypatch.setitem(measure_all.__globals__, "_float64", lambda part: held.append(part.numel()) or original(part))
+    original = sums_of._float64
+    monkeypatch.setattr(sums_of, "CHUNK", 64)
+    monkeypatch.setattr(sums_of, "_float64", lambda part: held.append(part.numel()) or original(part))
     parts = difference(r, c)
     assert (parts.tilt, parts.residual, parts.max_abs) == pytest.approx((whole.tilt, whole.residual, whole.max_abs))
     assert max(held) <= 64
@@ -235,9 +234,9 @@ def test_large_tensors_are_measured_on_a_gpu_as_on_a_cpu(dtype, apart, odd, monk
     if odd is not None:
         c[5, 5] = odd
     exact, _ = differences({"one": r.T}, {"one": c.T})
-    monkeypatch.setattr(differences_of, "_LIGHT_ON", ("cpu",))
-    monkeypatch.setattr(differences_of, "_SMALL", 0)
-    monkeypatch.setattr(differences_of, "CHUNK", 256)
+    monkeypatch.setattr(sums_of, "_LIGHT_ON", ("cpu",))
+    monkeypatch.setattr(sums_of, "_SMALL", 0)
+    monkeypatch.setattr(sums_of, "CHUNK", 256)
     found, _ = differences({"one": r.T}, {"one": c.T})
     for name, value in exact["one"].to_dict().items():
         assert found["one"].to_dict()[name] == pytest.approx(value, rel=1e-5), name
@@ -271,10 +270,28 @@ def test_the_host_waits_twice_for_many_tensors(monkeypatch):
             return function(*args, **(kwargs or {}))
 
     lists = []
-    monkeypatch.setitem(measure_all.__globals__, "_read", lambda sums: lists.append(len(sums)) or _read(sums))
+    monkeypatch.setattr(sums_of, "_read", lambda sums: lists.append(len(sums)) or _read(sums))
     tensors = {str(n): torch.randn(n, 3) for n in range(20)}
     with Waits():
         found, _ = differences(tensors, {name: each + 1 for name, each in tensors.items()})
     assert len(found) == 20
     assert Waits.count == 0
     assert lists == [20, 20]
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e-18, 1.0, 1e18, 1e30])
+def test_large_tensors_lose_nothing_at_the_ends_of_single_precision(size, monkeypatch):
+    """Second moments of Adam are squares of gradients: their own squares are less than float32 holds."""
+    draws = torch.Generator().manual_seed(0)
+    r = size * torch.randn(300, generator=draws).square()
+    c = r * (1 + 1e-3 * torch.randn(300, generator=draws))
+    exact = difference(r, c).to_dict()
+    monkeypatch.setattr(sums_of, "_LIGHT_ON", ("cpu",))
+    monkeypatch.setattr(sums_of, "_SMALL", 0)
+    monkeypatch.setattr(sums_of, "CHUNK", 128)
+    found = difference(r, c).to_dict()
+    # A tilt is known as precisely as the part of the difference that is not one of size.
+    assert found.pop("tilt") == pytest.approx(exact.pop("tilt"), abs=1e-6 * exact["relative"])
+    assert found.pop("slope") == pytest.approx(exact.pop("slope"), abs=1e-6 * exact["relative"])
+    assert found == {name: pytest.approx(value, rel=1e-5) if isinstance(value, float) else value
+                     for name, value in exact.items()}  # fmt: skip

@@ -11,7 +11,7 @@ from hotloop import apply
 from hotloop.decide import Facts
 from hotloop.errors import ConfigError
 from hotloop.measure import Timing
-from hotloop.step import auto, background, sharing
+from hotloop.step import auto, background, earlier, sharing
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018}
 
@@ -239,6 +239,22 @@ def test_of_two_children_that_are_left_one_stays(children):
 def test_a_number_of_runs_that_cannot_be_is_refused(runs):
     with pytest.raises(ConfigError, match="runs"):
         trial(runs=runs)
+
+
+def test_the_second_run_expects_a_capture_to_take_what_the_first_took(monkeypatch):
+    offered, recalled = [], earlier.Earlier.recalled
+
+    def noting(self, *args):
+        offered.append(recalled(self, *args))
+        return offered[-1]
+
+    monkeypatch.setattr(earlier.Earlier, "recalled", noting)
+    with hotloop.testing.captured_step_emulation():
+        first = trial()[2].auto.earlier.program.again_seconds["eager+graph"]
+        offered.clear()
+        trial(rate=2**-7)
+    [took] = {one.prepare_seconds for one in offered if one is not None and one.tier == "eager+graph"}
+    assert took == first > 0
 
 
 def test_a_known_tier_that_is_not_switched_to_is_left_after_its_proof(monkeypatch):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.ledger import CapabilityMissingError, private
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -47,24 +47,44 @@ def unequal(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tor
 
     All are on one device, of one dtype, and not empty. In few launches; it takes the memory of one side once more.
     """
-    with torch.no_grad():
-        try:
-            differences = private("torch:_foreach_sub")(list(ones), list(others))
-            largest = private("torch:_foreach_norm")(differences, ord=math.inf)
-        except CapabilityMissingError:
-            largest = [torch.linalg.vector_norm(a - b, ord=math.inf) for a, b in zip(ones, others, strict=True)]
-        return torch.stack(list(largest)) != 0  # as is NaN, which inf - inf and NaN - NaN are
+    return norms(subtracted(ones, others), math.inf) != 0  # as is NaN, which inf - inf and NaN - NaN are
 
 
-def norms(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Give the Euclidean norm of each floating tensor, of shape [tensors]: infinite where it overflows.
+def norms(tensors: Sequence[torch.Tensor], order: float = 2) -> torch.Tensor:
+    """Give the norm of each floating tensor, Euclidean or of another order, of shape [tensors]: infinite on overflow.
 
     In float32, of tensors in float64 in that. All are on one device, of one dtype, and not empty. In few launches.
     """
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     with torch.no_grad():
         try:
-            found = private("torch:_foreach_norm")(list(tensors), ord=2, dtype=dtype)
+            found = private("torch:_foreach_norm")(list(tensors), ord=order, dtype=dtype)
         except CapabilityMissingError:
-            found = [torch.linalg.vector_norm(one, dtype=dtype) for one in tensors]
+            found = [torch.linalg.vector_norm(one, order, dtype=dtype) for one in tensors]
         return torch.stack(list(found))
+
+
+def subtracted(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Give each of the first less that of the second; all on one device and of one dtype. In few launches."""
+    return _pairwise("torch:_foreach_sub", torch.sub, ones, others)
+
+
+def multiplied(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Give each of the first times that of the second; all on one device and of one dtype. In few launches."""
+    return _pairwise("torch:_foreach_mul", torch.mul, ones, others)
+
+
+def scaled(tensors: Sequence[torch.Tensor], by: Sequence[float]) -> list[torch.Tensor]:
+    """Give each tensor times its number; all on one device and of one dtype. In few launches."""
+    return _pairwise("torch:_foreach_mul", torch.mul, tensors, by)
+
+
+def _pairwise(
+    name: str, alone: Callable[..., torch.Tensor], ones: Sequence[torch.Tensor], others: Sequence[Any]
+) -> list[torch.Tensor]:
+    with torch.no_grad():
+        try:
+            found: list[torch.Tensor] = list(private(name)(list(ones), list(others)))
+        except CapabilityMissingError:
+            return [alone(one, other) for one, other in zip(ones, others, strict=True)]
+        return found

@@ -215,6 +215,7 @@ LEDGER: tuple[PrivateName, ...] = (
         "proofs take longer",
     ),
     PrivateName("torch:_foreach_norm", "as torch:_foreach_sub", "proofs take longer"),
+    PrivateName("torch:_foreach_mul", "as torch:_foreach_sub", "proofs take longer"),
     PrivateName(
         "torch._C:_cuda_endAllocateToPool",
         "tells the allocator that a capture is over which failed half-way",

@@ -3,7 +3,7 @@
 from hotloop.measure.against import RATIO, RATIO_LIMIT, against
 from hotloop.measure.buckets import Buckets, bucket_edges
 from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, VaryingDim, signature
-from hotloop.measure.differences import CHUNK, Difference, Mismatch, differences
+from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
 from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare, without_numbers
 from hotloop.measure.steps import over_steps
@@ -12,7 +12,6 @@ from hotloop.measure.tree import Structure, flatten, unflatten
 
 __all__ = [
     "ALL",
-    "CHUNK",
     "RATIO",
     "RATIO_LIMIT",
     "Buckets",

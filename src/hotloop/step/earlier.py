@@ -11,6 +11,7 @@ from hotloop.cache import CostStore, Key, TierCosts, key_of
 from hotloop.decide import Option, expect
 from hotloop.step import sharing
 from hotloop.step.sharing import Program
+from hotloop.step.tiers import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -89,8 +90,7 @@ class Earlier:
         None where there is no such run, or where its code is gone: then getting there costs what it costs the first.
         """
         ratio = self.program.ratios.get(name)
-        compiles = name.removesuffix("+graph") not in ("eager", "as-given")
-        if ratio is None or (compiles and not self._holds_code()):
+        if ratio is None or (parse(name).compiles and not self._holds_code()):
             return None
         general = expect(name, facts)
         known = self.program.again_seconds.get(name)
@@ -135,6 +135,8 @@ class Earlier:
         self.timed_here.add(name)
         self.program.ratios, self.program.eager_seconds = speeds.known(), eager
         (self.program.faster.add if faster else self.program.faster.discard)(name)
+        if not parse(name).compiles:  # so it takes a later run as long, at most: libraries are set up once
+            self.program.again_seconds.setdefault(name, prepare_seconds)
         if step is not None and eager is not None and prepare_seconds > 0:
             costs = TierCosts(
                 cold_seconds=None if warm else prepare_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import sys
@@ -35,6 +36,19 @@ class Holdings:
         self.models, self.optimizers, self.state = dict(models), dict(optimizers), tuple(state)
         self.found: list[torch.Tensor] = []
         """Tensors that nobody named, which a step was seen to write into."""
+        self._parameters: dict[str, torch.nn.Parameter] | None = None
+        self._still = 0
+
+    @contextlib.contextmanager
+    def still(self) -> Iterator[None]:
+        """Look for the parameters once while the block runs: it runs no code of the user's, and rebinds nothing."""
+        self._still += 1
+        try:
+            yield
+        finally:
+            self._still -= 1
+            if not self._still:
+                self._parameters = None
 
     @property
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -42,8 +56,15 @@ class Holdings:
         others = {f"state[{i}]": one for i, one in enumerate(self.state) if isinstance(one, torch.nn.Module)}
         return {**self.models, **others}
 
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
+    def parameters(self) -> Mapping[str, torch.nn.Parameter]:
         """Give every parameter once, by name: of the modules, then those that only an optimizer knows."""
+        if not self._still:
+            return self._named_parameters()
+        if self._parameters is None:
+            self._parameters = self._named_parameters()
+        return self._parameters
+
+    def _named_parameters(self) -> dict[str, torch.nn.Parameter]:
         named: dict[str, torch.nn.Parameter] = {}
         seen: set[int] = set()
 
@@ -96,14 +117,15 @@ class Holdings:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Give every tensor that a step may write into, but for gradients, each memory once."""
-        return _once(
-            {
-                **{f"parameter {name}": one.detach() for name, one in self.parameters().items()},
-                **{f"optimizer state of {name}": one for name, one in self.optimizer_state().items()},
-                **{f"buffer {name}": one for name, one in self.buffers().items()},
-                **self.other_tensors(),
-            }
-        )
+        with self.still():
+            return _once(
+                {
+                    **{f"parameter {name}": one.detach() for name, one in self.parameters().items()},
+                    **{f"optimizer state of {name}": one for name, one in self.optimizer_state().items()},
+                    **{f"buffer {name}": one for name, one in self.buffers().items()},
+                    **self.other_tensors(),
+                }
+            )
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
         """Give each parameter's gradient as it is now."""
@@ -259,15 +281,17 @@ class Snapshot:
     def __init__(
         self, holdings: Holdings, devices: Sequence[torch.device], *, everything: bool = True, gradients: bool = True
     ) -> None:
-        self.random, self.bindings = RandomState(devices), Bindings(holdings)
-        if everything:
-            self.live = holdings.tensors()
-        else:
-            buffers = {f"buffer {name}": one for name, one in holdings.buffers().items()}
-            self.live = _once({**buffers, **holdings.other_tensors()})
-        if gradients:
-            existing = {f"gradient {name}": one for name, one in holdings.gradients().items() if one is not None}
-            self.live = _once({**self.live, **existing})
+        self.random = RandomState(devices)
+        with holdings.still():
+            self.bindings = Bindings(holdings)
+            if everything:
+                self.live = holdings.tensors()
+            else:
+                buffers = {f"buffer {name}": one for name, one in holdings.buffers().items()}
+                self.live = _once({**buffers, **holdings.other_tensors()})
+            if gradients:
+                existing = {f"gradient {name}": one for name, one in holdings.gradients().items() if one is not None}
+                self.live = _once({**self.live, **existing})
         sparse = [name for name, one in self.live.items() if one.layout != torch.strided]
         self._rebound = {name: self.live.pop(name) for name in sparse}
         self._sparse = {name: one.clone() for name, one in self._rebound.items()}

@@ -8,6 +8,8 @@ import torch
 
 _STAGES = 3
 """Pinned buffers a host tensor has: the host may be this many batches ahead of the copies."""
+_PADDED, _SPARE_BYTES = 2, 2**24
+"""A buffer may take so many times the memory of its elements, and so much more, to have their strides."""
 
 
 class Inputs:
@@ -20,32 +22,54 @@ class Inputs:
     """
 
     def __init__(self, leaves: list[Any], device: torch.device) -> None:
-        self.leaves = [self._static(leaf, device) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._written = [self._static(leaf, device) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
+        self.leaves = [
+            leaf if static is None else static.expand(leaf.shape)
+            for static, leaf in zip(self._written, leaves, strict=True)
+        ]
         self._staged = {
-            index: _Staged(leaf, device)
+            index: _Staged(_unexpanded(leaf), device)
             for index, leaf in enumerate(leaves)
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and device.type == "cuda"
         }
 
     def fill(self, leaves: list[Any]) -> None:
-        """Copy a batch in; the shapes are those of the first."""
-        for index, (static, leaf) in enumerate(zip(self.leaves, leaves, strict=True)):
-            if not isinstance(static, torch.Tensor) or static is leaf:
+        """Copy a batch in; shapes and strides are those of the first."""
+        for index, (static, leaf) in enumerate(zip(self._written, leaves, strict=True)):
+            if static is None or self.leaves[index] is leaf:
                 continue
             if index in self._staged:
-                self._staged[index].copy(leaf, static)
+                self._staged[index].copy(_unexpanded(leaf), static)
             else:
-                static.copy_(leaf.detach(), non_blocking=True)
+                static.copy_(_unexpanded(leaf).detach(), non_blocking=True)
 
     @staticmethod
     def _static(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """Give memory for a tensor, each element once: to be expanded as the tensor is."""
         where = device if leaf.device.type == "cpu" else leaf.device
-        return torch.empty_strided(leaf.shape, _dense(leaf), dtype=leaf.dtype, device=where)
+        base = _unexpanded(leaf)
+        return torch.empty_strided(base.shape, _strides(base), dtype=leaf.dtype, device=where)
 
 
-def _dense(leaf: torch.Tensor) -> tuple[int, ...]:
-    """Give the strides of a copy: the same layout, channels last for one, without what is expanded or overlaps."""
-    return torch.empty_like(leaf, device="meta").stride()
+def _unexpanded(leaf: torch.Tensor) -> torch.Tensor:
+    """Give a tensor with one of the equal elements along each dimension that it was expanded in."""
+    for dim, (size, stride) in enumerate(zip(leaf.shape, leaf.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            leaf = leaf.narrow(dim, 0, 1)
+    return leaf
+
+
+def _strides(leaf: torch.Tensor) -> tuple[int, ...]:
+    """Give the strides of a copy: its own, since compiled code is made for them (``tokens[:, :-1]``).
+
+    What overlaps, or is spread thinly over a large memory, gets those of a copy that torch makes.
+    """
+    span, apart = 1, leaf.numel() > 0
+    for stride, size in sorted(zip(leaf.stride(), leaf.shape, strict=True)):
+        apart = apart and (size == 1 or stride >= span)
+        span += stride * (size - 1)
+    small = span * leaf.element_size() <= _PADDED * leaf.nbytes + _SPARE_BYTES
+    return leaf.stride() if apart and small else torch.empty_like(leaf, device="meta").stride()
 
 
 class _Staged:

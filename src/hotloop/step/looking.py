@@ -20,7 +20,7 @@ from hotloop.step.survey import Obstacle, Survey, survey
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from hotloop.step.captured import Program
     from hotloop.step.loop import Loop
@@ -39,7 +39,8 @@ class Looking:
 
     def __init__(self, loop: Loop, runner: Runner, program: Program) -> None:
         self._loop, self._runner, self._program = loop, runner, program
-        self._python: dict[str, Any] | None = None
+        self._python: Mapping[str, Any] | None = None
+        self._watch: python_state.Watch | None = None
         self._objects: list[Any] = []
         self._moving: dict[str, int] = {}
 
@@ -148,10 +149,12 @@ class Looking:
                 program.holdings.found += found
                 self._runner.rescue.look_again()
 
-    def _reachable(self) -> dict[str, Any]:
+    def _reachable(self) -> Mapping[str, Any]:
         try:
             program = self._program
-            return python_state.reachable(program.step, program.holdings, program.ignore, self._objects)
+            if self._watch is None:
+                self._watch = python_state.Watch(program.step, program.holdings, program.ignore, self._objects)
+            return self._watch.now()
         except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
             return {f"Python state that cannot be looked at ({describe(error)})": self._loop.steps}
 
@@ -163,7 +166,7 @@ class Looking:
         """
         objects = python_state.objects_in(flatten(call)[0])
         if list(map(id, objects)) != list(map(id, self._objects)):
-            self._python = None  # another kind of call: what it reaches is not compared with this one's
+            self._python = self._watch = None  # another kind of call: what it reaches is not compared with this one's
         self._objects = objects
         before, self._python = self._python, self._reachable()
         obstacles = [

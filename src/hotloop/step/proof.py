@@ -428,12 +428,13 @@ def values_of(holdings: Holdings, result: Any, at_step: Mapping[str, torch.Tenso
     """Name everything that a step has made; the tensors are live."""
     leaves, structure = flatten(result)
     pairs = zip(names(structure, "result"), leaves, strict=True)
-    return {
-        **{name: one.detach() for name, one in pairs if isinstance(one, torch.Tensor)},
-        **{f"gradient of {name} at the optimizer step": one for name, one in at_step.items()},
-        **{f"gradient of {name}": one for name, one in holdings.gradients().items()},
-        **holdings.tensors(),
-    }
+    with holdings.still():
+        return {
+            **{name: one.detach() for name, one in pairs if isinstance(one, torch.Tensor)},
+            **{f"gradient of {name} at the optimizer step": one for name, one in at_step.items()},
+            **{f"gradient of {name}": one for name, one in holdings.gradients().items()},
+            **holdings.tensors(),
+        }
 
 
 def _as_left(values: Mapping[str, torch.Tensor | None], before: Snapshot) -> dict[str, torch.Tensor | None]:

@@ -27,21 +27,6 @@ def objects_in(leaves: Iterable[Any]) -> list[Any]:
     return [one for one in leaves if not isinstance(one, (torch.Tensor, *SCALARS))]
 
 
-def reachable(
-    step: Callable[..., Any], holdings: Holdings, ignore: Iterable[Any] = (), objects: Iterable[Any] = ()
-) -> dict[str, Any]:
-    """Give each value that the step can reach, by a name that its author recognises; values compare with ``==``.
-
-    Args:
-        step: the user's function.
-        holdings: the models, whose attributes are reachable however the step gets at them; optimizers, for their
-            hooks; and the other state.
-        ignore: objects of ours.
-        objects: arguments of the step that are no tensors or plain values.
-    """
-    return _look(step, holdings, ignore, objects).found
-
-
 def strange_buffers(
     step: Callable[..., Any], holdings: Holdings, ignore: Iterable[Any], objects: Iterable[Any]
 ) -> list[torch.Tensor]:
@@ -54,6 +39,8 @@ def strange_buffers(
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Name what differs, the names in the order of the later look."""
+    if before is after:
+        return []
     names = [*after, *(name for name in before if name not in after)]
     return [name for name in names if before.get(name, ABSENT) != after.get(name, ABSENT)]
 
@@ -89,13 +76,15 @@ class Watch:
     """Tells before each replay, in microseconds, whether what the step reads in Python is still what was captured.
 
     What a look around found is held in flat lists, which are compared by identity. Only where something is another
-    object is all of it looked at again: it may be an equal one, or nothing that the step reads.
+    object is all of it looked at again: it may be an equal one, or nothing that the step reads. From then on that look
+    is what counts.
 
     Args:
         step: the user's function.
-        holdings: what was given to the loop.
+        holdings: the models, whose attributes are reachable however the step gets at them; optimizers, for their
+            hooks; and the other state.
         ignore: objects of ours.
-        objects: arguments that are no tensors or plain values.
+        objects: arguments of the step that are no tensors or plain values.
     """
 
     def __init__(
@@ -106,18 +95,20 @@ class Watch:
 
     def changed(self) -> str:
         """Name something that differs from what was captured; empty where nothing does."""
+        before = self.found
+        return next(iter(differences(before, self.now())), "")
+
+    def now(self) -> Mapping[str, Any]:
+        """Give each value that the step can reach, by a name that its author recognises; values compare with ``==``."""
         with contextlib.suppress(Exception):  # an attribute that is gone, an object that cannot be asked: look again
             if self._same():
-                return ""
-        walk = self._look()
-        if names := differences(self._found, walk.found):
-            return names[0]
-        self._take(walk)
-        return ""
+                return self.found
+        self._take(self._look())
+        return self.found
 
     def _take(self, walk: Walk) -> None:
         """Hold what a look around found."""
-        self._found = walk.found
+        self.found: Mapping[str, Any] = walk.found
         tables = list({id(one): one for one in walk.tables}.values())
         self._empty, self._tables = [one for one in tables if not one], [one for one in tables if one]
         holders = [(holder, [key for key in holder if counts(key)]) for holder, counts in walk.holders]

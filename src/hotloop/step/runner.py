@@ -250,10 +250,12 @@ class Runner:
         """Say what a proof step means for the recording."""
         if changed := self.looking.changed_inside():
             self._decline(variant, changed[0])
-        elif not outcome.agrees and not (outcome.may_be_noise and variant.measure_again()):
+        elif not outcome.agrees and outcome.may_be_noise and variant.measure_again():
+            self.loop.decided(f"{self.name}: how far it is from itself is measured again: {outcome.why}", {})
+        elif not outcome.agrees:
             reason = f"a captured step does not agree with the step itself: {outcome.why}"
             self._decline_path(variant, Obstacle(reason, REPORT_IT))
-        elif outcome.agrees:
+        else:
             variant.agreed += 1
             if variant.agreed == proof.STEPS:
                 self._accept(variant, outcome)

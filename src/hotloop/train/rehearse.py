@@ -127,7 +127,7 @@ def _shared(one: Workload, other: Workload) -> Iterator[str]:
     """Name what two programs have in common of what a step, or reading batches, changes."""
     ours, theirs = one.holdings(), other.holdings()
     held = {id(tensor) for tensor in (*theirs.parameters().values(), *theirs.buffers().values())}
-    yield from (name for name, tensor in (ours.parameters() | ours.buffers()).items() if id(tensor) in held)
+    yield from (name for name, tensor in {**ours.parameters(), **ours.buffers()}.items() if id(tensor) in held)
     objects = {id(each) for each in (*theirs.optimizers.values(), *theirs.state)}
     yield from (f"a {type(each).__name__}" for each in (*ours.optimizers.values(), *ours.state) if id(each) in objects)
     generators = {id(each) for each in generators_of(other.batches)}
