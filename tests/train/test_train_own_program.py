@@ -14,7 +14,6 @@ from hotloop.train import checkpoint, configure, own_loop, start
 from hotloop.train.search import before, space
 from hotloop.train.within import Within
 
-
 PROGRAM = """
 import torch
 from torch.nn import functional as F
