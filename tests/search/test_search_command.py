@@ -20,7 +20,7 @@ from hotloop.cli import hpo as commands
 from hotloop.cli import report as reports
 from hotloop.errors import ConfigError, DataError, RunPrunedError, SearchStoppedError
 from hotloop.train import configure, fit, start
-from hotloop.train.search import document, supervise
+from hotloop.train.search import before, document, supervise
 from hotloop.train.search.study import Study
 from hotloop.train.search.told import Said, SearchBegan, TrialBegan, TrialEnded
 from hotloop.train.search.work import Worker
@@ -139,6 +139,9 @@ def test_a_record_of_a_pruned_run_says_so(tmp_path):
     assert found["metrics"]
 
 
+OWN = ["recipe=program.py:make", "hpo.space.training.num_epochs.int=[1,3]"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -148,9 +151,20 @@ def test_a_record_of_a_pruned_run_says_so(tmp_path):
         (["hpo.storage=nonsense"], r"hpo\.storage"),
         (["hpo.n_trials=0"], "at least 1"),
         (["run.folder=x"], r"hpo\.folder"),
-        (["recipe=program.py:make"], r"does not read training\.learning_rate, .*hpo\.space\.model\.dropout=null"),
-        (["recipe=program.py:make", "hpo.trial.data.sample_size=9"], r"does not read data\.sample_size=9"),
-        (["best"], "the folder of one study"),
+        (["recipe=program.py:make"], r"hpo\.space is empty: .*training\.num_epochs"),
+        (
+            ["recipe=program.py:make", "hpo.space.training.learning_rate.log=[1e-5,1e-3]"],
+            r"does not read training\.learning_rate, .*hpo\.space\.training\.learning_rate=null",
+        ),
+        (
+            [*OWN, "hpo.metric=mishits", "recipe.goal=min:mishits"],
+            r"would maximize mishits: set hpo\.direction=minimize",
+        ),
+        ([*OWN, "hpo.trial.data.sample_size=9"], r"does not read data\.sample_size=9"),
+        (["best"], r"runs/criteria/search holds no study"),
+        (["best", "recipe=digits", "hpo.name=mine"], r"runs/digits/mine holds no study"),
+        (["best", "--fast"], r"runs/criteria/fast holds no study"),
+        (["best", "here", "there"], "the folder of one study"),
         (["best", "nowhere"], "holds no study"),
     ],
 )
@@ -183,6 +197,15 @@ def test_fast_says_what_it_changes(tmp_path, run, monkeypatch):
         assert "In trials alone: training.checkpoint_every_steps=null training.num_epochs=3" in result.stderr
         assert "data.sample_size=2000" in result.stderr
     assert [one.hpo.name for one in seen] == ["fast", "fast"]
+
+
+@pytest.mark.parametrize("choice", [["focus"], ["program.py:make", "hpo.space.training.num_epochs.int=[1,3]"]])
+def test_fast_goes_with_recipes_that_read_no_sample(run, monkeypatch, tmp_path, choice):
+    seen = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(supervise, "search", lambda settings, tell: seen.append(settings) or _ended(settings))
+    assert "sample_size" not in run("hpo_fast", f"recipe={choice[0]}", *choice[1:]).stderr
+    before.check(seen[0])
 
 
 def _ended(settings):

@@ -169,6 +169,7 @@ def test_a_recipe_brings_its_objective_along(recipe, metric):
     [
         (["hpo.metric=loss"], "minimize"),
         (["hpo.metric=bits_per_byte"], "minimize"),
+        (["hpo.metric=mean_absolute_error"], "minimize"),
         (["hpo.metric=f1"], "maximize"),
         (["hpo.metric=loss", "hpo.direction=maximize"], "maximize"),
         (["recipe=language"], "minimize"),

@@ -22,9 +22,9 @@ from hotloop.errors import (
     TrainingFailedError,
 )
 from hotloop.train import failures
-from hotloop.train.search import document, nested, space
+from hotloop.train.search import document, nested, space, supervise
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
-from hotloop.train.search.told import TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
+from hotloop.train.search.told import SearchBegan, TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
 from hotloop.train.search.work import Worker
 
 
@@ -253,6 +253,55 @@ def test_a_worker_that_died_behind_its_trial_has_lost_nothing(open_study):
     assert study.take() is None
     assert states(study) == ["complete"]
     assert document.build(study, importances=False)["trials"][0]["value"] == 0.75
+
+
+def test_a_trial_whose_worker_died_is_not_over_when_the_same_command_begins(open_study):
+    study = open_study(hpo__n_trials=4)
+    study.finish(study.take(), Outcome("complete", 0.75))
+    study.finish(study.take(), Outcome("interrupted", cause="interrupted"))
+    study.take()  # of a worker that lives
+    study.take().trial.set_user_attr(WORKER, dead(None))
+    again = open_study(hpo__n_trials=4, since=None)
+    assert supervise._began(again) == SearchBegan(4, 1, {"number": 0, "value": 0.75, "values": {}})
+    assert (again.left(), again.take().number) == (2, 2)
+
+
+def test_an_outcome_that_an_earlier_study_left_is_nobodys(open_study, tmp_path):
+    write_outcome(tmp_path / "study" / "trials" / "0000", Outcome("complete", 0.75))
+    study = open_study(hpo__n_trials=1)
+    study.take().trial.set_user_attr(WORKER, dead(None))
+    assert study.take().attempt == 2
+    assert states(study)[0] == "died"
+
+
+def test_a_folder_has_the_trials_of_one_study(open_study, compose, tmp_path):
+    document.write(open_study(hpo__n_trials=1))
+    document.check_folder(compose(), tmp_path / "study")
+    with pytest.raises(
+        ConfigError, match=r"holds the study criteria/search, and this is criteria/other: .*hpo\.folder"
+    ):
+        document.check_folder(compose(hpo__name="other"), tmp_path / "study")
+
+
+@pytest.mark.parametrize("storage", ["null", "sqlite:///{}/elsewhere.db"])
+def test_a_file_that_is_deleted_takes_no_trial_and_nothing_that_is_known(open_study, compose, tmp_path, storage):
+    storage = storage.format(tmp_path)
+    study = open_study(hpo__storage=storage)
+    assert study.finish(study.take(), Outcome("complete", 0.75))
+    document.write_settings(study.settings, study.folder)
+    document.write(study)
+    kept = (study.folder / document.FILE).read_text()
+    for file in (*study.folder.glob("study.db*"), *tmp_path.glob("elsewhere.db*")):
+        file.unlink()
+    study.storage.patiently = lambda what, say: what()
+    with pytest.raises(SearchStoppedError, match=r"does not answer.*not there any more.*the same command goes on"):
+        study.take()
+    with pytest.raises(SearchStoppedError, match=r"has the 1 trials .*put it back"):
+        document.check_folder(compose(hpo__storage=storage), study.folder)
+    found, note = document.refresh(study.folder)
+    assert "put it back" in note
+    assert (found["best"], document.best_values(found)) == (0, {})
+    assert (study.folder / document.FILE).read_text() == kept
 
 
 def test_whoever_died_while_taking_leaves_the_trial_open(open_study):

@@ -9,6 +9,7 @@ from hotloop.errors import ConfigError
 from hotloop.events import Fallback, Unavailable
 from hotloop.fallback import emulation
 from hotloop.observe import NOBODY, collector
+from hotloop.report import view
 from hotloop.testing import cudagraph_emulation
 from hotloop.train import compiling, configure, rehearse
 from hotloop.train.rehearse import Rehearsal
@@ -58,6 +59,17 @@ def test_the_eager_steps_can_be_left_out(tmp_path, train, capsys):
     train(**ON, compile__preset="aot_eager", training__max_steps=2, compile__measure_eager_steps=0)
     assert [entry["running"] for entry in record.load(tmp_path / "run")["steps"]] == ["aot_eager"] * 2
     assert lines(capsys)[-1] == "[torch.compile] Model compiled with graph optimization (aot_eager)"
+
+
+def test_a_run_that_ends_before_its_compile_says_that_it_ran_otherwise_than_asked(tmp_path, train, capsys):
+    train(**ON, compile__preset="aot_eager", training__max_steps=2)
+    why = "compile.measure_eager_steps=3 has the first steps run eager, and there were 2"
+    document = record.load(tmp_path / "run")
+    model, loss = document["components"]["model"], document["components"]["loss"]
+    assert (model["requested"], model["running"], model["causes"][0]["reason"]) == ("aot_eager", "none", why)
+    assert (loss["requested"], loss["causes"]) == ("none", [])
+    assert not view.build(document).components[0].as_asked
+    assert lines(capsys)[-1] == f"[torch.compile] Not compiled: {why}"
 
 
 def test_components_have_presets_of_their_own_for_training_and_inference(tmp_path, train):

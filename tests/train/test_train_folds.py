@@ -114,7 +114,10 @@ def test_a_fold_with_one_label_only_is_told_before_any_work(settings, tmp_path):
     path = tmp_path / "lopsided.csv"  # both positives in one group: of three folds, two hold out negatives alone
     rows = ["a,b,1,g0", "c,d,1,g0", *(f"e{i},f,0,g{i}" for i in range(1, 12))]
     path.write_text(HEADER + "\n".join(rows))
-    with pytest.raises(DataError, match=r"has only pairs with label [01].*lower kfold\.n_splits \(it is 3\)"):
+    with pytest.raises(
+        DataError,
+        match=r"side of fold \d of kfold\.n_splits=3 has only pairs with label [01].*lower kfold\.n_splits \(it is 3\)",
+    ):
         folds.examine(settings(data__path=path, kfold__n_splits=3), criteria.sides)
 
 

@@ -153,3 +153,24 @@ def test_a_search_that_goes_on_counts_what_is_over_already(study):
     progress.hear(ended(5))
     assert progress.done == 6
     assert progress.headline().startswith("digits-lr: 6 of 12 trials over")
+
+
+def test_the_best_of_an_earlier_command_is_the_best_until_there_is_a_better_one(study):
+    progress, _ = study
+    best = {"number": 3, "value": 0.9, "values": {"training.learning_rate": 0.001}}
+    progress.hear({"kind": "SearchBegan", "total": 12, "over": 5, "best": best})
+    assert progress.best_line() == "best accuracy 0.9000 in trial 3: learning_rate 0.001"
+    for number, value in ((5, 0.8), (6, 0.95)):
+        progress.hear(began(number, 1))
+        progress.hear(ended(number, value=value))
+        assert progress.best.value == max(0.9, value)
+    assert progress.done == 7
+
+
+def test_a_trial_whose_worker_died_runs_no_more_once_another_has_its_place(study):
+    progress, _ = study
+    progress.hear(began(0, 1))
+    progress.hear(began(1, 2))
+    progress.hear(began(2, 1))
+    assert [(one.number, one.worker) for one in progress.running] == [(2, 1), (1, 2)]
+    assert progress.done == 0

@@ -14,8 +14,6 @@ from hotloop.train import checkpoint, configure, own_loop, start
 from hotloop.train.search import before, space
 from hotloop.train.within import Within
 
-USUAL = ("learning_rate", "weight_decay", "warmup_fraction", "batch_size")
-
 PROGRAM = """
 import torch
 from torch.nn import functional as F
@@ -160,12 +158,12 @@ def test_what_a_program_compiles_is_shared_and_counted_for_the_runs_that_follow(
 
 def test_a_search_over_what_a_program_decides_itself_is_told(tmp_path, train):
     own = [f"recipe={tmp_path / 'program.py'}:make", "hpo.metric=accuracy"]
+    rates = [f"hpo.space.{one}.float=[0.1,0.2]" for one in ("training.learning_rate", "model.dropout")]
     with pytest.raises(ConfigError, match=r"does not read training\.learning_rate, .*hpo\.space\.model\.dropout=null"):
-        before.check(configure.load([*own, f"hpo.folder={tmp_path / 'study'}"]))
-    none = [f"hpo.space.{one}=null" for one in ("model.dropout", *(f"training.{one}" for one in USUAL))]
+        before.check(configure.load([*own, *rates, f"hpo.folder={tmp_path / 'study'}"]))
     with pytest.raises(ConfigError, match=r"hpo\.space is empty: .* such as training\.num_epochs"):
-        space.parse(configure.load([*own, *none]))
-    found = space.parse(configure.load([*own, *none, "hpo.space.training.num_epochs.int=[1,3]"]))
+        space.parse(configure.load(own))
+    found = space.parse(configure.load([*own, "hpo.space.training.num_epochs.int=[1,3]"]))
     assert [one.name for one in found.searched] == ["training.num_epochs"]
 
 

@@ -19,8 +19,9 @@ BEST = "best"
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[SETTING=VALUE]... | best STUDY",
-        help="Settings, such as hpo.sampler=gp; or best and a study's folder, to print and write its best settings.",
+        metavar="[SETTING=VALUE]... | best [STUDY]",
+        help="Settings, such as hpo.sampler=gp; or best, to print and write the best settings of a study, which is "
+        "named by its folder or by the settings of its search.",
     ),
 ]
 Trials = Annotated[int | None, typer.Option("--n-trials", metavar="N", help="Trials in all: hpo.n_trials.")]
@@ -52,13 +53,12 @@ def hpo(  # noqa: PLR0913, PLR0917 - options of the command line
     best settings, and writes them as best.yaml for `hotloop train --config`.
     """
     given = list(arguments or [])
+    named = {"hpo": "fast" if fast else None, "hpo.n_trials": n_trials, "hpo.workers": workers}
+    options = [f"{name}={value}" for name, value in named.items() if value is not None]
     if given[:1] == [BEST]:
-        _best(given[1:], as_json=as_json)
+        _best(_folder(given[1:], options, config), as_json=as_json)
         return
-    options = {"hpo": "fast" if fast else None, "hpo.n_trials": n_trials, "hpo.workers": workers}
-    _search(
-        [*given, *(f"{name}={value}" for name, value in options.items() if value is not None)], config, as_json=as_json
-    )
+    _search([*given, *options], config, as_json=as_json)
 
 
 def hpo_fast(
@@ -106,7 +106,7 @@ def _announce(settings: Settings) -> None:
     varied = searched.searched
     typer.echo(f"Search {hpo.folder}: {hpo.n_trials} trials by {hpo.sampler}, pruner {hpo.pruner}", err=True)
     typer.echo(f"Objective: {hpo.towards} {hpo.metric}. Searched: {', '.join(one.name for one in varied)}", err=True)
-    changed = [space.override(name, value) for name, value in space.flat(hpo.trial)]
+    changed = [space.override(name, value) for name, value in space.trial_changes(settings).items()]
     if changed:
         typer.echo(f"In trials alone: {' '.join(changed)}", err=True)
     if settings.training.optimization.use_torch_compile is not False:
@@ -128,13 +128,29 @@ def _say_end(status: str, folder: Path, document: dict[str, object]) -> None:
     typer.echo(f"Report: hotloop report {folder}")
 
 
-def _best(given: list[str], *, as_json: bool) -> None:
+def _folder(given: list[str], options: list[str], config: Path | None) -> Path:
+    """Give the study's folder: as it is named, or that of the search which the settings are of.
+
+    Raises:
+        ConfigError: several are named.
+    """
+    from hotloop.train import configure  # noqa: PLC0415 - as in _search
+
+    places = [one for one in given if "=" not in one or Path(one).is_dir()]
+    if not places:
+        return Path(configure.load([*given, *options], config).hpo.folder)
+    if len(given) > 1:
+        raise ConfigError(
+            "hotloop hpo best: expected the folder of one study, such as runs/criteria/search, or the settings of its "
+            "search, such as recipe=digits"
+        )
+    return Path(places[0])
+
+
+def _best(folder: Path, *, as_json: bool) -> None:
     from hotloop.train import configure  # noqa: PLC0415 - as in _search
     from hotloop.train.search import document  # noqa: PLC0415
 
-    if len(given) != 1:
-        raise ConfigError("hotloop hpo best: expected the folder of one study, such as runs/criteria/search")
-    folder = Path(given[0])
     found, note = document.refresh(folder)
     settings, path = document.write_best(folder, found)
     if note:

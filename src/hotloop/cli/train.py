@@ -61,9 +61,9 @@ def evaluate(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="checkpoint=FILE|run=FOLDER [fold=N] [SETTING=VALUE]...",
+            metavar="checkpoint=FILE|run=FOLDER|fold=N [SETTING=VALUE]...",
             help="What to judge: a checkpoint, a run by its folder (its best checkpoint), or the folds of a "
-            "cross-validation, all or one; then changed settings.",
+            "cross-validation, all or one (fold=N without run= is of the newest in runs/); then changed settings.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
@@ -95,6 +95,8 @@ def _study(arguments: list[str]) -> tuple[Path | None, int | None, list[str]]:
     """Give the cross-validation that is meant, which fold of it, and the overrides; no folder where none is meant."""
     runs = [Path(one.removeprefix("run=")) for one in arguments if one.startswith("run=")]
     wanted = [one.removeprefix("fold=") for one in arguments if one.startswith("fold=")]
+    if wanted and not any(one.startswith(("run=", "checkpoint=")) for one in arguments):
+        runs = _newest_study()
     several = len(runs) == 1 and folds.is_cross_validation(runs[0])
     if wanted and not several:
         raise ConfigError(
@@ -103,6 +105,12 @@ def _study(arguments: list[str]) -> tuple[Path | None, int | None, list[str]]:
         )
     rest = [one for one in arguments if not one.startswith(("run=", "fold="))]
     return (runs[0], kfold.parse_fold(wanted[-1]) if wanted else None, rest) if several else (None, None, rest)
+
+
+def _newest_study() -> list[Path]:
+    """Give the folder of the cross-validation in ``runs/`` that was at work last; none where none is there."""
+    found = sorted(Path("runs").glob(f"*/*/{folds.DOCUMENT}"), key=lambda path: path.stat().st_mtime)
+    return [path.parent for path in found[-1:]]
 
 
 def _chosen(arguments: list[str]) -> tuple[Path, list[str]]:

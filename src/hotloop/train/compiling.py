@@ -177,12 +177,7 @@ class Compiling:
             return
         self._say(f"{PREFIX} Compilation failed: {names} is not safe here: {reason}. Running in eager mode.")
         self.chosen = safe
-        for name, (training, inference) in changed.items():
-            cause = {"reason": reason, "stage": "harness", "file": None, "line": None, "source": "", "hint": _TRY}
-            self._left_eager[name] = {
-                "requested": training.name, "inference": inference.name, "running": "none", "state": "eager",
-                "causes": [cause],
-            }  # fmt: skip
+        self._left_eager |= {name: _left(both, reason, _TRY) for name, both in changed.items()}
 
     def after_step(self, seconds: float, tokens: int, events: Sequence[Event]) -> None:
         """Take note of a step: its time, how many tokens it had with padding, and what was observed in it."""
@@ -212,10 +207,11 @@ class Compiling:
         return contextlib.nullcontext()
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Give each component's status as plain data; those that are not compiled say that nobody asked."""
+        """Give each component's status as plain data; those that are not compiled say that nobody asked, or why not."""
         found = hotloop.status(self.parts).components if self.applied else {}
         eager = {"requested": "none", "running": "none", "state": "eager", "causes": []}
-        left = {name: self._left_eager.get(name, eager) for name in self.parts}
+        waiting = {} if self.applied else {name: _left(both, self._not_yet(), "") for name, both in self.chosen.items()}
+        left = {name: self._left_eager.get(name, waiting.get(name, eager)) for name in self.parts}
         return {name: found[name].to_dict() if name in found else left[name] for name in self.parts}
 
     @property
@@ -234,7 +230,12 @@ class Compiling:
 
     def summary(self) -> list[str]:
         """Give what is to be said at the end beside each component's status."""
-        return []
+        return [] if self.applied or not self.chosen else [f"Not compiled: {self._not_yet()}"]
+
+    def _not_yet(self) -> str:
+        """Say why nothing is compiled in a run as short as this one is by now."""
+        first, done = self.settings.compile.measure_eager_steps, self._done_before + len(self._eager)
+        return f"compile.measure_eager_steps={first} has the first steps run eager, and there were {done}"
 
     def state_dict(self) -> dict[str, Any] | None:
         """Give what a checkpoint keeps: nothing, since all of it follows from the number of steps."""
@@ -289,6 +290,22 @@ class Compiling:
             return training.name if training.backend != "eager" else f"{inference.name}, in inference alone"
 
         return ", ".join(f"{name} ({named(*both)})" for name, both in self.chosen.items())
+
+
+def _left(both: tuple[Preset, Preset], reason: str, hint: str) -> dict[str, Any]:
+    """Give the status of a component that was to be compiled and runs eager."""
+    cause = {
+        "reason": reason,
+        "stage": "harness" if hint else "",
+        "file": None,
+        "line": None,
+        "source": "",
+        "hint": hint,
+    }
+    training, inference = both
+    return {
+        "requested": training.name, "inference": inference.name, "running": "none", "state": "eager", "causes": [cause],
+    }  # fmt: skip
 
 
 def _parameters(parts: Mapping[str, Any]) -> Iterator[torch.nn.Parameter]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hotloop.errors import DataError
 from hotloop.train.coerce import nearest
-from hotloop.train.folds import remedy, split_rows
+from hotloop.train.folds import remedy, split_rows, where
 from hotloop.train.pairs import Pair, Split, sample
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ def split(settings: DataSettings, seed: int, kfold: KfoldSettings | None = None)
     groups, labels = [pair.group for pair in pairs], [pair.label for pair in pairs]
     train, held_out = split_rows(groups, labels, fraction=settings.validation_fraction, seed=seed, kfold=kfold)
     notes = (f"left out {listing}",) if bad else ()
-    return Split(tuple(pairs[i] for i in train), tuple(pairs[i] for i in held_out), notes).checked(remedy(kfold))
+    return Split(tuple(pairs[i] for i in train), tuple(pairs[i] for i in held_out), notes).checked(
+        remedy(kfold), where(kfold)
+    )
 
 
 def read(settings: DataSettings) -> tuple[list[Pair], list[BadRow]]:

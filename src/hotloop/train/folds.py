@@ -148,6 +148,16 @@ def remedy(kfold: KfoldSettings | None) -> str:
     return f"another run.seed, or a lower kfold.n_splits (it is {kfold.n_splits}){inner}"
 
 
+def where(kfold: KfoldSettings | None) -> str:
+    """Name the split that settings mean: a fold, a fold's inner one, or the only one."""
+    if kfold is None or kfold.fold is None:
+        return "the split"
+    fold = f"fold {kfold.fold} of kfold.n_splits={kfold.n_splits}"
+    if kfold.inner_fold is None:
+        return fold
+    return f"inner fold {kfold.inner_fold} of kfold.inner_splits={kfold.inner_splits} within {fold}"
+
+
 def of_fold(settings: Settings, fold: int) -> Settings:
     """Give the settings of the ordinary run that holds out one fold."""
     kfold = dataclasses.replace(settings.kfold, fold=fold, inner_trials=None)
@@ -183,10 +193,10 @@ def examine(settings: Settings, sides: Callable[[Settings], Sides]) -> list[Side
     found = []
     for fold in range(many):
         one = of_fold(settings, fold)
-        found.append(_checked(sides(one), f"fold {fold} of kfold.n_splits={many}", "kfold.n_splits"))
-        for inner in range(settings.kfold.inner_splits if settings.kfold.inner_trials else 0):
-            where = f"inner fold {inner} of kfold.inner_splits={settings.kfold.inner_splits} within fold {fold}"
-            _checked(sides(of_inner_fold(one, inner)), where, "kfold.inner_splits")
+        found.append(_checked(sides(one), where(one.kfold), "kfold.n_splits"))
+        for number in range(settings.kfold.inner_splits if settings.kfold.inner_trials else 0):
+            inner = of_inner_fold(one, number)
+            _checked(sides(inner), where(inner.kfold), "kfold.inner_splits")
     held = collections.Counter(group for one in found for group in set(one.validation.groups))
     twice = sorted(group for group, times in held.items() if times > 1)
     if twice:

@@ -9,7 +9,7 @@ import warnings
 from collections import defaultdict
 from typing import TYPE_CHECKING, Literal
 
-from hotloop.train.folds import remedy, split_rows
+from hotloop.train.folds import remedy, split_rows, where
 from hotloop.train.optional import require
 from hotloop.train.pairs import Pair, Split, sample
 
@@ -78,7 +78,7 @@ def split(
     notes = [f"ICD-10-CM: {len(drawn)} inclusion terms, a {negatives} negative for each"]
     if lost:
         notes.append(f"{lost} terms left out: no other description to draw a {negatives} negative from on their side")
-    return Split(tuple(made[0]), tuple(made[1]), tuple(notes)).checked(remedy(kfold))
+    return Split(tuple(made[0]), tuple(made[1]), tuple(notes)).checked(remedy(kfold), where(kfold))
 
 
 def _pairs(side: Sequence[Term], negatives: str, generator: random.Random) -> list[Pair]:

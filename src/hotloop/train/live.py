@@ -62,9 +62,16 @@ class Progress:
         self.trials: dict[int, Trial] = {}
         self.earlier = 0
         """Trials that an earlier command finished, of which no event came."""
+        self.earlier_best: Trial | None = None
 
     def began(self, number: int, worker: int, values: Mapping[str, Any], attempt: int = 1) -> None:
-        """Note that a worker took a trial; a second attempt takes the place of the first."""
+        """Note that a worker took a trial; a second attempt takes the place of the first.
+
+        A worker has one trial at a time: what else runs under its number is of one that died and was replaced.
+        """
+        for one in self.running:
+            if one.worker == worker:
+                one.state = "interrupted"
         self.trials[number] = Trial(number, dict(values), worker, self._clock(), attempt)
 
     def reported(self, number: int, value: float) -> None:
@@ -83,6 +90,10 @@ class Progress:
         kind = event.get("kind")
         if kind == "SearchBegan":
             self.total, self.earlier = event["total"], event["over"]
+            if best := event.get("best"):
+                self.earlier_best = Trial(
+                    best["number"], best["values"], 0, self._clock(), state="complete", value=best["value"]
+                )
         elif kind == "TrialBegan":
             self.began(event["number"], event["worker"], event["values"], event.get("attempt", 1))
         elif kind == "TrialReported":
@@ -107,8 +118,9 @@ class Progress:
 
     @property
     def best(self) -> Trial | None:
-        """The best complete trial of this command."""
-        complete = [one for one in self.over if one.state == "complete" and one.value is not None]
+        """The best complete trial, of this command or of an earlier one."""
+        known = [self.earlier_best, *self.over] if self.earlier_best else self.over
+        complete = [one for one in known if one.state == "complete" and one.value is not None]
         choose = max if self.maximize else min
         return choose(complete, key=lambda one: one.value or 0.0, default=None)
 

@@ -35,11 +35,14 @@ class Split:
     validation: tuple[Pair, ...]
     notes: tuple[str, ...] = ()
 
-    def checked(self, remedy: str = "another run.seed, or a larger data.validation_fraction") -> Split:
+    def checked(
+        self, remedy: str = "another run.seed, or a larger data.validation_fraction", where: str = "the split"
+    ) -> Split:
         """Give the split itself once both sides hold both labels and no group is on both.
 
         Args:
             remedy: what to change besides the number of pairs.
+            where: what is split, such as a fold.
 
         Raises:
             DataError: a side is too small to learn or to judge by.
@@ -49,7 +52,7 @@ class Split:
             if labels != {0, 1}:
                 held = f"only pairs with label {labels.pop()}" if labels else "no pairs"
                 raise DataError(
-                    f"the {name} side of the split has {held}: both labels are needed on both sides. "
+                    f"the {name} side of {where} has {held}: both labels are needed on both sides. "
                     f"Use more pairs or more groups, {remedy}"
                 )
         both = {pair.group for pair in self.train} & {pair.group for pair in self.validation}

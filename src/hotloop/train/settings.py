@@ -271,7 +271,7 @@ class KfoldSettings:
             )
 
 
-LOW_IS_GOOD = ("loss", "perplexity", "bits")
+LOW_IS_GOOD = ("loss", "perplexity", "bits", "error", "mse", "mae", "nll", "entropy")
 """Words in the names of metrics of which a low one is good."""
 
 

@@ -22,6 +22,7 @@ def check(settings: Settings) -> None:
         DataError: a file of pairs that cannot be read, or split as the settings say.
     """
     searched = space.parse(settings).searched
+    _check_direction(settings)
     space.check_trial(settings)
     trial = settings_of(settings, {}, Path(settings.hpo.folder, "trials", "0000"))
     recipe = configure.recipe_choice(settings.recipe.name)
@@ -39,3 +40,18 @@ def check(settings: Settings) -> None:
         for fold in folds_of(trial) or [{}]:
             one = changed(trial, fold)
             csv_pairs.split(one.data, one.run.seed, one.kfold)
+
+
+def _check_direction(settings: Settings) -> None:
+    """Refuse a search for the worst: a metric that ``recipe.goal`` wants otherwise than the search does.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    goal, hpo = settings.recipe.goal, settings.hpo
+    wanted, _, metric = (goal or "").partition(":")
+    meant = {"max": "maximize", "min": "minimize"}.get(wanted)
+    if metric == hpo.metric and meant and meant != hpo.towards:
+        raise ConfigError(
+            f"recipe.goal={goal}, and this search would {hpo.towards} {hpo.metric}: set hpo.direction={meant}"
+        )

@@ -7,19 +7,18 @@ import json
 import math
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, SearchStoppedError
 from hotloop.train import configure
 from hotloop.train.optional import require
 from hotloop.train.search import space
-from hotloop.train.search.storage import masked
+from hotloop.train.search.storage import default_url, masked
 from hotloop.train.search.study import ATTEMPT, CAUSE, NUMBER, WORKER, Study, how_ended, name
 from hotloop.train.search.trial import best_settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import optuna
 
     from hotloop.train.settings import Settings
@@ -52,7 +51,7 @@ def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
             one.name: {"kind": one.kind, "values": list(one.values), "step": one.step, "when": one.when}
             for one in searched
         },
-        "trial_settings": dict(space.flat(settings.hpo.trial)),
+        "trial_settings": space.trial_changes(settings),
         "best": None if best is None else best.user_attrs[NUMBER],
         "importances": _importances(study) if importances else {},
         "trials": [_attempt(one) for one in attempts if NUMBER in one.user_attrs],
@@ -74,6 +73,33 @@ def write(study: Study, *, importances: bool = True) -> dict[str, Any]:
         if found["best"] is not None:
             _replace(study.folder / BEST, configure.to_yaml(best_settings(study.settings, best_values(found))))
     return found
+
+
+def check_folder(settings: Settings, folder: Path) -> None:
+    """Refuse a folder whose trials are of another study, or of one that its storage has lost.
+
+    Raises:
+        ConfigError: another study is kept there.
+        SearchStoppedError: its document has trials, and SQLite's file is gone; a new one would have them run again.
+    """
+    try:
+        found = read(folder)
+    except ConfigError:
+        return  # nothing is there, or nothing that anybody can read
+    if found["name"] != name(settings):
+        raise ConfigError(
+            f"hpo.folder={folder} holds the study {found['name']}, and this is {name(settings)}: their trials would be "
+            "in the same folders. Name a folder of its own: hpo.folder=..."
+        )
+    url = settings.hpo.storage or default_url(folder)
+    file = Path(url.removeprefix("sqlite:///").partition("?")[0])
+    own = settings.hpo.storage is None and found["storage"].startswith("sqlite:///")  # also where it was moved
+    same = own or (url.startswith("sqlite:///") and found["storage"] == masked(url))
+    if same and found["trials"] and not file.is_file():
+        raise SearchStoppedError(
+            f"{file} is not there any more, and has the {len(found['trials'])} trials that {folder / FILE} tells of: "
+            "put it back, and the same command goes on; or search anew in another folder, hpo.folder=..."
+        )
 
 
 def write_settings(settings: Settings, folder: Path) -> None:
@@ -115,6 +141,7 @@ def refresh(folder: Path) -> tuple[dict[str, Any], str]:
         raise ConfigError(f"{folder} holds no study: expected the folder of a search, with {SETTINGS} in it")
     settings = configure.load(config=folder / SETTINGS)
     try:
+        check_folder(settings, folder)
         study = Study(settings, folder, lambda _: None, since=0)
     except SearchStoppedError as error:
         found = read(folder)

@@ -67,6 +67,7 @@ def nested(
     """
     settings = check(settings)
     hpo = dataclasses.replace(settings.hpo, folder=str(folder), n_trials=trials, keep_checkpoints="none")
+    document.check_folder(settings, folder)
     study = Study(dataclasses.replace(settings, hpo=hpo), folder, say)
 
     def tell(what: told.Told) -> None:

@@ -139,6 +139,11 @@ def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield name, value
 
 
+def trial_changes(settings: Settings) -> dict[str, Any]:
+    """Give what of ``hpo.trial`` is not as the run's own settings have it, by dotted name."""
+    return {name: value for name, value in flat(settings.hpo.trial) if value != _value(name, {}, settings)}
+
+
 def check_trial(settings: Settings) -> None:
     """Check ``hpo.trial``.
 

@@ -40,7 +40,7 @@ class Storage:
     def __init__(self, url: str | None, folder: Path, heartbeat_seconds: int) -> None:
         self._optuna: Any = require("optuna", "hotloop hpo", "search")
         self._sql: Any = require("sqlalchemy", "hotloop hpo", "search")
-        url = url or f"sqlite:///{folder.resolve() / FILE}"
+        url = url or default_url(folder)
         try:
             parsed = self._sql.engine.make_url(url)
         except self._sql.exc.ArgumentError as error:
@@ -146,8 +146,15 @@ class Storage:
 
     @contextlib.contextmanager
     def _sqlite_turn(self) -> Iterator[None]:
-        """Hold the lock of a file beside the study's."""
+        """Hold the lock of a file beside the study's.
+
+        Raises:
+            sqlite3.Error: nobody gave it back for a minute, or the study's file was deleted.
+        """
         assert self._file is not None
+        # Open connections would write into what nobody can read any more, without an error.
+        if not self._file.is_file():
+            raise sqlite3.OperationalError("its file is not there any more")
         with turn(self._file.with_name(f"{self._file.name}.turn")):
             yield
 
@@ -165,6 +172,11 @@ class Storage:
             finally:
                 with contextlib.suppress(*self.errors):
                     connection.rollback()
+
+
+def default_url(folder: Path) -> str:
+    """Give the URL of the file that a study has in its own folder."""
+    return f"sqlite:///{folder.resolve() / FILE}"
 
 
 def masked(url: str) -> str:

@@ -133,6 +133,17 @@ class Study:
         by_number = _by_number(self.trials())
         return sum(self._open(by_number.get(number, ())) for number in range(self.settings.hpo.n_trials))
 
+    def over(self) -> int:
+        """Count the trials that are over, once those whose worker died are given up."""
+        with self.storage.turn():
+            self._give_up_dead()
+        done = [
+            attempts
+            for number, attempts in _by_number(self.trials()).items()
+            if number < self.settings.hpo.n_trials and not self._open(attempts)
+        ]
+        return sum(all(one.state.is_finished() for one in attempts) for attempts in done)
+
     def _take(self) -> Taken | None:
         with self.storage.turn():
             self._give_up_dead()
@@ -152,9 +163,12 @@ class Study:
             if NUMBER not in trial.user_attrs:
                 trial.set_user_attr(NUMBER, number)
             self.storage.beat(trial._trial_id)  # noqa: SLF001 - storages know trials by nothing else
+            attempt = trial.user_attrs.get(ATTEMPT, 1)
+            folder = trial_folder(self.folder, number, attempt)
+            # One that is there is of a study whose storage is gone, or another: should this worker die, it is not ours.
+            (folder / OUTCOME).unlink(missing_ok=True)
             trial.set_user_attr(WORKER, record.this_process())
-        attempt = trial.user_attrs.get(ATTEMPT, 1)
-        return Taken(number, attempt, trial, trial_folder(self.folder, number, attempt))
+        return Taken(number, attempt, trial, folder)
 
     def _next(self, trials: Attempts) -> tuple[int | None, Attempts]:
         """Choose the first trial that is neither over nor running, with its attempts so far."""
@@ -215,7 +229,8 @@ class Study:
         if other:
             raise ConfigError(
                 f"the study {name(self.settings)} in {self.storage.shown} was begun with other settings: "
-                f"{'; '.join(other)}. Go on with those, or name another study: hpo.name=..."
+                f"{'; '.join(other)}. Go on with those, or name another study, in a folder of its own: "
+                "hpo.name=... hpo.folder=..."
             )
 
 

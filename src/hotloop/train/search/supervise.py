@@ -19,7 +19,7 @@ from hotloop.errors import SearchStoppedError
 from hotloop.train import configure
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.search import before, document, told
-from hotloop.train.search.study import Study
+from hotloop.train.search.study import NUMBER, Study
 from hotloop.train.search.told import Said, SearchBegan, Tell, TrialBegan, TrialEnded
 from hotloop.train.search.trial import train
 from hotloop.train.search.worker import DONE, INTERRUPTED, REPLACE, STOPPED, Job
@@ -62,12 +62,13 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
         objective: ``module:function`` that runs a trial.
 
     Raises:
-        ConfigError: settings that cannot be used; nothing was started or written then.
+        ConfigError: settings that cannot be used, or another study's folder; nothing was started or written then.
         DataError: data that cannot be used; the same.
         SearchStoppedError: every trial fails, the storage is gone, or workers die one after another.
     """
     before.check(settings)
     folder = Path(settings.hpo.folder)
+    document.check_folder(settings, folder)
     study = Study(settings, folder, lambda line: tell(Said(line)))
     with contextlib.ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt())
@@ -76,8 +77,9 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
         stack.callback(supervisor.end_all)
         try:
             document.write_settings(settings, folder)
+            began = _began(study)
             document.write(study, importances=False)
-            tell(SearchBegan(settings.hpo.n_trials, settings.hpo.n_trials - study.left()))
+            tell(began)
             status = supervisor.run(interrupt)
         except study.storage.errors as error:
             raise study.storage.gone(error) from error
@@ -215,6 +217,15 @@ class _Supervisor:
             except subprocess.TimeoutExpired:
                 one.process.kill()
                 one.process.wait()
+
+
+def _began(study: Study) -> SearchBegan:
+    """Say what is over already, and what is the best of it."""
+    over, best = study.over(), study.best()
+    about = None
+    if best is not None:
+        about = {"number": best.user_attrs[NUMBER], "value": best.value, "values": dict(best.params)}
+    return SearchBegan(study.settings.hpo.n_trials, over, about)
 
 
 def _ask(one: _Process) -> None:

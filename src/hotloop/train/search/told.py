@@ -9,10 +9,14 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class SearchBegan:
-    """A command began, or went on with, a search of so many trials, of which some are over already."""
+    """A command began, or went on with, a search of so many trials, of which some are over already.
+
+    ``best`` has ``number``, ``value`` and ``values`` of the best of those; None where none is complete.
+    """
 
     total: int
     over: int
+    best: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
