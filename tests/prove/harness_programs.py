@@ -101,6 +101,18 @@ def failing():
     return Program(call=call).workload()
 
 
+def without_room():
+    """Only the compiled program finds no memory."""
+
+    def call(model, x):
+        output = model(x)
+        if any(one.state == "compiled" for one in hotloop.status(model).components.values()):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return output
+
+    return Program(call=call).workload()
+
+
 class Score(nn.Module):
     """Scores that are only ever compared: the bias is in all of them alike, and its gradient is all rounding."""
 

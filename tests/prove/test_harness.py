@@ -178,6 +178,14 @@ def test_what_the_program_raises_is_the_users():
         hotloop.harness(programs.failing)
 
 
+def test_memory_that_is_too_small_for_both_programs_is_no_fault_of_the_compilers():
+    [finding] = hotloop.harness(programs.without_room).findings
+    assert finding.fails
+    assert "OutOfMemoryError: CUDA out of memory" in finding.what
+    assert "holds the program twice" in finding.remedy
+    assert "bug" not in finding.remedy
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from hotloop.prove.harness_program import Subject
 
 _REPORT_IT = "train without this preset, and report it: this is a bug of the compiler's or of ours"
+_NO_ROOM = (
+    "the harness holds the program twice, eager and compiled: run it where nothing else uses the GPU, or on a smaller "
+    "batch; what a memory that is too small leaves unproven is not safe"
+)
 
 
 @dataclasses.dataclass
@@ -143,7 +147,8 @@ class Lockstep:
             raise _WrongError(Finding(kind="held", what=f"{what}: {error}")) from error
         except Exception as error:
             said = f"{what} raised where eager does not: {type(error).__name__}: {error}"
-            raise _WrongError(Finding(kind="error", what=said, remedy=_REPORT_IT)) from error
+            remedy = _NO_ROOM if isinstance(error, torch.OutOfMemoryError) else _REPORT_IT
+            raise _WrongError(Finding(kind="error", what=said, remedy=remedy)) from error
 
     def _keep(self, what: str, output: Any) -> None:
         """Hold an output as a program may, to be looked at later."""
