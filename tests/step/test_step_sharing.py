@@ -11,7 +11,7 @@ from hotloop import apply
 from hotloop.decide import Facts
 from hotloop.errors import ConfigError
 from hotloop.measure import Timing
-from hotloop.step import auto, background, earlier, sharing
+from hotloop.step import auto, background, earlier, proof, sharing
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018}
 
@@ -249,12 +249,32 @@ def test_the_second_run_expects_a_capture_to_take_what_the_first_took(monkeypatc
         return offered[-1]
 
     monkeypatch.setattr(earlier.Earlier, "recalled", noting)
+    monkeypatch.setattr(auto.Auto, "_spent", lambda self: 0.125)
     with hotloop.testing.captured_step_emulation():
-        first = trial()[2].auto.earlier.program.again_seconds["eager+graph"]
+        trial()
         offered.clear()
         trial(rate=2**-7)
-    [took] = {one.prepare_seconds for one in offered if one is not None and one.tier == "eager+graph"}
-    assert took == first > 0
+    assert {one.prepare_seconds for one in offered if one is not None and one.tier == "eager+graph"} == {0.125}
+
+
+def test_noise_that_an_earlier_run_saw_is_allowed_in_a_later_one(monkeypatch):
+    """The first run's step is seen to differ from itself; the second's happens not to, and its recording then does."""
+    spread_of, noise = proof.spread_of, iter([1e-6, 0.0])
+
+    def spread(*args):
+        result, found = spread_of(*args)
+        by = next(noise)
+        return result, {
+            name: dataclasses.replace(one, rms_difference=by, relative=by) for name, one in found.items()
+        }
+
+    monkeypatch.setattr(proof, "spread_of", spread)
+    with hotloop.testing.captured_step_emulation():
+        trial()
+        second = trial(rate=2**-7)[2]
+    [variant] = [one for runner in second._runners for one in runner.variants.values() if one.spread]
+    assert [one.relative for one in variant.measured[0].values()] == [0.0] * len(variant.spread)
+    assert {one.relative for name, one in variant.spread.items() if name.startswith("parameter")} == {1e-6}
 
 
 def test_a_known_tier_that_is_not_switched_to_is_left_after_its_proof(monkeypatch):

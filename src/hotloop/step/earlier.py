@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hotloop.decide import Facts, Speeds
+    from hotloop.measure import Difference
     from hotloop.step.loop import Loop
 
 _PROOF_STEPS = 4
@@ -103,6 +104,7 @@ class Earlier:
             step_seconds=facts.eager_seconds * ratio[0],
             step_worst_seconds=facts.eager_seconds * ratio[1],
             prepare_seconds=known,
+            proof_seconds=_PROOF_STEPS * max(0.0, facts.eager_seconds * (1 - ratio[0])),  # the first steps save nothing
             recalled=name not in self.timed_here,
             prepare_worst_seconds=_WORST_AGAIN * known,
             again_seconds=None if name.endswith("eager+graph") else known,
@@ -116,6 +118,13 @@ class Earlier:
             models = self._loop.compiled.models.values()
             self._held = any(holds_code_for(point) for model in models for point in entry_points(model))
         return self._held
+
+    def spread(self, step: str) -> dict[str, Difference]:
+        """Give how far a step was from itself in earlier runs of this process, by tensor, to be added to.
+
+        Noise of a few bits is now there and now not: one run's sample would have the next one's proof fail.
+        """
+        return self.program.spreads.setdefault(step, {})
 
     def again(self, name: str, seconds: float) -> None:
         """Keep what it took to get to a tier that an earlier run of this process had got ready."""
@@ -135,7 +144,7 @@ class Earlier:
         self.timed_here.add(name)
         self.program.ratios, self.program.eager_seconds = speeds.known(), eager
         (self.program.faster.add if faster else self.program.faster.discard)(name)
-        if not parse(name).compiles:  # so it takes a later run as long, at most: libraries are set up once
+        if prepare_seconds > 0 and not parse(name).compiles:  # a later run takes as long
             self.program.again_seconds.setdefault(name, prepare_seconds)
         if step is not None and eager is not None and prepare_seconds > 0:
             costs = TierCosts(

@@ -286,7 +286,8 @@ class Runner:
             return result
         if variant.own_path:
             self.loop.say_once(f"{self.name}: takes another path while it is captured, and is compared with that one")
-        variant.note_spread(spread)
+        auto = self.loop.auto
+        variant.note_spread(spread, auto.earlier.spread(self.name) if auto is not None else None)
         variant.standing = Standing(self.program.holdings)
         self.loop.proof_costs((time.perf_counter() - began) / 2)
         self.looking.note()

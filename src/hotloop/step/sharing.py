@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hotloop.cache import BackgroundCompile, Key, Recorder
+    from hotloop.measure import Difference
 
 _KEPT = 64
 """Programs that are remembered."""
@@ -37,6 +38,7 @@ class Program:
         ratios: of each tier, a step there over one in the tier that runs begin in, and the slow end of that.
         faster: the tiers that beat what was in force when they were timed.
         again_seconds: what it took a later run to get to a tier: the capture and the proof, nothing to compile.
+        spreads: by step, how far it was from itself when it was run twice: of each tensor, the furthest yet.
         declines: how many runs declined a tier.
         recorder: the calls that a child compiles.
         ready: by base, seconds of the swap after a child has compiled it.
@@ -47,6 +49,7 @@ class Program:
     ratios: dict[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
     faster: set[str] = dataclasses.field(default_factory=set)
     again_seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    spreads: dict[str, dict[str, Difference]] = dataclasses.field(default_factory=dict)
     declines: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     recorder: Recorder | None = None
     ready: dict[str, float] = dataclasses.field(default_factory=dict)

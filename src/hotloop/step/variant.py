@@ -72,13 +72,21 @@ class Variant:
         self.forget()
         return True
 
-    def note_spread(self, found: dict[str, Difference]) -> None:
-        """Take note of how far the step is from itself: of each tensor, the furthest yet."""
+    def note_spread(self, found: dict[str, Difference], earlier: dict[str, Difference] | None = None) -> None:
+        """Take note of how far the step is from itself: of each tensor, the furthest yet.
+
+        Args:
+            found: how far two runs of the step were apart just now.
+            earlier: how far earlier runs of the program were, which gets what is noted now.
+        """
         self.measured.append(found)
+        known = [*self.measured, *([earlier] if earlier else [])]
         self.spread = {
-            name: max((one[name] for one in self.measured if name in one), key=lambda each: each.rms_difference)
+            name: max((one[name] for one in known if name in one), key=lambda each: each.rms_difference)
             for name in dict.fromkeys(name for one in self.measured for name in one)
         }
+        if earlier is not None:
+            earlier.update(self.spread)
 
     def measure_again(self) -> bool:
         """Have the step run twice once more before it is judged; False where that would tell nothing new.
