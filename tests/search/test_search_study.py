@@ -391,6 +391,18 @@ def test_a_nested_search_gives_overrides(compose, tmp_path):
         nested(compose(), tmp_path / "failing", 5, objectives.fails)
 
 
+def test_trials_of_later_searches_count_among_those_that_share_what_is_compiled(compose, tmp_path):
+    runs = []
+
+    def noting(asked):
+        runs.append(asked.runs)
+        return objectives.quadratic(asked)
+
+    nested(compose(), tmp_path / "alone", 3, noting)
+    nested(compose(), tmp_path / "more", 3, noting, later=24)
+    assert runs == [1.0, 1.0, 1.0, 27 / 8, 26 / 8, 25 / 8], "two batch sizes, four dropouts: 8 kinds of code"
+
+
 def space_names(settings):
     return [one.name for one in space.parse(settings).searched]
 

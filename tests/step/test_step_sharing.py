@@ -264,9 +264,7 @@ def test_noise_that_an_earlier_run_saw_is_allowed_in_a_later_one(monkeypatch):
     def spread(*args):
         result, found = spread_of(*args)
         by = next(noise)
-        return result, {
-            name: dataclasses.replace(one, rms_difference=by, relative=by) for name, one in found.items()
-        }
+        return result, {name: dataclasses.replace(one, rms_difference=by, relative=by) for name, one in found.items()}
 
     monkeypatch.setattr(proof, "spread_of", spread)
     with hotloop.testing.captured_step_emulation():

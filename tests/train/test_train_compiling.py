@@ -11,7 +11,7 @@ from hotloop.fallback import emulation
 from hotloop.observe import NOBODY, collector
 from hotloop.report import view
 from hotloop.testing import cudagraph_emulation
-from hotloop.train import compiling, configure, rehearse
+from hotloop.train import compiling, configure, fit, rehearse
 from hotloop.train.rehearse import Rehearsal
 
 ON = {"training__optimization__use_torch_compile": "true"}
@@ -61,15 +61,28 @@ def test_the_eager_steps_can_be_left_out(tmp_path, train, capsys):
     assert lines(capsys)[-1] == "[torch.compile] Model compiled with graph optimization (aot_eager)"
 
 
-def test_a_run_that_ends_before_its_compile_says_that_it_ran_otherwise_than_asked(tmp_path, train, capsys):
+def test_a_short_run_is_compiled_after_half_of_its_steps(tmp_path, train, capsys):
     train(**ON, compile__preset="aot_eager", training__max_steps=2)
-    why = "compile.measure_eager_steps=3 has the first steps run eager, and there were 2"
+    assert [entry["running"] for entry in record.load(tmp_path / "run")["steps"]] == ["none", "aot_eager"]
+    assert "after 1 eager steps" in lines(capsys)[0]
+
+
+def test_a_run_that_ends_before_its_compile_says_that_it_ran_otherwise_than_asked(tmp_path, train, capsys, monkeypatch):
+    done = fit._Fitting.update
+
+    def update(self, *args):
+        self.live.interrupt.signal = "SIGINT" if self.position.step == 1 else None
+        return done(self, *args)
+
+    monkeypatch.setattr(fit._Fitting, "update", update)
+    train(**ON, compile__preset="aot_eager", training__max_steps=16)
+    why = "compile.measure_eager_steps has the first steps run eager, here 3, and there were 2"
     document = record.load(tmp_path / "run")
     model, loss = document["components"]["model"], document["components"]["loss"]
     assert (model["requested"], model["running"], model["causes"][0]["reason"]) == ("aot_eager", "none", why)
     assert (loss["requested"], loss["causes"]) == ("none", [])
     assert not view.build(document).components[0].as_asked
-    assert lines(capsys)[-1] == f"[torch.compile] Not compiled: {why}"
+    assert f"[torch.compile] Not compiled: {why}" in lines(capsys)
 
 
 def test_components_have_presets_of_their_own_for_training_and_inference(tmp_path, train):

@@ -416,8 +416,8 @@ def search(monkeypatch):
     """Stand in for the search: notes what each was told, and gives a learning rate."""
     told = []
 
-    def nested(settings, folder, trials, say):
-        told.append((settings, folder, trials))
+    def nested(settings, folder, trials, say, later):
+        told.append((settings, folder, trials, later))
         return (f"training.learning_rate={0.001 * (1 + settings.kfold.fold)}",)
 
     monkeypatch.setitem(sys.modules, "hotloop.train.search", types.SimpleNamespace(nested=nested))
@@ -430,7 +430,8 @@ def test_an_inner_search_chooses_the_settings_of_each_fold(tmp_path, run, search
     assert [(one[0].kfold.fold, one[1], one[2]) for one in search] == [
         (fold, folder / f"fold-{fold}" / "search", 7) for fold in range(3)
     ]
-    for fold, (settings, _, _) in enumerate(search):
+    assert [one[3] for one in search] == [14, 7, 0], "trials of the searches to come share what is compiled"
+    for fold, (settings, *_) in enumerate(search):
         assert (settings.kfold.n_splits, settings.kfold.inner_splits, settings.kfold.inner_trials) == (3, 2, 7)
         with pytest.raises(
             ConfigError, match=r"kfold\.inner_trials=7 is of a fold with its search, and of no single run"

@@ -57,7 +57,7 @@ class Automatic(Compiling):
         *,
         between: Compiling | None = None,
     ) -> None:
-        super().__init__({}, settings, parts, say)
+        super().__init__({}, settings, parts, say, steps=0)
         self._loop, self._step = loop, loop.step(update)
         self.running = "eager"
         self._between = Between(between) if between is not None and between.chosen else None

@@ -114,18 +114,22 @@ class Compiling:
         settings: the run's.
         parts: the recipe's components by name; what cannot be compiled in place is replaced in it.
         say: prints a line.
+        steps: that the run will have, all of it; the eager ones that are measured are at most half of them.
         rehearsal: makes what tries CUDA graphs on copies before they are turned on; None turns them on untried.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is compiled, by which settings, in which run
         self,
         chosen: Plan,
         settings: Settings,
         parts: dict[str, Any],
         say: Callable[[str], None],
+        *,
+        steps: int,
         rehearsal: Callable[[], Rehearsal | OwnRehearsal] | None = None,
     ) -> None:
         self.chosen, self.settings, self.parts, self._say, self._rehearsal = chosen, settings, parts, say, rehearsal
+        self._measured = min(settings.compile.measure_eager_steps, steps // 2)
         self._left_eager: dict[str, dict[str, Any]] = {}
         self.running = "none"
         self.applied = False
@@ -138,7 +142,7 @@ class Compiling:
     def announce(self) -> None:
         """Say at the start what will run."""
         if self.chosen:
-            eager = self.settings.compile.measure_eager_steps
+            eager = self._measured
             first = f"after {eager} eager steps, timed to measure the speed-up" if eager else "at the first step"
             self._say(f"{PREFIX} Compiling {self.names()} {first}; the first steps then take longer, which is normal")
             return
@@ -151,7 +155,7 @@ class Compiling:
     def before_step(self) -> None:
         """Compile once the eager steps to measure are done; what compiles does so in the steps that follow."""
         done = self._done_before + len(self._eager)
-        if done >= self.settings.compile.measure_eager_steps:
+        if done >= self._measured:
             self.put_on()
 
     def put_on(self) -> None:
@@ -234,8 +238,8 @@ class Compiling:
 
     def _not_yet(self) -> str:
         """Say why nothing is compiled in a run as short as this one is by now."""
-        first, done = self.settings.compile.measure_eager_steps, self._done_before + len(self._eager)
-        return f"compile.measure_eager_steps={first} has the first steps run eager, and there were {done}"
+        first, done = self._measured, self._done_before + len(self._eager)
+        return f"compile.measure_eager_steps has the first steps run eager, here {first}, and there were {done}"
 
     def state_dict(self) -> dict[str, Any] | None:
         """Give what a checkpoint keeps: nothing, since all of it follows from the number of steps."""

@@ -139,7 +139,9 @@ class _Fitting:
             average=self.average,
         )
         self.seen = len(live.events)
-        compiling = Compiling(chosen, self.settings, task.parts, display.say, self.rehearsal)
+        compiling = Compiling(
+            chosen, self.settings, task.parts, display.say, steps=self.total, rehearsal=self.rehearsal
+        )
         auto = self.training.optimization.use_torch_compile == "auto"
         self.automatic = self.make_automatic(compiling) if auto else None
         self.compiling = self.automatic or compiling

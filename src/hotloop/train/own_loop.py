@@ -82,7 +82,10 @@ class _Fitting:
         self.total = min(self.steps_per_epoch * self.training.num_epochs, self.training.max_steps or 2**62)
         self.events, self.seen = live.events, len(live.events)
         self.parts: dict[str, Any] = dict(task.workload.models())
-        compiling = Compiling(by_model(chosen, task.workload), self.settings, self.parts, display.say, self.rehearsal())
+        by_component = by_model(chosen, task.workload)
+        compiling = Compiling(
+            by_component, self.settings, self.parts, display.say, steps=self.total, rehearsal=self.rehearsal()
+        )
         auto = self.training.optimization.use_torch_compile == "auto"
         self.automatic = self.make_automatic(compiling) if auto else None
         self.compiling = self.automatic or compiling

@@ -9,7 +9,7 @@ from hotloop.errors import ConfigError
 from hotloop.train.search import document, space, told
 from hotloop.train.search.study import Study
 from hotloop.train.search.trial import train
-from hotloop.train.search.work import Worker
+from hotloop.train.search.work import Part, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,12 +43,13 @@ def check(settings: Settings) -> Settings:
     return space.inner(settings)
 
 
-def nested(
+def nested(  # noqa: PLR0913, PLR0917 - what is searched, where, by what, and who hears of it
     settings: Settings,
     folder: Path,
     trials: int,
     objective: Objective = train,
     say: Callable[[str], None] = lambda _: None,
+    later: int = 0,
 ) -> tuple[str, ...]:
     """Search, or go on with a search, and give the best values as overrides.
 
@@ -59,6 +60,7 @@ def nested(
         trials: how many.
         objective: runs a trial.
         say: prints a line.
+        later: trials of the searches that come after this one in the process, which use what is compiled in it.
 
     Raises:
         ConfigError: settings that cannot be used.
@@ -75,7 +77,7 @@ def nested(
             say(text)
 
     try:
-        Worker(study, tell, objective).run()
+        Worker(study, tell, objective, Part(later=later)).run()
         values = document.best_values(document.write(study))
     finally:
         study.storage.close()

@@ -51,10 +51,12 @@ class Part:
     Args:
         number: from 1.
         deadline: `time.time` after which no trial is begun.
+        later: trials of later searches that will use what is compiled in this one: those of the outer folds to come.
     """
 
     number: int = 1
     deadline: float = math.inf
+    later: int = 0
 
 
 class Worker:
@@ -168,7 +170,7 @@ class Worker:
             values=values,
             folder=taken.folder,
             report=lambda step, value: self.report(taken, step, value),
-            runs=shared_runs(self.space.compiled, 1 + study.left() / study.settings.hpo.workers),
+            runs=shared_runs(self.space.compiled, 1 + study.left() / study.settings.hpo.workers + self.part.later),
             stop=self.stop,
         )
         return float(self.objective(asked))
