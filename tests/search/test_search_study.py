@@ -245,6 +245,31 @@ def test_what_died_is_begun_again_once(open_study):
     assert document.build(study, importances=False)["trials"][0]["cause"] == "its worker died"
 
 
+@pytest.mark.parametrize("drawn", range(5))
+def test_whoever_died_while_drawing_changes_no_value(open_study, compose, tmp_path, drawn):
+    other = Study(compose(hpo__folder=tmp_path / "other"), tmp_path / "other", lambda text: None, 0)
+    searched = space.parse(other.settings)
+    assert len(searched.searched) == 5
+    expected = searched.suggest(other.take().trial, other.settings)
+    study = open_study()
+    for attempt in (1, 2):  # the second has the whole of them, and a third, which dies as the first did, less again
+        taken = study.take()
+        assert (taken.number, taken.attempt) == (0, attempt)
+        if attempt == 1:
+            for one in searched.searched[:drawn]:
+                one.suggest(taken.trial)
+        else:
+            assert searched.suggest(taken.trial, study.settings) == expected
+        taken.trial.set_user_attr(WORKER, dead(None))
+    again = open_study(since=None)
+    searched.searched[0].suggest((third := again.take()).trial)
+    third.trial.set_user_attr(WORKER, dead(None))
+    fourth = again.take()
+    assert (fourth.number, fourth.attempt) == (0, 4)
+    assert searched.suggest(fourth.trial, again.settings) == expected
+    other.storage.close()
+
+
 def test_a_worker_that_died_behind_its_trial_has_lost_nothing(open_study):
     study = open_study(hpo__n_trials=1)
     taken = study.take()

@@ -16,7 +16,7 @@ from hotloop import record
 from hotloop.errors import ConfigError
 from hotloop.train import configure
 from hotloop.train.optional import require
-from hotloop.train.search import samplers
+from hotloop.train.search import samplers, space
 from hotloop.train.search.storage import Storage
 from hotloop.train.search.trial import folds_of, settings_of
 from hotloop.train.settings import STILL_COMPARABLE
@@ -152,7 +152,7 @@ class Study:
                 return None
             elif not waiting:
                 about = {NUMBER: number, ATTEMPT: _attempt(before) + 1}
-                self.study.enqueue_trial(before[-1].params if before else {}, user_attrs=about)
+                self.study.enqueue_trial(self._values(before), user_attrs=about)
             self.study.sampler = samplers.sampler(self.settings, number, self._known)
             trial = self.study.ask()
             if NUMBER not in trial.user_attrs:
@@ -170,6 +170,15 @@ class Study:
             if self._open(before):
                 return number, before
         return None, ()
+
+    def _values(self, before: Attempts) -> dict[str, Any]:
+        """Give the values of earlier attempts at a trial; none where all of them died while they drew theirs.
+
+        Half of the values are not kept: a sampler that is given some draws others for the rest than it would have.
+        """
+        known = space.parse(self.settings) if before else None
+        whole = (one.params for one in reversed(before) if known and known.is_whole(one.params, self.settings))
+        return next(whole, {})
 
     def _open(self, attempts: Sequence[optuna.trial.FrozenTrial]) -> bool:
         """Say whether a trial with these attempts is to be begun (again)."""
