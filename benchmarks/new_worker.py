@@ -4,9 +4,11 @@ usage: python benchmarks/new_worker.py [--rounds 2] [--device cpu] [--preset ind
        [--out benchmarks/results/DATE-DEVICE-new-worker.json]
 
 Each way is a new process; ways go by turns. ``cold``: nothing is kept yet. ``kept``: the store holds what the cold
-process before it compiled. ``bundle``: the store holds what a bundle brought, exported from that one. ``eager``: not
-compiled. Timed from the model being there to the end of the first step (forward, backward, optimizer), and of two more,
-so that what is left of preparation would show. The store's own time (checking and copying) is part of it.
+process before it compiled, and torch's own temporary folder is that one's too, as on one machine (compiled code is not
+there, but the precompiled header is that torch makes for C++). ``bundle``: the store holds what a bundle brought,
+exported from that one, and torch's folder is empty, as on another machine. ``eager``: not compiled. Timed from the
+model being there to the end of the first step (forward, backward, optimizer), and of two more, so that what is left of
+preparation would show. The store's own time (checking and copying) is part of it.
 """
 
 from __future__ import annotations
@@ -62,11 +64,12 @@ def child(options):
 def run(way, folder, options):
     """Run one worker in a process of its own, its store in a folder."""
     command = [sys.executable, __file__, "--child", way, "--device", options.device, "--preset", options.preset]
-    with tempfile.TemporaryDirectory() as place:  # nothing of torch's own folder either
-        environment = {**os.environ, "HOTLOOP_CACHE_DIR": str(folder), "TMPDIR": place}
-        environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-        small = ["--small"] if options.small else []
-        done = subprocess.run([*command, *small], env=environment, capture_output=True, text=True, check=False)
+    place = folder.with_name(f"{folder.name}-tmp")  # where torch's own folder is made
+    place.mkdir(exist_ok=True)
+    environment = {**os.environ, "HOTLOOP_CACHE_DIR": str(folder), "TMPDIR": str(place)}
+    environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    small = ["--small"] if options.small else []
+    done = subprocess.run([*command, *small], env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
@@ -102,7 +105,9 @@ def main():
                 if way == "bundle":
                     cache(first, "export", str(bundle))
                     cache(second, "import", str(bundle))
-                row = {"round": number, "way": way, **run(way, second if way == "bundle" else first, options)}
+                load = os.getloadavg()[0]  # of the minute before: a worker that shares its cores is slower by that
+                row = {"round": number, "way": way, "load_before": round(load, 2)}
+                row |= run(way, second if way == "bundle" else first, options)
                 print(json.dumps(row), flush=True)
                 rows.append(row)
             kept = json.loads(cache(first, "--json"))["bytes"]

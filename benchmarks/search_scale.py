@@ -7,6 +7,7 @@ the seconds are the machinery's own.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import json
 import os
@@ -25,6 +26,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--sampler", default="tpe")
+    parser.add_argument("--folder", type=Path, help="where the study is kept; unset is nowhere")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(OBJECTIVES), os.environ.get("PYTHONPATH", "")])
@@ -43,18 +45,21 @@ def main() -> None:
             if len(ended) % 100 == 0:
                 print(f"{len(ended)} trials", file=sys.stderr, flush=True)
 
-    with tempfile.TemporaryDirectory(prefix="hotloop-scale-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hotloop-scale-")))
         settings = configure.load(
             [
                 f"hpo.folder={folder}/study", f"hpo.n_trials={given.trials}", f"hpo.workers={given.workers}",
                 f"hpo.sampler={given.sampler}", "hpo.pruner=median",
             ]
         )  # fmt: skip
-        began = time.monotonic()
+        load_before, began = os.getloadavg(), time.monotonic()
         found = supervise.search(settings, tell, "search_objectives:quadratic").document
         seconds = time.monotonic() - began
         size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
     states = [one["state"] for one in found["trials"]]
+    moments = [began, *(moment for moment, _ in ended)]
+    quarters = [moments[at : at + given.trials // 4 + 1] for at in range(0, given.trials, given.trials // 4)]
     parts = [ended[at : at + given.trials // 4] for at in range(0, given.trials, given.trials // 4)]
     result = {
         "what": "a search of a toy objective through the whole machinery",
@@ -70,8 +75,12 @@ def main() -> None:
         "seconds_a_trial_by_quarter": [
             round(statistics.median(one.seconds for _, one in part), 4) for part in parts if part
         ],
+        "trials_a_second_by_quarter": [
+            round((len(part) - 1) / (part[-1] - part[0]), 2) for part in quarters if len(part) > 1
+        ],
+        "seconds_after_the_last_trial": round(began + seconds - moments[-1], 1),
         "megabytes": round(size / 2**20, 2),
-        "load_of_the_machine": os.getloadavg(),
+        "load_of_the_machine": {"before": load_before, "after": os.getloadavg()},
     }
     print(json.dumps(result, indent=2))
     if given.out:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import struct
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hotloop.cache import bundle, compiled, files, shared_compiles, working
+from hotloop.cache import bundle, compiled, files, probes, shared_compiles, working
 from hotloop.cache.compiled import CompiledStore, File, Manifest, files_in, name_of
 from hotloop.cache.keys import fits
 from hotloop.errors import DataError
@@ -408,9 +409,35 @@ def test_this_systems_own_libraries_are_whole_and_cut_ones_are_not():
     assert not files.is_whole_library(content[: len(content) // 2])
 
 
-def test_the_libraries_that_ask_what_the_processor_can_do_are_not_kept(home):
+def compiled_library(path, name):
+    """Compile a library with one function, as torch compiles its probes."""
+    compiler = shutil.which("g++") or pytest.skip("no compiler")
+    command = [compiler, "-shared", "-fPIC", "-x", "c++", "-", "-o", path]
+    subprocess.run(command, input=f'extern "C" void {name}() {{}}'.encode(), check=True)
+
+
+def test_the_libraries_that_ask_what_the_processor_can_do_are_kept_if_they_load(home, monkeypatch):
+    tried = []
+    run = subprocess.run
+    monkeypatch.setattr(probes.subprocess, "run", lambda *args, **more: tried.append(args) or run(*args, **more))
     with shared_compiles() as shared:
-        (shared.place / "probe.so").write_bytes(library(name=b"__avx_chk_kernel"))
+        compiled_library(shared.place / "sound.so", "__avx_chk_kernel")
+        tried.clear()
+        (shared.place / "broken.so").write_bytes(library(name=b"__avx512_chk_kernel"))
+        assert [shared.keep() for _ in range(3)] == [1, 0, 0]
+        assert len(tried) == 1  # both in one process, and never again
+    ((file,),) = [entry.manifest.files for entry in working.compiled_store().entries()]
+    assert file.path == "sound.so"
+
+
+@pytest.mark.parametrize("trouble", [OSError("no process"), subprocess.TimeoutExpired("python", 60)])
+def test_a_library_that_cannot_be_tried_is_not_kept(home, monkeypatch, trouble):
+    def fails(*_, **__):
+        raise trouble
+
+    with shared_compiles() as shared:
+        compiled_library(shared.place / "sound.so", "__avx_chk_kernel")
+        monkeypatch.setattr(probes.subprocess, "run", fails)
         assert shared.keep() == 0
 
 

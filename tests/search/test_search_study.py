@@ -22,7 +22,7 @@ from hotloop.errors import (
     TrainingFailedError,
 )
 from hotloop.train import failures
-from hotloop.train.search import document, nested, space, supervise
+from hotloop.train.search import document, nested, samplers, space, supervise
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
 from hotloop.train.search.told import SearchBegan, TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
 from hotloop.train.search.work import Worker
@@ -201,7 +201,7 @@ def test_a_storage_that_fails_as_a_trial_begins_fails_no_trial(work, monkeypatch
     import sqlite3
 
     fails, left = [True, False, True], Study.left
-    monkeypatch.setattr(Study, "left", lambda self: _away() if fails and fails.pop() else left(self))
+    monkeypatch.setattr(Study, "left", lambda self, *_: _away() if fails and fails.pop() else left(self))
 
     def _away():
         raise sqlite3.OperationalError("planted: it is away")
@@ -243,6 +243,31 @@ def test_what_died_is_begun_again_once(open_study):
     assert states(study) == ["died", "died"]
     assert open_study(hpo__n_trials=1, since=None).take().attempt == 3, "a new command: all may have been killed"
     assert document.build(study, importances=False)["trials"][0]["cause"] == "its worker died"
+
+
+@pytest.mark.parametrize("drawn", range(5))
+def test_whoever_died_while_drawing_changes_no_value(open_study, compose, tmp_path, drawn):
+    other = Study(compose(hpo__folder=tmp_path / "other"), tmp_path / "other", lambda text: None, 0)
+    searched = space.parse(other.settings)
+    assert len(searched.searched) == 5
+    expected = searched.suggest(other.take().trial, other.settings)
+    study = open_study()
+    for attempt in (1, 2):  # the second has the whole of them, and a third, which dies as the first did, less again
+        taken = study.take()
+        assert (taken.number, taken.attempt) == (0, attempt)
+        if attempt == 1:
+            for one in searched.searched[:drawn]:
+                one.suggest(taken.trial)
+        else:
+            assert searched.suggest(taken.trial, study.settings) == expected
+        taken.trial.set_user_attr(WORKER, dead(None))
+    again = open_study(since=None)
+    searched.searched[0].suggest((third := again.take()).trial)
+    third.trial.set_user_attr(WORKER, dead(None))
+    fourth = again.take()
+    assert (fourth.number, fourth.attempt) == (0, 4)
+    assert searched.suggest(fourth.trial, again.settings) == expected
+    other.storage.close()
 
 
 def test_a_worker_that_died_behind_its_trial_has_lost_nothing(open_study):
@@ -450,3 +475,42 @@ def test_two_trials_that_end_together_leave_the_best_one_its_checkpoints(open_st
     monkeypatch.setattr(better.study, "finish", later)
     better.one(second)
     assert [path.parents[1] for path in better.study.folder.rglob("*.pt")] == [second.folder]
+
+
+def test_a_trial_that_ends_while_the_document_is_written_is_no_trouble(work, monkeypatch):
+    study, _ = work(objectives.quadratic, hpo__n_trials=5)
+    everything = study.trials()
+    best = study.best().number
+    earlier = [one for one in everything if one.number != best]  # what a look at the storage showed a moment before
+    looks = iter([earlier])
+    monkeypatch.setattr(study, "trials", lambda: next(looks, everything))
+    found = document.build(study, importances=False)
+    assert found["best"] in [one["number"] for one in found["trials"]]
+    assert (len(found["trials"]), found["left"]) == (4, 1)
+    assert document.best_values(found)
+
+
+def test_a_search_by_tpe_draws_by_what_is_in_the_storage_whatever_its_process_knows(work, compose, tmp_path):
+    named = {"hpo__sampler": "tpe", "hpo__startup_trials": 2, "hpo__n_trials": 5}
+    whole = values(work(objectives.quadratic, **named)[0])
+    settings = compose(hpo__folder=tmp_path / "other", **named)
+    for trials in (2, 3, 5):  # each time as in a process of its own
+        nested(settings, tmp_path / "other", trials, objectives.quadratic)
+    assert {one["number"]: one["values"] for one in document.read(tmp_path / "other")["trials"]} == whole
+
+
+@pytest.mark.parametrize(("sampler", "place"), [("tpe", "_search_space"), ("gp", "_intersection_search_space")])
+def test_a_sampler_goes_on_with_what_the_one_before_found_out(compose, work, open_study, sampler, place):
+    named = {"hpo__sampler": sampler, "hpo__startup_trials": 2}
+    study, _ = work(objectives.quadratic, hpo__n_trials=8, **named)
+    later = open_study(hpo__n_trials=10, **named)  # another process, which knows of nothing yet
+    later.take()
+    settings, trial = later.settings, later.trials()[-1]
+    known = {}
+    for number in (8, 9):
+        fresh, kept = samplers.sampler(settings, number), samplers.sampler(settings, number, known)
+        spaces = [one.infer_relative_search_space(later.study, trial) for one in (fresh, kept)]
+        assert spaces[0] == spaces[1]
+        assert spaces[0]
+        assert known[place] is getattr(kept, place)
+    assert known[place]._cached_trial_number == 8  # not from the first trial on again

@@ -469,7 +469,7 @@ def test_one_fold_alone_may_have_its_search_too(study, search):
 
 
 def test_a_search_has_no_say_in_the_data_or_the_folds(study, monkeypatch):
-    leaking = types.SimpleNamespace(nested=lambda *_, say: ("kfold.fold=0",))
+    leaking = types.SimpleNamespace(nested=lambda *_, **__: ("kfold.fold=0",))
     monkeypatch.setitem(sys.modules, "hotloop.train.search", leaking)
     with pytest.raises(ConfigError, match=r"the inner search chose kfold\.fold=0"):
         kfold.run(study(kfold__inner_trials=2, kfold__inner_splits=2), Recipe())

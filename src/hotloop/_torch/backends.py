@@ -31,3 +31,16 @@ def eager(graph: Any, _inputs: Any) -> Callable[..., Any]:
     """Run the traced graph as it is."""
     forward: Callable[..., Any] = graph.forward
     return forward
+
+
+def forget_failed_libraries() -> None:
+    """Forget which C++ libraries were asked for: one that failed is not compiled again before.
+
+    Raises:
+        CapabilityMissingError: this torch keeps them elsewhere.
+    """
+    for path in (
+        "torch._inductor.codecache:CppCodeCache",
+        "torch._inductor.codecache:CppPythonBindingsCodeCache",
+    ):
+        private(path).cache_clear()

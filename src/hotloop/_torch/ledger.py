@@ -235,6 +235,12 @@ LEDGER: tuple[PrivateName, ...] = (
     ),
     PrivateName("OpOverload._schema", "which arguments an operation writes into", "as above"),
     PrivateName(
+        "torch._inductor.codecache:CppCodeCache",
+        "forgets libraries that failed on a broken precompiled header, so that they are compiled again without it",
+        "the process that meets such a header runs eagerly; the next one finds it removed",
+    ),
+    PrivateName("torch._inductor.codecache:CppPythonBindingsCodeCache", "as above", "as above"),
+    PrivateName(
         "torch._inductor:config",
         "a user's own changes to it, which a child that fills the compile cache must have as well; whether it caches",
         "no compile in the background",

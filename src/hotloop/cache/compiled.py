@@ -25,7 +25,7 @@ import time
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Self
 
-from hotloop.cache import files
+from hotloop.cache import files, probes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -48,9 +48,6 @@ CHILDREN = "children"
 _LEFT_OUT = ("triton", "locks", "tmp", CHILDREN)
 """Folders of torch's cache that are not kept. Triton's files hold absolute paths; Inductor bundles them in its entries,
 and writes them anew where those are taken up."""
-_PROBE = b"_chk_kernel"
-"""In the names of functions of the libraries by which torch finds out what the processor can do. A broken one would
-say for good that it can do nothing."""
 
 _log = logging.getLogger("hotloop")
 
@@ -351,7 +348,7 @@ class _Miss:
 
 def files_in(place: Path, known: Iterable[str]) -> list[tuple[File, Path]]:
     """List what torch has written into its cache folder since, without what is not kept, with checksums."""
-    before, found = set(known), []
+    before, found, asking = set(known), [], []
     for path in sorted(place.rglob("*")):
         inside = path.relative_to(place)
         name = inside.as_posix()
@@ -365,10 +362,13 @@ def files_in(place: Path, known: Iterable[str]) -> list[tuple[File, Path]]:
         with contextlib.suppress(OSError):  # torch's own temporary files come and go
             if path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_FILE_BYTES:
                 content = path.read_bytes()
-                if path.suffix == ".so" and (_PROBE in content or not files.is_whole_library(content)):
+                if path.suffix == ".so" and not files.is_whole_library(content):
                     continue
+                if path.suffix == ".so" and probes.is_probe(content):
+                    asking.append(path)
                 found.append((File(name, name_of(content), len(content)), path))
-    return found
+    doubtful = set(asking) - probes.loadable(asking)
+    return [(file, path) for file, path in found if path not in doubtful]
 
 
 def remove_tree(place: Path) -> None:

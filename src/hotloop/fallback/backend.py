@@ -22,7 +22,7 @@ from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_
 from hotloop._torch.settings import backward_with_forward
 from hotloop.apply import Cut, split
 from hotloop.errors import CompiledRunError, CompileFailedError, StaleOutputError
-from hotloop.fallback import lifetime
+from hotloop.fallback import headers, lifetime
 from hotloop.fallback.absent import absent_of
 from hotloop.fallback.causes import Failure, describe, failure_of, run_hint
 from hotloop.fallback.emulation import emulation_of
@@ -106,7 +106,7 @@ class LadderBackend:
         for index, rung in ladder.below():
             candidate = copy_graph(pristine) if failed or rung.backend == "eager" else graph
             try:
-                run = _compiled(rung, candidate, inputs)
+                run = _compiled_soundly(rung, candidate, inputs, pristine)
             except Exception as error:
                 if is_signal(error):
                     raise
@@ -142,6 +142,18 @@ def _compiled(rung: Preset, graph: fx.GraphModule, inputs: list[Any]) -> Callabl
         return backends.eager(graph, inputs)
     with backward_with_forward():
         return compiler_of(rung)(graph, inputs)
+
+
+def _compiled_soundly(
+    rung: Preset, graph: fx.GraphModule, inputs: list[Any], pristine: fx.GraphModule
+) -> Callable[..., Any]:
+    """Compile a graph; once more where it failed on what a killed compiler left in torch's folder."""
+    try:
+        return _compiled(rung, graph, inputs)
+    except Exception as error:
+        if is_signal(error) or not headers.removed(error):
+            raise
+    return _compiled(rung, copy_graph(pristine), inputs)
 
 
 def _strict_message(rung: Preset, failure: Failure) -> str:

@@ -56,7 +56,7 @@ class Failure:
 
 def failure_of(error: BaseException, graph: fx.GraphModule | None) -> Failure:
     """Explain a failure while a graph was compiled."""
-    chain = _chain(error)
+    chain = chain_of(error)
     names = [type(link).__name__ for link in chain]
     stage: Stage = "compile" if any(name in _COMPILE_STAGE for name in names) else "lower"
     known = next((name for name in names if name in _HINTS), None)
@@ -92,7 +92,7 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def chain_of(error: BaseException) -> list[BaseException]:
     """Give the exception and what it wraps, the root cause last."""
     chain = [error]
     while len(chain) < 10:  # noqa: PLR2004 - a cycle in __cause__ must not hang a run

@@ -32,9 +32,10 @@ _ENOUGH = 4
 
 def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
     """Give the document of a study as its storage has it now."""
+    # One look at the storage: workers end trials all the time, and the best one has to be among those that are listed.
     settings, attempts = study.settings, study.trials()
     searched = space.parse(settings).searched
-    best = study.best()
+    best = study.best(attempts)
     return {
         "schema": SCHEMA_VERSION,
         "kind": "study",
@@ -46,7 +47,7 @@ def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
         "sampler": settings.hpo.sampler,
         "pruner": settings.hpo.pruner,
         "n_trials": settings.hpo.n_trials,
-        "left": study.left(),
+        "left": study.left(attempts),
         "space": {
             one.name: {"kind": one.kind, "values": list(one.values), "step": one.step, "when": one.when}
             for one in searched

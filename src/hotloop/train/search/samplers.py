@@ -14,13 +14,28 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
 
-def sampler(settings: Settings, number: int) -> optuna.samplers.BaseSampler:
+_SPACES = ("_search_space", "_intersection_search_space")
+"""Where a sampler keeps what all trials so far have in common."""
+
+
+def sampler(settings: Settings, number: int, known: dict[str, Any] | None = None) -> optuna.samplers.BaseSampler:
     """Make the sampler for one trial: made anew and seeded by the trial's number, it draws alike in any worker.
 
     Args:
         settings: the search's.
         number: the trial's.
+        known: what earlier samplers of this study found out about all its trials, and this one goes on with: each
+            would look at every trial again, a quarter of the time of drawing after 2,000 of them.
     """
+    made = _made(settings, number)
+    if known is not None:
+        for place in _SPACES:
+            if hasattr(made, place):
+                setattr(made, place, known.setdefault(place, getattr(made, place)))
+    return made
+
+
+def _made(settings: Settings, number: int) -> optuna.samplers.BaseSampler:
     hpo = settings.hpo
     samplers: Any = require("optuna", "hotloop hpo", "search").samplers
     seed = zlib.crc32(f"{settings.run.seed}/{number}".encode())

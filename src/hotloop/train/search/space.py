@@ -99,6 +99,16 @@ class Space:
                 chosen[one.name] = one.suggest(trial)
         return chosen
 
+    def is_whole(self, values: Mapping[str, Any], settings: Settings) -> bool:
+        """Tell whether values are all that a trial varies: a worker may die while it draws them, one after another."""
+        chosen: dict[str, Any] = {}
+        for one in self.searched:
+            if all(_value(name, chosen, settings) in allowed for name, allowed in one.when.items()):
+                if one.name not in values:
+                    return False
+                chosen[one.name] = values[one.name]
+        return True
+
     @property
     def compiled(self) -> tuple[Searched, ...]:
         """The searched settings of which each value is compiled anew."""

@@ -16,7 +16,7 @@ from hotloop import record
 from hotloop.errors import ConfigError
 from hotloop.train import configure
 from hotloop.train.optional import require
-from hotloop.train.search import samplers
+from hotloop.train.search import samplers, space
 from hotloop.train.search.storage import Storage
 from hotloop.train.search.trial import folds_of, settings_of
 from hotloop.train.settings import STILL_COMPARABLE
@@ -81,6 +81,8 @@ class Study:
         self.storage = Storage(settings.hpo.storage, folder, settings.hpo.heartbeat_seconds)
         self._optuna: Any = require("optuna", "hotloop hpo", "search")
         self._states: Any = self._optuna.trial.TrialState
+        self._known: dict[str, Any] = {}
+        """What samplers find out about all trials so far, handed on from one to the next."""
         try:
             self.study = self.storage.study(name(settings), settings.hpo.towards)
             self._check_settings()
@@ -118,9 +120,13 @@ class Study:
             self.say(f"trial {taken.number}: {why}; this result is left out")
         return counts
 
-    def best(self) -> optuna.trial.FrozenTrial | None:
-        """Give the best complete attempt."""
-        done = [one for one in self.trials() if one.state == self._states.COMPLETE and one.value is not None]
+    def best(self, attempts: Attempts | None = None) -> optuna.trial.FrozenTrial | None:
+        """Give the best complete attempt of those given, which are all of them if they are not."""
+        done = [
+            one
+            for one in (self.trials() if attempts is None else attempts)
+            if one.state == self._states.COMPLETE and one.value is not None
+        ]
         choose = max if self.settings.hpo.towards == "maximize" else min
         return choose(done, key=lambda one: one.value or 0.0) if done else None
 
@@ -128,9 +134,9 @@ class Study:
         """Give the folders of all attempts that are over in the storage."""
         return [self._folder_of(one) for one in self.trials() if one.state.is_finished()]
 
-    def left(self) -> int:
-        """Count the trials that are neither over nor running."""
-        by_number = _by_number(self.trials())
+    def left(self, attempts: Attempts | None = None) -> int:
+        """Count the trials that are neither over nor running, by the attempts given or by all there are."""
+        by_number = _by_number(self.trials() if attempts is None else attempts)
         return sum(self._open(by_number.get(number, ())) for number in range(self.settings.hpo.n_trials))
 
     def over(self) -> int:
@@ -157,8 +163,8 @@ class Study:
                 return None
             elif not waiting:
                 about = {NUMBER: number, ATTEMPT: _attempt(before) + 1}
-                self.study.enqueue_trial(before[-1].params if before else {}, user_attrs=about)
-            self.study.sampler = samplers.sampler(self.settings, number)
+                self.study.enqueue_trial(self._values(before), user_attrs=about)
+            self.study.sampler = samplers.sampler(self.settings, number, self._known)
             trial = self.study.ask()
             if NUMBER not in trial.user_attrs:
                 trial.set_user_attr(NUMBER, number)
@@ -178,6 +184,15 @@ class Study:
             if self._open(before):
                 return number, before
         return None, ()
+
+    def _values(self, before: Attempts) -> dict[str, Any]:
+        """Give the values of earlier attempts at a trial; none where all of them died while they drew theirs.
+
+        Half of the values are not kept: a sampler that is given some draws others for the rest than it would have.
+        """
+        known = space.parse(self.settings) if before else None
+        whole = (one.params for one in reversed(before) if known and known.is_whole(one.params, self.settings))
+        return next(whole, {})
 
     def _open(self, attempts: Sequence[optuna.trial.FrozenTrial]) -> bool:
         """Say whether a trial with these attempts is to be begun (again)."""
