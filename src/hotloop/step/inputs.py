@@ -24,7 +24,7 @@ class Inputs:
     def __init__(self, leaves: list[Any], device: torch.device) -> None:
         self._written = [self._static(leaf, device) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
         self.leaves = [
-            leaf if static is None else static.expand(leaf.shape)
+            leaf if static is None else static if static.shape == leaf.shape else static.expand(leaf.shape)
             for static, leaf in zip(self._written, leaves, strict=True)
         ]
         self._staged = {
