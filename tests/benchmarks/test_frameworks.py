@@ -1,6 +1,7 @@
 """The benchmark of frameworks: its plan, and the arithmetic of its tables."""
 
 import json
+import pathlib
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_the_row_of_lightnings_guide_prints_its_three_lines():
 def test_jobs_that_the_file_holds_are_not_run_again(tmp_path, monkeypatch, capsys):
     out = tmp_path / "found.json"
     ran = []
-    monkeypatch.setattr(command, "measured", lambda job, size, limit: ran.append(job.key) or dict(COLD))
+    monkeypatch.setattr(command, "measured", lambda job, size, limit, caches: ran.append(job.key) or dict(COLD))
     monkeypatch.setattr(plan, "missing", lambda row: "")
     arguments = ["--cpu", "--only", "fabric:cold", "--out", str(out)]
     assert command.main(arguments) == 0
@@ -78,3 +79,25 @@ def test_jobs_that_the_file_holds_are_not_run_again(tmp_path, monkeypatch, capsy
     assert set(json.loads(out.read_text())["jobs"]) == set(ran)
     assert command.main(["--cpu", "--only", "nonesuch", "--out", str(out)]) == 2
     assert "no job is called so" in capsys.readouterr().err
+
+
+def test_a_steady_job_finds_what_the_cold_ones_of_its_row_have_compiled(monkeypatch, tmp_path):
+    seen = {}
+
+    def ended(command, env, limit):
+        job = json.loads(command[-1])
+        place = pathlib.Path(env["TORCHINDUCTOR_CACHE_DIR"])
+        seen[job["job"]["row"], job["job"]["kind"]] = sorted(one.name for one in place.glob("*"))
+        place.mkdir(exist_ok=True)
+        (place / job["job"]["ways"][0]).write_text("code")
+        pathlib.Path(job["out"]).write_text("{}")
+
+    monkeypatch.setattr(command, "ended", ended)
+    for job in (
+        plan.Job("cold", "fabric", ("eager",)),
+        plan.Job("cold", "fabric", ("theirs",)),
+        plan.Job("steady", "lightning", ("eager",)),
+        plan.Job("steady", "fabric", ("eager", "theirs")),
+    ):
+        command.measured(job, "cpu", 9.0, tmp_path)
+    assert seen == {("fabric", "cold"): [], ("lightning", "steady"): [], ("fabric", "steady"): ["eager", "theirs"]}
