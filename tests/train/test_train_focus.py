@@ -335,7 +335,7 @@ def test_a_captured_step_and_the_allocators_compiled_networks_go_together(tier):
         workload, settings = focus.make(), configure.load()
         models = dict(workload.model)
         loop = hotloop.Loop(models, workload.optimizer, state=workload.state, run=tier, sentinel=0)
-        between = compiling.Compiling(plan, settings, models, print)
+        between = compiling.Compiling(plan, settings, models, print, steps=10_000)
         running, found = automatic.Automatic(settings, models, print, loop, workload.step, between=between), []
         torch.manual_seed(1)
         for batch in [one for _ in range(3) for one in workload.read()]:
