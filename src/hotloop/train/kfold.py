@@ -273,14 +273,14 @@ class _Running:
         """Train a fold from its start, or from its last checkpoint."""
         settings = folds.of_fold(self.study.settings, fold)
         if (trials := self.study.settings.kfold.inner_trials) is not None:
-            settings = chosen_for(settings, self.chosen(fold, folder, later=runs - 1))
+            settings = chosen_for(settings, self.chosen(fold, folder, later=(runs - 1) * trials))
             runs += (runs - 1) * trials * settings.kfold.inner_splits
         whole = self.study.folder
         within = Within(runs=runs, study=whole.name, fold=fold, folder=whole, resume=self.study.again)
         return self.recipe.train(start.take_up(settings, folder, within), self.console)
 
     def chosen(self, fold: int, folder: Path, later: int) -> list[str]:
-        """Give what the fold's inner search found; one that is done is not run again. ``later`` folds search after it.
+        """Give what the fold's inner search found; one that is done is not run again. ``later`` trials of others follow.
 
         The seam is ``hotloop.train.search.nested(settings, folder, trials, say=say, later=...)``. The settings name the
         outer fold and have ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with
@@ -294,7 +294,7 @@ class _Running:
             self.display.say(f"Inner search: {trials} trials on the training side of fold {fold}, in {folder / SEARCH}")
             settings = folds.with_search(self.study.settings, fold)
             nested = importlib.import_module("hotloop.train.search").nested
-            known = list(nested(settings, folder / SEARCH, trials, say=self.display.say, later=later * (trials or 0)))
+            known = list(nested(settings, folder / SEARCH, trials, say=self.display.say, later=later))
             self.state.note(fold, chosen=known)
         self.display.say(f"Inner search of fold {fold} chose: {' '.join(known) or 'no change'}")
         return known
