@@ -280,7 +280,7 @@ class _Running:
         return self.recipe.train(start.take_up(settings, folder, within), self.console)
 
     def chosen(self, fold: int, folder: Path, later: int) -> list[str]:
-        """Give what the fold's inner search found; one that is done is not run again. ``later`` trials of others follow.
+        """Give what the fold's inner search found; one that is done is not run again. ``later`` trials come after.
 
         The seam is ``hotloop.train.search.nested(settings, folder, trials, say=say, later=...)``. The settings name the
         outer fold and have ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with
