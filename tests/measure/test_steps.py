@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from hotloop.measure import Comparison, Limits, Score, compare, over_steps
+from hotloop.measure import Comparison, Limits, Score, compare, over_steps, that_stays, with_spread
 from hotloop.measure.numerics import conclude
 
 BFLOAT16 = Limits.compiled("bfloat16")
@@ -82,3 +82,45 @@ def test_what_needs_no_limit_fails_at_any_step_and_is_said_once():
 def test_below_the_floor_are_those_that_were_at_each_step():
     one, other = (dataclasses.replace(step(0, {}), below_floor=names) for names in (("a", "b"), ("b", "c")))
     assert over_steps([one, other]).below_floor == ("b",)
+
+
+def rounding(relative, *, spread):
+    """A set whose tensors are off by so much each, of eager's own kernels that differ by ``spread``."""
+    reference = gradients(0)
+    candidate = {name: one * (1 + relative.get(name, 0.0)) for name, one in reference.items()}
+    repeat = {name: one * (1 + spread) for name, one in reference.items()}
+    allowed = compare(reference, repeat, Limits.rounding()).differences
+    return compare(reference, candidate, Limits.rounding(), spread=allowed)
+
+
+def test_what_does_not_stay_is_noise():
+    steps = [rounding({f"layers.{n}": 5e-4}, spread=1e-5) for n in range(3)]
+    assert not any(one.agrees for one in steps)
+    assert that_stays(steps, most=8.0).agrees
+    assert not that_stays(steps, most=4.0).agrees
+    assert not that_stays(steps[:1], most=8.0).agrees
+
+
+@pytest.mark.parametrize(("wrong", "steps"), [(1, 2), (2, 3), (2, 4), (3, 5)])
+def test_what_stays_in_half_of_the_steps_is_named(wrong, steps):
+    off, right = rounding({"layers.3": 5e-4}, spread=1e-5), rounding({}, spread=1e-5)
+    assert "layers.3" in str(that_stays([off] * wrong + [right] * (steps - wrong), most=8.0))
+    assert that_stays([off] * (wrong - 1) + [right] * (steps - wrong + 1), most=8.0).agrees
+
+
+def test_what_no_rounding_makes_fails_at_any_step():
+    right = rounding({}, spread=1e-5)
+    lost = compare(gradients(0), {**gradients(0), "layers.3": None}, Limits.rounding())
+    assert "layers.3" in str(that_stays([right, lost, right], most=8.0))
+
+
+def test_a_spread_that_is_known_later_widens_limits_and_never_narrows_them():
+    before = rounding({"layers.3": 5e-4}, spread=1e-5)
+    reference = gradients(0)
+    wider, narrower = (
+        compare(reference, {name: one * (1 + by) for name, one in reference.items()}, Limits.rounding()).differences
+        for by in (1e-4, 1e-7)
+    )
+    assert not before.agrees
+    assert with_spread(before, wider).agrees
+    assert with_spread(before, narrower).failures == before.failures

@@ -282,6 +282,51 @@ def test_no_two_calls_alike_gives_the_try_up(monkeypatch):
         assert "eager+graph" in loop.auto._declined
 
 
+def spending(monkeypatch, *seconds):
+    """Have a preparation seem to have taken so long before each of its steps."""
+
+    def spent(self):
+        return ([0.0, *seconds])[min(self.loop.steps - self._began[0], len(seconds))]
+
+    monkeypatch.setattr(auto.Auto, "_spent", spent)
+
+
+def test_a_preparation_that_would_cost_more_than_may_be_lost_is_given_up(monkeypatch):
+    """400 steps of 10 ms: 1.08 s may be lost. Before its first replay, 0.85 s are spent, and the last took 0.25 s."""
+    spending(monkeypatch, 0.0, 0.3, 0.6, 0.85)
+    with hotloop.testing.captured_step_emulation():
+        ours = train("auto", 40, total=400)
+    status = ours[2].status()
+    assert status.tier == "eager"
+    assert any(line.startswith("eager+graph given up: it took 0.85 s") for line in status.decisions)
+    assert not any("eager+graph would" in line for line in status.decisions[1:])
+    assert_same(ours, train("eager", 40))
+
+
+def test_once_a_recording_was_replayed_what_it_saves_allows_for_the_rest(monkeypatch):
+    spending(monkeypatch, 0.0, 0.2, 0.4, 0.6, 0.9)
+    monkeypatch.setattr(auto.Auto, "replayed", lambda self, _: setattr(self, "_replayed", 0.002))
+    with hotloop.testing.captured_step_emulation():
+        ours = train("auto", 40, total=400)
+    assert ours[2].status().tier == "eager+graph"
+    assert_same(ours, train("eager", 40))
+
+
+def test_an_open_run_gives_no_preparation_up_for_what_it_cost(monkeypatch):
+    spending(monkeypatch, 0.0, 0.3, 0.6, 5.0)
+    with hotloop.testing.captured_step_emulation():
+        ours = train("auto", 60)
+    assert not any("given up" in line for line in reasons(ours[2]))
+
+
+def test_two_eager_steps_begin_on_an_idle_device_and_tell_whether_launches_hold_it_up(monkeypatch):
+    begun = []
+    monkeypatch.setattr(Clock, "start", lambda _self, *, alone: begun.append(alone))
+    _, _, loop = train("auto", 8, total=400)
+    assert [step for step, one in enumerate(begun) if one] == [3, 4]
+    assert loop.auto._waiting == [pytest.approx(0.9)] * 2
+
+
 def test_auto_closes_to_eager_and_the_record_is_finished():
     with hotloop.testing.captured_step_emulation():
         losses, model, loop = train("auto", 40, total=50_000)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from hotloop.decide.choose import EAGER_STEPS, decide
 from hotloop.decide.courses import Course, Stretch, envelope
-from hotloop.decide.guard import carried_seconds
+from hotloop.decide.guard import carried_seconds, certain_saving_seconds
 from hotloop.decide.horizon import Horizon, remaining
 from hotloop.decide.options import Action, Decision, Option, Source, Standing
 from hotloop.decide.priors import Facts, expect
@@ -35,6 +35,7 @@ __all__ = [
     "Turn",
     "Verdict",
     "carried_seconds",
+    "certain_saving_seconds",
     "decide",
     "envelope",
     "expect",

@@ -151,8 +151,7 @@ def _allowed(facts: Known, case: Case, refused: list[str]) -> bool:
     """Whether the promise and the trials' share have room for the option."""
     option = case.option
     credit = facts.credit + guard.known_saving_seconds(option, facts.horizon, facts.step)
-    # A background compile is no bet yet: when it is done, the swap is asked for again, with what is known then.
-    worst = option.cost_seconds if option.background_seconds is not None else option.worst_cost_seconds
+    worst = option.stake_seconds(guessed=facts.horizon.guessed)
     # Going back to what stands ready costs nothing, and must stay possible when nothing may be lost any more.
     if worst > max(0.0, credit):
         refused.append(

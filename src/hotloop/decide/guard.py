@@ -8,7 +8,9 @@ What may be lost at this moment, if all that is spent from here on turns out to 
 length, ``steps`` is the whole run and ``certain`` half of what the tier in force (proven, timed, taken at the slow
 end of its interval) will save in the steps that are left. With a guessed length the run may end at any moment, so
 ``steps`` are those done, ``certain`` is 0, and the promise holds at each single step. A preparation starts only if
-its *worst* cost fits in the credit. For a tier whose gain is known (timed in this run, or kept from earlier runs of
+its *worst* cost fits in the credit; one that goes by steps, with nothing to compile, if its expected cost does, since
+it is given up between two steps where it would come to cost more (a known length only: an open one waits until it can
+afford the worst). For a tier whose gain is known (timed in this run, or kept from earlier runs of
 the same program), and a known length, its own saving at the slow end of its step counts as well: then the investment
 is no bet.
 
@@ -56,10 +58,15 @@ def credit_seconds(standing: Standing, horizon: Horizon, eager: float, step_high
     """
     certain = 0.0
     if not horizon.guessed and standing.tier != standing.base:
-        certain = CERTAIN * max(0.0, eager - step_high) * horizon.steps
+        certain = certain_saving_seconds(eager, step_high, horizon.steps)
     spent = standing.trial_seconds + standing.prepare_seconds
     promise = SLOWER_SHARE * eager_run_seconds(standing, horizon, eager) + SLOWER_SECONDS
     return promise + standing.carried_seconds + standing.saved_seconds - spent + certain
+
+
+def certain_saving_seconds(eager: float, step: float, steps: int) -> float:
+    """Give what may be counted on of the saving of a tier whose step is known, over the ``steps`` that are left."""
+    return CERTAIN * max(0.0, eager - step) * steps
 
 
 def carried_seconds(standing: Standing, eager: float) -> float:

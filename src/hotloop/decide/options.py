@@ -46,6 +46,7 @@ class Option:
         paired: timed step by step beside the tier in force, in the `Trial` just over (or in that of an earlier run:
             ``recalled``), and found faster.
         recalled: timed beside the tier in force by an earlier run of this process, not by this one.
+        by_steps: nothing is compiled for it, so that it can be given up between any two steps of its preparation.
         step_worst_seconds: the slowest a step is believed to be; None takes `WORST` of the source.
         prepare_worst_seconds: the longest the preparation is believed to take; None takes `WORST` of the source.
         again_seconds: seconds of training that a later run of this process takes to get there: capture and proof, since
@@ -65,6 +66,7 @@ class Option:
     chance: float = 1.0
     paired: bool = False
     recalled: bool = False
+    by_steps: bool = False
     step_worst_seconds: float | None = None
     prepare_worst_seconds: float | None = None
     again_seconds: float | None = None
@@ -88,6 +90,17 @@ class Option:
         given = number(self.prepare_worst_seconds)
         worst = WORST[self.source] * self.prepare_seconds if given is None else max(given, self.prepare_seconds)
         return self.cost_seconds - self.prepare_seconds + worst
+
+    def stake_seconds(self, *, guessed: bool) -> float:
+        """Give the seconds that must be there to be lost before it is begun.
+
+        A background compile is no bet yet: when it is done, the swap is asked for again, with what is known then. What
+        goes by steps is given up where it comes to cost more than may be lost; a run of ``guessed`` length waits until
+        it can afford the worst instead, and then has it.
+        """
+        if self.background_seconds is not None or (self.by_steps and not guessed):
+            return self.cost_seconds
+        return self.worst_cost_seconds
 
     @property
     def worst_step_seconds(self) -> float:

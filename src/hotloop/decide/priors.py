@@ -202,6 +202,7 @@ def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | Non
         proof_seconds=proof,
         again_seconds=None if tier == "eager+graph" else proof + (_capture_seconds(facts) + copies if graph else 0.0),
         chance=prior.chance,
+        by_steps=tier == "eager+graph",
     )
 
 

@@ -5,8 +5,8 @@ from hotloop.measure.buckets import Buckets, bucket_edges
 from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, VaryingDim, signature
 from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
-from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare, without_numbers
-from hotloop.measure.steps import over_steps
+from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare, with_spread, without_numbers
+from hotloop.measure.steps import over_steps, that_stays
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
 from hotloop.measure.tree import Structure, flatten, unflatten
 
@@ -42,7 +42,9 @@ __all__ = [
     "ratio_interval",
     "signature",
     "spread",
+    "that_stays",
     "typical",
     "unflatten",
+    "with_spread",
     "without_numbers",
 ]

@@ -189,6 +189,23 @@ def without_numbers(comparison: Comparison, names: Collection[str]) -> Compariso
     return conclude(plain, scores, comparison.differences, comparison.below_floor)
 
 
+def with_spread(comparison: Comparison, spread: Mapping[str, Difference]) -> Comparison:
+    """Judge a comparison under ``Limits.rounding()`` again, by what is known of eager's own spread by now.
+
+    Limits only widen: what a repeat of eager has shown once stays possible.
+    """
+    allowed = _Spread(spread)
+    found = comparison.differences
+    scale = _scale([each for each in found.values() if each.numeric and each.numel])
+    judged = {(one.name, one.measure) for one in comparison.scores}
+    plain = [one for one in comparison.failures if (one.name, one.measure) not in judged]
+    scores = [
+        dataclasses.replace(one, limit=max(one.limit, _room(found[one.name], scale, allowed)))
+        for one in comparison.scores
+    ]
+    return conclude(plain, scores, found, comparison.below_floor)
+
+
 def _failure(mismatch: Mismatch) -> Failure:
     return Failure(mismatch.name, mismatch.measure, mismatch.value, mismatch.expected)
 
@@ -207,7 +224,7 @@ def _score(
 ) -> tuple[list[Score], list[str]]:
     numeric = [each for each in found if each.numeric and each.numel]
     figures = limits.figures({each.dtype for each in numeric})
-    scale = _median([each.rms for each in numeric if each.rms > 0])
+    scale = _scale(numeric)
     if figures is None:
         allowed = _Spread(spread)
         return [_score_rounding(each, limits, scale, allowed) for each in numeric if not each.equal], []
@@ -234,11 +251,20 @@ def _score_rounding(each: Difference, limits: Limits, scale: float, spread: _Spr
 
     A parameter that started at zero is one update and nothing else, so errors of an update are large beside it.
     """
-    ulps = limits.ulps(each.dtype)
+    value = each.rms_difference / scale if each.rms < scale else each.relative or 0.0
+    return Score(each.name, "relative", value, max(limits.ulps(each.dtype), _room(each, scale, spread)))
+
+
+def _room(each: Difference, scale: float, spread: _Spread) -> float:
+    """Give how far a tensor may be off for eager's own spread, in what `_score_rounding` measures it by."""
     if each.rms < scale:
-        limit = max(ulps, spread.allowed(each.name, "rms_difference") / scale)
-        return Score(each.name, "relative", each.rms_difference / scale, limit)
-    return Score(each.name, "relative", each.relative or 0.0, max(ulps, spread.allowed(each.name, "relative")))
+        return spread.allowed(each.name, "rms_difference") / scale
+    return spread.allowed(each.name, "relative")
+
+
+def _scale(numeric: Sequence[Difference]) -> float:
+    """Give the size of a set's typical tensor."""
+    return _median([each.rms for each in numeric if each.rms > 0])
 
 
 def _score_compiled(

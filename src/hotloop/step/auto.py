@@ -25,6 +25,7 @@ from hotloop.decide import (
     Trial,
     Turn,
     carried_seconds,
+    certain_saving_seconds,
     decide,
     remaining,
 )
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from hotloop.measure import Timing
     from hotloop.step.loop import Loop
+    from hotloop.step.timed import Ran
 
 _GIVE_UP_STEPS = 64
 """Steps after which a tier that is still not proven is given up: no two calls were alike."""
@@ -46,6 +48,8 @@ _POLL_STEPS = 4
 """A child that compiles is looked at every so many steps."""
 _WARM_UP = 3
 """First steps of the run, which pay for what libraries set up once."""
+_LAUNCHES = (_WARM_UP, _WARM_UP + 1)
+"""Steps that begin on an idle device."""
 _KNOWN_STEPS = 2
 """Eager steps of a run whose tiers an earlier run of this process has timed: libraries set up what they set up once."""
 _RECENT = 100
@@ -79,7 +83,12 @@ class Auto:
         self._trial_seconds = self._prepare_seconds = 0.0
         self.saved_seconds = 0.0
         """What the steps so far saved, by the ratios that trials found: a slow spell of the machine is no saving."""
-        self._waiting: collections.deque[float] = collections.deque(maxlen=_RECENT)
+        self._waiting: list[float] = []
+        """Of eager steps that began on an idle device, the share that the host was at them."""
+        self._limit: float | None = None
+        """Seconds that the preparation now going on may take, as far as it can be given up between two steps."""
+        self._spent_before = 0.0
+        self._replayed: float | None = None
         self._said = ""
 
     # -- at a step boundary ----------------------------------------------------------------------------------------
@@ -94,6 +103,12 @@ class Auto:
             if self.loop.steps - self._began[0] > _GIVE_UP_STEPS:
                 self._decline(self._trying.name, "no kind of call came back often enough to be captured and proven")
                 self._give_up("not proven")
+            elif self._too_dear():
+                name, spent = self._trying.name, self._spent()
+                self._declined.add(name)  # in this run: a longer one may afford it
+                reason = f"{name} given up: it took {spent:.2f} s without being proven, and no more may be lost"
+                self.loop.decided(reason, {"action": "give up", "tier": name, "spent_seconds": spent})
+                self._give_up(reason)
         elif self.trial is None:
             self._look_at_child()
             if self.loop.steps >= self._ask_at or time.monotonic() >= self._ask_after > 0:
@@ -114,6 +129,26 @@ class Auto:
     def now(self) -> tuple[Trial, Turn] | None:
         """Give the trial that the coming step is part of, and its turn."""
         return (self.trial, self.turn) if self.trial is not None and self.turn is not None else None
+
+    @property
+    def looks_at_launches(self) -> bool:
+        """Tell whether the coming step begins on an idle device, so that its launches hide behind no earlier one's."""
+        return self._steps_here() in _LAUNCHES and self._trying is None and self.in_force == Tier(self.loop.given)
+
+    def _too_dear(self) -> bool:
+        """Tell whether the preparation going on has to be given up, since the next step of it may break the promise.
+
+        Once the recording was replayed, what it saves is known, and counts as a timed tier's saving does.
+        """
+        if self._limit is None:
+            return False
+        spent, last = self._spent(), self._spent_before
+        self._spent_before = spent
+        eager = self._speeds.base_low_seconds
+        saved = 0.0
+        if self._replayed is not None and eager is not None:
+            saved = certain_saving_seconds(eager, self._replayed, self._left())
+        return spent + (spent - last) > self._limit + saved
 
     @property
     def quiet(self) -> bool:
@@ -154,7 +189,8 @@ class Auto:
         elif decision.action == "prepare":
             self.background.start(parse(decision.tier), decision.limit_seconds)
         elif decision.action == "try":
-            self._try(parse(decision.tier), decision.reason)
+            known_length = self.loop.total_steps is not None
+            self._try(parse(decision.tier), decision.reason, decision.limit_seconds if known_length else None)
 
     def _go(self, tier: Tier, reason: str) -> None:
         left, self.in_force = self.in_force, tier
@@ -169,8 +205,10 @@ class Auto:
             self._proven.discard(tier.name)
             self.loop.release(tier)
 
-    def _try(self, tier: Tier, reason: str) -> None:
+    def _try(self, tier: Tier, reason: str, limit: float | None) -> None:
         self._trying, self._began, self._prepared = tier, (self.loop.steps, time.perf_counter()), 0.0
+        self._limit = None if tier.compiles else limit
+        self._spent_before, self._replayed = 0.0, None
         if tier.name in self._proven:
             self._start_trial(tier)
         else:
@@ -241,9 +279,13 @@ class Auto:
         self._proven.discard(name)
         self.earlier.declined(name, reason)
 
-    def timed(self, tier: str, kind: str, timing: Timing, trial: tuple[Trial, Turn] | None) -> None:
-        """A step's time became known; ``trial`` is the one that it was part of, and its turn there."""
-        clean = kind == "run"
+    def replayed(self, seconds: float) -> None:
+        """A recording that is being proven took so long."""
+        self._replayed = min(seconds, self._replayed or seconds)
+
+    def timed(self, ran: Ran, timing: Timing) -> None:
+        """A step's time became known."""
+        tier, trial, clean = ran.tier, ran.turn, ran.kind == "run"
         if trial is not None:
             if trial[0] is self.trial and clean and tier == trial[1].tier:
                 self._add(*trial, timing.seconds)
@@ -251,7 +293,7 @@ class Auto:
         if clean and tier == self.in_force.name and self._trying is None and self._steps_here() > _WARM_UP:
             self._recent.append(timing.seconds)
             self.saved_seconds += self._speeds.saved(tier, timing.seconds)
-            if tier == self.loop.given and timing.seconds > 0:
+            if ran.alone and tier == self.loop.given and timing.seconds > 0:
                 self._waiting.append(timing.host_seconds / timing.seconds)
 
     def _add(self, trial: Trial, turn: Turn, seconds: float) -> None:
@@ -370,11 +412,12 @@ class Auto:
         """Give the share of an eager step that the device waits for the host, as far as times tell.
 
         A host that is done long before the device keeps it busy. One that takes as long as the step may hold it up, or
-        may have been waiting for it: then nothing is known.
+        may have been waiting for it: then nothing is known. Steps that began on an idle device tell: a device holds
+        about a thousand launches, and where the step before has filled them up, a host waits in each step.
         """
         if self.loop.device.type != "cuda" or not self._waiting:
             return None
-        return 0.0 if statistics.median(self._waiting) < 0.8 else None  # noqa: PLR2004 - well before
+        return 0.0 if max(self._waiting) < 0.8 else None  # noqa: PLR2004 - well before
 
     def close(self) -> None:
         """Settle with the runs that come after this one: the credit, and the child; without any, stop it."""

@@ -83,6 +83,7 @@ class Earlier:
             again_seconds=None if name.endswith("eager+graph") else min(prepare, general) + _PROOF_STEPS * eager,
             source="stored",
             rejected_at=rejected_at,
+            by_steps=not parse(name).compiles,
         )
 
     def recalled(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:

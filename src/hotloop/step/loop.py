@@ -318,12 +318,13 @@ class Loop:
             self._carefully(self.auto.at_step_boundary, runner.step, args, kwargs)
         self._latest = runner
         tier, trial = self.goal, self.auto.now() if self.auto is not None else None
+        # Turns of a trial are of two kinds, and begin on an idle device: launches hide behind no earlier step.
+        alone = trial is not None or (self.auto is not None and self.auto.looks_at_launches)
         with self.auto.noting_calls() if self.auto is not None else _NOTHING:
-            # Turns of a trial are of two kinds, and begin on an idle device: launches hide behind no earlier step.
             result = self.times.run(
                 lambda: runner.run(args, kwargs, tier),
-                lambda: Ran(runner.ran, runner.kind, trial),
-                alone=trial is not None,
+                lambda: Ran(runner.ran, runner.kind, trial, alone=alone),
+                alone=alone,
             )
         self.steps += 1
         self._carefully(self.settle)
@@ -360,7 +361,7 @@ class Loop:
         for ran, timing in self.times.known():
             self.account.step(ran.tier, ran.kind, timing)
             if self.auto is not None:
-                self.auto.timed(ran.tier, ran.kind, timing, ran.turn)
+                self.auto.timed(ran, timing)
 
     def last_ran(self) -> tuple[str, str]:
         """Give the last step's tier and what it did: ``run``, ``survey``, ``proof``, ``capture`` or ``undone``."""
@@ -461,6 +462,11 @@ class Loop:
     def proof_costs(self, seconds: float, outcome: Outcome | None = None) -> None:
         """Add to what proofs have cost."""
         self.account.proof(seconds, outcome)
+
+    def replayed(self, seconds: float) -> None:
+        """Take note of what a recording took, replayed for a proof."""
+        if self.auto is not None:
+            self.auto.replayed(seconds)
 
     def accepted(self, runner: Runner, outcome: Outcome) -> None:
         """A recording was proven."""

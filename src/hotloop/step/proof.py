@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 STEPS = 3
 """Consecutive steps on which a candidate must agree."""
 _HOPELESS = 8.0
+"""So many times its limit no tensor of a right tier is off, at any step."""
 
 _Made = TypeVar("_Made")
 Run = Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]
@@ -195,10 +197,10 @@ def undone_if_it_fails(program: Program, run: Callable[[], _Made]) -> tuple[_Mad
         raise CandidateFailedError from error  # memory for the copy ran out, say: nothing has happened
     try:
         made = run()
-        _wait_for(program.device)  # a kernel's failure belongs to the code that launched it
+        wait_for(program.device)  # a kernel's failure belongs to the code that launched it
     except BaseException as error:
         try:
-            _wait_for(program.device)  # what was launched on another stream must not write after what is put back
+            wait_for(program.device)  # what was launched on another stream must not write after what is put back
             before.restore()
         except Exception:  # noqa: BLE001 - a lost GPU is no place to put anything back to
             undone = False
@@ -210,7 +212,8 @@ def undone_if_it_fails(program: Program, run: Callable[[], _Made]) -> tuple[_Mad
     return made, before
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Wait until a device has done what it was given; a CPU has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -353,14 +356,28 @@ def _updates(side: dict[str, torch.Tensor | None], start: dict[str, torch.Tensor
 
 def over_steps(outcomes: Sequence[Outcome], *, scatter: bool = False) -> Outcome:
     """Join the outcomes of several steps into one, as `hotloop.measure.over_steps` does."""
+    return _joined(outcomes, functools.partial(measure.over_steps, scatter=scatter))
+
+
+def verdict(outcomes: Sequence[Outcome], spread: Mapping[str, Difference]) -> Outcome:
+    """Join the outcomes of several steps of a recording, by what is known by now of how far eager is from itself.
+
+    Where eager repeats itself exactly, no step may be past a limit; else what does not stay is noise
+    (`hotloop.measure.that_stays`).
+    """
+    noisy = any(one.rms_difference > 0 for one in spread.values())
+
+    def join(comparisons: Sequence[Comparison]) -> Comparison:
+        now = [measure.with_spread(one, spread) for one in comparisons]
+        return measure.that_stays(now, most=_HOPELESS) if noisy else measure.over_steps(now)
+
+    return _joined(outcomes, join)
+
+
+def _joined(outcomes: Sequence[Outcome], join: Callable[[Sequence[Comparison]], Comparison]) -> Outcome:
     last = outcomes[-1]
     kinds = dict.fromkeys(kind for one in outcomes for kind in one.comparisons)
-    joined = {
-        kind: measure.over_steps(
-            [one.comparisons[kind] for one in outcomes if kind in one.comparisons], scatter=scatter
-        )
-        for kind in kinds
-    }
+    joined = {kind: join([one.comparisons[kind] for one in outcomes if kind in one.comparisons]) for kind in kinds}
     moved = tuple(dict.fromkeys(name for one in outcomes for name in one.random_moved))
     failed = next((one.failed for one in outcomes if one.failed), "")
     return dataclasses.replace(last, comparisons=joined, random_moved=moved, failed=failed)

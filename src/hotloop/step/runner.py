@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from hotloop.step.ahead import worth_a_compile
 from hotloop.step.captured import Change, Program, Standing, capture, own_autocast_cache, prepare
 from hotloop.step.code_proofs import REPORT_IT, CodeProofs
 from hotloop.step.looking import Looking
-from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
+from hotloop.step.proof import CandidateFailedError, plain_run, prove_step, wait_for
 from hotloop.step.rescue import Rescue, is_compiled_codes
 from hotloop.step.sentinel import Sentinel
 from hotloop.step.shapes import Shapes
@@ -250,19 +251,30 @@ class Runner:
         """Say what a proof step means for the recording."""
         if changed := self.looking.changed_inside():
             self._decline(variant, changed[0])
-        elif not outcome.agrees and outcome.may_be_noise and variant.measure_again():
-            self.loop.decided(f"{self.name}: how far it is from itself is measured again: {outcome.why}", {})
-        elif not outcome.agrees:
-            reason = f"a captured step does not agree with the step itself: {outcome.why}"
-            self._decline_path(variant, Obstacle(reason, REPORT_IT))
+            return
+        # Without its result, whose graph would tie a later capture to the stream of this step.
+        variant.outcomes.append(dataclasses.replace(outcome, result=None))
+        self._conclude(variant)
+
+    def _conclude(self, variant: Variant) -> None:
+        """Say what the proof steps so far mean, by what is known of the step's own spread."""
+        assert variant.spread is not None
+        verdict = proof.verdict(variant.outcomes, variant.spread)
+        enough = len(variant.outcomes) >= proof.STEPS
+        if verdict.agrees and enough:
+            self._accept(variant, verdict)
+        elif verdict.agrees or (variant.noisy and verdict.may_be_noise and not enough):
+            return  # noise does not stay: the steps to come tell
+        elif verdict.may_be_noise and variant.measure_again():
+            self.loop.decided(f"{self.name}: how far it is from itself is measured again: {verdict.why}", {})
         else:
-            variant.agreed += 1
-            if variant.agreed == proof.STEPS:
-                self._accept(variant, outcome)
+            reason = f"a captured step does not agree with the step itself: {verdict.why}"
+            self._decline_path(variant, Obstacle(reason, REPORT_IT))
 
     def _instead(self, variant: Variant, run: Callable[[], Any], tier: Tier, obstacle: Obstacle) -> Any:
         """Run a step without the graph that failed; what it raises as well is the user's own, and declines nothing."""
-        variant.captured, variant.agreed = None, 0
+        variant.captured = None
+        variant.outcomes.clear()
         result = self._uncaptured(variant, run, tier)
         if self.kind != "undone":  # else the compiled code is at fault, and another graph will be made without it
             self._decline_path(variant, obstacle)
@@ -291,6 +303,8 @@ class Runner:
         variant.standing = Standing(self.program.holdings)
         self.loop.proof_costs((time.perf_counter() - began) / 2)
         self.looking.note()
+        if variant.outcomes:
+            self._conclude(variant)
         return result
 
     def limits_of_repeats(self) -> Limits:
@@ -347,10 +361,14 @@ class Runner:
             return plain_run(self.program.holdings, run)
 
     def _candidate(self, variant: Variant, captured: CapturedStep | None, args: Any, kwargs: Any) -> Any:
-        if captured is not None:
-            result = captured.replay(flatten((args, kwargs))[0])
-            return result, captured.gradients_at_step
         began = time.perf_counter()
+        if captured is not None:
+            wait_for(self.program.device)  # for the copies of the state
+            began = time.perf_counter()
+            result = captured.replay(flatten((args, kwargs))[0])
+            wait_for(self.program.device)
+            self.loop.replayed(time.perf_counter() - began)
+            return result, captured.gradients_at_step
         engine = self.loop.engine
         assert engine is not None
         assert variant.seen is not None
@@ -372,6 +390,7 @@ class Runner:
     def _accept(self, variant: Variant, outcome: proof.Outcome) -> None:
         assert variant.captured is not None
         variant.proven = True
+        variant.outcomes.clear()
         if self.sentinel is None:  # else it compares them
             variant.captured.forget_gradients()
         self.loop.accepted(self, outcome)

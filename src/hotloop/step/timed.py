@@ -21,11 +21,19 @@ _What = TypeVar("_What")
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """A step that ran: its tier, its kind (``run``, ``survey``, ``proof``, ...), and the turn of a trial, if any."""
+    """A step that ran.
+
+    Args:
+        tier: what it ran in.
+        kind: ``run``, ``survey``, ``proof``, ...
+        turn: that of a trial, if any.
+        alone: it began on an idle device.
+    """
 
     tier: str
     kind: str
     turn: tuple[Trial, Turn] | None
+    alone: bool = False
 
 
 class Timed(Generic[_What]):

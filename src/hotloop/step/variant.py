@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hotloop.measure import Difference, Inputs
     from hotloop.measure.limits import ComputeDtype
     from hotloop.step.captured import CapturedStep, Standing
+    from hotloop.step.proof import Outcome
     from hotloop.step.survey import Obstacle, Survey
 
 _COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
@@ -26,6 +27,7 @@ DROPS, WITHIN = 3, 24
 """A recording that is dropped so often within so many steps is not made again."""
 
 
+_EXACT = 2
 SPREADS = 4
 """How often a step is run twice, at most: kernels that are not deterministic differ at one step and not at another."""
 
@@ -48,7 +50,8 @@ class Variant:
     """Every time that the step was run twice to see how far it is from itself."""
     standing: Standing | None = None
     captured: CapturedStep | None = None
-    agreed: int = 0
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    """Of the proof steps of what is captured, without what the steps returned."""
     proven: bool = False
     declined: Obstacle | None = None
     drops: collections.deque[tuple[int, str]] = dataclasses.field(
@@ -58,7 +61,8 @@ class Variant:
     def forget(self) -> None:
         """Begin anew, with a survey."""
         self.captured, self.seen, self.spread, self.standing = None, None, None, None
-        self.agreed, self.proven = 0, False
+        self.proven = False
+        self.outcomes.clear()
         self.measured.clear()
 
     def other_path(self) -> bool:
@@ -91,10 +95,10 @@ class Variant:
     def measure_again(self) -> bool:
         """Have the step run twice once more before it is judged; False where that would tell nothing new.
 
-        Only a step whose kernels were seen to differ from run to run may differ more than it did; and not for ever.
+        A step that has repeated itself exactly twice will do so again; one whose kernels were seen to differ from run
+        to run may differ more than it did, yet it is not measured for ever.
         """
-        self.agreed = 0
-        if not self.noisy or len(self.measured) >= SPREADS:
+        if len(self.measured) >= (SPREADS if self.noisy else _EXACT):
             return False
         self.spread = None
         return True

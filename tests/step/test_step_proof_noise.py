@@ -1,0 +1,92 @@
+"""The proof where eager's own kernels differ from run to run: what does not stay is noise, what stays is declined."""
+
+import dataclasses
+
+import pytest
+from test_step_proof import WrongTape, cpu, declined_with, training
+
+from hotloop._torch.dispatch import name_of
+from hotloop.step import proof, variant
+from hotloop.testing import captured as stand_in
+
+__all__ = ["cpu"]
+
+SPREAD = 1e-5
+"""How far eager is said to be from itself, of each tensor; a recording may be 8 times as far."""
+
+
+class Flips(WrongTape):
+    """Makes a gradient too long by a part of itself, at some of its replays."""
+
+    by, at, replays = 0.0, (), 0
+
+    def replay(self):
+        self.replays += 1
+        super().replay()
+
+    def after(self, operation, made):
+        if self.replays in self.at and name_of(operation) == "aten.native_layer_norm_backward":
+            made[2].mul_(1 + self.by)
+
+
+def flips(by, *at):
+    return type("Flips", (Flips,), {"by": by, "at": at})
+
+
+@pytest.fixture
+def spreads(monkeypatch):
+    """Have eager be said to be apart from itself; gives how often it was asked."""
+    asked, spread_of = [], proof.spread_of
+
+    def spread(*args):
+        result, found = spread_of(*args)
+        asked.append(found)
+        return result, {
+            name: dataclasses.replace(one, relative=SPREAD, rms_difference=SPREAD * 1e-2) for name, one in found.items()
+        }
+
+    monkeypatch.setattr(proof, "spread_of", spread)
+    return asked
+
+
+def proven(both, tape, monkeypatch):
+    monkeypatch.setattr(stand_in, "Tape", tape)
+    run = both.alike(training(), exact=True)
+    return not run.declined
+
+
+def test_a_flip_at_one_proof_step_is_noise_and_not_measured_again(cpu, spreads, monkeypatch):
+    assert proven(cpu, flips(3e-4, 1), monkeypatch)
+    assert len(spreads) == 1
+
+
+def test_a_small_fault_at_each_replay_is_measured_again_and_declined(cpu, spreads):
+    declined_with(cpu, training(), "does not agree", "gradient of norm.bias", tape=flips(3e-4, *range(1, 20)))
+    assert len(spreads) == variant.SPREADS
+
+
+def test_a_fault_at_two_of_three_replays_is_declined(cpu, spreads):
+    declined_with(cpu, training(), "gradient of norm.bias", tape=flips(3e-4, 1, 2))
+
+
+def test_a_fault_that_is_far_beyond_the_noise_is_declined_though_it_does_not_stay(cpu, spreads):
+    declined_with(cpu, training(), "gradient of norm.bias", tape=flips(1e-2, 2))
+
+
+def test_without_noise_a_flip_is_a_fault(cpu):
+    declined_with(cpu, training(), "gradient of norm.bias", tape=flips(3e-4, 1))
+
+
+def test_noise_that_a_later_measure_shows_is_allowed_after_all(cpu, monkeypatch):
+    """The first two runs happen to be alike; then every replay of the proof is as far off as eager turns out to be."""
+    spread_of, found_so = proof.spread_of, []
+
+    def spread(*args):
+        result, found = spread_of(*args)
+        by = 1e-4 if found_so else 0.0
+        found_so.append(by)
+        return result, {name: dataclasses.replace(one, relative=by, rms_difference=by) for name, one in found.items()}
+
+    monkeypatch.setattr(proof, "spread_of", spread)
+    assert proven(cpu, flips(3e-4, 1, 2), monkeypatch)
+    assert found_so == [0.0, 1e-4]
