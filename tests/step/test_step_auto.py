@@ -1,6 +1,7 @@
 """run="auto": what is decided, from times that the test sets, and that training is eager's whatever is decided."""
 
 import re
+import time
 
 import pytest
 import torch
@@ -236,6 +237,34 @@ def test_a_background_compile_that_cannot_start_says_so_and_training_goes_on(chi
     assert ours[2].status().tier == "full"  # it pays in the foreground as well
     for ours_now, eagers in zip(ours[0], train("eager", 40)[0], strict=True):
         torch.testing.assert_close(ours_now, eagers, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.inductor
+def test_the_swap_finds_all_that_the_child_compiled(tmp_path, monkeypatch):
+    """The model draws random numbers, which the loop learns from a survey: after the child has begun."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+    with hotloop.Loop(model, optimizer, run="auto", total_steps=1_000_000) as loop:
+        planted(loop, {**TIMES, "eager": 1.0, "full": 0.4})
+
+        @loop.step
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        end = time.monotonic() + 300
+        while loop.goal.name == "eager" and time.monotonic() < end:
+            step(torch.randn(4, 8))
+            time.sleep(0.05 if loop.auto.background.tier else 0)
+        step(torch.randn(4, 8))
+        assert any(line.startswith("full: compiled in the background") for line in loop._said)
+        found = loop.compiled.status().components["model"]
+    assert (found.running, found.state, found.cache_misses) == ("default", "compiled", 0)
+    assert found.cache_hits > 0
 
 
 def test_the_child_is_stopped_with_the_loop(child):

@@ -89,7 +89,7 @@ class Background:
 
     def start(self, tier: Tier, limit_seconds: float | None) -> None:
         """Start a child for a tier's code; where that is not possible, `unavailable` says why."""
-        settings = self._loop.compiled.settings(tier, draws_random=self._loop.draws_random)
+        settings = self._loop.compiled.settings(tier)
         try:
             if self._loop.workload:
                 request = Request.of_factory(self._loop.workload, settings)

@@ -60,7 +60,7 @@ class Compiled:
         """Tell whether a model has repeated blocks, so that ``regional`` differs from ``full``."""
         return any(block_classes(model) for model in self.models.values())
 
-    def put_on(self, tier: Tier, *, draws_random: bool) -> None:
+    def put_on(self, tier: Tier) -> None:
         """Run the models as a tier asks; what has to be compiled for it is so in the steps that follow.
 
         Going back and forth between tiers costs next to nothing: what was compiled for one is kept.
@@ -73,16 +73,20 @@ class Compiled:
             for one in self._kept.pop(tier.base):
                 one.put_back()
         elif tier.compiles:
-            settings = self.settings(tier, draws_random=draws_random)
+            settings = self.settings(tier)
             for model in self.models.values():
                 compile_in_place(model, **settings)
         self.base = tier.base
 
-    def settings(self, tier: Tier, *, draws_random: bool) -> dict[str, Any]:
-        """Give the arguments for `hotloop.compile`."""
+    def settings(self, tier: Tier) -> dict[str, Any]:
+        """Give the arguments for `hotloop.compile`, here and in the background child.
+
+        With others it would fill the cache in vain, so they hang on nothing that is learnt on the way: whether the step
+        draws random numbers is known only once it was surveyed, mostly after the child has begun. Where it draws none,
+        the option changes no code.
+        """
         settings = {**tier.settings, **({"dynamic": False} if self.static else {})}
-        preset = presets.get(settings["preset"])
-        return {**settings, "preset": as_eager_draws(preset)} if draws_random else settings
+        return {**settings, "preset": as_eager_draws(presets.get(settings["preset"]))}
 
     def idle(self) -> str:
         """Say why nothing of the models runs compiled; empty where something does."""

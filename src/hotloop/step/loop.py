@@ -536,12 +536,12 @@ class Loop:
     def turn(self, tier: Tier) -> None:
         """Run the next step in a tier, as part of a trial: no more is changed than that."""
         self.goal = tier
-        if self._surveys or not tier.compiles:  # a survey tells how to compile
+        if self._surveys or not tier.compiles:  # a survey tells whether to compile at all
             self.put_on(tier)
 
     def put_on(self, tier: Tier) -> None:
         """Have the code of a tier in force; what has to be compiled is so in the steps that follow."""
-        self.compiled.put_on(tier, draws_random=self.draws_random)
+        self.compiled.put_on(tier)
 
     def release(self, tier: Tier) -> None:
         """Give back what the recordings of a tier hold: a whole step's memory each."""

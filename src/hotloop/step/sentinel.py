@@ -335,7 +335,7 @@ class Sentinel:
             loop.compiled.models,
             made,
             limits=Limits.compiled(loop.compute_dtype()),
-            settings=loop.compiled.settings(Tier(loop.compiled.base), draws_random=loop.draws_random),
+            settings=loop.compiled.settings(Tier(loop.compiled.base)),
             seconds=SEARCH_SECONDS,
         )
         if not tests.disagrees_now():
