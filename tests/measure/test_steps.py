@@ -124,3 +124,12 @@ def test_a_spread_that_is_known_later_widens_limits_and_never_narrows_them():
     assert not before.agrees
     assert with_spread(before, wider).agrees
     assert with_spread(before, narrower).failures == before.failures
+
+
+def test_where_a_tensor_all_but_cancels_its_noise_is_as_large_as_before():
+    """One step's gradient of a bias is half of what it was when the spread was measured; the noise is not."""
+    large, small = ({"bias": torch.full((8,), size), "weight": torch.full((8,), size / 4)} for size in (4.0, 2.0))
+    off = torch.tensor([1.0, -1.0] * 4) * 1e-3
+    seen = compare(large, {**large, "bias": large["bias"] + off}, Limits.rounding()).differences
+    assert compare(small, {**small, "bias": small["bias"] + 7.9 * off}, Limits.rounding(), spread=seen).agrees
+    assert not compare(small, {**small, "bias": small["bias"] + 8.1 * off}, Limits.rounding(), spread=seen).agrees

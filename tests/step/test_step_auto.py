@@ -315,7 +315,7 @@ def spending(monkeypatch, *seconds):
     """Have a preparation seem to have taken so long before each of its steps."""
 
     def spent(self):
-        return ([0.0, *seconds])[min(self.loop.steps - self._began[0], len(seconds))]
+        return ([0.0, *seconds])[min(self.loop.steps - self._began, len(seconds))]
 
     monkeypatch.setattr(auto.Auto, "_spent", spent)
 

@@ -256,10 +256,14 @@ def _score_rounding(each: Difference, limits: Limits, scale: float, spread: _Spr
 
 
 def _room(each: Difference, scale: float, spread: _Spread) -> float:
-    """Give how far a tensor may be off for eager's own spread, in what `_score_rounding` measures it by."""
-    if each.rms < scale:
-        return spread.allowed(each.name, "rms_difference") / scale
-    return spread.allowed(each.name, "relative")
+    """Give how far a tensor may be off for eager's own spread, in what `_score_rounding` measures it by.
+
+    What kernels add in another order is as large as what they add: where a sum all but cancels at one step (the bias
+    before a normalisation), its difference is no smaller, and may be any part of it.
+    """
+    size = max(each.rms, scale)
+    absolute = spread.allowed(each.name, "rms_difference") / size if size > 0 else 0.0
+    return absolute if each.rms < scale else max(absolute, spread.allowed(each.name, "relative"))
 
 
 def _scale(numeric: Sequence[Difference]) -> float:

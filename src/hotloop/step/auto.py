@@ -71,8 +71,10 @@ class Auto:
         self._speeds = Speeds(loop.given)
         self._recent: collections.deque[float] = collections.deque(maxlen=_RECENT)
         self._trying: Tier | None = None
-        self._began = (0, 0.0)
-        """Step and moment at which the preparation now going on began."""
+        self._began = 0
+        """The step at which the preparation now going on began, and what its steps have taken beyond plain ones."""
+        self._extra = 0.0
+        self._step_began: float | None = None
         self._prepared = 0.0
         self._proven: set[str] = {loop.given}
         self._declined: set[str] = set()
@@ -95,12 +97,13 @@ class Auto:
 
     def at_step_boundary(self, step: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Decide what the coming step runs in; mostly that is no question."""
+        self._step_began = None
         if self._first is None:
             self._first = self.loop.steps
             self._ask_at = self._first + EAGER_STEPS
             self._recall(step, (args, kwargs))
         if self._trying is not None and self.trial is None:
-            if self.loop.steps - self._began[0] > _GIVE_UP_STEPS:
+            if self.loop.steps - self._began > _GIVE_UP_STEPS:
                 self._decline(self._trying.name, "no kind of call came back often enough to be captured and proven")
                 self._give_up("not proven")
             elif self._too_dear():
@@ -116,6 +119,7 @@ class Auto:
         if self.trial is not None:  # one that was begun just now has its first turn in this very step
             self.turn = self.trial.turn()
             self.loop.turn(parse(self.turn.tier))
+        self._step_began = time.perf_counter()
 
     def _recall(self, step: Callable[..., Any], inputs: Any) -> None:
         """Start from what is known of the program; what a run of this process has timed need not be timed again."""
@@ -206,7 +210,7 @@ class Auto:
             self.loop.release(tier)
 
     def _try(self, tier: Tier, reason: str, limit: float | None) -> None:
-        self._trying, self._began, self._prepared = tier, (self.loop.steps, time.perf_counter()), 0.0
+        self._trying, self._began, self._prepared, self._extra = tier, self.loop.steps, 0.0, 0.0
         self._limit = None if tier.compiles else limit
         self._spent_before, self._replayed = 0.0, None
         if tier.name in self._proven:
@@ -227,9 +231,21 @@ class Auto:
         self.loop.aim(self.in_force, reason)
 
     def _spent(self) -> float:
-        """Give the seconds since the preparation began beyond what its steps would have taken without it."""
-        usual = self._speeds.seconds(self.in_force.name) or 0.0
-        return max(0.0, time.perf_counter() - self._began[1] - usual * (self.loop.steps - self._began[0]))
+        """Give the seconds that the preparation has taken so far beyond what its steps would have taken without it."""
+        under_way = time.perf_counter() - self._step_began if self._step_began is not None else 0.0
+        return self._extra + self._beyond(under_way)
+
+    def _beyond(self, seconds: float) -> float:
+        return max(0.0, seconds - (self._speeds.seconds(self.in_force.name) or 0.0))
+
+    def took(self, kind: str) -> None:
+        """A step of a kind is over. A plain one between those of a preparation is none of its cost.
+
+        A length that comes for the first time takes several times as long in eager as well.
+        """
+        if self._step_began is not None and self._trying is not None and self.trial is None and kind != "run":
+            self._extra += self._beyond(time.perf_counter() - self._step_began)
+        self._step_began = None
 
     @property
     def eager_seconds(self) -> float | None:

@@ -126,6 +126,8 @@ class CapturedStep:
         self.in_users_code = False
         """An optimizer outside the recording is stepping: what a replay raises then is its own."""
         self._done = 0
+        self.first_seconds: float | None = None
+        """What it took to execute when it was recorded."""
 
     def replay(self, leaves: list[Any]) -> Any:
         """Run the step on a new batch; gives its result, in tensors of its own."""
@@ -266,6 +268,7 @@ class CapturedStep:
             recording.abandon()
             raise
         recording.close()
+        self.first_seconds = recording.replay_seconds
         return result
 
 

@@ -11,6 +11,7 @@ import gc
 import inspect
 import os
 import threading
+import time
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,7 +37,13 @@ class Segment(Protocol):
 
 
 class Recording(Protocol):
-    """A step that is being recorded; everything recorded has been executed once its segment has ended."""
+    """A step that is being recorded; everything recorded has been executed once its segment has ended.
+
+    Attributes:
+        replay_seconds: what its segments took to execute, recording them apart; None where that cannot be told.
+    """
+
+    replay_seconds: float | None
 
     def cut(self) -> Segment:
         """End the current segment."""
@@ -149,6 +156,7 @@ class _Pool:
 
 class _CudaRecording:
     def __init__(self, pool: _Pool, side: torch.cuda.Stream, *, told_capturing: bool) -> None:
+        self.replay_seconds: float | None = None
         self._pool, self._side = pool, side
         self._stack = contextlib.ExitStack()
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -183,7 +191,11 @@ class _CudaRecording:
             graph.capture_end()
         self._graph = None  # from here on there is nothing to recover from
         self._pool.add(graph)
+        torch.cuda.synchronize(self._side.device)
+        began = time.perf_counter()
         graph.replay()
+        torch.cuda.synchronize(self._side.device)
+        self.replay_seconds = (self.replay_seconds or 0.0) + time.perf_counter() - began
         return graph
 
     def abandon(self) -> None:

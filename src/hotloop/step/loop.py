@@ -327,6 +327,8 @@ class Loop:
                 alone=alone,
             )
         self.steps += 1
+        if self.auto is not None:
+            self.auto.took(runner.kind)
         self._carefully(self.settle)
         if self.auto is not None and self.auto.quiet:
             self._untimed = _UNTIMED

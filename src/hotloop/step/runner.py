@@ -376,6 +376,8 @@ class Runner:
         told = variant.told_capturing
         captured, result = capture(self.program, engine, variant.seen, outside, (args, kwargs), told_capturing=told)
         variant.captured = captured
+        if captured.first_seconds is not None:
+            self.loop.replayed(captured.first_seconds)
         self.loop.emit(
             ev.Captured(
                 step=self.loop.steps,

@@ -188,16 +188,19 @@ class Sentinel:
             variant.captured.keep_gradients()
         self._checks += 1
         self._plan(time.perf_counter() - began, tier)
+        self._carefully(self._judge, _to_judge(outcome, referred=wide is not None or not code), variant, call, tier)
+        if not self._suspects:
+            self._code = not self._code
+        return outcome.result
+
+    def _carefully(self, judge: Callable[..., None], *args: Any) -> None:
         try:
-            self._judge(_to_judge(outcome, referred=wide is not None or not code), variant, call, tier)
+            judge(*args)
         except CandidateFailedError:
             raise
         except Exception as error:  # noqa: BLE001 - the step is done and right, whatever is wrong with looking at it
             _log.warning("a sentinel step could not be judged", exc_info=True)
             self.stop(f"one could not be judged: {describe(error)}")
-        if not self._suspects:
-            self._code = not self._code
-        return outcome.result
 
     def stop(self, why: str) -> None:
         """Make no more checks."""
@@ -224,7 +227,7 @@ class Sentinel:
     def _measured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
         """Run the step twice as what was recorded, to see anew how far its kernels are from themselves: a real step.
 
-        Then the recording is held against that in three more steps. Late in a training gradients that are rounding and
+        Then the steps that were looked into are judged again. Late in a training gradients that are rounding and
         nothing else, of a bias that a softmax cancels, differ more than they did when the recording was proven.
         """
         began = time.perf_counter()
@@ -238,6 +241,7 @@ class Sentinel:
             variant.measured.extend([{}] * MEASURED)
         else:
             variant.note_spread(spread)
+        self._carefully(self._weigh, variant, tier)
         return result
 
     # -- what it means ---------------------------------------------------------------------------------------------
@@ -267,17 +271,18 @@ class Sentinel:
         if len(outcomes) % proof.STEPS:
             self._left = 0
             return
-        joined = proof.over_steps(outcomes)
-        if self._of_code(variant, tier) and not joined.hopeless:
+        code = self._of_code(variant, tier)
+        joined = proof.over_steps(outcomes) if code else proof.verdict(outcomes, (variant and variant.spread) or {})
+        if code and not joined.hopeless:
             joined = proof.over_steps(outcomes, scatter=True)
             if not joined.agrees and len(outcomes) == proof.STEPS:
                 self._left = 0
                 return
-        calls = [one for _, one in self._evidence[-proof.STEPS :]]
-        self._evidence.clear()
-        if not joined.agrees and not self._of_code(variant, tier) and self._may_be_noise(joined, variant):
+        if not joined.agrees and not code and self._may_be_noise(joined, variant):
             self._measures, self._left = True, 0
             return
+        calls = [one for _, one in self._evidence[-proof.STEPS :]]
+        self._evidence.clear()
         self._suspects = False
         if not joined.agrees:
             self._disagrees(joined, calls, variant, tier)

@@ -77,7 +77,7 @@ class Variant:
         return True
 
     def note_spread(self, found: dict[str, Difference], earlier: dict[str, Difference] | None = None) -> None:
-        """Take note of how far the step is from itself: of each tensor, the furthest yet.
+        """Take note of how far the step is from itself: of each tensor, the furthest yet, as such and beside its size.
 
         Args:
             found: how far two runs of the step were apart just now.
@@ -86,7 +86,7 @@ class Variant:
         self.measured.append(found)
         known = [*self.measured, *([earlier] if earlier else [])]
         self.spread = {
-            name: max((one[name] for one in known if name in one), key=lambda each: each.rms_difference)
+            name: _furthest([one[name] for one in known if name in one])
             for name in dict.fromkeys(name for one in self.measured for name in one)
         }
         if earlier is not None:
@@ -117,6 +117,12 @@ class Variant:
     def decline(self, obstacle: Obstacle) -> None:
         """Never capture it."""
         self.captured, self.declined = None, obstacle
+
+
+def _furthest(found: list[Difference]) -> Difference:
+    furthest = max(found, key=lambda one: one.rms_difference)
+    relative = [one.relative for one in found if one.relative is not None]
+    return dataclasses.replace(furthest, relative=max(relative)) if relative else furthest
 
 
 class Keys:

@@ -62,6 +62,7 @@ class TapeRecording:
 
     def __init__(self, *, told_capturing: bool) -> None:
         self._told_capturing = told_capturing
+        self.replay_seconds: float | None = None  # what was recorded ran as it was
         self._open: contextlib.ExitStack | None = None
         self._tape = Tape()
         self.resume()
