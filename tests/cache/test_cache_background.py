@@ -228,6 +228,16 @@ def test_what_a_child_compiled_is_taken_over_once_it_is_done(start, home):
     assert kept() == ["ab/half", "ab/known", "ab/new"]
 
 
+def test_what_a_child_tuned_stays_where_its_kernels_look_for_it(start, home):
+    with shared_compiles() as shared:
+        tuned = '(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) / "k.best_config").write_text("fastest")'
+        child = start(f"from pathlib import Path; {tuned}; report({FACTS!r})")
+        assert isinstance(wait(child), Done)
+        places = [path.relative_to(shared.place) for path in shared.place.rglob("k.best_config")]
+        assert sorted(place.parts[0] for place in places) == ["children", "k.best_config"]
+    assert kept() == ["k.best_config"]
+
+
 @pytest.mark.parametrize("ending", ["time.sleep(1000)", "os._exit(1)", "report({'failed': 'no'})"])
 def test_what_a_child_leaves_that_did_not_get_done_is_never_kept(start, home, tmp_path, ending):
     with shared_compiles() as shared:

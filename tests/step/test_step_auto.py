@@ -10,7 +10,7 @@ from torch import nn
 import hotloop
 from hotloop.cache import BackgroundUnavailableError, Done, Failed
 from hotloop.measure import Timing
-from hotloop.step import auto, background, sharing
+from hotloop.step import auto, background, compiled, sharing
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018, "as-given": 0.010}
 
@@ -237,6 +237,20 @@ def test_a_background_compile_that_cannot_start_says_so_and_training_goes_on(chi
     assert ours[2].status().tier == "full"  # it pays in the foreground as well
     for ours_now, eagers in zip(ours[0], train("eager", 40)[0], strict=True):
         torch.testing.assert_close(ours_now, eagers, rtol=1e-3, atol=1e-5)
+
+
+def test_the_child_is_asked_for_what_the_swap_puts_on(child, monkeypatch):
+    """The child begins before the survey, which tells that the model draws random numbers."""
+    put_on = []
+
+    def note(model, **settings):
+        put_on.append(settings)
+        return hotloop.compile(model, "aot_eager")
+
+    monkeypatch.setattr(compiled, "compile_in_place", note)
+    train("auto", 60, {**TIMES, "eager": 1.0, "full": 0.4}, total=1_000_000, prepared=with_recorder)
+    assert put_on == [child.started[0][0]]
+    assert put_on[0]["preset"].options == {"fallback_random": True}
 
 
 @pytest.mark.inductor

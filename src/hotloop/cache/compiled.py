@@ -371,10 +371,12 @@ def files_in(place: Path, known: Iterable[str]) -> list[tuple[File, Path]]:
     return [(file, path) for file, path in found if path not in doubtful]
 
 
-def remove_tree(place: Path) -> None:
-    """Remove a folder of torch's, whatever is in it; what cannot be removed stays."""
+def remove_tree(place: Path, *, but: str | None = None) -> None:
+    """Remove a folder of torch's, whatever is in it, but files with a suffix; what cannot be removed stays."""
     for root, folders, names in os.walk(place, topdown=False):
         for name in names:
+            if but is not None and name.endswith(but):
+                continue
             with contextlib.suppress(OSError):
                 Path(root, name).unlink()
         for name in folders:

@@ -34,6 +34,8 @@ _LIFE = "alive"
 _YOUNG = 60.0
 """Seconds in which a folder may not have been locked yet."""
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_TUNED = ".best_config"
+"""The suffix of files that say which of a kernel's settings was the fastest."""
 _log = logging.getLogger("hotloop")
 
 
@@ -126,18 +128,24 @@ class ChildFolder:
             with contextlib.suppress(FileNotFoundError):
                 _link(working.place / name, self.place / name)
         self._given = frozenset(working.known)
+        self._taken_over = False
 
     def take_over(self) -> None:
         """Move what the child compiled to the process's folder, where torch finds it and `Working.keep` keeps it."""
         try:
             for file, path in files_in(self.place, self._given):
                 _link(path, self._working.place / file.path)
+            self._taken_over = True
         except OSError as error:
             _log.warning("what was compiled in the background cannot be taken over: %s. The run goes on.", error)
 
     def remove(self) -> None:
-        """Remove it with all that is in it."""
-        remove_tree(self.place)
+        """Remove it with all that is in it.
+
+        Of one that was taken over, what tuning found stays as long as the process's folder: kernels in torch's entries
+        look for it by the absolute path that they were compiled at, and are tuned anew where it is gone.
+        """
+        remove_tree(self.place, but=_TUNED if self._taken_over else None)
 
 
 def child_folder() -> ChildFolder | None:
