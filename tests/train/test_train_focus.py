@@ -6,6 +6,8 @@ import types
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hotloop
 from hotloop import presets, recipes, record
@@ -143,12 +145,17 @@ def test_cuda_graphs_are_tried_on_a_program_made_anew_and_the_calls_are_counted(
     assert losses(tmp_path / "run") == losses(tmp_path / "eager")
     lens, gist = (document["components"][name]["modes"] for name in ("lens", "gist"))
     assert (lens["training"]["calls_per_step"], gist["training"]["calls_per_step"]) == ({"1": 6}, {"1": 6})
-    assert lens["training"]["shapes"] == {"12x104x32, 12x104, 12x104": 6}
-    assert list(lens["inference"]["shapes"]) == ["4x104x32, 4x104, 4x104"]  # the allocator's calls, for a batch at once
+    assert lens["training"]["shapes"] == {"4x192x32, 4x6x32, 198x32, 12x6": 6}
+    assert list(lens["inference"]["shapes"]) == [
+        "4x192x32, 4x6x32, 198x32, 4x6"
+    ]  # the allocator's calls, for a batch at once
     assert gist["inference"]["calls"] >= 5
     assert lens["training"]["calls_in_backward"] == lens["inference"]["calls_in_backward"] == 0
     said = "\n".join(outcome.remarks)
-    assert "Calls of lens in training: 1 (6 times) a step, 0 inside a backward, on 12x104x32" in said
+    assert (
+        "Calls of lens in training: 1 (6 times) a step, 0 inside a backward, on 4x192x32, 4x6x32, 198x32, 12x6 (6 times)"
+        in said
+    )
     assert "Calls of gist in inference" in said
 
 
@@ -250,6 +257,44 @@ def test_without_the_one_helper_the_emulation_finds_the_fault(monkeypatch, where
     with cudagraph_emulation() as emulation, pytest.raises(StaleOutputError, match=r"focus|test_train_focus"):
         reading(emulation)
     assert emulation.overwritten
+
+
+class Reads(TorchDispatchMode):
+    """Counts what waits for a value on the device."""
+
+    found = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found += str(func).startswith(("aten._local_scalar_dense", "aten.nonzero", "aten.is_nonzero"))
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_allocator_waits_for_no_value():
+    workload = focus.make()
+    batch = next(iter(workload.read()))
+    with Reads() as reads:
+        workload.ready(batch)
+    assert reads.found == 0
+    with Reads() as reads:
+        bool((torch.ones(2) == 1).all())
+    assert reads.found == 1
+
+
+def test_a_round_of_the_allocator_is_one_graph_and_does_the_same_edits():
+    torch.manual_seed(0)
+    workload = focus.make()
+    for batch in workload.read():
+        workload.run(workload.ready(batch))
+    (texts, *_), lens = batch, workload.model["lens"]
+    controller = workload.infer.__self__
+    expected = controller.focused(texts[:, :-BLOCK])
+    assert expected.edits.sum() > 0
+    graphs = CompileCounterWithBackend("aot_eager")
+    lens.compile(backend=graphs, fullgraph=True, dynamic=False)
+    found = controller.focused(texts[:, :-BLOCK])
+    assert (graphs.frame_count, len(found.scores)) == (1, controller.focus.rounds)
+    assert torch.equal(found.expanded, expected.expanded)
+    assert all(torch.equal(*both) for both in zip(found.scores, expected.scores, strict=True))
 
 
 def test_settings_that_do_not_go_together_are_refused(tmp_path):

@@ -1,5 +1,7 @@
 """The working context of recipe `focus` and its allocator: what must hold of any text, any scores and any budget."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,14 +120,25 @@ def test_scores_of_nothing_and_scores_that_are_no_numbers_edit_nothing(case):
 
 @quick
 @given(contexts(), st.integers(1, 4), st.integers(1, 3))
-def test_the_allocator_ends_with_contexts_that_ask_for_nothing_more_or_after_its_rounds(case, rounds, edits):
+def test_the_allocator_does_what_each_round_asks_for_and_after_one_that_asks_for_nothing_nothing(case, rounds, edits):
     frame, expanded, scores = case
-    found = focus(lambda layout: scores.gather(1, layout.block), expanded, frame, rounds=rounds, edits=edits)
-    assert 1 <= len(found.scores) <= rounds
-    assert (found.edits <= 2 * edits * rounds).all()
+    seen = [expanded]
+
+    def look(expanded):
+        assert torch.equal(expanded, seen[-1])
+        seen.append(edit(expanded, scores, frame, edits))
+        return scores, seen[-1]
+
+    found = focus(look, expanded, rounds)
+    assert (len(found.scores), len(seen)) == (rounds, rounds + 1)
+    assert torch.equal(found.expanded, seen[-1])
     assert (frame.slots(found.expanded) <= frame.budget).all()
-    if len(found.scores) < rounds:
-        assert torch.equal(edit(found.expanded, scores, frame, edits), found.expanded)
+    changes = [(after != before).sum(-1) for before, after in itertools.pairwise(seen)]
+    assert torch.equal(found.edits, sum(changes))
+    assert (found.edits <= 2 * edits * rounds).all()
+    for row in range(len(expanded)):
+        still = [int(change[row]) == 0 for change in changes]
+        assert still == sorted(still)
 
 
 @quick

@@ -154,8 +154,8 @@ def windows(settings: Settings, sides: texts.Sides) -> tuple[Tokens, Data]:
 def workload_of(controller: Controller) -> Workload:
     """Give a controller as the program that everything of hotloop's takes.
 
-    The networks have names, which are those of the components. The allocator chooses what a step sees in ``before``,
-    since it branches on what the lens says, and a captured step may not; and it is what is called without gradients.
+    The networks have names, which are those of the components. The allocator chooses what a step sees in ``before``: it
+    is what is called without gradients, in presets of its own, and contexts are drawn there as well, on the host.
     """
     return Workload(
         {"model": controller.model, "gist": controller.gist, "lens": controller.lens},

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 import hotloop
-from hotloop.train.focus.context import BLOCK, by_block, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from hotloop.train.focus.context import Frame, Layout
+    from hotloop.train.focus.context import Frame
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,53 +45,40 @@ def edit(expanded: Tensor, scores: Tensor, frame: Frame, most: int) -> Tensor:
         frame: the sizes.
         most: edits of a row.
     """
-    far = torch.arange(frame.blocks, device=expanded.device) < frame.blocks - frame.protected
-    free = far.expand_as(expanded).clone()
-    nothing = scores.new_full((), -torch.inf)
+    numbers = torch.arange(frame.blocks, device=expanded.device)
+    # What each edit is worth, (2, rows, blocks): to expand a block, and to collapse it. What may not be is worth -inf.
+    worth = torch.stack([scores, -scores]).masked_fill(numbers >= frame.blocks - frame.protected, -torch.inf)
     for _ in range(most):
-        worth_in, coming = torch.where(free & ~expanded, scores, nothing).max(-1)
-        worth_out, going = torch.where(free & expanded, -scores, nothing).max(-1)
-        fits = frame.slots(expanded) + BLOCK - 1 <= frame.budget
-        wants = worth_in > 0
-        values = torch.stack(
-            [
-                torch.where(fits & wants, worth_in, nothing),
-                torch.where(worth_out > 0, worth_out, nothing),
-                torch.where(~fits & wants & (worth_in + worth_out > 0), worth_in + worth_out, nothing),
-            ]
-        )
-        value, kind = values.max(0)
-        does = value > nothing
-        expands = (does & (kind != 1)).unsqueeze(-1) & _one(coming, frame.blocks)
-        collapses = (does & (kind != 0)).unsqueeze(-1) & _one(going, frame.blocks)
-        expanded = (expanded | expands) & ~collapses
-        free = free & ~expands & ~collapses
+        done = torch.stack([expanded, ~expanded])
+        best, block = worth.masked_fill(done, -torch.inf).max(-1)
+        coming, going = best
+        full = expanded.sum(-1) >= frame.most
+        # Where the budget is spent, only both at once: if that is worth anything, and more than to collapse alone.
+        better = torch.where(full, coming + going > going.clamp(min=0), coming >= going)
+        expands = better & (coming > 0)
+        collapses = torch.where(expands, full, going > 0)
+        changed = ((numbers == block.unsqueeze(-1)) & torch.stack([expands, collapses]).unsqueeze(-1)).any(0)
+        expanded = expanded ^ changed
+        worth = worth.masked_fill(changed, -torch.inf)
     return expanded
 
 
-def _one(block: Tensor, blocks: int) -> Tensor:
-    return torch.arange(blocks, device=block.device) == block.unsqueeze(-1)
+def focus(look: Callable[[Tensor], tuple[Tensor, Tensor]], expanded: Tensor, rounds: int) -> Focused:
+    """Edit working contexts round by round.
 
-
-def focus(score: Callable[[Layout], Tensor], expanded: Tensor, frame: Frame, *, rounds: int, edits: int) -> Focused:
-    """Edit working contexts round by round, until no edit is asked for.
+    Once no edit is asked for, the rounds that are left change nothing. Nobody asks whether that is so: a GPU would have
+    to be waited for in each round, and nearly always it is not.
 
     Args:
-        score: gives the score of each slot of contexts that are laid out, (rows, budget). It may be compiled with CUDA
-            graphs: what is kept of it goes through `hotloop.own`.
+        look: one round: gives the score of each slot of contexts, (rows, budget), and what they are after their edits.
+            It may be compiled with CUDA graphs: what is kept of it goes through `hotloop.own`.
         expanded: where to begin, (rows, blocks).
-        frame: the sizes.
-        rounds: at most so many.
-        edits: of a row in a round.
+        rounds: so many.
     """
-    kept, done = [], torch.zeros(expanded.shape[0], dtype=torch.long, device=expanded.device)
+    kept, contexts = [], [expanded]
     for _ in range(rounds):
-        layout = lay_out(expanded, frame)
-        scores = hotloop.own(score(layout))
+        scores, expanded = hotloop.own(look(expanded))
         kept.append(scores)
-        changed = edit(expanded, by_block(scores.float(), layout, frame.blocks), frame, edits)
-        done = done + (changed != expanded).sum(-1)
-        still, expanded = bool((changed == expanded).all()), changed
-        if still:
-            break
-    return Focused(expanded, tuple(kept), done)
+        contexts.append(expanded)
+    seen = torch.stack(contexts)
+    return Focused(expanded, tuple(kept), (seen[1:] != seen[:-1]).sum((0, 2)))

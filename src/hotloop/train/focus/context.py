@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 BLOCK = 32
 """Tokens of a block, which a gist stands for."""
+ITEMS = BLOCK + 1
+"""What there is of a block to show: its tokens, and its gist behind them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +65,14 @@ class Frame:
         return self.protected * BLOCK + self.blocks - self.protected
 
     @property
+    def most(self) -> int:
+        """How many blocks can be expanded, the protected ones among them."""
+        return min((self.budget - self.blocks) // (BLOCK - 1), self.blocks)
+
+    @property
     def room(self) -> int:
         """How many blocks can be expanded besides the protected ones."""
-        return min((self.budget - self.least) // (BLOCK - 1), self.blocks - self.protected)
+        return self.most - self.protected
 
     def slots(self, expanded: Tensor) -> Tensor:
         """Count the slots that contexts of shape (rows, blocks) take; shape (rows,)."""
@@ -102,10 +109,12 @@ class Layout(NamedTuple):
 
     Slots are in the order of the text and end with its last token; what is left of the budget comes first, empty.
 
-    ``block``: the number of the block. ``place``: that of the token in its block, or `BLOCK` for a gist. ``taken``:
+    ``item``: the number of what stands there, of all that the text has: of each block its tokens, and then its gist.
+    ``block``: the number of its block. ``place``: that of the token in its block, or `BLOCK` for a gist. ``taken``:
     whether anything stands there. ``share``: its share in the score of its block, 0 where the block is protected.
     """
 
+    item: Tensor
     block: Tensor
     place: Tensor
     taken: Tensor
@@ -119,16 +128,16 @@ def lay_out(expanded: Tensor, frame: Frame) -> Layout:
         expanded: (rows, blocks), within the budget.
         frame: their sizes.
     """
-    widths = torch.where(expanded, BLOCK, 1)
-    ends = widths.cumsum(-1)
-    slot = torch.arange(frame.budget, device=expanded.device) - (frame.budget - ends[:, -1:])
-    taken = slot >= 0
-    slot = slot.clamp(min=0)
-    block = torch.searchsorted(ends, slot, right=True)
-    place = torch.where(expanded.gather(1, block), slot - (ends - widths).gather(1, block), BLOCK)
-    editable = taken & (block < frame.blocks - frame.protected)
-    share = torch.where(editable, 1.0 / widths.gather(1, block), 0.0)
-    return Layout(block, place, taken, share)
+    whole = expanded.unsqueeze(-1)
+    shown = torch.cat([whole.expand(-1, -1, BLOCK), ~whole], -1).flatten(1)  # of each item, whether it has a slot
+    counts = shown.cumsum(-1)
+    number = torch.arange(1 - frame.budget, 1, device=expanded.device) + counts[:, -1:]
+    taken = number > 0
+    item = torch.searchsorted(counts, number.clamp(min=1))
+    block, place = item // ITEMS, item % ITEMS
+    width = (place < BLOCK) * (BLOCK - 1) + 1  # of its block
+    share = (taken & (block < frame.blocks - frame.protected)) / width
+    return Layout(item, block, place, taken, share)
 
 
 def fill(layout: Layout, tokens: Tensor, gists: Tensor) -> Tensor:
@@ -142,11 +151,10 @@ def fill(layout: Layout, tokens: Tensor, gists: Tensor) -> Tensor:
     Returns:
         (texts x contexts, budget, width); empty slots hold the first token.
     """
-    texts, length, width = tokens.shape
-    source = torch.cat([tokens, gists], 1)
-    at = torch.where(layout.place < BLOCK, layout.block * BLOCK + layout.place, length + layout.block)
-    at = torch.where(layout.taken, at, 0).view(texts, -1, 1).expand(-1, -1, width)
-    return source.gather(1, at).view(*layout.block.shape, width)
+    texts, _, width = tokens.shape
+    items = torch.cat([tokens.reshape(texts, -1, BLOCK, width), gists.unsqueeze(2)], 2).flatten(1, 2)
+    at = (layout.item * layout.taken).view(texts, -1, 1).expand(-1, -1, width)
+    return items.gather(1, at).view(*layout.item.shape, width)
 
 
 def by_block(scores: Tensor, layout: Layout, blocks: int) -> Tensor:

@@ -117,7 +117,8 @@ class Controller:
         The latter two as `losses.preference` takes them.
         """
         rows, contexts, blocks = expanded.shape
-        layout = lay_out(expanded.flatten(0, 1), self.frame)
+        expanded = expanded.flatten(0, 1)
+        layout = lay_out(expanded, self.frame)
         tokens = self.model.tokens(texts)
         gists = self.gist(tokens[:, :-BLOCK].reshape(rows * blocks, BLOCK, -1)).view(rows, blocks, -1)
         context = fill(layout, tokens[:, :-BLOCK], gists) + self.model.place(layout.block, layout.place)
@@ -125,9 +126,11 @@ class Controller:
         found, counts = self.read(context, layout, texts, tokens[:, -BLOCK:-1])
         ahead = found[:, -BLOCK:].mean(1).view(rows, contexts)
 
-        scores = self.lens(context.detach(), layout.taken, layout.share)
-        seen = by_block(scores.float(), layout, blocks).view(rows, contexts, blocks)
-        return (found * counts).sum() / counts.sum(), losses.utilities(seen, expanded), ahead
+        shown = (tokens[:, :-BLOCK], gists, self.model.everywhere())
+        scores, _ = self.lens(*(one.detach() for one in shown), expanded)
+        seen = by_block(scores.float(), layout, blocks)
+        worth = losses.utilities(*(one.view(rows, contexts, blocks) for one in (seen, expanded)))
+        return (found * counts).sum() / counts.sum(), worth, ahead
 
     def read(self, context: Tensor, layout: Layout, texts: Tensor, behind: Tensor) -> tuple[Tensor, Tensor]:
         """Read contexts and, after each, the last block of its text; gives the loss of what follows each slot.
@@ -162,17 +165,20 @@ class Controller:
     # -- between the steps -----------------------------------------------------------------------------------------
 
     def before(self, texts: Tensor) -> tuple[Tensor, Tensor]:
-        """Choose the contexts through which the next step reads its texts; outside of the step, since it branches.
+        """Choose the contexts through which the next step reads its texts; outside of it, without gradients.
 
         They are the allocator's, the newest blocks, and, by turns, the newest but for one, and blocks drawn at random.
         """
         self.rate.advance()
         texts = texts.to(self.device)
-        contexts = [self.focused(texts[:, :-BLOCK]).expanded, self.frame.newest(len(texts), self.device)]
-        for number in range(self.focus.contexts - len(contexts)):
+        focused = self.focused(texts[:, :-BLOCK]).expanded
+        others = [self.frame.newest(len(texts))]
+        for number in range(self.focus.contexts - 2):
             other = self.frame.drawn if number % 2 else self.frame.exchanged
-            contexts.append(other(len(texts), self.device))
-        return texts, torch.stack(contexts, 1)
+            others.append(other(len(texts)))
+        # Drawn while a GPU is at the allocator's calls, and taken there without waiting for their end.
+        drawn = torch.stack(others, 1).to(self.device, non_blocking=True)
+        return texts, torch.cat([focused.unsqueeze(1), drawn], 1)
 
     @torch.no_grad()
     def focused(self, texts: Tensor) -> Focused:
@@ -183,14 +189,13 @@ class Controller:
             # The allocator's cache: kept over all of the lens's calls.
             gists = hotloop.own(self.gist(tokens.view(rows * self.frame.blocks, BLOCK, -1)))
             gists = gists.view(rows, self.frame.blocks, -1)
+            where = self.model.everywhere()
 
-            def score(layout: Any) -> Tensor:
-                context = fill(layout, tokens, gists) + self.model.place(layout.block, layout.place)
-                scores: Tensor = self.lens(context, layout.taken, layout.share)
-                return scores
+            def look(expanded: Tensor) -> tuple[Tensor, Tensor]:
+                found: tuple[Tensor, Tensor] = self.lens(tokens, gists, where, expanded, self.focus.edits)
+                return found
 
-            start = self.frame.newest(rows, self.device)
-            return focus(score, start, self.frame, rounds=self.focus.rounds, edits=self.focus.edits)
+            return focus(look, self.frame.newest(rows, self.device), self.focus.rounds)
 
     def infer(self, texts: Tensor, expanded: Tensor) -> tuple[Tensor, ...]:
         """Focus the first text of a batch alone, and read on, as a reader does.
