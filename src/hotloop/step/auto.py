@@ -89,7 +89,6 @@ class Auto:
         """Of eager steps that began on an idle device, the share that the host was at them."""
         self._limit: float | None = None
         """Seconds that the preparation now going on may take, as far as it can be given up between two steps."""
-        self._spent_before = 0.0
         self._replayed: float | None = None
         self._said = ""
 
@@ -135,24 +134,27 @@ class Auto:
         return (self.trial, self.turn) if self.trial is not None and self.turn is not None else None
 
     @property
+    def preparing(self) -> bool:
+        """Tell whether a tier is on its way to its first proven step."""
+        return self._trying is not None and self.trial is None
+
+    @property
     def looks_at_launches(self) -> bool:
         """Tell whether the coming step begins on an idle device, so that its launches hide behind no earlier one's."""
         return self._steps_here() in _LAUNCHES and self._trying is None and self.in_force == Tier(self.loop.given)
 
     def _too_dear(self) -> bool:
-        """Tell whether the preparation going on has to be given up, since the next step of it may break the promise.
+        """Tell whether the preparation going on has to be given up: it has cost what may be lost.
 
         Once the recording was replayed, what it saves is known, and counts as a timed tier's saving does.
         """
         if self._limit is None:
             return False
-        spent, last = self._spent(), self._spent_before
-        self._spent_before = spent
         eager = self._speeds.base_low_seconds
         saved = 0.0
         if self._replayed is not None and eager is not None:
             saved = certain_saving_seconds(eager, self._replayed, self._left())
-        return spent + (spent - last) > self._limit + saved
+        return self._spent() > self._limit + saved
 
     @property
     def quiet(self) -> bool:
@@ -212,7 +214,7 @@ class Auto:
     def _try(self, tier: Tier, reason: str, limit: float | None) -> None:
         self._trying, self._began, self._prepared, self._extra = tier, self.loop.steps, 0.0, 0.0
         self._limit = None if tier.compiles else limit
-        self._spent_before, self._replayed = 0.0, None
+        self._replayed = None
         if tier.name in self._proven:
             self._start_trial(tier)
         else:

@@ -73,11 +73,7 @@ class Background:
         found = [expect(name, facts, background=ready is not None)]
         if ready is not None and found[0] is not None:  # the child is done: only the swap is left
             swap = min(ready, found[0].prepare_seconds)
-            found = [
-                dataclasses.replace(
-                    found[0], background_seconds=None, prepare_seconds=swap, prepare_worst_seconds=2.0 * swap
-                )
-            ]
+            found = [dataclasses.replace(found[0], background_seconds=None, prepare_seconds=swap)]
         elif self.possible(name):
             found.append(expect(name, facts, background=True))
         contention = _CPU_CONTENTION if self._loop.device.type == "cpu" else 0.0

@@ -115,7 +115,7 @@ class Runner:
             self._drop(variant, change)
         if captured is None and variant.standing is not None and not variant.standing.holds():
             variant.forget()
-        if variant.declined is not None or not self._worth(variant):
+        if variant.declined is not None or not self._worth(variant) or self._waits(variant):
             return self._uncaptured(variant, run, tier)
         if variant.seen is None or (variant.seen.obstacles and variant.other_path()):
             return self.looking.survey(variant, run, args, kwargs)
@@ -173,6 +173,13 @@ class Runner:
             )
             return False
         return variant.calls > 1
+
+    def _waits(self, variant: Variant) -> bool:
+        """Tell whether another kind of call is on its way: until one is proven, nobody knows whether a second pays."""
+        auto = self.loop.auto
+        if auto is None or not auto.preparing or variant.begun:
+            return False
+        return any(one.begun and one.declined is None for one in self.variants.values())
 
     def _drop(self, variant: Variant, change: Change) -> None:
         step, what = self.loop.steps, change.what

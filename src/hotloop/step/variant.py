@@ -58,6 +58,11 @@ class Variant:
         default_factory=lambda: collections.deque(maxlen=DROPS)
     )
 
+    @property
+    def begun(self) -> bool:
+        """Tell whether it is on its way to be captured, or is captured."""
+        return bool(self.measured) or self.captured is not None
+
     def forget(self) -> None:
         """Begin anew, with a survey."""
         self.captured, self.seen, self.spread, self.standing = None, None, None, None
