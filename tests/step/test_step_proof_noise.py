@@ -3,10 +3,12 @@
 import dataclasses
 
 import pytest
+from step_sentinels import Jitter, Run, jittered
 from test_step_proof import WrongTape, cpu, declined_with, training
 
+from hotloop import events as ev
 from hotloop._torch.dispatch import name_of
-from hotloop.step import proof, variant
+from hotloop.step import code_proofs, proof, variant
 from hotloop.testing import captured as stand_in
 
 __all__ = ["cpu"]
@@ -90,3 +92,36 @@ def test_noise_that_a_later_measure_shows_is_allowed_after_all(cpu, monkeypatch)
     monkeypatch.setattr(proof, "spread_of", spread)
     assert proven(cpu, flips(3e-4, 1, 2), monkeypatch)
     assert found_so == [0.0, 1e-4]
+
+
+@pytest.mark.parametrize("measured", [0.0, 1e-2])
+def test_where_no_more_bits_are_to_be_had_eagers_own_spread_tells_for_compiled_code(monkeypatch, measured):
+    """A float64 step of a UNet needs 179 GiB, say. Eager's kernels differ from run to run, at most steps by a lot."""
+    monkeypatch.setattr(code_proofs, "in_more_bits", lambda *_: None)
+    monkeypatch.setattr(Jitter, "size", 0.0)
+    asked, spread_of, run = [], proof.spread_of, []
+
+    def spread(*args):
+        asked.append(run[0].loop.steps)
+        monkeypatch.setattr(Jitter, "size", measured)
+        return spread_of(*args)
+
+    def before(step):
+        if step == 0:
+            run[0].model.first.weight.register_hook(jittered)
+        monkeypatch.setattr(Jitter, "size", 3e-2)
+
+    class Noisy(Run):
+        def __init__(self, *args, **settings):
+            run.append(self)
+            super().__init__(*args, **settings)
+
+    monkeypatch.setattr(proof, "spread_of", spread)
+    Noisy("aot_eager", 30, before=before, sentinel=0)
+    assert len(asked) == 1
+    if measured:
+        assert run[0].told(ev.TierDeclined) == []
+        assert run[0].loop.status().tier == "aot_eager"
+    else:  # a step that repeats itself exactly has no such noise
+        (told,) = run[0].told(ev.TierDeclined)
+        assert "gradient of first.weight" in told.reason
