@@ -13,6 +13,7 @@ from hotloop._torch.fake import version_of
 from hotloop.fallback.causes import describe
 from hotloop.measure import flatten
 from hotloop.step import python_state
+from hotloop.step.engines import collector_paused
 from hotloop.step.holdings import RandomState
 from hotloop.step.optimizers import frozen
 from hotloop.step.proof import CandidateFailedError, undone_if_it_fails
@@ -48,6 +49,7 @@ class Looking:
         """Something changed between two steps: what is reached from now on is compared with itself."""
         self._python = None
 
+    @collector_paused()
     def survey(self, variant: Variant, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Run the step eagerly and look at it: a real step."""
         self._runner.kind = "survey"

@@ -18,6 +18,7 @@ from hotloop.step import proof
 from hotloop.step.ahead import worth_a_compile
 from hotloop.step.captured import Change, Program, Standing, capture, own_autocast_cache, prepare
 from hotloop.step.code_proofs import REPORT_IT, CodeProofs
+from hotloop.step.engines import collector_paused
 from hotloop.step.looking import Looking
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step, wait_for
 from hotloop.step.rescue import Rescue, is_compiled_codes
@@ -221,6 +222,7 @@ class Runner:
 
     # -- graphs ----------------------------------------------------------------------------------------------------
 
+    @collector_paused()
     def _prove_graph(
         self, variant: Variant, run: Callable[[], Any], tier: Tier, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

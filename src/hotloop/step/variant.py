@@ -125,6 +125,8 @@ class Variant:
 
 
 def _furthest(found: list[Difference]) -> Difference:
+    if len(found) == 1:
+        return found[0]
     furthest = max(found, key=lambda one: one.rms_difference)
     relative = [one.relative for one in found if one.relative is not None]
     return dataclasses.replace(furthest, relative=max(relative)) if relative else furthest
