@@ -14,10 +14,11 @@ import statistics
 from worlds import WORLDS, World, best_fixed, fixed, noise, steady
 
 from hotloop.decide import EAGER_STEPS, Facts, Option, Speeds, Standing, Trial, decide, expect, remaining
+from hotloop.decide.guard import CERTAIN
 
 STEPS = (50, 200, 1_000, 10_000, 100_000)
-RECORDED = 0.6
-"""Share of a preparation by steps until the recording is there to be replayed (XLM-R on an H200)."""
+PARTS, RECORDED = (0.2, 0.4, 0.6, 0.8, 1.0), 0.6
+"""A preparation goes by steps; its share until the recording is there to be replayed (XLM-R on an H200)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,15 +191,19 @@ class Run:
         self.decisions.append((self.step, decision))
         if tier not in self.proven and tier != "eager":
             prepared = self.ready.pop(tier, self.world.tiers[tier].prepare)
+            eager_low = self.speeds.base_low_seconds or 0.0
             by_steps = tier == "eager+graph" and self.setup.told
             limit = decision.limit_seconds if by_steps else math.inf
-            if RECORDED * prepared > limit:  # given up between two steps
-                self.spend(limit)
-                self.trial_seconds += limit
-                self.wasted.append(limit)
-                self.given_up.add(tier)
-                return
-            self.spend(prepared)  # once it was replayed, what it saves is known, and allows for the rest
+            saving = max(0.0, eager_low - self.world.ms(tier, self.step) / 1e3) * self.left
+            for part in PARTS:  # given up between two steps; once it was replayed, what it saves is known
+                room = limit + (CERTAIN * saving if part >= RECORDED else 0.0)
+                if part < 1.0 and part * prepared > room:
+                    self.spend(part * prepared)
+                    self.trial_seconds += part * prepared
+                    self.wasted.append(part * prepared)
+                    self.given_up.add(tier)
+                    return
+            self.spend(prepared)
             for _ in range(min(4, self.setup.total - self.step)):
                 # A step of the proof runs in both; what it takes beyond a step in force is preparation.
                 both = self.one("eager") + self.world.ms(tier, self.step - 1) / 1e3

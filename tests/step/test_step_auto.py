@@ -343,12 +343,13 @@ def test_a_preparation_that_would_cost_more_than_may_be_lost_is_given_up(monkeyp
     assert status.tier == "eager"
     assert any(line.startswith("eager+graph given up: it took 1.10 s") for line in status.decisions)
     assert not any("eager+graph would" in line for line in status.decisions[1:])
+    assert all(one.captured is None for one in ours[2]._runners[0]._variants["eager"].values())
     assert_same(ours, train("eager", 40))
 
 
 def test_once_a_recording_was_replayed_what_it_saves_allows_for_the_rest(monkeypatch):
     spending(monkeypatch, 0.0, 0.3, 0.6, 0.9, 1.2)
-    monkeypatch.setattr(auto.Auto, "replayed", lambda self, _: setattr(self, "_replayed", 0.002))
+    monkeypatch.setattr(auto.Auto, "replay_saves", lambda self, _: setattr(self, "_replay_saves", 0.008))
     with hotloop.testing.captured_step_emulation():
         ours = train("auto", 40, total=400)
     assert ours[2].status().tier == "eager+graph"
@@ -415,3 +416,38 @@ def test_of_several_kinds_of_calls_one_is_captured_before_another_is_begun():
         assert len(begun) == 1
         assert sum(one.proven for one in loop._runners[0].variants.values()) == 3
         assert loop.status().tier == "eager+graph"
+
+
+def test_a_kind_of_call_that_does_not_come_back_holds_nobody_up():
+    """12 steps of one size, then another for good, as a curriculum does."""
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+    with hotloop.testing.captured_step_emulation():
+        loop = hotloop.Loop(model, optimizer, run="auto", total_steps=50_000)
+        planted(loop, TIMES)
+
+        @loop.step
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for number in range(80):
+            step(torch.randn(4 if number < 12 else 6, 8))
+        assert loop.status().tier == "eager+graph"
+
+
+def test_what_a_tier_needs_imported_is_part_of_its_cost(monkeypatch):
+    aim = hotloop.Loop.aim
+
+    def slowly(self, tier, reason):
+        time.sleep(0.2 if tier.graph else 0.0)
+        aim(self, tier, reason)
+
+    monkeypatch.setattr(hotloop.Loop, "aim", slowly)
+    with hotloop.testing.captured_step_emulation():
+        loop = train("auto", 10, total=50_000)[2]
+        assert loop.auto.preparing
+        assert loop.auto._spent() >= 0.2

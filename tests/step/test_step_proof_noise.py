@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
-from step_sentinels import Jitter, Run, jittered
+import torch
+from step_sentinels import Jitter, Run, faulty, jittered
 from test_step_proof import WrongTape, cpu, declined_with, training
 
+import hotloop
 from hotloop import events as ev
 from hotloop._torch.dispatch import name_of
 from hotloop.step import code_proofs, proof, variant
@@ -125,3 +127,84 @@ def test_where_no_more_bits_are_to_be_had_eagers_own_spread_tells_for_compiled_c
     else:  # a step that repeats itself exactly has no such noise
         (told,) = run[0].told(ev.TierDeclined)
         assert "gradient of first.weight" in told.reason
+
+
+class NoUpdate(WrongTape):
+    """Leaves the optimizer out of each replay."""
+
+    def run(self, operation, args, kwargs):
+        return None if "sgd" in name_of(operation) else operation(*args, **kwargs)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-5, 1e-3])
+def test_large_noisy_gradients_leave_no_room_for_parameters_that_are_not_updated(monkeypatch, noise):
+    """The spread of a kind of tensors is its own: here gradients are a hundred million times what a step changes."""
+    monkeypatch.setattr(Jitter, "size", noise)
+    monkeypatch.setattr(stand_in, "Tape", NoUpdate)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
+    for parameter in model.parameters():
+        parameter.register_hook(jittered)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, fused=True)
+    with hotloop.testing.captured_step_emulation():
+        loop = hotloop.Loop(model, optimizer, run="eager+graph", sentinel=0)
+
+        @loop.step
+        def step(x):
+            loss = 1000 * model(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for _ in range(24):
+            step(torch.randn(64, 64))
+        (declined,) = [one for one in loop.status().tiers if one.name == "eager+graph"]
+    assert declined.state == "declined"
+    assert "parameter " in declined.why
+
+
+@pytest.mark.parametrize("wrong", [(1,), (2,), (1, 2)])
+def test_a_little_noise_hides_no_code_that_is_wrong_at_some_steps(monkeypatch, wrong):
+    monkeypatch.setattr(code_proofs, "in_more_bits", lambda *_: None)
+    monkeypatch.setattr(Jitter, "size", 1e-7)
+    run, proofs = [], []
+    prove_step = proof.prove_step
+
+    class Noisy(Run):
+        def __init__(self, *args, **settings):
+            run.append(self)
+            super().__init__(*args, **settings)
+
+    def before(step):
+        if step == 0:
+            run[0].model.first.weight.register_hook(jittered)
+
+    with faulty() as fault:
+
+        def prove(*args, **kwargs):
+            fault.set(1.3 if len(proofs) % proof.STEPS in wrong else 1.0)
+            proofs.append(kwargs["spread"])
+            return prove_step(*args, **kwargs)
+
+        monkeypatch.setattr(code_proofs, "prove_step", prove)
+        Noisy("aot_eager", 30, before=before, sentinel=0)
+    assert run[0].told(ev.TierDeclined)
+    assert run[0].loop.status().tier == "eager"
+
+
+def test_noise_that_an_earlier_run_saw_counts_though_this_ones_repeats_are_equal(cpu, monkeypatch):
+    spread_of = proof.spread_of
+    seen = {}
+
+    def spread(*args):
+        result, found = spread_of(*args)
+        seen.update({name: dataclasses.replace(one, relative=1e-4, rms_difference=1e-4) for name, one in found.items()})
+        return result, found
+
+    note_spread = variant.Variant.note_spread
+    monkeypatch.setattr(proof, "spread_of", spread)
+    monkeypatch.setattr(
+        variant.Variant, "note_spread", lambda self, found, _=None: note_spread(self, found, dict(seen))
+    )
+    assert proven(cpu, flips(3e-4, 1), monkeypatch)

@@ -4,15 +4,15 @@ What may be lost at this moment, if all that is spent from here on turns out to 
 
     credit = 0.02 * eager * steps + 1 s + saved - spent + certain
 
-``saved`` is what the steps done saved against eager, ``spent`` what preparations and trials took. With a known
-length, ``steps`` is the whole run and ``certain`` half of what the tier in force (proven, timed, taken at the slow
-end of its interval) will save in the steps that are left. With a guessed length the run may end at any moment, so
-``steps`` are those done, ``certain`` is 0, and the promise holds at each single step. A preparation starts only if
-its *worst* cost fits in the credit; one that goes by steps, with nothing to compile, if its expected cost does, since
-it is given up between two steps where it would come to cost more (a known length only: an open one waits until it can
-afford the worst). For a tier whose gain is known (timed in this run, or kept from earlier runs of
-the same program), and a known length, its own saving at the slow end of its step counts as well: then the investment
-is no bet.
+``saved`` is what the steps done saved against eager, ``spent`` what preparations and trials took. With a known length,
+``steps`` is the whole run and ``certain`` half of what the tier in force (proven, timed, taken at the slow end of its
+interval) will save in the steps that are left. With a guessed length the run may end at any moment, so ``steps`` are
+those done, ``certain`` is 0, and the promise holds at each single step. A preparation starts only if its *worst* cost
+fits in the credit; one that goes by steps, with nothing to compile, if its expected cost does, since it is given up
+between two of its steps once it has cost that much (so by at most what one step of it takes beyond it; a known length
+only: an open one waits until it can afford the worst). For a tier whose gain is known (timed in this run, or kept from
+earlier runs of the same program), and a known length, its own saving at the slow end of its step counts as well: then
+the investment is no bet.
 
 Where runs share what is compiled (the trials of a search, the folds of a cross-validation), the promise is one for all
 of them: ``steps`` counts half of the later runs' as well, since a search may be stopped, and the credit is carried from

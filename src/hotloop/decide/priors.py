@@ -6,10 +6,11 @@ the eager step. From then on the nearest measured tier is the yardstick: ``full+
 ``regional+graph`` where that is known.
 
 Figures: measured on 2026-11-20 (one H200, torch 2.11; tiny, xlmr, inception, gpt, unet), in the order low, expected,
-high; the preparation is ``cold`` less eager's own first three steps. Those of the swap after a background compile:
-for a whole model 4.7 s (xlmr), 6.7 s (inception), 7.9 s (gpt); by block 1.3-1.7 s (xlmr, warm cache), 6 s (gpt) and 7 s
-(xlmr) where Inductor was not imported yet, which took up to 4 s of it, from a disk without bytecode. Expected figures
-lie between the rows, not at their mean; those of a CPU are rough, from Inductor's usual gain of 1.0 to 1.2 there.
+high; the preparation is ``cold`` less eager's own first three steps. Those of the swap after a background compile: for
+a whole model 4.7 s (xlmr), 6.7 s (inception), 7.9 s (gpt); by block 1.3-1.7 s (xlmr, warm cache), 6 s (gpt) and 7 s
+(xlmr) where Inductor was not imported yet: up to 4 s of it, from a disk without bytecode, which no figure here
+contains. Expected figures lie between the rows, not at their mean; those of a CPU are rough, from Inductor's usual
+gain of 1.0 to 1.2 there.
 """
 
 from __future__ import annotations
@@ -63,21 +64,21 @@ CUDA: Mapping[str, Prior] = MappingProxyType(
         "regional": Prior(
             gain=Range(0.84, 1.15, 1.66),
             prepare=Range(5.6, 10.0, 77.0),
-            swap=Range(1.0, 1.5, 8.0),
+            swap=Range(1.0, 1.5, 2.0),
             chance=0.7,
             rows="xlmr, gpt, unet: regional",
         ),
         "regional+graph": Prior(
             gain=Range(1.0, 1.2, 1.45),
             prepare=Range(10.0, 13.0, 80.0),
-            swap=Range(1.1, 1.6, 8.0),
+            swap=Range(1.1, 1.6, 2.2),
             chance=0.8,
             rows="xlmr, unet: regional + graph; gpt: regional, head and loss too",
         ),
         "full": Prior(
             gain=Range(1.05, 1.2, 1.58),
             prepare=Range(17.0, 30.0, 126.0),
-            swap=Range(1.5, 5.0, 8.0),
+            swap=Range(1.5, 5.0, 7.0),
             chance=0.7,
             rows="all: default",
         ),

@@ -238,6 +238,10 @@ class _Spread:
         self._of = spread
         self._medians: dict[str, float] = {}
 
+    def own(self, name: str, measure: str) -> float:
+        """Give 8 times the tensor's own spread of a measure, as `allowed` does."""
+        return SPREADS * (_finite(self._of[name], measure) if name in self._of else 0.0)
+
     def allowed(self, name: str, measure: str) -> float:
         """Give 8 times the spread of a measure: slope, residual, relative or rms_difference."""
         if measure not in self._medians:
@@ -261,9 +265,10 @@ def _room(each: Difference, scale: float, spread: _Spread) -> float:
     What kernels add in another order is as large as what they add: where a sum all but cancels at one step (the bias
     before a normalisation), its difference is no smaller, and may be any part of it.
     """
-    size = max(each.rms, scale)
-    absolute = spread.allowed(each.name, "rms_difference") / size if size > 0 else 0.0
-    return absolute if each.rms < scale else max(absolute, spread.allowed(each.name, "relative"))
+    if each.rms < scale:
+        return spread.allowed(each.name, "rms_difference") / scale
+    absolute = spread.own(each.name, "rms_difference") / each.rms if each.rms > 0 else 0.0
+    return max(absolute, spread.allowed(each.name, "relative"))
 
 
 def _scale(numeric: Sequence[Difference]) -> float:

@@ -89,14 +89,14 @@ class Auto:
         """Of eager steps that began on an idle device, the share that the host was at them."""
         self._limit: float | None = None
         """Seconds that the preparation now going on may take, as far as it can be given up between two steps."""
-        self._replayed: float | None = None
+        self._replay_saves = 0.0
         self._said = ""
 
     # -- at a step boundary ----------------------------------------------------------------------------------------
 
     def at_step_boundary(self, step: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Decide what the coming step runs in; mostly that is no question."""
-        self._step_began = None
+        entered, self._step_began = time.perf_counter(), None
         if self._first is None:
             self._first = self.loop.steps
             self._ask_at = self._first + EAGER_STEPS
@@ -104,12 +104,14 @@ class Auto:
         if self._trying is not None and self.trial is None:
             if self.loop.steps - self._began > _GIVE_UP_STEPS:
                 self._decline(self._trying.name, "no kind of call came back often enough to be captured and proven")
+                self._release(self._trying)
                 self._give_up("not proven")
             elif self._too_dear():
                 name, spent = self._trying.name, self._spent()
                 self._declined.add(name)  # in this run: a longer one may afford it
                 reason = f"{name} given up: it took {spent:.2f} s without being proven, and no more may be lost"
                 self.loop.decided(reason, {"action": "give up", "tier": name, "spent_seconds": spent})
+                self._release(self._trying)
                 self._give_up(reason)
         elif self.trial is None:
             self._look_at_child()
@@ -119,6 +121,8 @@ class Auto:
             self.turn = self.trial.turn()
             self.loop.turn(parse(self.turn.tier))
         self._step_began = time.perf_counter()
+        if self.preparing and self._began == self.loop.steps:  # a compiler that was imported for it is part of the cost
+            self._extra += self._step_began - entered
 
     def _recall(self, step: Callable[..., Any], inputs: Any) -> None:
         """Start from what is known of the program; what a run of this process has timed need not be timed again."""
@@ -150,11 +154,7 @@ class Auto:
         """
         if self._limit is None:
             return False
-        eager = self._speeds.base_low_seconds
-        saved = 0.0
-        if self._replayed is not None and eager is not None:
-            saved = certain_saving_seconds(eager, self._replayed, self._left())
-        return self._spent() > self._limit + saved
+        return self._spent() > self._limit + certain_saving_seconds(self._replay_saves, 0.0, self._left())
 
     @property
     def quiet(self) -> bool:
@@ -214,7 +214,7 @@ class Auto:
     def _try(self, tier: Tier, reason: str, limit: float | None) -> None:
         self._trying, self._began, self._prepared, self._extra = tier, self.loop.steps, 0.0, 0.0
         self._limit = None if tier.compiles else limit
-        self._replayed = None
+        self._replay_saves = 0.0
         if tier.name in self._proven:
             self._start_trial(tier)
         else:
@@ -297,9 +297,9 @@ class Auto:
         self._proven.discard(name)
         self.earlier.declined(name, reason)
 
-    def replayed(self, seconds: float) -> None:
-        """A recording that is being proven took so long."""
-        self._replayed = min(seconds, self._replayed or seconds)
+    def replay_saves(self, seconds: float) -> None:
+        """A recording that is being proven saves so much a step, held against eager in the same proof step."""
+        self._replay_saves = seconds
 
     def timed(self, ran: Ran, timing: Timing) -> None:
         """A step's time became known."""

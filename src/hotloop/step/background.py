@@ -73,7 +73,12 @@ class Background:
         found = [expect(name, facts, background=ready is not None)]
         if ready is not None and found[0] is not None:  # the child is done: only the swap is left
             swap = min(ready, found[0].prepare_seconds)
-            found = [dataclasses.replace(found[0], background_seconds=None, prepare_seconds=swap)]
+            worst = min(2.0 * swap, max(swap, found[0].prepare_worst_seconds or 2.0 * swap))
+            found = [
+                dataclasses.replace(
+                    found[0], background_seconds=None, prepare_seconds=swap, prepare_worst_seconds=worst
+                )
+            ]
         elif self.possible(name):
             found.append(expect(name, facts, background=True))
         contention = _CPU_CONTENTION if self._loop.device.type == "cpu" else 0.0

@@ -37,8 +37,8 @@ class CodeProofs:
         """Bases whose code has agreed with eager."""
         self._referred: set[str] = set()
         """Bases whose code was further from eager than is usual, so that more bits have to tell whether it is right."""
-        self._spread: dict[str, Difference] | None = None
-        """How far eager is from itself, where no more bits were to be had; empty where it does not say anything."""
+        self._spreads: dict[str, dict[str, Difference]] = {}
+        """How far eager is from itself, by base, where no more bits were to be had; empty where that says nothing."""
         self._traced_path = False
 
     def proven(self, base: str) -> bool:
@@ -53,7 +53,7 @@ class CodeProofs:
         """What was proven of a base's code does not count any more."""
         self._agree.discard(base)
         self._outcomes.pop(base, None)
-        self._spread = None
+        self._spreads.pop(base, None)
 
     @contextlib.contextmanager
     def as_given(self) -> Iterator[None]:
@@ -85,9 +85,10 @@ class CodeProofs:
             assert isinstance(run, functools.partial)
             referred = tier.base in self._referred
             wide = in_more_bits(runner, (run.args, run.keywords)) if referred else None
-            if referred and wide is None and self._spread is None:
-                return self._measured(eager)
-            outcome = prove_step(runner.program, candidate, eager, limits, spread=self._spread, wide=wide)
+            if referred and wide is None and tier.base not in self._spreads:
+                return self._measured(eager, tier.base)
+            spread = self._spreads.get(tier.base) if wide is None else None
+            outcome = prove_step(runner.program, candidate, eager, limits, spread=spread, wide=wide)
         except CandidateFailedError as error:
             obstacle = runner.rescue.candidate_failed(error, tier)
         if obstacle is not None:
@@ -100,13 +101,11 @@ class CodeProofs:
             self._judge(outcome, run, tier)
         return outcome.result
 
-    def _measured(self, eager: proof.Run) -> Any:
+    def _measured(self, eager: proof.Run, base: str) -> Any:
         """Run the step twice as eager does, to see how far its own kernels are from themselves; gives its result."""
         began = time.perf_counter()
         result, found = proof.spread_of(self._runner.program, eager, eager, self._runner.limits_of_repeats())
-        self._spread = (
-            {} if isinstance(found, str) else found
-        )  # beyond the limits of an honest compile nothing is noise
+        self._spreads[base] = {} if isinstance(found, str) else found  # what no honest compile makes is no noise
         self._loop.proof_costs((time.perf_counter() - began) / 2)
         return result
 
@@ -117,9 +116,7 @@ class CodeProofs:
         # Without its result, whose graph would tie a later capture to the stream of this step.
         outcomes.append(dataclasses.replace(outcome, result=None))
         del outcomes[: -proof.STEPS]
-        # Kernels that differ from run to run flip a small tensor far at one step; what is wrong is so at most of them.
-        noisy = any(one.rms_difference > 0 for one in (self._spread or {}).values())
-        verdict = proof.over_steps(outcomes, scatter=noisy)
+        verdict = proof.over_steps(outcomes)
         alone = runner.together is None  # else nobody runs a step more often than the others, whose collectives wait
         by_chance = verdict.random_moved and alone and runner.program.device.type == "cuda"
         if by_chance and not self._traced_path and runner.differs_by_chance(run):

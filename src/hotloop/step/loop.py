@@ -465,10 +465,15 @@ class Loop:
         """Add to what proofs have cost."""
         self.account.proof(seconds, outcome)
 
-    def replayed(self, seconds: float) -> None:
-        """Take note of what a recording took, replayed for a proof."""
+    @property
+    def calls(self) -> int:
+        """Give how often the steps were called in a tier, or on the way to one."""
+        return sum(runner.calls for runner in self._runners)
+
+    def replay_saves(self, seconds: float) -> None:
+        """Take note of what a recording that is being proven saves a step, by its share of all calls."""
         if self.auto is not None:
-            self.auto.replayed(seconds)
+            self.auto.replay_saves(seconds)
 
     def accepted(self, runner: Runner, outcome: Outcome) -> None:
         """A recording was proven."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -259,7 +258,7 @@ def _compare(  # noqa: PLR0913, PLR0917 - two sides, what they began with, and h
             found["update"] = against(beyond, reference, candidate, limits.of_updates())
         elif not compiled or kind in _OF_COMPILED:
             of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
-            found[kind] = against(beyond, sides[0], sides[1], of_kind, spread=spread)
+            found[kind] = against(beyond, sides[0], sides[1], of_kind, spread=_of_kind(spread, kind))
     rounding = _all_rounding(found["gradient"]) if not compiled and "gradient" in found else set()
     for kind in [kind for kind in found if kind.startswith(("parameter", "optimizer"))] if rounding else ():
         mostly = {name for name in found[kind].differences if _parameter_of(name) in rounding}
@@ -277,6 +276,11 @@ def _all_rounding(gradients: Comparison) -> set[str]:
     apart = (one for one in gradients.differences.values() if (one.relative or 0.0) > _ROUNDING)
     found, known = {_parameter_of(one.name) for one in apart}, {_parameter_of(name) for name in gradients.differences}
     return found if 2 * len(found) <= len(known) else set()
+
+
+def _of_kind(spread: Mapping[str, Difference] | None, kind: str) -> dict[str, Difference]:
+    """Give the spread of a kind: gradients may be thousands of times as noisy as the parameters that they move."""
+    return {name: one for name, one in (spread or {}).items() if _kind(name) == kind}
 
 
 def _parameter_of(name: str) -> str:
@@ -356,7 +360,7 @@ def _updates(side: dict[str, torch.Tensor | None], start: dict[str, torch.Tensor
 
 def over_steps(outcomes: Sequence[Outcome], *, scatter: bool = False) -> Outcome:
     """Join the outcomes of several steps into one, as `hotloop.measure.over_steps` does."""
-    return _joined(outcomes, functools.partial(measure.over_steps, scatter=scatter))
+    return _joined(outcomes, lambda _, comparisons: measure.over_steps(comparisons, scatter=scatter))
 
 
 def verdict(outcomes: Sequence[Outcome], spread: Mapping[str, Difference]) -> Outcome:
@@ -367,17 +371,20 @@ def verdict(outcomes: Sequence[Outcome], spread: Mapping[str, Difference]) -> Ou
     """
     noisy = any(one.rms_difference > 0 for one in spread.values())
 
-    def join(comparisons: Sequence[Comparison]) -> Comparison:
-        now = [measure.with_spread(one, spread) for one in comparisons]
+    def join(kind: str, comparisons: Sequence[Comparison]) -> Comparison:
+        of_kind = _of_kind(spread, kind)
+        now = [measure.with_spread(one, of_kind) for one in comparisons]
         return measure.that_stays(now, most=_HOPELESS) if noisy else measure.over_steps(now)
 
     return _joined(outcomes, join)
 
 
-def _joined(outcomes: Sequence[Outcome], join: Callable[[Sequence[Comparison]], Comparison]) -> Outcome:
+def _joined(outcomes: Sequence[Outcome], join: Callable[[str, Sequence[Comparison]], Comparison]) -> Outcome:
     last = outcomes[-1]
     kinds = dict.fromkeys(kind for one in outcomes for kind in one.comparisons)
-    joined = {kind: join([one.comparisons[kind] for one in outcomes if kind in one.comparisons]) for kind in kinds}
+    joined = {
+        kind: join(kind, [one.comparisons[kind] for one in outcomes if kind in one.comparisons]) for kind in kinds
+    }
     moved = tuple(dict.fromkeys(name for one in outcomes for name in one.random_moved))
     failed = next((one.failed for one in outcomes if one.failed), "")
     return dataclasses.replace(last, comparisons=joined, random_moved=moved, failed=failed)

@@ -40,6 +40,8 @@ VARIANTS = 8
 """Recordings of one step, at most: each holds memory."""
 SURVEYS = 2
 """Looks at a step before it is taken for one whose Python must run exactly once."""
+_COMES_BACK = 4
+"""Calls for each kind there is after which one that has not come again is not waited for."""
 _KEYS = 256
 """Keys that are remembered, at most."""
 
@@ -57,12 +59,15 @@ class Runner:
         self.rescue, self.looking = Rescue(loop, self), Looking(loop, self, self.program)
         self.code = CodeProofs(self)
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
-        self._surveys = 0
+        self._surveys = self._calls = 0
         self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
         self.together = Together(self, loop.peers) if loop.peers is not None else None
         self.once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
         self.kind, self.ran = "run", loop.given
+        self._replay_seconds: float | None = None
+        self._reference_seconds = 0.0
+        """Of the last proof step, what a replay took, and what it was held against."""
         """What the last call was (``run``, ``survey``, ``proof``, ``capture``, ``sentinel``, ``undone``); its tier."""
 
     # -- one call --------------------------------------------------------------------------------------------------
@@ -84,7 +89,8 @@ class Runner:
         if not tier.graph and not unproven:
             return self._compiled(run, tier, inputs)
         variant = self._variant(inputs)
-        variant.calls += 1
+        self._calls += 1
+        variant.calls, variant.called = variant.calls + 1, self._calls
         if not inputs.exact and variant.declined is None:
             self._decline(
                 variant, Obstacle("an argument cannot be compared from call to call (an array, a set)", _TENSORS)
@@ -176,11 +182,15 @@ class Runner:
         return variant.calls > 1
 
     def _waits(self, variant: Variant) -> bool:
-        """Tell whether another kind of call is on its way: until one is proven, nobody knows whether a second pays."""
+        """Tell whether another kind of call is on its way: until one is proven, nobody knows whether a second pays.
+
+        One that does not come back (a curriculum has moved on) holds nobody up.
+        """
         auto = self.loop.auto
         if auto is None or not auto.preparing or variant.begun:
             return False
-        return any(one.begun and one.declined is None for one in self.variants.values())
+        recently = self._calls - _COMES_BACK * len(self.variants)
+        return any(one.begun and one.declined is None and one.called >= recently for one in self.variants.values())
 
     def _drop(self, variant: Variant, change: Change) -> None:
         step, what = self.loop.steps, change.what
@@ -245,16 +255,34 @@ class Runner:
                 prepare(self.program, variant.seen, self.loop.outside_of(variant.seen.stepped))
             candidate = functools.partial(self._candidate, variant, variant.captured, args, kwargs)
             self.kind = "capture" if variant.captured is None else "proof"
-            outcome = prove_step(self.program, candidate, reference, Limits.rounding(), spread=variant.spread)
+            timed = functools.partial(self._timed, reference)
+            outcome = prove_step(self.program, candidate, timed, Limits.rounding(), spread=variant.spread)
         except CandidateFailedError as error:
             obstacle = self.rescue.candidate_failed(error, tier)
         if obstacle is not None:
             return self._instead(variant, run, tier, obstacle)
+        if self._replay_seconds is not None:
+            saved = max(0.0, self._reference_seconds - self._replay_seconds)
+            self.loop.replay_saves(saved * variant.calls / max(1, self.loop.calls))
         if variant.captured is not None:
             variant.captured.keep_gradients()
         self.loop.proof_costs(time.perf_counter() - began, outcome)
         self._judge(variant, outcome)
         return outcome.result
+
+    def _timed(self, run: proof.Run) -> Any:
+        """Run the reference of a proof from an idle device to an idle device."""
+        wait_for(self.program.device)
+        began = time.perf_counter()
+        found = run()
+        wait_for(self.program.device)
+        self._reference_seconds = time.perf_counter() - began
+        return found
+
+    @property
+    def calls(self) -> int:
+        """Give how often the step was called in a tier, or on the way to one."""
+        return self._calls
 
     def _judge(self, variant: Variant, outcome: proof.Outcome) -> None:
         """Say what a proof step means for the recording."""
@@ -304,6 +332,7 @@ class Runner:
             # transformers' masks choose another attention kernel there, say, with dropout masks of its own. Then the
             # reference is the step on that path: next time it has to repeat itself there.
             variant.own_path = True
+            variant.outcomes.clear()
             return result
         if variant.own_path:
             self.loop.say_once(f"{self.name}: takes another path while it is captured, and is compared with that one")
@@ -376,7 +405,7 @@ class Runner:
             began = time.perf_counter()
             result = captured.replay(flatten((args, kwargs))[0])
             wait_for(self.program.device)
-            self.loop.replayed(time.perf_counter() - began)
+            self._replay_seconds = time.perf_counter() - began
             return result, captured.gradients_at_step
         engine = self.loop.engine
         assert engine is not None
@@ -385,8 +414,7 @@ class Runner:
         told = variant.told_capturing
         captured, result = capture(self.program, engine, variant.seen, outside, (args, kwargs), told_capturing=told)
         variant.captured = captured
-        if captured.first_seconds is not None:
-            self.loop.replayed(captured.first_seconds)
+        self._replay_seconds = captured.first_seconds
         self.loop.emit(
             ev.Captured(
                 step=self.loop.steps,

@@ -242,6 +242,8 @@ class Sentinel:
         else:
             variant.note_spread(spread)
         self._carefully(self._weigh, variant, tier)
+        if not self._suspects:
+            self._code = not self._code
         return result
 
     # -- what it means ---------------------------------------------------------------------------------------------

@@ -42,12 +42,16 @@ class Variant:
     """What code of the step hears that asks whether a capture is going on: no, so that a recording is of the path that
     eager takes, unless that one cannot be captured, or compiled code is of the other."""
     calls: int = 0
+    called: int = 0
+    """The number of the last call, among all of the step."""
     seen: Survey | None = None
     own_path: bool = False
     """While it is captured, code of the step takes another path, on which it draws other random numbers."""
     spread: dict[str, Difference] | None = None
     measured: list[dict[str, Difference]] = dataclasses.field(default_factory=list)
     """Every time that the step was run twice to see how far it is from itself."""
+    noisy: bool = False
+    """Whether kernels of the step were seen to differ from run to run, in this run of the program or an earlier one."""
     standing: Standing | None = None
     captured: CapturedStep | None = None
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
@@ -66,7 +70,7 @@ class Variant:
     def forget(self) -> None:
         """Begin anew, with a survey."""
         self.captured, self.seen, self.spread, self.standing = None, None, None, None
-        self.proven = False
+        self.proven = self.noisy = False
         self.outcomes.clear()
         self.measured.clear()
 
@@ -94,6 +98,7 @@ class Variant:
             name: _furthest([one[name] for one in known if name in one])
             for name in dict.fromkeys(name for one in self.measured for name in one)
         }
+        self.noisy = any(one.rms_difference > 0 for one in self.spread.values())
         if earlier is not None:
             earlier.update(self.spread)
 
@@ -107,11 +112,6 @@ class Variant:
             return False
         self.spread = None
         return True
-
-    @property
-    def noisy(self) -> bool:
-        """Tell whether kernels of the step were seen to differ from run to run."""
-        return any(each.rms_difference > 0 for one in self.measured for each in one.values())
 
     def drop(self, step: int, reason: str) -> bool:
         """Forget the recording; True where it has been dropped too often lately."""
