@@ -21,7 +21,7 @@ from hotloop.errors import (
     StepLostError,
     TrainingFailedError,
 )
-from hotloop.train import failures
+from hotloop.train import configure, failures
 from hotloop.train.search import document, nested, samplers, space, supervise
 from hotloop.train.search.study import WORKER, Outcome, Study, write_outcome
 from hotloop.train.search.told import SearchBegan, TrialBegan, TrialEnded, TrialReported, from_dict, line, to_dict
@@ -306,6 +306,30 @@ def test_a_folder_has_the_trials_of_one_study(open_study, compose, tmp_path):
         ConfigError, match=r"holds the study criteria/search, and this is criteria/other: .*hpo\.folder"
     ):
         document.check_folder(compose(hpo__name="other"), tmp_path / "study")
+
+
+@pytest.mark.parametrize("kept", ["record.jsonl", "record.json", "kfold.json"])
+def test_a_search_is_not_put_into_the_folder_of_a_run(compose, tmp_path, kept):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / kept).write_text("")
+    with pytest.raises(ConfigError, match=r"hpo\.folder=.*study holds a run, whose report would be overwritten"):
+        supervise.search(compose(), lambda _: None, "search_objectives:quadratic")
+    assert [one.name for one in (tmp_path / "study").iterdir()] == [kept]
+
+
+def test_a_study_that_has_nothing_may_be_begun_anew(open_study):
+    study = open_study(hpo__metric="f2")
+    with pytest.raises(ConfigError, match=r"begun with other settings: hpo\.metric .*; or delete .*study, in which no"):
+        open_study(hpo__metric="f1")
+    assert study.finish(study.take(), Outcome("complete", 0.75))
+    with pytest.raises(ConfigError, match=r"other settings: hpo\.metric .*hpo\.folder=\.\.\.$"):
+        open_study(hpo__metric="f1")
+
+
+def test_a_program_of_ones_own_has_a_study_folder_by_its_files_name(tmp_path):
+    found = configure.load([f"recipe={tmp_path / 'train.py'}:make", "hpo.name=first"])
+    assert found.hpo.folder == "runs/train.py-make/first"
+    assert configure.load(["recipe=digits"]).hpo.folder == "runs/digits/search"
 
 
 @pytest.mark.parametrize("storage", ["null", "sqlite:///{}/elsewhere.db"])

@@ -173,6 +173,13 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path, train, prepare)
         prepare()
 
 
+def test_a_run_is_not_put_into_the_folder_of_a_study(tmp_path, prepare):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "study.yaml").write_text("")
+    with pytest.raises(ConfigError, match=r"run\.folder=.*run holds a study, whose report would be overwritten"):
+        prepare()
+
+
 def test_a_resumed_run_keeps_its_data_and_model_and_may_change_its_rate(tmp_path, train):
     train(training__max_steps=2)
     again = [f"run.resume={tmp_path / 'run'}"]

@@ -73,6 +73,7 @@ def _compose(hydra: Any, lines: list[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf  # noqa: PLC0415
     from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
 
+    OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
     callers = GlobalHydra.instance().hydra  # Hydra keeps one global state, and a caller of ours may be using it
     GlobalHydra.instance().clear()
     try:
@@ -101,6 +102,11 @@ def resume(folder: str | Path) -> str:
 def again(folder: str | Path, verb: str = "train") -> str:
     """Give the command, as it is typed into a shell, that goes on with a run or a cross-validation."""
     return f"hotloop {verb} {shlex.quote(resume(folder))}"
+
+
+def folder_name(recipe: str) -> str:
+    """Give the name of the folder that a recipe's runs and studies have: ``train.py-make`` of ``/my/train.py:make``."""
+    return re.sub(r"[^\w.-]+", "-", recipe.replace("\\", "/").rsplit("/", 1)[-1])
 
 
 def recipe_choice(name: str) -> str:

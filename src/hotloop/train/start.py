@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 
     from hotloop.train.settings import Settings
 
-SETTINGS = "settings.yaml"
+SETTINGS, STUDY = "settings.yaml", "study.yaml"
+"""Files of a folder: what its run was begun with; what its search was."""
 _FIXED = (
     "recipe", "data", "model", "digits", "language", "pictures", "diffusion", "focus",
     "training.freeze_embeddings", "kfold", "run.seed",
@@ -70,8 +70,10 @@ def new_folder(settings: Settings) -> Path:
         ConfigError: it holds another one.
     """
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    named = re.sub(r"[^\w.-]+", "-", settings.recipe.name.replace("\\", "/").rsplit("/", 1)[-1])
+    named = configure.folder_name(settings.recipe.name)
     folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", named, stamp))
+    if (folder / STUDY).exists():
+        raise ConfigError(f"run.folder={folder} holds a study, whose report would be overwritten: name another folder")
     if any((folder / name).exists() for name in (LINES, DOCUMENT, folds.DOCUMENT, checkpoint.FOLDER)):
         raise ConfigError(
             f"run.folder={folder} holds a run already: go on with it by run.resume={folder}, or name another folder "

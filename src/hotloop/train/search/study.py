@@ -245,8 +245,14 @@ class Study:
             raise ConfigError(
                 f"the study {name(self.settings)} in {self.storage.shown} was begun with other settings: "
                 f"{'; '.join(other)}. Go on with those, or name another study, in a folder of its own: "
-                "hpo.name=... hpo.folder=..."
+                f"hpo.name=... hpo.folder=...{self._or_begin_anew()}"
             )
+
+    def _or_begin_anew(self) -> str:
+        """Say what else can be done where a study has nothing that anybody would miss."""
+        if self.settings.hpo.storage is not None or any(one.state == self._states.COMPLETE for one in self.trials()):
+            return ""
+        return f"; or delete {self.folder}, in which no trial is complete"
 
 
 def name(settings: Settings) -> str:

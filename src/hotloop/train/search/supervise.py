@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotloop.errors import SearchStoppedError
+from hotloop.errors import ConfigError, SearchStoppedError
+from hotloop.record import DOCUMENT, LINES
+from hotloop.report import folds
 from hotloop.train import configure
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.search import before, document, told
@@ -69,6 +71,8 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
     before.check(settings)
     folder = Path(settings.hpo.folder)
     document.check_folder(settings, folder)
+    if any((folder / name).exists() for name in (LINES, DOCUMENT, folds.DOCUMENT)):
+        raise ConfigError(f"hpo.folder={folder} holds a run, whose report would be overwritten: name another folder")
     study = Study(settings, folder, lambda line: tell(Said(line)))
     with contextlib.ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt())
