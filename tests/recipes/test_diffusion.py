@@ -20,6 +20,7 @@ from hotloop.train import checkpoint, compiling, configure, fit, start
 from hotloop.train.diffusion import networks
 from hotloop.train.diffusion.sampling import Sampler
 from hotloop.train.pictures import load as load_pictures
+from hotloop.train.search import before
 
 RECIPE = recipes.load("diffusion")
 SMALL = [
@@ -74,6 +75,7 @@ def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(model):
     assert not same(kept["average"], {name: kept["model"][name] for name in kept["average"]})
     judged = RECIPE.evaluate(configure.from_dict(kept["settings"]), checkpoint.weights(kept))
     assert judged == pytest.approx(outcome.best, rel=1e-6)
+    assert set(outcome.best) == set(before.METRICS["diffusion"])
     assert outcome.measurements["recognised_of"] == 200
     assert any("a classifier takes" in line for line in outcome.remarks)
 

@@ -212,7 +212,14 @@ def _ended(settings):
     return supervise.Ended("finished", Path(settings.hpo.folder), {"trials": [], "best": 0, "left": 0})
 
 
-def test_no_such_metric_ends_the_search_at_once(tmp_path, run):
+def test_no_such_metric_of_a_recipe_is_known_before_anything_is_written(tmp_path, run):
+    with pytest.raises(ConfigError, match=r"hpo\.metric=beauty: a validation of recipe criteria gives .*f1"):
+        run("hpo", *tiny(tmp_path, hpo__metric="beauty"))
+    assert list(tmp_path.rglob("study*")) == []
+
+
+def test_no_such_metric_of_a_program_ends_the_search_at_once(tmp_path, run, monkeypatch):
+    monkeypatch.setattr(before, "METRICS", {})  # as little is known of a recipe then as of a program
     with pytest.raises(SearchStoppedError, match=r"hpo\.metric=beauty: a validation of recipe criteria gives .*f1"):
         run("hpo", *tiny(tmp_path, hpo__metric="beauty"))
     assert states(tmp_path) == [(0, "interrupted")], "no trial is burnt"

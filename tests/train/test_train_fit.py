@@ -8,6 +8,7 @@ from training_fixtures import overrides, tiny_encoder
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, HotloopError
 from hotloop.train import checkpoint, fit, start
+from hotloop.train.search import before
 from hotloop.train.settings import TrainingSettings
 
 
@@ -101,9 +102,9 @@ def test_the_record_holds_what_a_reader_needs(tmp_path, train):
     assert [entry["step"] for entry in document["steps"]] == [1, 2, 3, 4, 5, 6]
     assert all({"seconds", "loss", "learning_rate", "running"} <= entry.keys() for entry in document["steps"])
     assert {entry["running"] for entry in document["steps"]} == {"none"}
-    assert {"accuracy", "f1", "precision", "recall", "auc", "loss", "step", "epoch", "split"} <= document["metrics"][
-        0
-    ].keys()
+    found = set(document["metrics"][0]) - {"step", "epoch", "split", "time"}
+    assert found == set(before.METRICS["criteria"])
+    assert {"step", "epoch", "split"} <= document["metrics"][0].keys()
     assert document["settings"]["training"]["max_steps"] == 6
     assert {"torch", "python", "device_name", "hotloop", "packages", "cuda"} <= document["environment"].keys()
     measured = document["measurements"]

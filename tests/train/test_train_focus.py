@@ -18,6 +18,7 @@ from hotloop.testing import assert_outputs_owned, cudagraph_emulation
 from hotloop.train import automatic, checkpoint, compiling, configure, own_loop, start
 from hotloop.train.focus import allocator, program, texts
 from hotloop.train.focus.context import BLOCK
+from hotloop.train.search import before
 
 SMALL = [*focus.TINY, "training.max_steps=6", "training.learning_rate=0.01"]
 ON = ["training.optimization.use_torch_compile=true", "compile.measure_eager_steps=0"]
@@ -63,6 +64,7 @@ def test_it_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_path, tra
     assert 0 <= last["agreement"] <= 1
     assert last["ready_seconds"] > 0
     assert outcome.best["loss"] == min(one["loss"] for one in document["metrics"])
+    assert set(outcome.best) == set(before.METRICS["focus"])
     assert outcome.best["loss"] < outcome.best["loss_random"] < outcome.best["loss_recency"]  # a far block returns
     assert any(line.startswith("Nats a token at equal budget") for line in outcome.remarks)
     kept = load(tmp_path / "run", "best.pt")

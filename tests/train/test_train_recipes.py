@@ -10,6 +10,7 @@ from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError
 from hotloop.recipes import digits, language
 from hotloop.train import checkpoint, configure, fit, start
+from hotloop.train.search import before
 from hotloop.train.task import Goal
 
 SMALL = {
@@ -43,6 +44,7 @@ def test_a_recipe_learns_and_a_checkpoint_is_judged_as_the_run_judged_it(tmp_pat
     goal = recipes.load(name).GOAL
     of = (max if goal.maximize else min)(one[goal.metric] for one in document["metrics"])
     assert outcome.best[goal.metric] == of
+    assert set(outcome.best) == set(before.METRICS[name])
     kept = load(tmp_path / "run", "best.pt")
     judged = recipes.load(name).evaluate(configure.from_dict(kept["settings"]), kept["model"])
     assert judged == pytest.approx(outcome.best, rel=1e-5)

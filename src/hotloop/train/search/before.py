@@ -11,7 +11,19 @@ from hotloop.train.search import space
 from hotloop.train.search.trial import changed, folds_of, settings_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hotloop.train.settings import Settings
+
+
+METRICS: Mapping[str, tuple[str, ...]] = {
+    "criteria": ("loss", "accuracy", "f1", "precision", "recall", "auc"),
+    "digits": ("loss", "accuracy"),
+    "language": ("loss", "perplexity", "bits_per_byte"),
+    "diffusion": ("loss",),
+    "focus": ("loss", "loss_recency", "loss_random"),
+}
+"""What a validation of each recipe gives; what one of a program gives is known after its first."""
 
 
 def check(settings: Settings) -> None:
@@ -22,6 +34,7 @@ def check(settings: Settings) -> None:
         DataError: a file of pairs that cannot be read, or split as the settings say.
     """
     searched = space.parse(settings).searched
+    _check_metric(settings)
     _check_direction(settings)
     space.check_trial(settings)
     trial = settings_of(settings, {}, Path(settings.hpo.folder, "trials", "0000"))
@@ -40,6 +53,17 @@ def check(settings: Settings) -> None:
         for fold in folds_of(trial) or [{}]:
             one = changed(trial, fold)
             csv_pairs.split(one.data, one.run.seed, one.kfold)
+
+
+def _check_metric(settings: Settings) -> None:
+    """Refuse a metric that the recipe does not have.
+
+    Raises:
+        ConfigError: naming those that it has.
+    """
+    metric, recipe = settings.hpo.metric, settings.recipe.name
+    if metric not in METRICS.get(recipe, (metric,)):
+        raise ConfigError(f"hpo.metric={metric}: a validation of recipe {recipe} gives {', '.join(METRICS[recipe])}")
 
 
 def _check_direction(settings: Settings) -> None:
