@@ -393,21 +393,27 @@ def test_the_calls_for_a_child_are_noted_before_the_first_decision():
     assert loop.auto.background.possible("full")
 
 
-def test_of_several_kinds_of_calls_one_is_captured_before_another_is_begun():
+def stepping():
+    """Give a loop that chooses, and its step."""
     model = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+    loop = hotloop.Loop(model, optimizer, run="auto", total_steps=50_000)
+    planted(loop, TIMES)
+
+    @loop.step
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return loop, step
+
+
+def test_of_several_kinds_of_calls_one_is_captured_before_another_is_begun():
     with hotloop.testing.captured_step_emulation():
-        loop = hotloop.Loop(model, optimizer, run="auto", total_steps=50_000)
-        planted(loop, TIMES)
-
-        @loop.step
-        def step(x):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
+        loop, step = stepping()
         begun = set()
         for number in range(80):
             step(torch.randn((4, 6, 8)[number % 3], 8))
@@ -420,20 +426,8 @@ def test_of_several_kinds_of_calls_one_is_captured_before_another_is_begun():
 
 def test_a_kind_of_call_that_does_not_come_back_holds_nobody_up():
     """12 steps of one size, then another for good, as a curriculum does."""
-    model = build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
     with hotloop.testing.captured_step_emulation():
-        loop = hotloop.Loop(model, optimizer, run="auto", total_steps=50_000)
-        planted(loop, TIMES)
-
-        @loop.step
-        def step(x):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
+        loop, step = stepping()
         for number in range(80):
             step(torch.randn(4 if number < 12 else 6, 8))
         assert loop.status().tier == "eager+graph"

@@ -176,7 +176,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(tmp_path, train, prepare)
 
 def test_a_run_is_not_put_into_the_folder_of_a_study(tmp_path, prepare):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "study.yaml").write_text("")
+    (tmp_path / "run" / "study.json").write_text("")
     with pytest.raises(ConfigError, match=r"run\.folder=.*run holds a study, whose report would be overwritten"):
         prepare()
 

@@ -189,11 +189,10 @@ class Sentinel:
         self._checks += 1
         self._plan(time.perf_counter() - began, tier)
         self._carefully(self._judge, _to_judge(outcome, referred=wide is not None or not code), variant, call, tier)
-        if not self._suspects:
-            self._code = not self._code
         return outcome.result
 
     def _carefully(self, judge: Callable[..., None], *args: Any) -> None:
+        """Judge, and turn to the other kind of check where nothing is suspected."""
         try:
             judge(*args)
         except CandidateFailedError:
@@ -201,6 +200,8 @@ class Sentinel:
         except Exception as error:  # noqa: BLE001 - the step is done and right, whatever is wrong with looking at it
             _log.warning("a sentinel step could not be judged", exc_info=True)
             self.stop(f"one could not be judged: {describe(error)}")
+        if not self._suspects:
+            self._code = not self._code
 
     def stop(self, why: str) -> None:
         """Make no more checks."""
@@ -242,8 +243,6 @@ class Sentinel:
         else:
             variant.note_spread(spread)
         self._carefully(self._weigh, variant, tier)
-        if not self._suspects:
-            self._code = not self._code
         return result
 
     # -- what it means ---------------------------------------------------------------------------------------------

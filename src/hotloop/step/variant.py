@@ -27,9 +27,9 @@ DROPS, WITHIN = 3, 24
 """A recording that is dropped so often within so many steps is not made again."""
 
 
-_EXACT = 2
-SPREADS = 4
-"""How often a step is run twice, at most: kernels that are not deterministic differ at one step and not at another."""
+SPREADS, _EXACT = 4, 2
+"""How often a step is run twice, at most: kernels that are not deterministic differ at one step and not at another.
+And how often where it repeats itself exactly, which once may be luck."""
 
 
 @dataclasses.dataclass

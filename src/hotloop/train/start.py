@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES
-from hotloop.report import folds
+from hotloop.report import folds, study
 from hotloop.train import checkpoint, configure
 from hotloop.train.within import Within
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from hotloop.train.settings import Settings
 
-SETTINGS, STUDY = "settings.yaml", "study.yaml"
-"""Files of a folder: what its run was begun with; what its search was."""
+SETTINGS = "settings.yaml"
 _FIXED = (
     "recipe", "data", "model", "digits", "language", "pictures", "diffusion", "focus",
     "training.freeze_embeddings", "kfold", "run.seed",
@@ -72,7 +71,7 @@ def new_folder(settings: Settings) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     named = configure.folder_name(settings.recipe.name)
     folder = Path(settings.run.folder) if settings.run.folder else _unused(Path("runs", named, stamp))
-    if (folder / STUDY).exists():
+    if (folder / study.DOCUMENT).exists():
         raise ConfigError(f"run.folder={folder} holds a study, whose report would be overwritten: name another folder")
     if any((folder / name).exists() for name in (LINES, DOCUMENT, folds.DOCUMENT, checkpoint.FOLDER)):
         raise ConfigError(
