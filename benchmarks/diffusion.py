@@ -1,6 +1,6 @@
 """Training a latent-diffusion model: each preset on the UNet, all three networks, and auto, each beside eager.
 
-usage: python benchmarks/diffusion.py RESULTS.json [--size small|sd15] [--device cpu|cuda] [--rows ROW ...]
+usage: python benchmarks/diffusion.py RESULTS.json [--size small|sd15] [--device cpu|cuda] [--rows "default:unet" ...]
        [--pairs N] [--limit SECONDS]
 
 The step is the recipe's: noise, the UNet's prediction, the Min-SNR loss, backward, clipping, AdamW (fused on a GPU).
@@ -8,13 +8,14 @@ With ``small`` it is the embedded default's UNet, 64 latents of 4 x 4 x 4; with 
 1.5's sizes, 8 latents of 4 x 64 x 64 (pictures of 512 x 512), under bfloat16 autocast. A row is ``PRESET:WHAT``. WHAT
 is ``unet`` (latents and embeddings are cached, as by default), ``all`` (UNet, text encoder, VAE compiled, both
 encoders in each step; held against an eager step that does the same) or ``lora`` (adapters of rank 16). PRESET is one
-of hotloop's, or ``auto``, a hot loop that is told of a run of 200, 1,000 and 10,000 steps.
+of hotloop's, or ``auto told N``, a hot loop that is told of a run of N steps.
 
 Each row has a process and a compile cache of its own. A preset and eager alternate there in blocks of steps (AB, BA,
 ...): ``ratio`` is the median of eager's time by the preset's, block beside block, with its 95% interval. ``cold_s`` is
-from the compile to the end of the third step, less three eager steps. ``totals`` are seconds for a whole run: for
-presets computed from these two, for ``auto`` its first steps as they went and the rest at its last pace;
-``eager_totals`` beside them. Rows in RESULTS.json already are kept, so that it can be made in parts.
+from the compile to the end of the third step, less three eager steps. ``totals`` are seconds for a whole run, computed
+from these two, ``eager_totals`` beside them. ``auto told N`` runs until nothing is prepared or tried any more, or to
+its last step, and is then timed beside eager as a preset is; its total has these steps as they went. Rows in
+RESULTS.json already are kept, so that it can be made in parts.
 """
 
 from __future__ import annotations
@@ -41,16 +42,21 @@ from hotloop.train.diffusion.denoiser import Denoiser, mean_square
 from hotloop.train.diffusion.noise import Noise
 
 STEPS = (200, 1_000, 10_000)
+AUTO = tuple(f"auto told {steps}" for steps in STEPS)
+PRESETS = ("default", "inductor", "triton", "reduce-overhead", "aot_eager")
 ROWS = {
-    "small": ("default:unet", "inductor:unet", "aot_eager:unet", "auto:unet"),
+    "small": tuple(f"{one}:unet" for one in ("default", "inductor", "aot_eager", *AUTO)),
     "sd15": (
-        *(f"{preset}:unet" for preset in ("default", "inductor", "triton", "reduce-overhead", "aot_eager", "auto")),
-        *("default:all", "auto:all", "default:lora", "auto:lora"),
+        *(f"{one}:unet" for one in (*PRESETS, *AUTO)),
+        "default:all",
+        *(f"{one}:lora" for one in ("default", *AUTO)),
     ),
 }
 BLOCK_SECONDS = 1.0
-AUTO_STEPS = 120
-"""Steps of an auto run that are done at least, and until it says nothing new for as many."""
+AUTO_STEPS = 10
+"""Steps of an auto run between two looks at the clock."""
+QUIET = 40
+"""Steps in which nothing is prepared or tried, after which an auto run has settled."""
 
 
 class Program:
@@ -119,69 +125,83 @@ def beside_eager(size, preset, what, device, pairs):
     ours.timed(3)
     cold = time.perf_counter() - begin - usual
     ours.timed(3)
-    blocks, programs = [[], []], (ours, eager)
-    counts = [max(2, round(BLOCK_SECONDS / (one.timed(2) / 2))) for one in programs]
+    status = hotloop.status(ours.denoiser.parts())
+    found = {
+        "cold_s": cold,
+        "components": {name: f"{one.running} ({one.state})" for name, one in status.components.items()},
+        "graph_breaks": sum(one.graph_breaks for one in status.components.values()),
+        **by_turns(ours.timed, eager.timed, pairs),
+    }
+    # By the ratio, since a machine that slows down for a while moves two medians apart.
+    found["totals"] = {str(n): cold + n * found["eager_ms"] / found["ratio"] / 1e3 for n in STEPS}
+    found["eager_totals"] = {str(n): n * found["eager_ms"] / 1e3 for n in STEPS}
+    return found | peak(device)
+
+
+def by_turns(ours, eager, pairs):
+    """Give ms a step of two functions that run so many steps and give their seconds, and how they compare."""
+    blocks, timed = [[], []], (ours, eager)
+    counts = [max(2, round(BLOCK_SECONDS / (one(2) / 2))) for one in timed]
     for order in in_turns(2, pairs):
         for place in order:
-            blocks[place].append(1e3 * programs[place].timed(counts[place]) / counts[place])
+            blocks[place].append(1e3 * timed[place](counts[place]) / counts[place])
     ms, eager_ms = (statistics.median(one) for one in blocks)
-    ratio = statistics.median(b / a for a, b in zip(*blocks, strict=True))
-    status = hotloop.status(ours.denoiser.parts())
     return {
-        "cold_s": cold,
         "ms": ms,
         "ms_interval": interval(blocks[0]),
         "eager_ms": eager_ms,
-        "ratio": ratio,
+        "ratio": statistics.median(b / a for a, b in zip(*blocks, strict=True)),
         "ratio_interval": ratio_interval(blocks[1], blocks[0]),
         "blocks": blocks,
-        "peak_mb": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None,
-        "components": {name: f"{one.running} ({one.state})" for name, one in status.components.items()},
-        "graph_breaks": sum(one.graph_breaks for one in status.components.values()),
-        # By the ratio, since a machine that slows down for a while moves two medians apart.
-        "totals": {str(n): cold + n * eager_ms / ratio / 1e3 for n in STEPS},
-        "eager_totals": {str(n): n * eager_ms / 1e3 for n in STEPS},
     }
 
 
-def auto(size, what, device):
-    """Let a hot loop run the first steps of a run of each length, beside an eager program for its pace."""
-    found = {"totals": {}, "eager_totals": {}, "runs": {}}
-    for total in STEPS:
-        program = Program(size, what, device)
-        loop = hotloop.Loop(program.denoiser.unet, program.optimizer, state=program.denoiser, total_steps=total)
-        with loop:
-            run = loop.step(program.step)
-            seconds, quiet, told = [], 0, 0
-            while len(seconds) < total and quiet < AUTO_STEPS:
-                seconds.append(program.timed(1, run))
-                decided = len(loop.account.decisions)
-                quiet, told = (0, decided) if decided > told else (quiet + 1, told)
-            status = loop.status()
-        eager = Program(size, what, device)
-        eager.timed(3)
-        eager_ms = 1e3 * statistics.median(eager.timed(1) for _ in range(20))
-        last = statistics.median(seconds[-20:])
-        found["totals"][str(total)] = sum(seconds) + (total - len(seconds)) * last
-        # The loop's own eager steps were timed at the machine's speed of that moment.
-        known = 1e3 * status.eager_seconds if status.eager_seconds else eager_ms
-        found["eager_totals"][str(total)] = total * known / 1e3
-        tiers = [{"name": one.name, "state": one.state, "steps": one.steps, "why": one.why} for one in status.tiers]
-        found["runs"][str(total)] = {
-            "steps_done": len(seconds), "last_ms": 1e3 * last, "eager_ms": eager_ms, "tier": status.tier,
-            "eager_ms_in_run": status.eager_seconds and 1e3 * status.eager_seconds, "tiers": tiers,
-            "decisions": list(map(str, status.decisions)),
-        }  # fmt: skip
-    return found
+def peak(device):
+    """Give the most memory that was held, of both programs."""
+    return {"peak_mb": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None}
+
+
+def auto(size, total, what, device, pairs):
+    """Let a hot loop run until it has settled, and time it beside an eager program."""
+    program, eager = Program(size, what, device), Program(size, what, device)
+    eager.timed(6)
+    loop = hotloop.Loop(program.denoiser.unet, program.optimizer, state=program.denoiser, total_steps=total)
+    with loop:
+        run = loop.step(program.step)
+        spent, done, quiet = 0.0, 0, 0
+        while done < total and quiet < QUIET:
+            steps = min(AUTO_STEPS, total - done)
+            spent, done = spent + program.timed(steps, run), done + steps
+            quiet = 0 if loop.auto.trial is not None or loop.auto.background.tier is not None else quiet + steps
+        loop.auto.close()  # the steps that are timed come after the run
+        while loop.auto.trial is not None:
+            program.timed(1, run)
+        found = {
+            "told": total,
+            "steps_done": done,
+            "seconds_done": spent,
+            "settled": quiet >= QUIET,
+            **by_turns(lambda steps: program.timed(steps, run), eager.timed, pairs),
+        }
+        status = loop.status()
+    found["totals"] = {str(total): spent + (total - done) * found["eager_ms"] / found["ratio"] / 1e3}
+    found["eager_totals"] = {str(total): total * found["eager_ms"] / 1e3}
+    found |= {
+        "tier": status.tier,
+        "prepare_seconds": status.prepare_seconds,
+        "tiers": [{"name": one.name, "state": one.state, "steps": one.steps, "why": one.why} for one in status.tiers],
+        "decisions": list(map(str, status.decisions)),
+    }
+    return found | peak(device)
 
 
 def child(options):
     preset, _, what = options.child.partition(":")
     if options.device == "cuda":
         torch.set_float32_matmul_precision("high")
-    made = auto if preset == "auto" else None
-    args = (options.size, what, options.device)
-    row = made(*args) if made else beside_eager(options.size, preset, what, options.device, options.pairs)
+    told = preset.removeprefix("auto told ")
+    measure, way = (beside_eager, preset) if told == preset else (auto, int(told))
+    row = measure(options.size, way, what, options.device, options.pairs)
     row["load"] = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     print("ROW " + json.dumps({"row": options.child, "size": options.size, **plain(row)}))
 
@@ -218,7 +238,7 @@ def main():
     parser.add_argument("results", type=pathlib.Path)
     parser.add_argument("--size", choices=ROWS, default="small")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--rows", nargs="*")
+    parser.add_argument("--rows", nargs="*", metavar="ROW")
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--limit", type=float, default=1800.0)
     parser.add_argument("--child")
@@ -226,6 +246,9 @@ def main():
     if options.child:
         child(options)
         return
+    unknown = sorted(set(options.rows or ()) - set(ROWS[options.size]))
+    if unknown:
+        parser.error(f"--rows: no {', '.join(unknown)}; there are: {', '.join(ROWS[options.size])}")
     known = json.loads(options.results.read_text()) if options.results.exists() else {}
     rows = known.get("rows", [])
     for row in options.rows or ROWS[options.size]:
@@ -233,7 +256,9 @@ def main():
             continue
         rows = [one for one in rows if (one["row"], one["size"]) != (row, options.size)]
         rows.append(run_child(options, row))
-        print(json.dumps({key: value for key, value in rows[-1].items() if key not in ("blocks", "runs")}))
+        print(
+            json.dumps({key: value for key, value in rows[-1].items() if key not in ("blocks", "decisions", "tiers")})
+        )
         document = {
             "date": dt.datetime.now(dt.UTC).date().isoformat(),
             "torch": torch.__version__,
