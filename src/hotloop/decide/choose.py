@@ -11,8 +11,9 @@ takes it again (`Option.again_seconds`). Of what is captured nothing is left to 
 Among those that pay, the greatest value is chosen. One exception, *cheap first*: an option whose whole preparation
 takes at most `CHEAP` of the chosen one's goes before it (a captured eager step takes a second and gives most of what
 there is on a launch-bound step; it also shows whether the step can be captured at all, and what it saves is credit
-for the next). A preparation must fit in the credit at its worst (`guard`), and its expected cost in vain in what is
-left for trials.
+for the next), and so does one that pays while the chosen one is compiled in the background, which may take several
+times as long as is expected. A preparation must fit in the credit at its worst (`guard`), and its expected cost in vain
+in what is left for trials.
 
 Hysteresis: a switch needs a saving of `MIN_GAIN` clear of noise (`trial`), a rejected tier comes back only when the
 horizon has grown `REGROWN` times, and times of different moments are never compared (`speeds`): a tier that became
@@ -21,6 +22,7 @@ slow is timed beside the base tier, and only left when that is faster now.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from hotloop.decide import guard
@@ -82,8 +84,8 @@ def decide(standing: Standing, options: Sequence[Option]) -> Decision:
     if not cases:
         return _stay(facts, refused, options)
     best = max(cases, key=lambda case: case.value)
-    cheap = [case for case in cases if case.effort <= CHEAP * best.effort and case.option.background_seconds is None]
-    return _go(facts, max(cheap, key=lambda case: case.value) if cheap else best)
+    first = [case for case in cases if case.option.background_seconds is None and _goes_before(facts, case, best)]
+    return _go(facts, max(first, key=lambda case: case.value) if first else best)
 
 
 def _ready(facts: Known, options: Sequence[Option]) -> Decision | None:
@@ -141,10 +143,17 @@ def _eligible(facts: Known, option: Option, refused: list[str]) -> bool:
 
 
 def _meanwhile(facts: Known, cases: list[Case], options: Sequence[Option]) -> list[Case]:
-    """Keep what is cheap beside the background compile going on: anything else would be paid for twice."""
+    """Keep what goes before the background compile going on: anything else would be paid for twice."""
     coming = [compare(facts, option) for option in options if option.tier == facts.standing.preparing and option.usable]
-    most = CHEAP * max((case.effort for case in coming), default=0.0)
-    return [case for case in cases if case.effort <= most]
+    return [case for case in cases if any(_goes_before(facts, case, other) for other in coming)]
+
+
+def _goes_before(facts: Known, case: Case, other: Case) -> bool:
+    """Whether an option is cheap beside another, or pays until that one is compiled."""
+    if case.effort <= CHEAP * other.effort:
+        return True
+    steps = min(case.steps, (other.option.background_seconds or 0.0) / facts.step)
+    return dataclasses.replace(case, steps=steps, later=0.0).pays
 
 
 def _allowed(facts: Known, case: Case, refused: list[str]) -> bool:
