@@ -10,6 +10,7 @@ from test_step_proof import WrongTape, cpu, declined_with, training
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.dispatch import name_of
+from hotloop.measure import DRAWS
 from hotloop.step import code_proofs, proof, variant
 from hotloop.testing import captured as stand_in
 
@@ -96,35 +97,38 @@ def test_noise_that_a_later_measure_shows_is_allowed_after_all(cpu, monkeypatch)
     assert found_so == [0.0, 1e-4]
 
 
-@pytest.mark.parametrize("measured", [0.0, 1e-2])
-def test_where_no_more_bits_are_to_be_had_eagers_own_spread_tells_for_compiled_code(monkeypatch, measured):
+@pytest.mark.parametrize("drawn", [0.0, 1e-2])
+def test_where_no_more_bits_are_to_be_had_eagers_other_roundings_tell_for_compiled_code(monkeypatch, drawn):
     """A float64 step of a UNet needs 179 GiB, say. Eager's kernels differ from run to run, at most steps by a lot."""
     monkeypatch.setattr(code_proofs, "in_more_bits", lambda *_: None)
     monkeypatch.setattr(Jitter, "size", 0.0)
-    asked, spread_of, run = [], proof.spread_of, []
+    asked, roundings, run = [], code_proofs.roundings, []
 
-    def spread(*args):
-        asked.append(run[0].loop.steps)
-        monkeypatch.setattr(Jitter, "size", measured)
-        return spread_of(*args)
+    def of_rounding(*args):
+        monkeypatch.setattr(Jitter, "size", drawn)
+        found = roundings(*args)
+        monkeypatch.setattr(Jitter, "size", 2e-2)
+        asked.append(len(found))
+        return found
 
     def before(step):
         if step == 0:
             run[0].model.first.weight.register_hook(jittered)
-        monkeypatch.setattr(Jitter, "size", 3e-2)
+        monkeypatch.setattr(Jitter, "size", 2e-2)
 
     class Noisy(Run):
         def __init__(self, *args, **settings):
             run.append(self)
             super().__init__(*args, **settings)
 
-    monkeypatch.setattr(proof, "spread_of", spread)
+    monkeypatch.setattr(code_proofs, "roundings", of_rounding)
     Noisy("aot_eager", 30, before=before, sentinel=0)
-    assert len(asked) == 1
-    if measured:
+    assert 1 <= len(asked) <= proof.STEPS
+    assert set(asked) == {DRAWS}
+    if drawn:
         assert run[0].told(ev.TierDeclined) == []
         assert run[0].loop.status().tier == "aot_eager"
-    else:  # a step that repeats itself exactly has no such noise
+    else:  # a step whose roundings are small has no such noise
         (told,) = run[0].told(ev.TierDeclined)
         assert "gradient of first.weight" in told.reason
 
@@ -184,7 +188,7 @@ def test_a_little_noise_hides_no_code_that_is_wrong_at_some_steps(monkeypatch, w
 
         def prove(*args, **kwargs):
             fault.set(1.3 if len(proofs) % proof.STEPS in wrong else 1.0)
-            proofs.append(kwargs["spread"])
+            proofs.append(kwargs)
             return prove_step(*args, **kwargs)
 
         monkeypatch.setattr(code_proofs, "prove_step", prove)

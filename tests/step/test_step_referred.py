@@ -6,6 +6,9 @@ from torch import nn
 
 import hotloop
 from hotloop import events as ev
+from hotloop.measure import DRAWS
+from hotloop.step import code_proofs, proof
+from hotloop.step.proof import CandidateFailedError
 
 
 class Cancelling(nn.Module):
@@ -28,10 +31,9 @@ def batch():
     return torch.stack((x, x * (1 + 1e-3 * torch.randn_like(x))), 1).reshape(64, 8)
 
 
-def run(factor, steps=16):
-    model = Cancelling(factor)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    loop = hotloop.Loop(model, optimizer, run="aot_eager", sentinel=None)
+def run(factor=1.0, steps=16, tier="aot_eager", program=None):
+    model, optimizer = program or (made := Cancelling(factor), torch.optim.SGD(made.parameters(), lr=1e-9))
+    loop = hotloop.Loop(model, optimizer, run=tier, sentinel=None)
 
     @loop.step
     def step(x):
@@ -60,11 +62,56 @@ def test_a_wrong_factor_is_found_beneath_such_rounding(factor):
     assert "does not agree with eager" in declined[0].reason
 
 
-def test_without_the_step_in_more_bits_such_code_is_declined(monkeypatch):
+@pytest.fixture
+def no_more_bits(monkeypatch):
+    """A float32 step of a UNet may need more memory than there is."""
     monkeypatch.setattr("hotloop.step.code_proofs.in_more_bits", lambda *_: None)
+
+
+@pytest.mark.usefixtures("no_more_bits")
+def test_without_the_step_in_more_bits_other_roundings_of_it_tell():
     status, declined = run(1.0)
+    assert not declined, declined
+    assert status.tier == "aot_eager"
+
+
+@pytest.mark.usefixtures("no_more_bits")
+@pytest.mark.parametrize("factor", [0.0, 0.5, 1.3])
+def test_without_more_bits_a_wrong_factor_is_found_beneath_rounding_as_well(factor):
+    status, declined = run(factor)
+    assert status.tier == "eager"
+    assert "does not agree with eager" in declined[0].reason
+
+
+def test_a_step_that_fails_in_other_roundings_is_judged_without_them(monkeypatch, no_more_bits):
+    tried = []
+
+    def fails(*_):
+        tried.append(True)
+        raise CandidateFailedError
+
+    monkeypatch.setattr(proof, "apart", fails)
+    status, declined = run(1.0)
+    assert tried
     assert status.tier == "eager"
     assert declined
+
+
+def test_other_roundings_leave_nothing_behind(monkeypatch, no_more_bits):
+    """Parameters are moved for a moment only, and no random number of the program's is drawn."""
+    drawn, roundings = [], code_proofs.roundings
+    monkeypatch.setattr(code_proofs, "roundings", lambda *args: drawn.append(roundings(*args)) or drawn[-1])
+    ends = []
+    for tier in ("eager", "aot_eager"):
+        torch.manual_seed(1)
+        model = Cancelling()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9, momentum=0.5)
+        torch.manual_seed(2)
+        run(tier=tier, steps=5, program=(model, optimizer))  # all but the first are proof steps, whose outcome is eager's
+        ends.append((model.layer.weight, optimizer.state[model.layer.weight]["momentum_buffer"], torch.rand(3)))
+    assert [len(one) for one in drawn] == [DRAWS] * 3
+    for eager, proven in zip(*ends, strict=True):
+        assert torch.equal(eager, proven)
 
 
 class Deep(nn.Module):
@@ -88,8 +135,11 @@ class Deep(nn.Module):
         return self.last(x)
 
 
+@pytest.mark.parametrize("bits", [True, False])
 @pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
-def test_gradients_that_are_mostly_rounding_are_held_to_their_length(factor):
+def test_gradients_that_are_mostly_rounding_are_held_to_their_length(factor, bits, request):
+    if not bits:
+        request.getfixturevalue("no_more_bits")
     model = Deep(factor)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with hotloop.Loop(model, optimizer, run="aot_eager", sentinel=None) as loop:

@@ -51,7 +51,7 @@ def test_under_bfloat16_a_backward_wrong_by_1_percent_is_found():
     with faulty("aten.mm") as fault, checked_every(PERIOD):
         run = Run("aot_eager", 70, autocast=BF16, size=256, before=goes_wrong(fault, 1.01))
     (told,) = run.told()
-    assert FROM <= told.step <= FROM + PERIOD + 6
+    assert FROM <= told.step <= FROM + PERIOD + 6 + 6  # in more bits, and in other roundings
     assert "(Linear, " in told.region
     assert run.loop.status().tier == "eager"
 

@@ -6,12 +6,14 @@ from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, Varying
 from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
 from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare, with_spread, without_numbers
+from hotloop.measure.roundings import DRAWS, beside_roundings
 from hotloop.measure.steps import over_steps, that_stays
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
 from hotloop.measure.tree import Structure, flatten, unflatten
 
 __all__ = [
     "ALL",
+    "DRAWS",
     "RATIO",
     "RATIO_LIMIT",
     "Buckets",
@@ -33,6 +35,7 @@ __all__ = [
     "Unhashed",
     "VaryingDim",
     "against",
+    "beside_roundings",
     "bucket_edges",
     "compare",
     "differences",

@@ -55,15 +55,15 @@ _ROUNDING = 3.0
 """Eager's own relative error beyond which a tensor is all rounding, and so is its length. The gradient of the bias of
 an attention's keys is truly 0; compiled code, which rounds less often, makes a tenth of what eager makes of it. What
 ninety BatchNorms leave of a gradient is 0.86 off."""
-_NORM_LIMIT, _NORMS_LIMIT = 0.3, 0.15
+NORM_LIMIT, NORMS_LIMIT = 0.3, 0.15
 """Of a tensor, and of the median tensor. Two honest compiles of 24 layers with BatchNorm, whose eager gradients under
 bfloat16 were as far off as they are long, came to 0.22 and 0.06 in single steps on a CPU."""
-_MANY = 64
+MANY = 64
 """With fewer effective elements a length is too much a matter of chance."""
 _OWN = {"slope": 3.0, "residual": 2.0, "relative": 2.0}
 """A limit is at least so many times eager's own measure against the reference: two roundings of one size are 1.4 times
 as far from each other; tilts have signs, so that one of two may be near 0 by chance."""
-_FEW = {"slope": 8, "relative": _MANY}
+FEW = {"slope": 8, "relative": MANY}
 """With fewer effective elements it is `SPREADS` times: a tilt is one draw, near 0 by chance, and so is the error of a
 tensor that is all rounding (the bias of scores that are only ever compared)."""
 _EPS = {"float64": torch.finfo(torch.float64).eps, "float32": torch.finfo(torch.float32).eps}
@@ -142,27 +142,27 @@ def _allowed(
     if score.measure not in _OWN:
         return score
     chosen = pairs.values() if score.name == ALL else [pairs[score.name]] if score.name in pairs else []
-    own = [value for _, ours in chosen if (value := _own(ours, score.measure)) is not None]
+    own = [value for _, ours in chosen if (value := own_measure(ours, score.measure)) is not None]
     if score.measure == "slope" and score.name == ALL:
         own = [shared] if shared is not None else []
     if not own:
         return score
     times = _OWN[score.measure]
-    if score.name in found and found[score.name].effective < _FEW.get(score.measure, 0):
+    if score.name in found and found[score.name].effective < FEW.get(score.measure, 0):
         times = SPREADS
     return dataclasses.replace(
-        score, limit=max(score.limit, times * abs(statistics.median(own)) / _scale(score, found))
+        score, limit=max(score.limit, times * abs(statistics.median(own)) / unit_of(score, found))
     )
 
 
-def _own(error: Difference, measure: str) -> float | None:
-    """Give eager's own measure against the reference; of a small tensor the absolute error."""
+def own_measure(error: Difference, measure: str) -> float | None:
+    """Give a measure of how far eager is from the reference, or from itself; of a small tensor the absolute error."""
     if measure == "slope":
         return error.tilt
     return error.residual if measure == "residual" else error.rms_difference
 
 
-def _scale(score: Score, found: Mapping[str, Difference]) -> float:
+def unit_of(score: Score, found: Mapping[str, Difference]) -> float:
     """Give what a measure is in units of: a small tensor's difference, of the set's typical tensor."""
     if score.measure != "relative":
         return 1.0
@@ -177,19 +177,19 @@ def _norms(pairs: Mapping[str, tuple[Difference, Difference]]) -> list[Score]:
     """
     found, all_of_them = [], []
     for name, (theirs, ours) in pairs.items():
-        if not FAR_OFF < (ours.relative or 0.0) <= _ROUNDING or theirs.effective < _MANY:
+        if not FAR_OFF < (ours.relative or 0.0) <= _ROUNDING or theirs.effective < MANY:
             continue
-        lengths = [_length(one) for one in (theirs, ours)]
+        lengths = [length_of(one) for one in (theirs, ours)]
         ratio = math.log(lengths[0] / lengths[1]) if min(lengths) > 0 else math.inf
         all_of_them.append(ratio)
-        found.append(Score(name, NORM, ratio, _NORM_LIMIT))
+        found.append(Score(name, NORM, ratio, NORM_LIMIT))
     if all_of_them:
-        found.append(Score(ALL, NORM, statistics.median(all_of_them), _NORMS_LIMIT))
+        found.append(Score(ALL, NORM, statistics.median(all_of_them), NORMS_LIMIT))
     return found
 
 
-def _length(error: Difference) -> float:
-    """Give a tensor's length in units of the reference's."""
+def length_of(error: Difference) -> float:
+    """Give a tensor's length in units of that of what it was held against."""
     return math.hypot(1.0 + (error.tilt or 0.0), error.residual or 0.0)
 
 

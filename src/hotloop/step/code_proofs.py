@@ -7,24 +7,27 @@ import contextlib
 import dataclasses
 import functools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop.measure import Limits
 from hotloop.step import proof
 from hotloop.step.engines import traced_path
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
-from hotloop.step.referred import in_more_bits
+from hotloop.step.referred import in_more_bits, roundings
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hotloop.measure import Difference
+    from hotloop.step.captured import Call
     from hotloop.step.runner import Runner
 
 _COMPILE_IT = "give the loop the module that does the work, not a wrapper around it"
 REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
+
+
+Evidence = Literal["more bits", "roundings"]
 
 
 class CodeProofs:
@@ -35,10 +38,8 @@ class CodeProofs:
         self._outcomes: dict[str, list[proof.Outcome]] = collections.defaultdict(list)
         self._agree: set[str] = set()
         """Bases whose code has agreed with eager."""
-        self._referred: set[str] = set()
-        """Bases whose code was further from eager than is usual, so that more bits have to tell whether it is right."""
-        self._spreads: dict[str, dict[str, Difference]] = {}
-        """How far eager is from itself, by base, where no more bits were to be had; empty where that says nothing."""
+        self._evidence: dict[str, Evidence] = {}
+        """What else has to tell, by base, whether code is right that was further from eager than is usual."""
         self._traced_path = False
 
     def proven(self, base: str) -> bool:
@@ -53,7 +54,6 @@ class CodeProofs:
         """What was proven of a base's code does not count any more."""
         self._agree.discard(base)
         self._outcomes.pop(base, None)
-        self._spreads.pop(base, None)
 
     @contextlib.contextmanager
     def as_given(self) -> Iterator[None]:
@@ -83,12 +83,8 @@ class CodeProofs:
         obstacle: Obstacle | None = None
         try:
             assert isinstance(run, functools.partial)
-            referred = tier.base in self._referred
-            wide = in_more_bits(runner, (run.args, run.keywords)) if referred else None
-            if referred and wide is None and tier.base not in self._spreads:
-                return self._measured(eager, tier.base)
-            spread = self._spreads.get(tier.base) if wide is None else None
-            outcome = prove_step(runner.program, candidate, eager, limits, spread=spread, wide=wide)
+            evidence = self._evidence_of(tier.base, (run.args, run.keywords))
+            outcome = prove_step(runner.program, candidate, eager, limits, **evidence)
         except CandidateFailedError as error:
             obstacle = runner.rescue.candidate_failed(error, tier)
         if obstacle is not None:
@@ -101,13 +97,13 @@ class CodeProofs:
             self._judge(outcome, run, tier)
         return outcome.result
 
-    def _measured(self, eager: proof.Run, base: str) -> Any:
-        """Run the step twice as eager does, to see how far its own kernels are from themselves; gives its result."""
-        began = time.perf_counter()
-        result, found = proof.spread_of(self._runner.program, eager, eager, self._runner.limits_of_repeats())
-        self._spreads[base] = {} if isinstance(found, str) else found  # what no honest compile makes is no noise
-        self._loop.proof_costs((time.perf_counter() - began) / 2)
-        return result
+    def _evidence_of(self, base: str, call: Call) -> dict[str, Any]:
+        """Give what the coming step is judged by besides; where more bits are not to be had, other roundings tell."""
+        if self._evidence.get(base) == "more bits":
+            if (wide := in_more_bits(self._runner, call)) is not None:
+                return {"wide": wide}
+            self._evidence[base] = "roundings"
+        return {"draws": roundings(self._runner, call)} if base in self._evidence else {}
 
     def _judge(self, outcome: proof.Outcome, run: Callable[[], Any], tier: Tier) -> None:
         """Say what a proof step means for the code."""
@@ -122,8 +118,8 @@ class CodeProofs:
         if by_chance and not self._traced_path and runner.differs_by_chance(run):
             self._traced_path = True  # from the next step on, eager is compared on the path that compilers take
             outcomes.clear()
-        elif alone and base not in self._referred and not verdict.agrees and verdict.may_be_noise:
-            self._referred.add(base)  # from the next step on, both are held against the step in more bits
+        elif alone and not verdict.agrees and verdict.may_be_noise and self._evidence.get(base) != "roundings":
+            self._evidence[base] = "roundings" if base in self._evidence else "more bits"  # from the next step on
             outcomes.clear()
         elif verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):
             self._agree.discard(base)

@@ -115,6 +115,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     spread: Mapping[str, Difference] | None = None,
     compare_random: bool = True,
     wide: Mapping[str, torch.Tensor | None] | None = None,
+    draws: Sequence[Mapping[str, Difference]] = (),
 ) -> Outcome:
     """Run one step both ways and compare: results, gradients, parameters, optimizer state, buffers, other state.
 
@@ -129,6 +130,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         spread: how far the reference is from itself, by tensor, where its kernels are not deterministic.
         compare_random: whether both draw the same numbers from the same streams.
         wide: the same step in more bits (`hotloop.step.reference`), which both are held against besides.
+        draws: what rounding does to the step (`hotloop.step.referred.roundings`), in place of ``wide`` and ``spread``.
 
     Raises:
         CandidateFailedError: the candidate raised, or the reference found no memory beside what is kept of the
@@ -144,7 +146,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     try:
         ours = values_of(program.holdings, result, at_step)
         scalars = rounded_scalars(program.holdings.optimizers.values())
-        comparisons = _compare(ours, theirs, start, limits, spread, wide, scalars)
+        comparisons = _compare(ours, theirs, start, limits, spread, wide, scalars, draws)
     except Exception as error:  # noqa: BLE001 - the step is done and right; that the tier is not known to be, is told
         failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
@@ -245,25 +247,42 @@ def _compare(  # noqa: PLR0913, PLR0917 - two sides, what they began with, and h
     spread: Mapping[str, Difference] | None,
     wide: Mapping[str, torch.Tensor | None] | None = None,
     scalars: Mapping[str, float] = MappingProxyType({}),
+    draws: Sequence[Mapping[str, Difference]] = (),
 ) -> dict[str, Comparison]:
     compiled = limits.compute_dtype is not None
     by_kind = [_by_kind(side) for side in (ours, theirs, wide or {})]
     found: dict[str, Comparison] = {}
     for kind in dict.fromkeys((*by_kind[0], *by_kind[1])):
-        *sides, beyond = (side.get(kind, {}) for side in by_kind)
+        one, other, beyond = (side.get(kind, {}) for side in by_kind)
+        drawn = [_of_kind(draw, kind) for draw in draws]
         if compiled and kind == "parameter" and not start:
             continue
         if compiled and kind == "parameter":
-            reference, candidate = (_updates(side, start) for side in sides)
-            found["update"] = against(beyond, reference, candidate, limits.of_updates())
+            found["update"] = _held(
+                beyond, _updates(one, start), _updates(other, start), limits.of_updates(), drawn=drawn
+            )
         elif not compiled or kind in _OF_COMPILED:
             of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
-            found[kind] = against(beyond, sides[0], sides[1], of_kind, spread=_of_kind(spread, kind))
+            found[kind] = _held(beyond, one, other, of_kind, spread=_of_kind(spread, kind), drawn=drawn)
     rounding = _all_rounding(found["gradient"]) if not compiled and "gradient" in found else set()
     for kind in [kind for kind in found if kind.startswith(("parameter", "optimizer"))] if rounding else ():
         mostly = {name for name in found[kind].differences if _parameter_of(name) in rounding}
         found[kind] = measure.without_numbers(found[kind], mostly)
     return found
+
+
+def _held(  # noqa: PLR0913 - two sides, and all that tells how far they may be apart
+    beyond: Mapping[str, torch.Tensor | None],
+    ours: Mapping[str, torch.Tensor | None],
+    theirs: Mapping[str, torch.Tensor | None],
+    limits: Limits,
+    *,
+    spread: Mapping[str, Difference] | None = None,
+    drawn: Sequence[Mapping[str, Difference]],
+) -> Comparison:
+    if drawn:
+        return measure.beside_roundings(ours, theirs, limits, drawn)
+    return against(beyond, ours, theirs, limits, spread=spread)
 
 
 def _all_rounding(gradients: Comparison) -> set[str]:
@@ -337,6 +356,25 @@ def held_against(program: Program, run: Run, made: Made, limits: Limits) -> dict
 def compared(made: Made, theirs: dict[str, torch.Tensor | None], limits: Limits) -> dict[str, Comparison]:
     """Hold the values of another run against those that eager made, by kind of tensor."""
     return _compare(made.ours, theirs, made.start, limits, made.spread, made.wide)
+
+
+def apart(program: Program, run: Run, made: Made) -> dict[str, Difference]:
+    """Run another rounding of the step that ``made`` was made of, undo it, and tell how far the two are apart.
+
+    Parameters are compared by their updates, since the two may begin with others.
+
+    Raises:
+        CandidateFailedError: it raised; the state is as before.
+    """
+    before, theirs, _ = _candidate(program, run)
+    sides = [
+        {name: one for name, one in side.items() if _kind(name) in _OF_COMPILED} | _updates(side, start)
+        for side, start in (
+            (made.ours, made.start),
+            (theirs, _parameters(before.live, on_host=before.on_host)),
+        )
+    ]
+    return differences(*sides)[0]
 
 
 _ROUNDING = 1e-3

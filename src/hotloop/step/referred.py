@@ -1,7 +1,8 @@
-"""A step of a runner's in more bits: what eager and compiled code are both held against where rounding is large.
+"""What tells of two results whether they are two roundings of one, where rounding is large.
 
 A deep stack of BatchNorms, or a small loss, makes eager's own rounding so large a part of a gradient that two right
-ways to compute it are further apart than limits allow that know nothing of it.
+ways to compute it are further apart than limits allow that know nothing of it. So the step is run in more bits, which
+both are held against; and where that does not tell, or does not fit into memory, in other roundings.
 """
 
 from __future__ import annotations
@@ -11,18 +12,26 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from hotloop.fallback.causes import describe
+from hotloop.measure import DRAWS
 from hotloop.step import proof
+from hotloop.step.proof import CandidateFailedError
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import torch
-
-    from hotloop.step.captured import Call
+    from hotloop.measure import Difference
+    from hotloop.step.captured import Call, Program
     from hotloop.step.runner import Runner
 
 _log = logging.getLogger("hotloop")
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+"""The distance from 1 to the next number."""
+_OF_EPS = 0.25
+"""By how much of it parameters are moved: half of what rounding them moves them by."""
 
 
 @contextlib.contextmanager
@@ -56,3 +65,50 @@ def in_more_bits(runner: Runner, call: Call) -> dict[str, torch.Tensor | None] |
             except NotRepeatableError as error:
                 _log.info("%s is not run in more bits: %s", runner.name, error)
     return None
+
+
+def roundings(runner: Runner, call: Call) -> list[dict[str, Difference]]:
+    """Run a step several times from parameters that were moved by less than they are rounded by, and undo it.
+
+    Gives how far each was from the step as it is, by tensor; none where that does not run.
+
+    Raises:
+        CandidateFailedError: it failed, and could not be undone.
+    """
+    program, loop = runner.program, runner.loop
+    run = functools.partial(proof.plain_run, program.holdings, functools.partial(runner.step, *call[0], **call[1]))
+    found: list[dict[str, Difference]] = []
+    try:
+        with aside(runner):
+            made = proof.kept(program, run)
+            for draw in range(DRAWS):
+                with _moved(program, _OF_EPS * _EPS[loop.compute_dtype()], draw):
+                    found.append(proof.apart(program, run, made))
+    except CandidateFailedError as error:
+        if not error.undone:
+            raise
+        _log.info("%s is not run in other roundings: %s", runner.name, describe(error.__cause__ or error))
+        return []
+    return found
+
+
+@contextlib.contextmanager
+def _moved(program: Program, share: float, draw: int) -> Iterator[None]:
+    """Move each element of a parameter by a part of itself, at most ``share`` or what its dtype can hold."""
+    parameters: list[torch.Tensor] = [one for one in program.holdings.parameters().values() if one.is_floating_point()]
+    draws = torch.Generator(program.device).manual_seed(draw)
+    before: list[tuple[torch.Tensor, torch.Tensor]] = []
+    try:
+        with torch.no_grad():
+            for one in parameters:
+                before.append((one, one.clone()))
+                size = max(share, torch.finfo(one.dtype).eps)
+                by = torch.rand(one.shape, generator=draws, device=one.device, dtype=torch.float32)
+                one.mul_(by.mul_(2 * size).add_(1 - size))
+        yield
+    except torch.OutOfMemoryError as error:
+        raise CandidateFailedError from error
+    finally:
+        with torch.no_grad():
+            for one, value in reversed(before):
+                one.copy_(value)

@@ -8,8 +8,9 @@ it may cost.
 One comparison past its limits is a suspicion only: there are hundreds of checks of hundreds of tensors in a run, and as
 a model learns, its gradients become small beside their rounding. So the next three steps are run both ways too, and in
 more bits besides, and three more where these are past their limits by little. Joined over these, whose chance is their
-own, with what eager itself is wrong by and how far the steps scatter allowed for, a disagreement counts. Until then
-eager's outcomes stay. What no rounding makes (NaN where eager has none, a missing gradient) counts at once.
+own, with what eager itself is wrong by and how far the steps scatter allowed for, a recording that disagrees counts;
+code is held against other roundings of the next steps first, in the same way. Until then eager's outcomes stay. What no
+rounding makes (NaN where eager has none, a missing gradient) counts at once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from hotloop.measure import Limits
 from hotloop.step import blame, proof
 from hotloop.step.blame import Blamed
 from hotloop.step.proof import CandidateFailedError, Outcome, plain_run, prove_step
-from hotloop.step.referred import aside, in_more_bits
+from hotloop.step.referred import aside, in_more_bits, roundings
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 from hotloop.step.variant import SPREADS
@@ -119,7 +120,7 @@ class Sentinel:
         self._steps = 0
         """Steps with this goal, over which the share is kept, and what checks among them have cost."""
         self._extra = 0.0
-        self._suspects, self._measures, self._code = False, False, True
+        self._suspects, self._measures, self._rounds, self._code = False, False, False, True
         self._evidence: list[tuple[Outcome, Call]] = []
         self._checks = self._suspicions = 0
         self._seconds = 0.0
@@ -151,7 +152,8 @@ class Sentinel:
     def _begin(self, goal: Tier) -> None:
         if goal != self._goal:
             self._left = self._every = FIRST
-            self._steps, self._extra, self._suspects, self._measures = 0, 0.0, False, False
+            self._steps, self._extra = 0, 0.0
+            self._suspects = self._measures = self._rounds = False
             self._evidence.clear()
         self._goal = goal
 
@@ -174,7 +176,8 @@ class Sentinel:
         began = time.perf_counter()
         code = self._of_code(variant, tier)
         limits = Limits.compiled(loop.compute_dtype()) if code else Limits.rounding()
-        wide = in_more_bits(self._runner, call) if self._suspects and code else None
+        wide = in_more_bits(self._runner, call) if self._suspects and code and not self._rounds else None
+        draws = roundings(self._runner, call) if self._rounds else []
         other = Tier(loop.given) if code else tier.without_graph()
         reference = functools.partial(
             loop.beside, other, functools.partial(self._otherwise, variant, call, tier, code=code)
@@ -183,12 +186,13 @@ class Sentinel:
             return self._measured(variant, reference, tier)
         spread = variant.spread if variant is not None else None
         candidate = runner.candidate_of(variant, call)
-        outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide)
+        outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide, draws=draws)
         if variant is not None and variant.captured is not None:
             variant.captured.keep_gradients()
         self._checks += 1
         self._plan(time.perf_counter() - began, tier)
-        self._carefully(self._judge, _to_judge(outcome, referred=wide is not None or not code), variant, call, tier)
+        referred = wide is not None or bool(draws) or not code
+        self._carefully(self._judge, _to_judge(outcome, referred=referred), variant, call, tier)
         return outcome.result
 
     def _carefully(self, judge: Callable[..., None], *args: Any) -> None:
@@ -282,9 +286,13 @@ class Sentinel:
         if not joined.agrees and not code and self._may_be_noise(joined, variant):
             self._measures, self._left = True, 0
             return
+        if not joined.agrees and code and not self._rounds and joined.may_be_noise and self._runner.together is None:
+            self._rounds, self._left = True, 0
+            self._evidence.clear()
+            return
         calls = [one for _, one in self._evidence[-proof.STEPS :]]
         self._evidence.clear()
-        self._suspects = False
+        self._suspects = self._rounds = False
         if not joined.agrees:
             self._disagrees(joined, calls, variant, tier)
 
