@@ -1,5 +1,6 @@
 """Recipe `focus` on real CUDA graphs: the small networks captured in training and in the allocator, and the whole step."""
 
+import math
 import statistics
 
 import pytest
@@ -46,18 +47,28 @@ def late(losses):
 
 @pytest.fixture(scope="module")
 def eager():
-    return [late(trained(seed)[0]) for seed in (1, 2, 3)]
+    return [trained(seed)[0] for seed in (1, 2, 3)]
 
 
 def within_noise(found, eager):
-    """A choice of the allocator's that differs by rounding makes another run: no further apart than other seeds are."""
-    spread = max(eager) - min(eager)
-    return min(eager) - spread <= found <= max(eager) + spread
+    """A choice of the allocator's that differs by rounding makes another run: one more of a few seeds, so to speak.
+
+    The bounds hold 99% of further draws beside three (Student's t with two degrees of freedom: 9.92).
+    """
+    half = 9.92 * statistics.stdev(eager) * math.sqrt(1 + 1 / len(eager))
+    return abs(found - statistics.fmean(eager)) <= half
+
+
+def same_as(losses, eager):
+    """Hold a run to the one of its own seed at the first step, which begins from the same state, and late to all."""
+    assert losses[0] == pytest.approx(eager[0][0], rel=1e-3)
+    seeds = [late(one) for one in eager]
+    assert within_noise(late(losses), seeds), (late(losses), seeds)
 
 
 def test_a_thousand_steps_with_capture_on_in_training_and_inference(eager):
     losses, workload, _ = trained(1, "reduce-overhead")
-    assert within_noise(late(losses), eager), (late(losses), eager)
+    same_as(losses, eager)
     for name, part in hotloop.status(dict(workload.model)).components.items():
         assert part.state == "compiled", (name, part)
         assert not part.cudagraphs_skipped, (name, part)
@@ -67,7 +78,7 @@ def test_a_thousand_steps_with_capture_on_in_training_and_inference(eager):
 
 def test_a_thousand_steps_with_auto(eager):
     losses, _, loop = trained(1, run="auto")
-    assert within_noise(late(losses), eager), (late(losses), eager)
+    same_as(losses, eager)
     status = loop.status()
     loop.close()
     assert sum(one.steps for one in status.tiers) == STEPS

@@ -107,7 +107,9 @@ def test_other_roundings_leave_nothing_behind(monkeypatch, no_more_bits):
         model = Cancelling()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-9, momentum=0.5)
         torch.manual_seed(2)
-        run(tier=tier, steps=5, program=(model, optimizer))  # all but the first are proof steps, whose outcome is eager's
+        run(
+            tier=tier, steps=5, program=(model, optimizer)
+        )  # all but the first are proof steps, whose outcome is eager's
         ends.append((model.layer.weight, optimizer.state[model.layer.weight]["momentum_buffer"], torch.rand(3)))
     assert [len(one) for one in drawn] == [DRAWS] * 3
     for eager, proven in zip(*ends, strict=True):
