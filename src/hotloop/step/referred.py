@@ -87,28 +87,34 @@ def roundings(runner: Runner, call: Call) -> list[dict[str, Difference]]:
     except CandidateFailedError as error:
         if not error.undone:
             raise
-        _log.info("%s is not run in other roundings: %s", runner.name, describe(error.__cause__ or error))
-        return []
-    return found
+        why = describe(error.__cause__ or error)
+    except Exception as error:  # noqa: BLE001 - no memory for what is kept, say; each run was undone before that
+        why = describe(error)
+    else:
+        return found
+    _log.info("%s is not run in other roundings: %s", runner.name, why)
+    return []
 
 
 @contextlib.contextmanager
 def _moved(program: Program, share: float, draw: int) -> Iterator[None]:
     """Move each element of a parameter by a part of itself, at most ``share`` or what its dtype can hold."""
-    parameters: list[torch.Tensor] = [one for one in program.holdings.parameters().values() if one.is_floating_point()]
-    draws = torch.Generator(program.device).manual_seed(draw)
     before: list[tuple[torch.Tensor, torch.Tensor]] = []
+    draws: dict[torch.device, torch.Generator] = {}
     try:
         with torch.no_grad():
-            for one in parameters:
+            for one in program.holdings.parameters().values():
+                if not one.is_floating_point():
+                    continue
+                if one.device not in draws:
+                    draws[one.device] = torch.Generator(one.device).manual_seed(draw)
                 before.append((one, one.clone()))
                 size = max(share, torch.finfo(one.dtype).eps)
-                by = torch.rand(one.shape, generator=draws, device=one.device, dtype=torch.float32)
+                wide = torch.promote_types(one.dtype, torch.float32)
+                by = torch.rand(one.shape, generator=draws[one.device], device=one.device, dtype=wide)
                 one.mul_(by.mul_(2 * size).add_(1 - size))
         yield
-    except torch.OutOfMemoryError as error:
-        raise CandidateFailedError from error
     finally:
         with torch.no_grad():
-            for one, value in reversed(before):
-                one.copy_(value)
+            for changed, value in reversed(before):
+                changed.copy_(value)
