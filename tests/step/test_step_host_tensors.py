@@ -61,9 +61,16 @@ def test_python_numbers_are_copied_too():
     assert found.reason == "Python numbers are copied to the device: torch.tensor(..., device=...)"
 
 
+def nothing(device):
+    """What ``torch.tensor([], device=...)`` shows of itself: transformers begins each cache of keys and values with it."""
+    return torch.ops.aten.lift_fresh(torch.empty(0, device=device))
+
+
 @pytest.mark.parametrize(
     ("body", "given"),
     [
+        (lambda model, x: torch.cat([nothing(DEVICE), model(x).flatten()]), on_device()),
+        (lambda model, x: torch.cat([torch.empty(0).to(DEVICE), model(x).flatten()]), on_device()),
         (lambda model, x: model(x.to(DEVICE)), torch.ones(2, 4)),
         (lambda model, x: model((x.float() * 2).to(DEVICE)), torch.ones(2, 4)),
         (lambda model, x: model(x) * torch.tensor(0.5), on_device()),

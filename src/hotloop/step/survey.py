@@ -160,10 +160,10 @@ class _Look:
                 )
 
     def _look_at_host(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Find tensors on the host whose value a capture would read once, for good."""
-        given = list(tensors_in(*args, *kwargs.values()))
+        """Find tensors on the host whose value a capture would read once, for good; one without elements has none."""
+        given = [one for one in tensors_in(*args, *kwargs.values()) if one.numel()]
         host = {_memory(one) for one in given if one.device.type == "cpu"}
-        arguments, made = host & self._of_arguments, list(tensors_in(result))
+        arguments, made = host & self._of_arguments, [one for one in tensors_in(result) if one.numel()]
         outside = {one for one in host - arguments if one not in self._made or one in self._of_outside}
         on_device = any(one.device.type == self._device.type for one in (*given, *made))
         if name_of(operation) == "aten.lift_fresh" and on_device and not self._stepping_now:
