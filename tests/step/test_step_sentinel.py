@@ -111,8 +111,8 @@ def test_kernels_that_differ_more_than_they_did_are_no_fault_of_a_recording(stal
     def spoil(step):
         if step == 0:
             run.model.first.weight.register_hook(jittered)
-        Jitter.size = 2e-4 if step >= FROM else 2e-6
-        Stale.factor = 1.01 if stale and step >= FROM + 20 else 1.0
+        Jitter.size = 2e-6 * 20 ** (step // FROM)  # each suspicion has its own measurements
+        Stale.factor = 1.1 if stale and step >= FROM + 20 else 1.0
 
     class Seen(Run):
         def __init__(self, *args, **settings):
@@ -121,11 +121,16 @@ def test_kernels_that_differ_more_than_they_did_are_no_fault_of_a_recording(stal
             super().__init__(*args, **settings)
 
     try:
-        with captured_step_emulation(), mock.patch.object(captured, "Tape", Stale), checked_every(PERIOD):
+        with (
+            captured_step_emulation(),
+            mock.patch.object(captured, "Tape", Stale),
+            mock.patch.object(sentinel, "SPREADS", 1),
+            checked_every(PERIOD),
+        ):
             Seen("eager+graph", 90, before=spoil)
     finally:
         Stale.factor, Jitter.size = 1.0, 0.0
-    assert run.watched.suspicions >= 1
+    assert run.watched.suspicions >= (1 if stale else 3)
     if stale:
         (told,) = run.told()
         assert FROM + 20 <= told.step <= FROM + 20 + PERIOD + 30

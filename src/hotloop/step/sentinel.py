@@ -53,8 +53,6 @@ FIRST, LEAST = 100, 10
 """Steps in a tier before the first check, which tells what one costs; and between two checks, at least."""
 SEARCH_SECONDS = 60.0
 """How long a run may stand still for the search for the region at fault."""
-MEASURED = 2 * SPREADS
-"""How often a recorded step is run twice in all, proofs included, to see how far its kernels are from themselves."""
 _SHAPES = ("missing", "shape", "dtype", "layout")
 _VERIFY = "hotloop verify FILE.py:FUNCTION says more; report it: this is a bug of the compiler's or of ours"
 
@@ -121,6 +119,8 @@ class Sentinel:
         """Steps with this goal, over which the share is kept, and what checks among them have cost."""
         self._extra = 0.0
         self._suspects, self._measures, self._rounds, self._code = False, False, False, True
+        self._spreads = 0
+        """How often a recorded step may still be run twice, to see how far its kernels are from themselves by now."""
         self._evidence: list[tuple[Outcome, Call]] = []
         self._checks = self._suspicions = 0
         self._seconds = 0.0
@@ -242,8 +242,9 @@ class Sentinel:
             variant.captured.keep_gradients()
         self._plan(time.perf_counter() - began, tier)
         self._measures, self._left = False, 0
+        self._spreads -= 1
         if isinstance(spread, str):  # no noise explains it: what disagrees next counts
-            variant.measured.extend([{}] * MEASURED)
+            self._spreads = 0
         else:
             variant.note_spread(spread)
         self._carefully(self._weigh, variant, tier)
@@ -251,11 +252,9 @@ class Sentinel:
 
     # -- what it means ---------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _may_be_noise(joined: Outcome, variant: Variant | None) -> bool:
+    def _may_be_noise(self, joined: Outcome, variant: Variant | None) -> bool:
         """Tell whether running the step twice may explain a disagreement; not for ever."""
-        known = variant is not None and variant.noisy and len(variant.measured) < MEASURED
-        return known and joined.may_be_noise
+        return variant is not None and variant.noisy and self._spreads > 0 and joined.may_be_noise
 
     def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier) -> None:
         if outcome.failed:
@@ -264,7 +263,7 @@ class Sentinel:
             self._disagrees(outcome, [call], variant, tier)
         elif not self._suspects and not outcome.agrees:
             self._suspicions += 1
-            self._suspects, self._left = True, 0
+            self._suspects, self._left, self._spreads = True, 0, SPREADS
             _log.info("sentinel: step %d in %s is looked into: %s", self._loop.steps + 1, tier.name, outcome.why)
         elif self._suspects:
             self._evidence.append((outcome, call))

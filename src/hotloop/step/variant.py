@@ -99,6 +99,8 @@ class Variant:
             for name in dict.fromkeys(name for one in self.measured for name in one)
         }
         self.noisy = any(one.rms_difference > 0 for one in self.spread.values())
+        if self.proven:  # a sentinel's: kept as one, for there may be many in a long run
+            self.measured = [self.spread]
         if earlier is not None:
             earlier.update(self.spread)
 
