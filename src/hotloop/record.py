@@ -275,7 +275,10 @@ def _find(path: Path) -> Path:
     for name in (LINES, DOCUMENT):
         if (path / name).is_file():
             return path / name
-    raise RecordError(f"no run record at {path}: expected a folder with {LINES} or {DOCUMENT}, or one of these files")
+    raise RecordError(
+        f"no run record at {path}: expected a folder with {LINES} or {DOCUMENT}, or one of these files; "
+        "`hotloop train` makes one in runs/RECIPE/DATE, Loop(record=FOLDER) in FOLDER"
+    )
 
 
 def _load_document(path: Path) -> dict[str, Any]:

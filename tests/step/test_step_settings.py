@@ -17,6 +17,11 @@ def parts():
     return model, torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
 
 
+@pytest.mark.parametrize("name", [f"{__file__}:parts", f"{__file__}:Runner", "step_programs:batches"])
+def test_a_workload_that_is_there_is_not_run_for_it(name):
+    hotloop.Loop(*parts(), workload=name).close()
+
+
 def empty():
     optimizer = torch.optim.SGD([torch.zeros(1)])
     optimizer.param_groups.clear()
@@ -39,6 +44,18 @@ WRONG = {
     "run's type": (lambda model, optimizer: hotloop.Loop(model, optimizer, run=None), "run None: expected 'auto'"),
     "total_steps": (lambda model, optimizer: hotloop.Loop(model, optimizer, total_steps=0), "total_steps 0"),
     "total_steps' type": (lambda model, optimizer: hotloop.Loop(model, optimizer, total_steps=1e5), "total_steps"),
+    "a workload that is no file": (
+        lambda model, optimizer: hotloop.Loop(model, optimizer, workload="nowhere.py:make"),
+        "workload 'nowhere.py:make': there is no file",
+    ),
+    "a workload that is no function": (
+        lambda model, optimizer: hotloop.Loop(model, optimizer, workload=f"{__file__}:nobody"),
+        "has no function 'nobody'",
+    ),
+    "a workload that is no module": (
+        lambda model, optimizer: hotloop.Loop(model, optimizer, workload="nowhere.at.all:make"),
+        "there is no module 'nowhere.at.all'",
+    ),
     "a bool": (lambda model, optimizer: hotloop.Loop(model, optimizer, total_steps=True), "total_steps True"),
     "a graph on a CPU": (
         lambda model, optimizer: hotloop.Loop(model, optimizer, run=GRAPH),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import collections
+import importlib.util
 import math
 import os
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -32,12 +36,55 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
         raise ConfigError(f"total_steps {total_steps!r}: expected a whole number of 1 or more, or None")
     if workload is not None and (not isinstance(workload, str) or ":" not in workload):
         raise ConfigError(f"workload {workload!r}: expected 'file.py:make' or 'module:make', or None")
+    if workload is not None:
+        check_name(workload)
     if record is not None and not isinstance(record, str | os.PathLike | RunRecord):
         raise ConfigError(f"record {record!r}: expected a folder, a RunRecord, or None")
     others = tuple(state) if isinstance(state, list | tuple) else (state,)
     if any(isinstance(one, bool | int | float | str | bytes) or one is None for one in others):
         raise ConfigError(f"state {state!r}: expected objects that a step changes: a GradScaler, an EMA, a module")
     return others
+
+
+def check_name(name: str) -> None:
+    """Refuse a factory's name that leads nowhere, as far as can be told without running its file.
+
+    Raises:
+        ConfigError: there is no such file or module, or the file has no function of that name.
+    """
+    place, _, function = name.rpartition(":")
+    if not place or not function:
+        raise ConfigError(f"workload {name!r}: expected FILE.py:function or module:function")
+    if not place.endswith(".py"):
+        try:
+            known = importlib.util.find_spec(place) is not None
+        except (ImportError, ValueError):
+            known = place in sys.modules
+        if not known:
+            raise ConfigError(f"workload {name!r}: there is no module {place!r}; for a file write FILE.py:function")
+        return
+    path = existing(place, name)
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return  # Python says what is wrong with it when it is run
+    words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    words |= {getattr(node, "name", "") or "" for node in ast.walk(tree)}  # functions, classes, names of imports
+    words |= {getattr(node, "asname", "") or "" for node in ast.walk(tree)}
+    if function not in words and "*" not in words:
+        raise ConfigError(f"workload {name!r}: {path} has no function {function!r}")
+
+
+def existing(place: str, name: str) -> Path:
+    """Give the file that a factory's name begins with.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    path = Path(place).resolve()
+    if not path.is_file():
+        raise ConfigError(f"workload {name!r}: there is no file {path}")
+    return path
 
 
 def check_runs(runs: Any) -> float | None:

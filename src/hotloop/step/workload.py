@@ -8,13 +8,12 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop.errors import ConfigError
-from hotloop.step.asked import named, unwrapped
+from hotloop.step.asked import existing, named, unwrapped
 from hotloop.step.holdings import Holdings
 
 if TYPE_CHECKING:
@@ -199,9 +198,7 @@ def _needed(function: Callable[..., Any]) -> str:
 
 
 def _of_file(place: str, name: str) -> types.ModuleType:
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise ConfigError(f"workload {name!r}: there is no file {path}")
+    path = existing(place, name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

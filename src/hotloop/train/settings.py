@@ -166,6 +166,18 @@ class FocusSettings:
     lens_size: int = _range(8)
     lens_layers: int = _range(1)
 
+    def __post_init__(self) -> None:
+        """Refuse a text that cannot be taken from so many documents."""
+        shared = self.blocks - self.protected
+        if shared < 1:
+            raise ConfigError(f"focus.protected={self.protected}: expected fewer than focus.blocks={self.blocks}")
+        if shared % self.documents:
+            divisors = ", ".join(str(one) for one in range(1, shared + 1) if not shared % one)
+            raise ConfigError(
+                f"focus.documents={self.documents} cannot share focus.blocks={self.blocks} less "
+                f"focus.protected={self.protected} in equal pieces: expected one of {divisors}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationSettings:
@@ -363,11 +375,6 @@ class Settings:
             raise ConfigError(
                 f"focus.lens_size={self.focus.lens_size} cannot be shared by focus.heads={self.focus.heads}: expected "
                 "a multiple of it"
-            )
-        if (self.focus.blocks - self.focus.protected) % self.focus.documents:
-            raise ConfigError(
-                f"focus.documents={self.focus.documents} cannot share focus.blocks={self.focus.blocks} less "
-                f"focus.protected={self.focus.protected}: expected a divisor of the difference"
             )
         if not self.model.name.strip():
             raise ConfigError("model.name is empty: expected a folder, a hub name or minilm-l6")

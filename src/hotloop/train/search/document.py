@@ -139,7 +139,10 @@ def refresh(folder: Path) -> tuple[dict[str, Any], str]:
         ConfigError: the folder holds no study.
     """
     if not (folder / SETTINGS).is_file():
-        raise ConfigError(f"{folder} holds no study: expected the folder of a search, with {SETTINGS} in it")
+        raise ConfigError(
+            f"{folder} holds no study: expected the folder of a search, with {SETTINGS} in it; `hotloop hpo` begins "
+            "one, and `hotloop hpo best FOLDER` names another"
+        )
     settings = configure.load(config=folder / SETTINGS)
     try:
         check_folder(settings, folder)
