@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop._torch import backends
-from hotloop.step import proof, runner, survey
+from hotloop.step import graph_proofs, proof, survey
 from hotloop.testing import captured, captured_step_emulation
 
 TELLS = "planted"
@@ -151,8 +151,8 @@ PLACES = {
     "end": (captured.TapeRecording, "cut"),
     "launch": (captured.Tape, "replay"),
     "survey": (survey._Look, "operation"),
-    "compare": (proof, "_compare"),
-    "candidate": (runner.Runner, "_candidate"),
+    "compare": (proof, "compare_kinds"),
+    "candidate": (graph_proofs.GraphProofs, "candidate"),
     "copy": (proof, "_Before"),
 }
 """Where each stage of a capture and a proof is."""

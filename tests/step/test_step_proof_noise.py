@@ -10,7 +10,6 @@ from test_step_proof import WrongTape, cpu, declined_with, training
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.dispatch import name_of
-from hotloop.measure import DRAWS
 from hotloop.step import code_proofs, proof, variant
 from hotloop.testing import captured as stand_in
 
@@ -95,42 +94,6 @@ def test_noise_that_a_later_measure_shows_is_allowed_after_all(cpu, monkeypatch)
     monkeypatch.setattr(proof, "spread_of", spread)
     assert proven(cpu, flips(3e-4, 1, 2), monkeypatch)
     assert found_so == [0.0, 1e-4]
-
-
-@pytest.mark.parametrize("drawn", [0.0, 1e-2])
-def test_where_no_more_bits_are_to_be_had_eagers_other_roundings_tell_for_compiled_code(monkeypatch, drawn):
-    """A float64 step of a UNet needs 179 GiB, say. Eager's kernels differ from run to run, at most steps by a lot."""
-    monkeypatch.setattr(code_proofs, "in_more_bits", lambda *_: None)
-    monkeypatch.setattr(Jitter, "size", 0.0)
-    asked, roundings, run = [], code_proofs.roundings, []
-
-    def of_rounding(*args):
-        monkeypatch.setattr(Jitter, "size", drawn)
-        found = roundings(*args)
-        monkeypatch.setattr(Jitter, "size", 2e-2)
-        asked.append(len(found))
-        return found
-
-    def before(step):
-        if step == 0:
-            run[0].model.first.weight.register_hook(jittered)
-        monkeypatch.setattr(Jitter, "size", 2e-2)
-
-    class Noisy(Run):
-        def __init__(self, *args, **settings):
-            run.append(self)
-            super().__init__(*args, **settings)
-
-    monkeypatch.setattr(code_proofs, "roundings", of_rounding)
-    Noisy("aot_eager", 30, before=before, sentinel=0)
-    assert 1 <= len(asked) <= proof.STEPS
-    assert set(asked) == {DRAWS}
-    if drawn:
-        assert run[0].told(ev.TierDeclined) == []
-        assert run[0].loop.status().tier == "aot_eager"
-    else:  # a step whose roundings are small has no such noise
-        (told,) = run[0].told(ev.TierDeclined)
-        assert "gradient of first.weight" in told.reason
 
 
 class NoUpdate(WrongTape):

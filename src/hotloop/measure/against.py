@@ -55,7 +55,7 @@ _ROUNDING = 3.0
 """Eager's own relative error beyond which a tensor is all rounding, and so is its length. The gradient of the bias of
 an attention's keys is truly 0; compiled code, which rounds less often, makes a tenth of what eager makes of it. What
 ninety BatchNorms leave of a gradient is 0.86 off."""
-NORM_LIMIT, NORMS_LIMIT = 0.3, 0.15
+NORM_LIMIT, _NORMS_LIMIT = 0.3, 0.15
 """Of a tensor, and of the median tensor. Two honest compiles of 24 layers with BatchNorm, whose eager gradients under
 bfloat16 were as far off as they are long, came to 0.22 and 0.06 in single steps on a CPU."""
 MANY = 64
@@ -184,7 +184,7 @@ def _norms(pairs: Mapping[str, tuple[Difference, Difference]]) -> list[Score]:
         all_of_them.append(ratio)
         found.append(Score(name, NORM, ratio, NORM_LIMIT))
     if all_of_them:
-        found.append(Score(ALL, NORM, statistics.median(all_of_them), NORMS_LIMIT))
+        found.append(Score(ALL, NORM, statistics.median(all_of_them), _NORMS_LIMIT))
     return found
 
 

@@ -51,6 +51,7 @@ class Failure:
             "relative": f"relative difference {value}, limit {limit}",
             "error ratio": f"error {value} times eager's own, limit {limit}",
             "norm": f"longer or shorter than eager by a factor of e^{value}, limit e^{limit}",
+            "blind": f"rounding is as large as {value} of the tensors, limit {limit}: nothing is proven",
             "finite": "NaN or infinite in other places than the reference",
             "equal": f"not equal, by up to {value}",
             "missing": f"is {value}, the reference {limit}",

@@ -30,7 +30,8 @@ from hotloop.step.captured import Program
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.engines import traced_path
 from hotloop.step.holdings import Snapshot
-from hotloop.step.proof import CandidateFailedError, Outcome
+from hotloop.step.outcomes import Outcome, over_steps
+from hotloop.step.proof import CandidateFailedError
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.survey import survey
 from hotloop.step.tiers import parse
@@ -296,7 +297,7 @@ class _Case:
                 self._one()
                 if self._failed:
                     return joined
-            joined = proof.over_steps(self._outcomes)
+            joined = over_steps(self._outcomes)
             if joined.agrees or joined.hopeless:
                 break
         return joined

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from hotloop.measure import Timing
     from hotloop.step.loop import Loop
-    from hotloop.step.proof import Outcome
+    from hotloop.step.outcomes import Outcome
     from hotloop.step.sentinel import SentinelStatus
 
 SAMPLES = 200

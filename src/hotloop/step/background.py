@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
 from hotloop.cache import BackgroundCompile, BackgroundUnavailableError, Done, Recorder, Request
@@ -33,7 +34,8 @@ class Background:
         self._program: Program | None = None
         self._ready: dict[str, float] = {}
         self.tier: str | None = None
-        """The tier that a child compiles for just now."""
+        """The tier that a child compiles for just now, and since when."""
+        self._since = 0.0
         self.failed: tuple[str, str] | None = None
         """The tier that could not be compiled, and why."""
         self.unavailable = ""
@@ -46,6 +48,7 @@ class Background:
         self._ready |= program.ready
         if child is not None and self._child is None:
             self._child, self.tier, program.child = child.process, child.tier, None
+            self._since = time.monotonic()
 
     def record(self) -> Recorder | None:
         """Give the recorder for one eager step, the first time; its calls are what a child will compile."""
@@ -81,12 +84,22 @@ class Background:
             ]
         elif self.possible(name):
             found.append(expect(name, facts, background=True))
+        elif name == self.tier:
+            found = [self._coming(name, facts)]
         contention = _CPU_CONTENTION if self._loop.device.type == "cpu" else 0.0
         return [
             dataclasses.replace(one, rejected_at=rejected_at, contention=contention if one.background_seconds else 0.0)
             for one in found
             if one is not None
         ]
+
+    def _coming(self, name: str, facts: Facts) -> Option | None:
+        """Give what is left of the tier that a child compiles for; one that is late is taken to need as long again."""
+        option = expect(name, facts, background=True)
+        if option is None or option.background_seconds is None:
+            return option
+        spent = time.monotonic() - self._since
+        return dataclasses.replace(option, background_seconds=max(option.background_seconds - spent, spent))
 
     def start(self, tier: Tier, limit_seconds: float | None) -> None:
         """Start a child for a tier's code; where that is not possible, `unavailable` says why."""
@@ -102,7 +115,7 @@ class Background:
         except BackgroundUnavailableError as error:
             self._refuse(str(error))
             return
-        self.tier = tier.name
+        self.tier, self._since = tier.name, time.monotonic()
 
     def _refuse(self, reason: str) -> None:
         self.unavailable = reason

@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from hotloop.measure import Limits
 from hotloop.step import proof
 from hotloop.step.engines import traced_path
+from hotloop.step.outcomes import Outcome, over_steps
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
-from hotloop.step.referred import in_more_bits, roundings
+from hotloop.step.referred import in_more_bits, roundings, with_roundings
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import torch
 
     from hotloop.step.captured import Call
     from hotloop.step.runner import Runner
@@ -35,7 +38,7 @@ class CodeProofs:
 
     def __init__(self, runner: Runner) -> None:
         self._runner, self._loop = runner, runner.loop
-        self._outcomes: dict[str, list[proof.Outcome]] = collections.defaultdict(list)
+        self._outcomes: dict[str, list[Outcome]] = collections.defaultdict(list)
         self._agree: set[str] = set()
         """Bases whose code has agreed with eager."""
         self._evidence: dict[str, Evidence] = {}
@@ -54,6 +57,7 @@ class CodeProofs:
         """What was proven of a base's code does not count any more."""
         self._agree.discard(base)
         self._outcomes.pop(base, None)
+        self._evidence.pop(base, None)
 
     @contextlib.contextmanager
     def as_given(self) -> Iterator[None]:
@@ -83,8 +87,10 @@ class CodeProofs:
         obstacle: Obstacle | None = None
         try:
             assert isinstance(run, functools.partial)
-            evidence = self._evidence_of(tier.base, (run.args, run.keywords))
-            outcome = prove_step(runner.program, candidate, eager, limits, **evidence)
+            call = run.args, run.keywords
+            wide = self._in_more_bits(tier.base, call)
+            elsewhere = roundings(runner, call, candidate) if self._evidence.get(tier.base) == "roundings" else None
+            outcome = with_roundings(prove_step(runner.program, candidate, eager, limits, wide=wide), elsewhere)
         except CandidateFailedError as error:
             obstacle = runner.rescue.candidate_failed(error, tier)
         if obstacle is not None:
@@ -97,31 +103,37 @@ class CodeProofs:
             self._judge(outcome, run, tier)
         return outcome.result
 
-    def _evidence_of(self, base: str, call: Call) -> dict[str, Any]:
-        """Give what the coming step is judged by besides; where more bits are not to be had, other roundings tell."""
-        if self._evidence.get(base) == "more bits":
-            if (wide := in_more_bits(self._runner, call)) is not None:
-                return {"wide": wide}
+    def _in_more_bits(self, base: str, call: Call) -> dict[str, torch.Tensor | None] | None:
+        """Run the step in more bits where these have to tell; where they are not to be had, other roundings do."""
+        if self._evidence.get(base) != "more bits":
+            return None
+        wide = in_more_bits(self._runner, call)
+        if wide is None:
             self._evidence[base] = "roundings"
-        return {"draws": roundings(self._runner, call)} if base in self._evidence else {}
+            self._outcomes[base].clear()
+        return wide
 
-    def _judge(self, outcome: proof.Outcome, run: Callable[[], Any], tier: Tier) -> None:
+    def _judge(self, outcome: Outcome, run: Callable[[], Any], tier: Tier) -> None:
         """Say what a proof step means for the code."""
         runner, loop, base = self._runner, self._loop, tier.base
         outcomes = self._outcomes[base]
         # Without its result, whose graph would tie a later capture to the stream of this step.
         outcomes.append(dataclasses.replace(outcome, result=None))
         del outcomes[: -proof.STEPS]
-        verdict = proof.over_steps(outcomes)
+        verdict = over_steps(outcomes)
+        wrong = verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees)
         alone = runner.together is None  # else nobody runs a step more often than the others, whose collectives wait
         by_chance = verdict.random_moved and alone and runner.program.device.type == "cuda"
-        if by_chance and not self._traced_path and runner.differs_by_chance(run):
+        if by_chance and not self._traced_path and runner.graphs.differs_by_chance(run):
             self._traced_path = True  # from the next step on, eager is compared on the path that compilers take
             outcomes.clear()
-        elif alone and not verdict.agrees and verdict.may_be_noise and self._evidence.get(base) != "roundings":
-            self._evidence[base] = "roundings" if base in self._evidence else "more bits"  # from the next step on
+        elif alone and base not in self._evidence and not verdict.agrees and verdict.may_be_noise:
+            self._evidence[base] = "more bits"  # from the next step on
             outcomes.clear()
-        elif verdict.hopeless or (len(outcomes) == proof.STEPS and not verdict.agrees):
+        elif self._evidence.get(base) == "more bits" and wrong and verdict.may_be_noise:
+            self._evidence[base] = "roundings"
+            outcomes.clear()
+        elif wrong:
             self._agree.discard(base)
             reason = f"compiled code does not agree with eager: {verdict.why}"
             loop.failed(tier.without_graph(), Obstacle(reason, REPORT_IT), runner)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from hotloop.measure.limits import ComputeDtype
     from hotloop.record import RunRecord
-    from hotloop.step.proof import Outcome
+    from hotloop.step.outcomes import Outcome
     from hotloop.step.sentinel import SentinelStatus
     from hotloop.step.status import LoopStatus
     from hotloop.step.survey import Obstacle, Survey
@@ -67,9 +67,9 @@ class Loop:
             optimizer.zero_grad()
             return loss
 
-    The Python of a step runs 0 times in a call (a replay), once, or twice (a proof, a check by the sentinel); 3 to 6
-    times in the few calls of a proof that has to be held against the step in more bits, or in other roundings, and more
-    often in those in which the sentinel looks into a disagreement. What it returns may be held as long as
+    The Python of a step runs 0 times in a call (a replay), once, or twice (a proof, a check by the sentinel); 3 to 9
+    times in the few calls of a proof that has to be held against the step in more bits, or in other roundings, and in
+    those in which the sentinel looks into a disagreement. What it returns may be held as long as
     you like; where steps may be captured it carries no graph once a backward has used that up. Gradients read after
     a step are valid until the next.
 

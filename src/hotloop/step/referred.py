@@ -8,6 +8,7 @@ both are held against; and where that does not tell, or does not fit into memory
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from typing import TYPE_CHECKING, Any
@@ -15,23 +16,32 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.fallback.causes import describe
-from hotloop.measure import DRAWS
+from hotloop.measure import DRAWS, Limits
+from hotloop.measure.machine import free_bytes
 from hotloop.step import proof
 from hotloop.step.proof import CandidateFailedError
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
+from hotloop.step.undo import overlaps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from hotloop.measure import Difference
+    from hotloop.measure import Comparison, Difference
     from hotloop.step.captured import Call, Program
+    from hotloop.step.outcomes import Outcome
+    from hotloop.step.proof import Run
     from hotloop.step.runner import Runner
 
 _log = logging.getLogger("hotloop")
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance from 1 to the next number."""
 _OF_EPS = 0.25
-"""By how much of it parameters are moved: half of what rounding them moves them by."""
+"""By how much of it parameters are moved: half of what rounding to it moves them by, where they are held in more."""
+_DISPLACED = 0.3
+"""By how much of their root mean square parameters are displaced, as normal numbers: far enough that what nearly
+cancels in the state of the run does so no more, and not so far that another model is proven."""
+_COPIES = 4
+"""Copies of the parameters that are held at once: from before each of two changes, and what two runs made of them."""
 
 
 @contextlib.contextmanager
@@ -67,54 +77,125 @@ def in_more_bits(runner: Runner, call: Call) -> dict[str, torch.Tensor | None] |
     return None
 
 
-def roundings(runner: Runner, call: Call) -> list[dict[str, Difference]]:
-    """Run a step several times from parameters that were moved by less than they are rounded by, and undo it.
+def roundings(runner: Runner, call: Call, candidate: Run) -> dict[str, Comparison] | None:
+    """Hold a candidate against eager and other roundings of it, in another state than the run's, and undo it all.
 
-    Gives how far each was from the step as it is, by tensor; none where that does not run.
+    Gives the comparisons by kind of tensor; None where they cannot be made: no memory, a step that does not run from
+    there, or one that does not repeat itself.
 
     Raises:
-        CandidateFailedError: it failed, and could not be undone.
+        CandidateFailedError: the candidate raised; the state is as before. Or what was tried could not be undone.
     """
-    program, loop = runner.program, runner.loop
+    program = runner.program
     run = functools.partial(proof.plain_run, program.holdings, functools.partial(runner.step, *call[0], **call[1]))
-    found: list[dict[str, Difference]] = []
-    try:
-        with aside(runner):
-            made = proof.kept(program, run)
-            for draw in range(DRAWS):
-                with _moved(program, _OF_EPS * _EPS[loop.compute_dtype()], draw):
-                    found.append(proof.apart(program, run, made))
-    except CandidateFailedError as error:
-        if not error.undone:
-            raise
-        why = describe(error.__cause__ or error)
-    except Exception as error:  # noqa: BLE001 - no memory for what is kept, say; each run was undone before that
-        why = describe(error)
-    else:
-        return found
+    why = _too_much(program)
+    with contextlib.ExitStack() as stack:
+        try:
+            if not why:
+                stack.enter_context(_changed(program, _displace, 0))
+                with aside(runner):
+                    made, draws, why = _draws(runner, run)
+        except CandidateFailedError as error:
+            if not error.undone:
+                raise
+            why = describe(error.__cause__ or error)
+        except Exception as error:  # noqa: BLE001 - no memory for what is kept, say; each run was undone before that
+            why = describe(error)
+        if not why:
+            return proof.held_against(program, candidate, made, Limits.compiled(runner.loop.compute_dtype()), draws)
     _log.info("%s is not run in other roundings: %s", runner.name, why)
-    return []
+    return None
+
+
+def with_roundings(outcome: Outcome, elsewhere: Mapping[str, Comparison] | None) -> Outcome:
+    """Give the outcome of a step whose numbers were judged elsewhere; what rounding never makes is judged as it is."""
+    if elsewhere is None:
+        return outcome
+    plain = {kind: one for kind, one in outcome.comparisons.items() if not one.may_be_rounding}
+    return dataclasses.replace(outcome, comparisons={**elsewhere, **plain})
+
+
+def _draws(runner: Runner, run: Run) -> tuple[proof.Made, list[dict[str, Difference]], str]:
+    """Run a step as it is and in other roundings, and undo each; says why that tells nothing, where it does not.
+
+    Raises:
+        CandidateFailedError: a run failed.
+    """
+    program, share = runner.program, _OF_EPS * _EPS[runner.loop.compute_dtype()]
+    made, draws = proof.kept(program, run), []
+    again = proof.held_against(program, run, made, runner.graphs.limits_of_repeats())
+    if unlike := next((one for one in again.values() if not one.agrees), None):
+        return made, [], f"it does not repeat itself from the same state: {unlike}"
+    for draw in range(DRAWS):
+        with _changed(program, functools.partial(_nudge, share=share), 1 + draw):
+            draws.append(proof.apart(program, run, made))
+    whole = all(one is None or bool(one.isfinite().all()) for one in made.ours.values())
+    finite = whole and all(one.finite for draw in draws for one in draw.values())
+    return made, draws, "" if finite else "there is NaN or infinity in it"
+
+
+def _too_much(program: Program) -> str:
+    """Say why the copies that are held would not fit in memory beside the program; empty where they do."""
+    tensors = program.holdings.tensors()
+    parameters = sum(one.nbytes for one in program.holdings.parameters().values())
+    needed = _COPIES * parameters + sum(one.nbytes for one in tensors.values() if one.layout == torch.strided)
+    free = free_bytes(program.device)
+    if free is None or needed <= free:
+        return ""
+    return f"that needs about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+
+
+def _displace(one: torch.Tensor, draws: torch.Generator) -> None:
+    """Add normal numbers of a part of the tensor's size to it."""
+    size = _DISPLACED * one.float().square().mean().sqrt()
+    by = torch.randn(one.shape, generator=draws, device=one.device, dtype=torch.float32)
+    one.add_(by.mul_(size).to(one.dtype))
+
+
+def _nudge(one: torch.Tensor, draws: torch.Generator, share: float) -> None:
+    """Move each element by a part of itself, at most ``share``, or by its dtype's last place where that is coarser."""
+    size = max(share, torch.finfo(one.dtype).eps)
+    wide = torch.promote_types(one.dtype, torch.float32)
+    by = torch.rand(one.shape, generator=draws, device=one.device, dtype=wide)
+    one.mul_(by.mul_(2 * size).add_(1 - size))
 
 
 @contextlib.contextmanager
-def _moved(program: Program, share: float, draw: int) -> Iterator[None]:
-    """Move each element of a parameter by a part of itself, at most ``share`` or what its dtype can hold."""
+def _changed(program: Program, change: Callable[[torch.Tensor, torch.Generator], None], seed: int) -> Iterator[None]:
+    """Change the parameters in place, those that can be written, and put them back.
+
+    Raises:
+        CandidateFailedError: none could be changed, or no memory was left for a copy, and all is as before; or one
+            could not be put back.
+    """
     before: list[tuple[torch.Tensor, torch.Tensor]] = []
     draws: dict[torch.device, torch.Generator] = {}
     try:
-        with torch.no_grad():
-            for one in program.holdings.parameters().values():
-                if not one.is_floating_point():
-                    continue
-                if one.device not in draws:
-                    draws[one.device] = torch.Generator(one.device).manual_seed(draw)
-                before.append((one, one.clone()))
-                size = max(share, torch.finfo(one.dtype).eps)
-                wide = torch.promote_types(one.dtype, torch.float32)
-                by = torch.rand(one.shape, generator=draws[one.device], device=one.device, dtype=wide)
-                one.mul_(by.mul_(2 * size).add_(1 - size))
+        try:
+            with torch.no_grad():
+                for one in program.holdings.parameters().values():
+                    if not one.is_floating_point() or one.layout != torch.strided or overlaps(one):
+                        continue
+                    if one.device not in draws:
+                        draws[one.device] = torch.Generator(one.device).manual_seed(seed)
+                    before.append((one, one.detach().clone()))
+                    change(one, draws[one.device])
+        except Exception as error:
+            raise CandidateFailedError from error
+        if not before:
+            raise CandidateFailedError
         yield
     finally:
-        with torch.no_grad():
-            for changed, value in reversed(before):
+        _put_back(before)
+
+
+def _put_back(before: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    lost: Exception | None = None
+    with torch.no_grad():
+        for changed, value in reversed(before):
+            try:
                 changed.copy_(value)
+            except Exception as error:  # noqa: BLE001 - the others are put back all the same
+                lost = lost if torch.equal(changed, value) else error
+    if lost is not None:
+        raise CandidateFailedError(undone=False) from lost

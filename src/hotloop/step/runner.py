@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop import events as ev
-from hotloop._torch.stilled import stilled
 from hotloop.fallback.causes import describe
-from hotloop.measure import Limits, flatten
-from hotloop.step import proof
+from hotloop.measure import flatten
 from hotloop.step.ahead import worth_a_compile
-from hotloop.step.captured import Change, Program, Standing, capture, own_autocast_cache, prepare
-from hotloop.step.code_proofs import REPORT_IT, CodeProofs
-from hotloop.step.engines import collector_paused
+from hotloop.step.captured import Change, Program
+from hotloop.step.code_proofs import CodeProofs
+from hotloop.step.graph_proofs import GraphProofs
 from hotloop.step.looking import Looking
-from hotloop.step.proof import CandidateFailedError, plain_run, prove_step, wait_for
+from hotloop.step.proof import CandidateFailedError, plain_run
 from hotloop.step.rescue import Rescue, is_compiled_codes
 from hotloop.step.sentinel import Sentinel
 from hotloop.step.shapes import Shapes
@@ -30,11 +26,12 @@ from hotloop.step.together import Together
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping
+    from collections.abc import Callable, Hashable
 
     from hotloop.measure import Inputs
     from hotloop.step.captured import Call, CapturedStep
     from hotloop.step.loop import Loop
+    from hotloop.step.proof import Run
 
 VARIANTS = 8
 """Recordings of one step, at most: each holds memory."""
@@ -57,7 +54,7 @@ class Runner:
         """By base, since a recording holds the code that it was made of; then by key."""
         self._keys = Keys(loop.parameters, loop.modules)
         self.rescue, self.looking = Rescue(loop, self), Looking(loop, self, self.program)
-        self.code = CodeProofs(self)
+        self.code, self.graphs = CodeProofs(self), GraphProofs(self)
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
         self._surveys = self._calls = 0
         self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
@@ -65,9 +62,6 @@ class Runner:
         self.once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
         self.kind, self.ran = "run", loop.given
-        self._replay_seconds: float | None = None
-        self._reference_seconds = 0.0
-        """Of the last proof step, what a replay took, and what it was held against."""
         """What the last call was (``run``, ``survey``, ``proof``, ``capture``, ``sentinel``, ``undone``); its tier."""
 
     # -- one call --------------------------------------------------------------------------------------------------
@@ -92,7 +86,7 @@ class Runner:
         self._calls += 1
         variant.calls, variant.called = variant.calls + 1, self._calls
         if not inputs.exact and variant.declined is None:
-            self._decline(
+            self.decline(
                 variant, Obstacle("an argument cannot be compared from call to call (an array, a set)", _TENSORS)
             )
         if unproven:
@@ -123,17 +117,17 @@ class Runner:
         if captured is None and variant.standing is not None and not variant.standing.holds():
             variant.forget()
         if variant.declined is not None or not self._worth(variant) or self._waits(variant):
-            return self._uncaptured(variant, run, tier)
+            return self.uncaptured(variant, run, tier)
         if variant.seen is None or (variant.seen.obstacles and variant.other_path()):
             return self.looking.survey(variant, run, args, kwargs)
         if variant.seen.obstacles:
-            self._decline(variant, variant.seen.obstacles[0])
-            return self._uncaptured(variant, run, tier)
+            self.decline(variant, variant.seen.obstacles[0])
+            return self.uncaptured(variant, run, tier)
         if variant.proven and variant.captured is not None:
             if self.sentinel is not None and self.sentinel.due():
                 return self._checked(variant, run, tier)
             return self._replay(variant, run, flatten((args, kwargs))[0], tier)
-        return self._prove_graph(variant, run, tier, args, kwargs)
+        return self.graphs.prove(variant, run, tier, args, kwargs)
 
     @property
     def variants(self) -> dict[Hashable, Variant]:
@@ -203,14 +197,15 @@ class Runner:
             variant.drops.clear()
         elif too_often:
             hint = "keep it constant, pass it as a tensor, or set it less often"
-            self._decline(variant, Obstacle(f"{what} changes again and again", hint))
+            self.decline(variant, Obstacle(f"{what} changes again and again", hint))
 
-    def _decline_path(self, variant: Variant, obstacle: Obstacle) -> None:
+    def decline_path(self, variant: Variant, obstacle: Obstacle) -> None:
         """Decline a recording for what was seen of it, unless code of the step has another path for a capture."""
         if not variant.other_path():
-            self._decline(variant, obstacle)
+            self.decline(variant, obstacle)
 
-    def _decline(self, variant: Variant, obstacle: Obstacle) -> None:
+    def decline(self, variant: Variant, obstacle: Obstacle) -> None:
+        """Never capture calls of this kind."""
         variant.decline(obstacle)
         self.loop.declined(Tier(self.loop.goal.base, graph=True), obstacle, self)
 
@@ -230,209 +225,21 @@ class Runner:
         """Run the step in a tier without a graph, undone where that is possible."""
         return self._guarded(run, tier)
 
-    # -- graphs ----------------------------------------------------------------------------------------------------
-
-    @collector_paused()
-    def _prove_graph(
-        self, variant: Variant, run: Callable[[], Any], tier: Tier, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Run the step without a graph and captured, and compare."""
-        assert variant.seen is not None
-        if obstacles := self.looking.moved_outside(args, kwargs):
-            self._decline(variant, obstacles[0])
-            return self._uncaptured(variant, run, tier)
-        engine = self.loop.engine
-        assert engine is not None
-        began = time.perf_counter()
-        on_side = functools.partial(self.reference, variant, run)
-        reference = functools.partial(self.loop.beside, tier.without_graph(), on_side)
-        obstacle: Obstacle | None = None
-        try:
-            if variant.spread is None:  # on the way of the capture, so that libraries and lazy code are set up there
-                self.kind = "proof"
-                return self._warm_up(variant, run)
-            if variant.captured is None:
-                prepare(self.program, variant.seen, self.loop.outside_of(variant.seen.stepped))
-            candidate = functools.partial(self._candidate, variant, variant.captured, args, kwargs)
-            self.kind = "capture" if variant.captured is None else "proof"
-            timed = functools.partial(self._timed, reference)
-            outcome = prove_step(self.program, candidate, timed, Limits.rounding(), spread=variant.spread)
-        except CandidateFailedError as error:
-            obstacle = self.rescue.candidate_failed(error, tier)
-        if obstacle is not None:
-            return self._instead(variant, run, tier, obstacle)
-        if self._replay_seconds is not None:
-            saved = max(0.0, self._reference_seconds - self._replay_seconds)
-            self.loop.replay_saves(saved * variant.calls / max(1, self.loop.calls))
-        if variant.captured is not None:
-            variant.captured.keep_gradients()
-        self.loop.proof_costs(time.perf_counter() - began, outcome)
-        self._judge(variant, outcome)
-        return outcome.result
-
-    def _timed(self, run: proof.Run) -> Any:
-        """Run the reference of a proof from an idle device to an idle device."""
-        wait_for(self.program.device)
-        began = time.perf_counter()
-        found = run()
-        wait_for(self.program.device)
-        self._reference_seconds = time.perf_counter() - began
-        return found
-
     @property
     def calls(self) -> int:
         """Give how often the step was called in a tier, or on the way to one."""
         return self._calls
 
-    def _judge(self, variant: Variant, outcome: proof.Outcome) -> None:
-        """Say what a proof step means for the recording."""
-        if changed := self.looking.changed_inside():
-            self._decline(variant, changed[0])
-            return
-        # Without its result, whose graph would tie a later capture to the stream of this step.
-        variant.outcomes.append(dataclasses.replace(outcome, result=None))
-        self._conclude(variant)
+    # -- graphs ----------------------------------------------------------------------------------------------------
 
-    def _conclude(self, variant: Variant) -> None:
-        """Say what the proof steps so far mean, by what is known of the step's own spread."""
-        assert variant.spread is not None
-        verdict = proof.verdict(variant.outcomes, variant.spread)
-        enough = len(variant.outcomes) >= proof.STEPS
-        if verdict.agrees and enough:
-            self._accept(variant, verdict)
-        elif verdict.agrees or (variant.noisy and verdict.may_be_noise and not enough):
-            return  # noise does not stay: the steps to come tell
-        elif verdict.may_be_noise and variant.measure_again():
-            self.loop.decided(f"{self.name}: how far it is from itself is measured again: {verdict.why}", {})
-        else:
-            reason = f"a captured step does not agree with the step itself: {verdict.why}"
-            self._decline_path(variant, Obstacle(reason, REPORT_IT))
-
-    def _instead(self, variant: Variant, run: Callable[[], Any], tier: Tier, obstacle: Obstacle) -> Any:
+    def instead(self, variant: Variant, run: Callable[[], Any], tier: Tier, obstacle: Obstacle) -> Any:
         """Run a step without the graph that failed; what it raises as well is the user's own, and declines nothing."""
         variant.captured = None
         variant.outcomes.clear()
-        result = self._uncaptured(variant, run, tier)
+        result = self.uncaptured(variant, run, tier)
         if self.kind != "undone":  # else the compiled code is at fault, and another graph will be made without it
-            self._decline_path(variant, obstacle)
+            self.decline_path(variant, obstacle)
         return result
-
-    def _warm_up(self, variant: Variant, run: Callable[[], Any]) -> Any:
-        """Run the step as it is, undo it, and run it on the path of a capture; how far apart the two are is noise."""
-        began = time.perf_counter()
-        most = self.limits_of_repeats()
-        again = functools.partial(self.reference, variant, run)
-        once = functools.partial(self._on_path, run, told_capturing=variant.told_capturing)
-        result, spread = proof.spread_of(self.program, once, again, most)
-        if isinstance(spread, str):
-            assert variant.seen is not None
-            by_chance = isinstance(spread, proof.Unlike) and variant.seen.random_operations > 0
-            if not variant.told_capturing or variant.own_path or not by_chance or not self.differs_by_chance(run):
-                self._decline(variant, Obstacle(spread, _REPEAT_IT))
-            # transformers' masks choose another attention kernel there, say, with dropout masks of its own. Then the
-            # reference is the step on that path: next time it has to repeat itself there.
-            variant.own_path = True
-            variant.outcomes.clear()
-            return result
-        if variant.own_path:
-            self.loop.say_once(f"{self.name}: takes another path while it is captured, and is compared with that one")
-        auto = self.loop.auto
-        variant.note_spread(spread, auto.earlier.spread(self.name) if auto is not None else None)
-        variant.standing = Standing(self.program.holdings)
-        self.loop.proof_costs((time.perf_counter() - began) / 2)
-        self.looking.note()
-        if variant.outcomes:
-            self._conclude(variant)
-        return result
-
-    def limits_of_repeats(self) -> Limits:
-        """Give how far a step may be from itself: beyond that it draws on something that nobody put back.
-
-        cuDNN's convolutions are in TF32 by default, whatever matrix products are in; and a kernel that is not
-        deterministic makes of one other rounding there as much as an honest compile makes.
-        """
-        compute = self.loop.compute_dtype()
-        return Limits.compiled("tf32" if compute == "float32" and self.program.device.type == "cuda" else compute)
-
-    def differs_by_chance(self, run: Callable[[], Any]) -> bool:
-        """Tell whether the step on the path of a capture is the same but for the random numbers that it draws."""
-
-        def on_path() -> Any:
-            with stilled(), self.loop.eager():
-                return self._on_path(run, told_capturing=True)
-
-        def plain() -> Any:
-            with stilled(), self.loop.eager():
-                return self.on_stream_of_recordings(run)
-
-        try:
-            made = proof.kept(self.program, plain)
-            held = proof.held_against(self.program, on_path, made, Limits.compiled(self.loop.compute_dtype()))
-        except CandidateFailedError as error:
-            if not error.undone:
-                raise
-            return False
-        except Exception as error:  # noqa: BLE001 - a comparison that fails shows nothing, and ends no run
-            self.loop.say_once(f"{self.name}: the two paths of the step could not be compared: {describe(error)}")
-            return False
-        return all(one.agrees for one in held.values())
-
-    def reference(self, variant: Variant, run: Callable[[], Any]) -> Any:
-        """Run a step as it is, on the path of a capture only where it draws other random numbers there."""
-        if variant.own_path:
-            return self._on_path(run, told_capturing=variant.told_capturing)
-        return self.on_stream_of_recordings(run)
-
-    def _on_path(self, run: Callable[[], Any], *, told_capturing: bool) -> Any:
-        """Run a step on the path of a recording: code that asks whether it is captured hears the same."""
-        engine = self.loop.engine
-        assert engine is not None
-        on_path = engine.ambience(self.program.device, told_capturing=told_capturing)
-        with on_path, own_autocast_cache(compiled=self.program.compiled()):
-            return plain_run(self.program.holdings, run)
-
-    def on_stream_of_recordings(self, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
-        """Run a step as it is; what lives on of its graph must not tie a later capture to another stream."""
-        engine = self.loop.engine
-        assert engine is not None
-        with engine.reference_stream(self.program.device):
-            return plain_run(self.program.holdings, run)
-
-    def _candidate(self, variant: Variant, captured: CapturedStep | None, args: Any, kwargs: Any) -> Any:
-        began = time.perf_counter()
-        if captured is not None:
-            wait_for(self.program.device)  # for the copies of the state
-            began = time.perf_counter()
-            result = captured.replay(flatten((args, kwargs))[0])
-            wait_for(self.program.device)
-            self._replay_seconds = time.perf_counter() - began
-            return result, captured.gradients_at_step
-        engine = self.loop.engine
-        assert engine is not None
-        assert variant.seen is not None
-        outside = self.loop.outside_of(variant.seen.stepped)
-        told = variant.told_capturing
-        captured, result = capture(self.program, engine, variant.seen, outside, (args, kwargs), told_capturing=told)
-        variant.captured = captured
-        self._replay_seconds = captured.first_seconds
-        self.loop.emit(
-            ev.Captured(
-                step=self.loop.steps,
-                function=self.name,
-                seconds=time.perf_counter() - began,
-                operations=variant.seen.operations,
-                outside=tuple(outside),
-            )
-        )
-        return result, captured.gradients_at_step
-
-    def _accept(self, variant: Variant, outcome: proof.Outcome) -> None:
-        assert variant.captured is not None
-        variant.proven = True
-        variant.outcomes.clear()
-        if self.sentinel is None:  # else it compares them
-            variant.captured.forget_gradients()
-        self.loop.accepted(self, outcome)
 
     def _replay(self, variant: Variant, run: Callable[[], Any], leaves: list[Any], tier: Tier) -> Any:
         captured = variant.captured
@@ -463,7 +270,8 @@ class Runner:
             return self._checked(None, run, tier)
         return self._guarded(run, tier)
 
-    def _uncaptured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
+    def uncaptured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step in the tier without its graph."""
         if advice := self.shapes.advice():
             self.loop.say_once(advice)
         below = tier.without_graph()
@@ -486,13 +294,13 @@ class Runner:
             self.kind = "run"
             return self._guarded(run, tier.without_graph())
         if variant is not None:
-            return self._instead(variant, run, tier, obstacle)
+            return self.instead(variant, run, tier, obstacle)
         return self.rescue.rung_down(run, tier.without_graph(), obstacle)
 
-    def candidate_of(self, variant: Variant | None, call: Call) -> proof.Run:
+    def candidate_of(self, variant: Variant | None, call: Call) -> Run:
         """Give what runs a step in the tier in force, for the sentinel to compare."""
         if variant is not None and variant.captured is not None:
-            return functools.partial(self._candidate, variant, variant.captured, *call)
+            return functools.partial(self.graphs.candidate, variant, variant.captured, *call)
         return functools.partial(plain_run, self.program.holdings, functools.partial(self.step, *call[0], **call[1]))
 
     def gave_way(self, tier: Tier, obstacle: Obstacle, variant: Variant | None) -> None:
@@ -502,7 +310,7 @@ class Runner:
             self.loop.failed(tier.without_graph(), obstacle, self)
             return
         for one in [one for one in self.variants.values() if one.captured is not None]:
-            self._decline(one, obstacle)
+            self.decline(one, obstacle)
 
     def eagerly(self, run: Callable[[], Any]) -> Any:
         """Run the step with the models as they were given."""
@@ -524,7 +332,6 @@ class Runner:
 
 
 _TENSORS = "pass tensors, numbers and strings, alone or in lists and mappings"
-_REPEAT_IT = "draw from torch's own generators, and read clocks and files outside of the step"
 
 
 def _changed(captured: CapturedStep) -> Change | None:

@@ -31,8 +31,9 @@ from hotloop.fallback.causes import describe
 from hotloop.measure import Limits
 from hotloop.step import blame, proof
 from hotloop.step.blame import Blamed
-from hotloop.step.proof import CandidateFailedError, Outcome, plain_run, prove_step
-from hotloop.step.referred import aside, in_more_bits, roundings
+from hotloop.step.outcomes import Outcome, over_steps, verdict
+from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
+from hotloop.step.referred import aside, in_more_bits, roundings, with_roundings
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 from hotloop.step.variant import SPREADS
@@ -177,7 +178,6 @@ class Sentinel:
         code = self._of_code(variant, tier)
         limits = Limits.compiled(loop.compute_dtype()) if code else Limits.rounding()
         wide = in_more_bits(self._runner, call) if self._suspects and code and not self._rounds else None
-        draws = roundings(self._runner, call) if self._rounds else []
         other = Tier(loop.given) if code else tier.without_graph()
         reference = functools.partial(
             loop.beside, other, functools.partial(self._otherwise, variant, call, tier, code=code)
@@ -186,13 +186,15 @@ class Sentinel:
             return self._measured(variant, reference, tier)
         spread = variant.spread if variant is not None else None
         candidate = runner.candidate_of(variant, call)
-        outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide, draws=draws)
+        elsewhere = roundings(runner, call, candidate) if self._rounds else None
+        outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide)
         if variant is not None and variant.captured is not None:
             variant.captured.keep_gradients()
         self._checks += 1
         self._plan(time.perf_counter() - began, tier)
-        referred = wide is not None or bool(draws) or not code
-        self._carefully(self._judge, _to_judge(outcome, referred=referred), variant, call, tier)
+        referred = wide is not None or elsewhere is not None or not code
+        judged = _to_judge(with_roundings(outcome, elsewhere), referred=referred)
+        self._carefully(self._judge, judged, variant, call, tier)
         return outcome.result
 
     def _carefully(self, judge: Callable[..., None], *args: Any) -> None:
@@ -226,8 +228,10 @@ class Sentinel:
         run = functools.partial(self._runner.step, *call[0], **call[1])
         with self._runner.code.as_given() if code else contextlib.nullcontext():
             if variant is not None:
-                return self._runner.reference(variant, run)
-            return self._runner.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
+                return self._runner.graphs.reference(variant, run)
+            return (
+                self._runner.graphs.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
+            )
 
     def _measured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
         """Run the step twice as what was recorded, to see anew how far its kernels are from themselves: a real step.
@@ -236,7 +240,7 @@ class Sentinel:
         nothing else, of a bias that a softmax cancels, differ more than they did when the recording was proven.
         """
         began = time.perf_counter()
-        limits = self._runner.limits_of_repeats()
+        limits = self._runner.graphs.limits_of_repeats()
         result, spread = proof.spread_of(self._runner.program, run, run, limits)
         if variant.captured is not None:
             variant.captured.keep_gradients()
@@ -276,9 +280,9 @@ class Sentinel:
             self._left = 0
             return
         code = self._of_code(variant, tier)
-        joined = proof.over_steps(outcomes) if code else proof.verdict(outcomes, (variant and variant.spread) or {})
+        joined = over_steps(outcomes) if code else verdict(outcomes, (variant and variant.spread) or {})
         if code and not joined.hopeless:
-            joined = proof.over_steps(outcomes, scatter=True)
+            joined = over_steps(outcomes, scatter=True)
             if not joined.agrees and len(outcomes) == proof.STEPS:
                 self._left = 0
                 return

@@ -160,7 +160,11 @@ class _Look:
                 )
 
     def _look_at_host(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Find tensors on the host whose value a capture would read once, for good; one without elements has none."""
+        """Find tensors on the host whose value a capture would read once, for good.
+
+        One without elements has no value. Where it gets some at another step, what fills it is Python state that is
+        looked at before a replay, or an argument's shape; a proof sees the rest.
+        """
         given = [one for one in tensors_in(*args, *kwargs.values()) if one.numel()]
         host = {_memory(one) for one in given if one.device.type == "cpu"}
         arguments, made = host & self._of_arguments, [one for one in tensors_in(result) if one.numel()]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hotloop.measure import Difference, Inputs
     from hotloop.measure.limits import ComputeDtype
     from hotloop.step.captured import CapturedStep, Standing
-    from hotloop.step.proof import Outcome
+    from hotloop.step.outcomes import Outcome
     from hotloop.step.survey import Obstacle, Survey
 
 _COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {

@@ -1,0 +1,218 @@
+"""What a proof step came to: its tensors compared by kind, and what several such steps mean together."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hotloop import measure
+from hotloop.measure import Limits, against
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from hotloop.measure import Comparison, Difference
+
+_HOPELESS = 8.0
+"""So many times its limit no tensor of a right tier is off, at any step."""
+
+_ROUNDING = 1e-3
+"""A gradient that two runs of the same kernels leave so far apart, relative to itself, is mostly rounding."""
+OF_COMPILED = ("result", "gradient", "buffer")
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """One proof step.
+
+    Args:
+        result: what the reference returned.
+        comparisons: by kind of tensor, since limits follow a kind's own medians.
+        nbytes: how much memory the copies took.
+        on_host: the copies did not fit on the GPU.
+        random_moved: random streams that the two left at different positions.
+        failed: why the two could not be compared; the step itself is done.
+    """
+
+    result: Any
+    comparisons: dict[str, Comparison]
+    nbytes: int
+    on_host: bool
+    random_moved: tuple[str, ...] = ()
+    failed: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Tell whether values and random positions agree."""
+        return all(one.agrees for one in self.comparisons.values()) and not self.random_moved and not self.failed
+
+    @property
+    def hopeless(self) -> bool:
+        """Tell whether no further step can make it agree: it is past its limits by far, or not comparable at all."""
+        if self.random_moved or self.failed:
+            return True
+        return any(
+            not one.agrees and (one.nearness > _HOPELESS or not one.may_be_rounding)
+            for one in self.comparisons.values()
+        )
+
+    @property
+    def may_be_noise(self) -> bool:
+        """Tell whether all that disagrees are numbers, as kernels make them that are not deterministic."""
+        numbers = all(one.may_be_rounding for one in self.comparisons.values())
+        return numbers and not self.random_moved and not self.failed
+
+    @property
+    def why(self) -> str:
+        """Say in one line what does not agree."""
+        if self.failed:
+            return f"the comparison failed: {self.failed}"
+        if self.random_moved:
+            return f"another position of {', '.join(self.random_moved)} after the step"
+        return "; ".join(str(one) for one in self.comparisons.values() if not one.agrees)
+
+    @property
+    def worst(self) -> str:
+        """Say which tensor is nearest to its limit, and how near."""
+        nearest = max(self.comparisons.values(), key=lambda one: one.nearness, default=None)
+        if nearest is None or nearest.worst is None:
+            return "all equal"
+        return f"{nearest.worst.name}, at {nearest.nearness:.0%} of its limit"
+
+
+def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, and how far they may be apart
+    ours: dict[str, torch.Tensor | None],
+    theirs: dict[str, torch.Tensor | None],
+    start: dict[str, torch.Tensor],
+    limits: Limits,
+    spread: Mapping[str, Difference] | None,
+    wide: Mapping[str, torch.Tensor | None] | None = None,
+    scalars: Mapping[str, float] = MappingProxyType({}),
+    draws: Sequence[Mapping[str, Difference]] = (),
+) -> dict[str, Comparison]:
+    """Compare what two ways made of one step, one kind of tensor at a time: limits follow a kind's own medians.
+
+    Args:
+        ours: eager's values, named by `hotloop.step.proof.values_of`.
+        theirs: the candidate's.
+        start: the parameters before the step, to compare their updates; empty where there is nothing to update.
+        limits: how far the two may be apart.
+        spread: how far eager is from itself, by tensor.
+        wide: the values of the step in more bits.
+        scalars: relative errors of an optimizer's scalars, by key.
+        draws: how far other roundings of eager's step are from it, in place of ``wide`` and ``spread``.
+    """
+    compiled = limits.compute_dtype is not None
+    by_kind = [_by_kind(side) for side in (ours, theirs, wide or {})]
+    found: dict[str, Comparison] = {}
+    for kind in dict.fromkeys((*by_kind[0], *by_kind[1])):
+        one, other, beyond = (side.get(kind, {}) for side in by_kind)
+        drawn = [_of_kind(draw, kind) for draw in draws]
+        if compiled and kind == "parameter" and not start:
+            continue
+        if compiled and kind == "parameter":
+            found["update"] = _held(
+                beyond, updates_of(one, start), updates_of(other, start), limits.of_updates(), drawn=drawn
+            )
+        elif not compiled or kind in OF_COMPILED:
+            of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
+            found[kind] = _held(beyond, one, other, of_kind, spread=_of_kind(spread, kind), drawn=drawn)
+    rounding = _all_rounding(found["gradient"]) if not compiled and "gradient" in found else set()
+    for kind in [kind for kind in found if kind.startswith(("parameter", "optimizer"))] if rounding else ():
+        mostly = {name for name in found[kind].differences if _parameter_of(name) in rounding}
+        found[kind] = measure.without_numbers(found[kind], mostly)
+    return found
+
+
+def _held(  # noqa: PLR0913 - two sides, and all that tells how far they may be apart
+    beyond: Mapping[str, torch.Tensor | None],
+    ours: Mapping[str, torch.Tensor | None],
+    theirs: Mapping[str, torch.Tensor | None],
+    limits: Limits,
+    *,
+    spread: Mapping[str, Difference] | None = None,
+    drawn: Sequence[Mapping[str, Difference]],
+) -> Comparison:
+    if drawn:
+        return measure.beside_roundings(ours, theirs, limits, drawn)
+    return against(beyond, ours, theirs, limits, spread=spread)
+
+
+def _all_rounding(gradients: Comparison) -> set[str]:
+    """Name the parameters whose gradients are rounding and little else: of the bias of scores that are only compared.
+
+    Adam divides a gradient by its own size, so of such a one it makes a full step in any direction, which no repeat of
+    the step tells the size of. The gradients themselves are judged, and so is the optimizer, by the other parameters:
+    where these are fewer, there is no telling rounding from a fault, and none is named.
+    """
+    apart = (one for one in gradients.differences.values() if (one.relative or 0.0) > _ROUNDING)
+    found, known = {_parameter_of(one.name) for one in apart}, {_parameter_of(name) for name in gradients.differences}
+    return found if 2 * len(found) <= len(known) else set()
+
+
+def _of_kind(spread: Mapping[str, Difference] | None, kind: str) -> dict[str, Difference]:
+    """Give the spread of a kind: gradients may be thousands of times as noisy as the parameters that they move."""
+    return {name: one for name, one in (spread or {}).items() if kind_of(name) == kind}
+
+
+def _parameter_of(name: str) -> str:
+    """Give the parameter that a tensor of `values_of` belongs to."""
+    name = name.removeprefix("gradient of ").removeprefix("optimizer state of ").removeprefix("parameter ")
+    return name.removesuffix(" at the optimizer step").partition(": ")[0]
+
+
+def _by_kind(values: Mapping[str, torch.Tensor | None]) -> dict[str, dict[str, torch.Tensor | None]]:
+    found: dict[str, dict[str, torch.Tensor | None]] = {}
+    for name, one in values.items():
+        found.setdefault(kind_of(name), {})[name] = one
+    return found
+
+
+def kind_of(name: str) -> str:
+    """Give the kind of tensor that a name is of; kinds of optimizer state are told apart by their key."""
+    first = name.partition(" ")[0].partition("[")[0].partition(".")[0]
+    return f"{first} {name.rpartition(': ')[2]}" if first == "optimizer" else first
+
+
+def updates_of(side: dict[str, torch.Tensor | None], start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+    """Give what a step added to each parameter, by the parameter's name."""
+    return {
+        name: None if one is None else one.to(start[name].device) - start[name]
+        for name, one in side.items()
+        if name in start
+    }
+
+
+def over_steps(outcomes: Sequence[Outcome], *, scatter: bool = False) -> Outcome:
+    """Join the outcomes of several steps into one, as `hotloop.measure.over_steps` does."""
+    return _joined(outcomes, lambda _, comparisons: measure.over_steps(comparisons, scatter=scatter))
+
+
+def verdict(outcomes: Sequence[Outcome], spread: Mapping[str, Difference]) -> Outcome:
+    """Join the outcomes of several steps of a recording, by what is known by now of how far eager is from itself.
+
+    Where eager repeats itself exactly, no step may be past a limit; else what does not stay is noise
+    (`hotloop.measure.that_stays`).
+    """
+    noisy = any(one.rms_difference > 0 for one in spread.values())
+
+    def join(kind: str, comparisons: Sequence[Comparison]) -> Comparison:
+        of_kind = _of_kind(spread, kind)
+        now = [measure.with_spread(one, of_kind) for one in comparisons]
+        return measure.that_stays(now, most=_HOPELESS) if noisy else measure.over_steps(now)
+
+    return _joined(outcomes, join)
+
+
+def _joined(outcomes: Sequence[Outcome], join: Callable[[str, Sequence[Comparison]], Comparison]) -> Outcome:
+    last = outcomes[-1]
+    kinds = dict.fromkeys(kind for one in outcomes for kind in one.comparisons)
+    joined = {
+        kind: join(kind, [one.comparisons[kind] for one in outcomes if kind in one.comparisons]) for kind in kinds
+    }
+    moved = tuple(dict.fromkeys(name for one in outcomes for name in one.random_moved))
+    failed = next((one.failed for one in outcomes if one.failed), "")
+    return dataclasses.replace(last, comparisons=joined, random_moved=moved, failed=failed)
