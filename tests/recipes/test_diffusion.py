@@ -325,7 +325,7 @@ def test_auto_owns_the_step_and_compiles_the_unet_alone(train):
         (["pictures.step=2", "pictures.size=10"], r"takes multiples of 8 a side: set pictures\.step=8"),
         (
             ["compile.components.unett.training=none"],
-            r"compile\.components\.unett: no such component; did you mean unet",
+            r"compile\.components\.unett: no such component; expected one of unet, text_encoder, vae, loss",
         ),
         (["model.name=x"], r"recipe=diffusion does not read model\.name='x'"),
     ],

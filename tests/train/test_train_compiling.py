@@ -107,7 +107,7 @@ def test_disabling_everything_by_the_environment_is_said(train, capsys, monkeypa
     ("override", "message"),
     [
         ("compile.preset=inducter", "compile.preset: .*inductor"),
-        ("compile.components.modell.training=none", "no such component; did you mean model"),
+        ("compile.components.modell.training=none", "no such component; expected one of .*model"),
         ("compile.components.model.inference=trito", "compile.components.model.inference: .*triton"),
         ("compile.presets.mine.base=trito", "triton"),
     ],

@@ -85,7 +85,7 @@ def test_pictures_are_encoded_once_in_batches_of_one_shape(digits, cache, tmp_pa
     assert set(encoder.shapes) == {(8, 1, 16, 16)}
     assert progress == [(16, 50), (32, 50), (48, 50), (50, 50)]
     (store,) = (tmp_path / "cache").iterdir()
-    assert said == [f"Cache of latents: 0 of 50 read from {store}; the others are encoded"]
+    assert said == [f"Cache of latents: 0 of 50 read from {store}; the others are made now"]
     rows = torch.tensor([49, 0, 17, 17])
     mean = nn.functional.avg_pool2d(digits.pixels(rows), 8) * 0.5
     assert torch.equal(first.take(rows)["mean"], mean)
@@ -112,7 +112,7 @@ def test_another_key_is_encoded_anew_and_says_what_changed(digits, cache, change
     encoder, (made, said, _) = Encoder(), cache(**change)
     found = latents.encode_pictures(digits, encoder, made)
     assert len(encoder.shapes) == 7
-    assert said[0] == f"Cache of latents: a new one, since {word} changed since the last"
+    assert said[0] == f"Cache of latents: a new one, since this is not as it was the last time: {word}"
     assert found.take(torch.arange(3))["mean"].dtype == made.dtype
 
 
@@ -122,7 +122,7 @@ def test_other_pictures_or_captions_are_encoded_anew(digits, cache):
         encoder, (made, said, _) = Encoder(), cache()
         latents.encode_pictures(pictures.load(configure.load(other)), encoder, made)
         assert encoder.shapes
-        assert said[0] == "Cache of latents: a new one, since pictures changed since the last"
+        assert said[0] == "Cache of latents: a new one, since this is not as it was the last time: pictures"
         latents.encode_pictures(digits, encoder, cache()[0])  # is the last again
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
+import pathlib
+import signal
+import subprocess
 from typing import TYPE_CHECKING
 
 from hotloop._torch.graphs import last_user_frame, user_line
@@ -33,6 +36,7 @@ _HINTS: dict[str, str] = {
     "OutOfResources": "the kernel needs more shared memory than the GPU has: try preset default",
     "OutOfMemoryError": "memory ran out while compiling: a smaller batch, preset default, or fewer components",
 }
+_ENDED = "a signal ended it, as Ctrl-C and a job's time limit do to a whole group of processes: start again"
 _STAGE_HINTS: dict[Stage, str] = {
     "trace": "leave it eager, or rewrite the line so that it can be traced",
     "lower": "try another preset, or leave this component out",
@@ -60,6 +64,7 @@ def failure_of(error: BaseException, graph: fx.GraphModule | None) -> Failure:
     names = [type(link).__name__ for link in chain]
     stage: Stage = "compile" if any(name in _COMPILE_STAGE for name in names) else "lower"
     known = next((name for name in names if name in _HINTS), None)
+    ended = any(isinstance(link, subprocess.CalledProcessError) and link.returncode < 0 for link in chain)
     place = last_user_frame(text_of(error)) or (user_line(graph) if graph is not None else None)
     file, line = place or (None, None)
     return Failure(
@@ -68,7 +73,7 @@ def failure_of(error: BaseException, graph: fx.GraphModule | None) -> Failure:
         file=file,
         line=line,
         source=linecache.getline(file, line).strip() if file and line else "",
-        hint=_HINTS[known] if known else _STAGE_HINTS[stage],
+        hint=_ENDED if ended else _HINTS[known] if known else _STAGE_HINTS[stage],
         systemic=any(name in _SYSTEMIC for name in names),
     )
 
@@ -79,7 +84,14 @@ def run_hint() -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Give class and first telling line of torch's own message."""
+    """Give class and first telling line of torch's own message; of a program that failed, its name."""
+    if isinstance(error, subprocess.CalledProcessError):
+        command = error.cmd if isinstance(error.cmd, str) else str(next(iter(error.cmd), ""))
+        program = pathlib.Path(command.split()[0]).name if command.split() else "a program"
+        if error.returncode >= 0:
+            return f"{program} ended with exit code {error.returncode}"
+        known = {one.value: one.name for one in signal.Signals}
+        return f"{program} was ended by {known.get(-error.returncode, f'signal {-error.returncode}')}"
     lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 

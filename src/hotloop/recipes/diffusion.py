@@ -109,6 +109,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         judge=lambda _: MeanError(),
         goal=GOAL,
         rows="pictures",
+        context={"validation_pictures": len(rows[1])},  # what is judged are several noises of each
         remarks=remarks,
         compiled=("unet",),
         average=settings.diffusion.ema_decay,

@@ -155,7 +155,7 @@ def _fallback(event: Mapping[str, Any]) -> str:
 
 
 def _unavailable(event: Mapping[str, Any]) -> str:
-    return f"{text(event.get('preset'))} needs {text(event.get('missing'))}; {text(event.get('running'))} runs instead"
+    return f"{text(event.get('preset'))}: {text(event.get('missing'))}; {text(event.get('running'))} runs instead"
 
 
 def _captured(event: Mapping[str, Any]) -> str:

@@ -39,7 +39,7 @@ class Average:
             return None
         return (
             f"Of the average of the weights, {share:.0%} will be what they began as: its decay of {self._decay} is for "
-            f"more than {steps} steps. With a lower one it follows"
+            f"more than {steps} steps. A lower decay follows the weights sooner"
         )
 
     @torch.no_grad()

@@ -13,9 +13,8 @@ import hotloop
 from hotloop import presets
 from hotloop.control import validate
 from hotloop.errors import ConfigError, PresetUnavailableError
-from hotloop.events import Compiled, Event, Recompiled
+from hotloop.events import Compiled, Event, Recompiled, Unavailable
 from hotloop.presets import Preset
-from hotloop.train.coerce import nearest
 from hotloop.train.rehearse import without_graphs
 from hotloop.train.settings import CompileSettings, ComponentSettings, PresetSettings, Settings
 
@@ -38,7 +37,7 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
     With ``use_torch_compile=auto`` a loop owns the training steps, and only presets of inference are planned.
 
     Raises:
-        ConfigError: a preset or component that does not exist, with the nearest that do.
+        ConfigError: a preset or component that does not exist, with those that do.
     """
     chosen, known = settings.compile, tuple(components)
     nothing = ComponentSettings(training="none", inference="none")
@@ -46,7 +45,7 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
     for name in chosen.components:
         # The shipped settings name the loss for all recipes, those without a part of this name too.
         if name not in known and (name, chosen.components[name]) != ("loss", nothing):
-            raise ConfigError(f"compile.components.{name}: no such component; {nearest(name, known)}")
+            raise ConfigError(f"compile.components.{name}: no such component; expected one of {', '.join(known)}")
 
     def find(setting: str, name: str) -> Preset:
         if name in own:
@@ -352,14 +351,16 @@ def problems(name: str, status: Any) -> list[str]:
     label = f"{name}: " if name else ""
     if any(cause.stage == "disabled" for cause in status.causes):
         return [DISABLED, f"{label}{status.causes[0].reason}"]
-    reasons = [_reason(cause) for cause in status.causes] or ["no cause is known"]
-    if status.running == "none":
-        return [f"{PREFIX} Compilation failed: {label}{reason}. Running in eager mode." for reason in reasons]
-    if status.running != asked:
-        return [
-            f"{PREFIX} Compilation failed: {label}{reason}. Running in preset {status.running}." for reason in reasons
-        ]
-    return [f"{PREFIX} Compiled in part: {label}{reason}." for reason in reasons]
+    running = "Running in eager mode" if status.running == "none" else f"Running in preset {status.running}"
+    told = []
+    for cause in status.causes:
+        if cause.stage == Unavailable.kind:
+            told.append(f"{PREFIX} Not available here: {label}{_reason(cause)}. {running}.")
+        elif status.running == asked:
+            told.append(f"{PREFIX} Compiled in part: {label}{_reason(cause)}.")
+        else:
+            told.append(f"{PREFIX} Compilation failed: {label}{_reason(cause)}. {running}.")
+    return told or [f"{PREFIX} Compilation failed: {label}no cause is known. {running}."]
 
 
 def _reason(cause: Any) -> str:

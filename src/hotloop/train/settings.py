@@ -103,6 +103,12 @@ class PicturesSettings:
                 f"pictures.size={self.size} is less than pictures.step={self.step}, of which every side is a multiple: "
                 "raise the one, or lower the other"
             )
+        if self.size % self.step:
+            near = self.size // self.step * self.step
+            raise ConfigError(
+                f"pictures.size={self.size} is no multiple of pictures.step={self.step}, of which every side is one: "
+                f"{near} and {near + self.step} are"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,13 @@ def take_up(settings: Settings, folder: Path, within: Within) -> Start:
 
 def _resume(given: Path, overrides: Sequence[str]) -> Start:
     """Take up a run by its folder, or by one of its checkpoints; one that has none yet begins with its first step."""
-    changed = [one for one in overrides if not is_about_folder(one)]
+    changed = [
+        one.replace("recipe=", "recipe.name=", 1)
+        if one.startswith("recipe=")
+        else one  # as it is written for a new run
+        for one in overrides
+        if not is_about_folder(one)
+    ]
     if _died_early(given):
         settings = configure.load(changed, given / SETTINGS)
         return Start(dataclasses.replace(settings, run=dataclasses.replace(settings.run, folder=str(given))), given)
@@ -103,12 +109,25 @@ def _resume(given: Path, overrides: Sequence[str]) -> Start:
     folder = path.parent.parent
     document = checkpoint.load(path)
     before = configure.from_dict(document["settings"])
+    _check_recipe(folder, path, before)
     now = configure.from_dict(document["settings"], changed)
     for name in _FIXED:
         if what := ", ".join(_changes(before, now, name)):
             raise ConfigError(f"{name} cannot change while a run is resumed ({what}): start a new run instead")
     run = dataclasses.replace(now.run, folder=str(folder), resume=str(given))
     return Start(dataclasses.replace(now, run=run), folder, document)
+
+
+def _check_recipe(folder: Path, path: Path, settings: Settings) -> None:
+    """Refuse a checkpoint that was put into the folder of a run of another recipe: one record would hold both."""
+    if not (folder / SETTINGS).is_file():
+        return
+    there = configure.load([], folder / SETTINGS).recipe.name
+    if there != settings.recipe.name:
+        raise ConfigError(
+            f"checkpoint {path} is of recipe={settings.recipe.name}, and run {folder} of recipe={there}: put it back "
+            "into the folder that it is from"
+        )
 
 
 def _died_early(folder: Path) -> bool:

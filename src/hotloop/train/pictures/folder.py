@@ -133,7 +133,12 @@ def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, i
                     progress(count, len(candidates))
     bad.sort(key=lambda one: one.name)
     if bad and not (skip_bad and found):
-        remedy = "Mend these, or leave them out with pictures.skip_bad=true" if found else "None can be used"
+        small = f"; pictures.min_size={min_size} is the least that a side may have, lower it for smaller pictures"
+        remedy = (
+            "Mend these, or leave them out with pictures.skip_bad=true"
+            if found
+            else f"None can be used{small if any('pictures.min_size' in one.reason for one in bad) else ''}"
+        )
         raise DataError(f"{listing(path, bad)}\n{remedy}")
     if not found:
         kinds = f" ({others})" if others else ""
@@ -223,7 +228,7 @@ def _examine(root: Path, candidate: Candidate, min_size: int) -> Found | Bad:
     except UnusableError as error:
         return Bad(shown(candidate.image, root), str(error))
     if min(image.size) < min_size:
-        reason = f"has {image.width} x {image.height} pixels: pictures.min_size={min_size}"
+        reason = f"has {image.width} x {image.height} pixels, fewer than pictures.min_size={min_size}"
         return Bad(shown(candidate.image, root), reason)
     return Found(candidate.image, text, (image.height, image.width), hashlib.sha256(data).hexdigest())
 

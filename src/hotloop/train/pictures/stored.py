@@ -125,7 +125,7 @@ class Store:
         there = [self._read(index, mine) for index, mine in enumerate(rows)]
         kept = sum(len(mine) for part, mine in zip(there, rows, strict=True) if part is not None)
         self._tell(
-            f"{kept:,} of {total:,} read from {self.folder}" + ("" if kept == total else "; the others are encoded")
+            f"{kept:,} of {total:,} read from {self.folder}" + ("" if kept == total else "; the others are made now")
         )
         found = []
         for index, (part, mine) in enumerate(zip(there, rows, strict=True)):
@@ -147,7 +147,7 @@ class Store:
             others = self._others()
             if others:
                 differing = self._differing(others[0])
-                self._tell(f"a new one, since {differing} changed since the last")
+                self._tell(f"a new one, since this is not as it was the last time: {differing}")
             self.folder.mkdir(parents=True, exist_ok=True)
             self._replace(document, lambda path: path.write_text(json.dumps(self.key, indent=1), encoding="utf-8"))
         with contextlib.suppress(OSError):  # a whole store can be read where nothing can be written
