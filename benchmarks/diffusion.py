@@ -172,7 +172,8 @@ def auto(size, total, what, device, pairs):
         while done < total and quiet < QUIET:
             steps = min(AUTO_STEPS, total - done)
             spent, done = spent + program.timed(steps, run), done + steps
-            quiet = 0 if loop.auto.trial is not None or loop.auto.background.tier is not None else quiet + steps
+            busy = loop.auto.trial is not None or loop.auto.preparing or loop.auto.background.tier is not None
+            quiet = 0 if busy else quiet + steps
         loop.auto.close()  # the steps that are timed come after the run
         while loop.auto.trial is not None:
             program.timed(1, run)

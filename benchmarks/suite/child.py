@@ -273,7 +273,8 @@ def settle(bench, turns, result, begin):
     quiet = 0
     while quiet < 2 * _BLOCK and time.perf_counter() < until and turns.done < bench.row.told:
         turns.step()
-        quiet = 0 if auto.trial is not None or auto.background.tier is not None else quiet + 1
+        busy = auto.trial is not None or auto.preparing or auto.background.tier is not None
+        quiet = 0 if busy else quiet + 1
     synchronize(bench.device)
     result["real"][str(turns.done)] = round(time.perf_counter() - begin, 4)
     result["settled"] = quiet >= 2 * _BLOCK

@@ -1,6 +1,8 @@
 """A failing compiler costs speed, never the run: each compile-time failure on aot_eager, against a run eager from the start."""
 
 import copy
+import signal
+import subprocess
 
 import pytest
 import torch
@@ -41,6 +43,27 @@ def failing(request, plant, monkeypatch):
         return plant(counter)
     inner = {"aot forward": aot(forward=refuse), "aot backward": aot(backward=refuse)}.get(request.param)
     return plant(Counter(fail=lambda nth, graph: request.param == "backend", inner=inner))
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "hint"),
+    [
+        (-signal.SIGTERM, "g++ was ended by SIGTERM", "a signal ended it"),
+        (1, "g++ ended with exit code 1", "try another preset"),
+    ],
+)
+def test_a_compilers_program_that_ends_is_told_by_its_name(plant, code, said, hint):
+    """Ctrl-C and a job's time limit end a whole group of processes: that is no compiler to be mended."""
+
+    def run(graph, inputs):
+        raise subprocess.CalledProcessError(code, ["/usr/bin/g++", *["-I/a/long/path"] * 99])
+
+    plant(run)
+    status = against_eager(Net(), STEPS)
+    cause = next(cause for cause in status.causes if "g++" in cause.reason)
+    assert said in cause.reason
+    assert "/a/long/path" not in cause.reason
+    assert hint in cause.hint
 
 
 @pytest.mark.parametrize("model", [Net, Broken])

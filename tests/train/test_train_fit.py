@@ -197,6 +197,22 @@ def test_a_resumed_run_keeps_its_data_and_model_and_may_change_its_rate(tmp_path
         recipes.load("criteria").train(start.prepare(again))
 
 
+def test_a_checkpoint_of_another_recipe_is_not_gone_on_with(tmp_path, train):
+    train(training__max_steps=1)
+    settings = tmp_path / "run" / "settings.yaml"
+    settings.write_text(settings.read_text().replace("name: criteria", "name: language"))
+    with pytest.raises(ConfigError, match=r"is of recipe=criteria, and run .* of recipe=language: put it back"):
+        start.prepare([f"run.resume={tmp_path / 'run'}"])
+
+
+def test_recipe_may_be_written_as_for_a_new_run(tmp_path, train):
+    train(training__max_steps=1)
+    again = [f"run.resume={tmp_path / 'run'}"]
+    assert start.prepare([*again, "recipe=criteria"]).settings.recipe.name == "criteria"
+    with pytest.raises(ConfigError, match="recipe cannot change while a run is resumed"):
+        start.prepare([*again, "recipe=digits"])
+
+
 def test_resuming_a_run_that_is_done_trains_nothing(tmp_path, train):
     train()
     outcome = recipes.load("criteria").train(
