@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from hotloop.measure import DRAWS, Limits, beside_roundings, differences
+from hotloop.step.outcomes import Outcome
 
 LIMITS = Limits.compiled("bfloat16")
 
@@ -56,3 +57,9 @@ def test_where_rounding_is_as_large_as_many_of_the_tensors_nothing_is_proven():
     (failure,) = found.failures
     assert failure.measure == "blind"
     assert "nothing is proven" in str(failure)
+    assert Outcome(None, {"gradient": found}, 0, on_host=False).undecided
+
+
+def test_what_is_wrong_as_well_is_not_undecided():
+    found = judged(lambda one: 0 * one, (1.0,) * 3 + (0.02,) * 5)
+    assert not Outcome(None, {"gradient": found}, 0, on_host=False).undecided

@@ -6,13 +6,14 @@ from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, Varying
 from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
 from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare, with_spread, without_numbers
-from hotloop.measure.roundings import DRAWS, beside_roundings
+from hotloop.measure.roundings import BLIND, DRAWS, beside_roundings
 from hotloop.measure.steps import over_steps, that_stays
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
 from hotloop.measure.tree import Structure, flatten, unflatten
 
 __all__ = [
     "ALL",
+    "BLIND",
     "DRAWS",
     "RATIO",
     "RATIO_LIMIT",

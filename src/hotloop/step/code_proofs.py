@@ -30,6 +30,7 @@ _COMPILE_IT = "give the loop the module that does the work, not a wrapper around
 REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
 
 
+TOO_ROUGH = "train on without this tier: where the model is now, eager's own rounding is as large as what it computes"
 Evidence = Literal["more bits", "roundings"]
 
 
@@ -136,7 +137,8 @@ class CodeProofs:
         elif wrong:
             self._agree.discard(base)
             reason = f"compiled code does not agree with eager: {verdict.why}"
-            loop.failed(tier.without_graph(), Obstacle(reason, REPORT_IT), runner)
+            hint = TOO_ROUGH if verdict.undecided else REPORT_IT
+            loop.failed(tier.without_graph(), Obstacle(reason, hint), runner)
         elif len(outcomes) == proof.STEPS and (idle := loop.compiled.idle()):
             loop.failed(
                 tier.without_graph(), Obstacle(f"nothing of the model was compiled: {idle}", _COMPILE_IT), runner

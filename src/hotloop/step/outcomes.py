@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hotloop import measure
-from hotloop.measure import Limits, against
+from hotloop.measure import BLIND, Limits, against
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +64,12 @@ class Outcome:
         """Tell whether all that disagrees are numbers, as kernels make them that are not deterministic."""
         numbers = all(one.may_be_rounding for one in self.comparisons.values())
         return numbers and not self.random_moved and not self.failed
+
+    @property
+    def undecided(self) -> bool:
+        """Tell whether nothing speaks against the two but that rounding leaves nothing to tell by."""
+        failures = [each for one in self.comparisons.values() for each in one.failures]
+        return bool(failures) and all(each.measure == BLIND for each in failures)
 
     @property
     def why(self) -> str:

@@ -31,6 +31,7 @@ from hotloop.fallback.causes import describe
 from hotloop.measure import Limits
 from hotloop.step import blame, proof
 from hotloop.step.blame import Blamed
+from hotloop.step.code_proofs import TOO_ROUGH
 from hotloop.step.outcomes import Outcome, over_steps, verdict
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
 from hotloop.step.referred import aside, in_more_bits, roundings, with_roundings
@@ -301,7 +302,8 @@ class Sentinel:
 
     def _disagrees(self, joined: Outcome, calls: list[Call], variant: Variant | None, tier: Tier) -> None:
         """Say what disagrees, and where; from the next step on, another tier runs."""
-        recorded, blamed = self._looked_for(calls, variant, tier)
+        rough = joined.undecided
+        recorded, blamed = (False, None) if rough else self._looked_for(calls, variant, tier)
         where = "the recording, not the code in it" if recorded else str(blamed) if blamed is not None else ""
         region = blamed.regions[0] if blamed is not None and len(blamed.regions) == 1 else None
         worst = _worst(joined)
@@ -323,7 +325,7 @@ class Sentinel:
                 line=region.line if region is not None else None,
             )
         )
-        obstacle = Obstacle(f"a sentinel step does not agree with eager: {said}", _VERIFY)
+        obstacle = Obstacle(f"a sentinel step does not agree with eager: {said}", TOO_ROUGH if rough else _VERIFY)
         self._goal = None
         self._runner.gave_way(tier, obstacle, variant if recorded else None)
 
