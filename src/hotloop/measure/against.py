@@ -58,12 +58,12 @@ ninety BatchNorms leave of a gradient is 0.86 off."""
 NORM_LIMIT, _NORMS_LIMIT = 0.3, 0.15
 """Of a tensor, and of the median tensor. Two honest compiles of 24 layers with BatchNorm, whose eager gradients under
 bfloat16 were as far off as they are long, came to 0.22 and 0.06 in single steps on a CPU."""
-MANY = 64
+_MANY = 64
 """With fewer effective elements a length is too much a matter of chance."""
 _OWN = {"slope": 3.0, "residual": 2.0, "relative": 2.0}
 """A limit is at least so many times eager's own measure against the reference: two roundings of one size are 1.4 times
 as far from each other; tilts have signs, so that one of two may be near 0 by chance."""
-FEW = {"slope": 8, "relative": MANY}
+FEW = {"slope": 8, "relative": _MANY}
 """With fewer effective elements it is `SPREADS` times: a tilt is one draw, near 0 by chance, and so is the error of a
 tensor that is all rounding (the bias of scores that are only ever compared)."""
 _EPS = {"float64": torch.finfo(torch.float64).eps, "float32": torch.finfo(torch.float32).eps}
@@ -177,7 +177,7 @@ def _norms(pairs: Mapping[str, tuple[Difference, Difference]]) -> list[Score]:
     """
     found, all_of_them = [], []
     for name, (theirs, ours) in pairs.items():
-        if not FAR_OFF < (ours.relative or 0.0) <= _ROUNDING or theirs.effective < MANY:
+        if not FAR_OFF < (ours.relative or 0.0) <= _ROUNDING or theirs.effective < _MANY:
             continue
         lengths = [length_of(one) for one in (theirs, ours)]
         ratio = math.log(lengths[0] / lengths[1]) if min(lengths) > 0 else math.inf
