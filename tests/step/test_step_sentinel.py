@@ -111,8 +111,8 @@ def test_kernels_that_differ_more_than_they_did_are_no_fault_of_a_recording(stal
     def spoil(step):
         if step == 0:
             run.model.first.weight.register_hook(jittered)
-        Jitter.size = 2e-6 * 20 ** min(2, step // FROM)  # each suspicion has its own measurements
-        Stale.factor = 1.1 if stale and step >= FROM + 20 else 1.0
+        Jitter.size = 2e-6 * 20 ** min(1 if stale else 2, step // FROM)  # each suspicion has its own measurements
+        Stale.factor = 1.01 if stale and step >= FROM + 20 else 1.0
 
     class Seen(Run):
         def __init__(self, *args, **settings):

@@ -134,7 +134,7 @@ def bad_folder(place):
         "torn.jpg": "cannot be read: image file is truncated",
         "text.png": "is not readable as PNG, JPEG, WEBP, BMP",
         "nothing.png": "is not readable as PNG",
-        "small.png": "has 20 x 200 pixels: pictures.min_size=32",
+        "small.png": "has 20 x 200 pixels, fewer than pictures.min_size=32",
         "huge.png": "a decompression bomb",
         "large.png": "has 90,250,000 pixels, more than 89,478,485",
         "silent.png": "has no caption: expected silent.txt",
