@@ -303,22 +303,28 @@ def test_earlier_costs_are_used_and_kept(monkeypatch, tmp_path):
     assert any("as in earlier runs" in line for line in reasons(second[2]))
 
 
+def stepping(model=None, total_steps=50_000):
+    """Give a loop that chooses, and its step."""
+    model = build() if model is None else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+    loop = hotloop.Loop(model, optimizer, run="auto", total_steps=total_steps)
+    planted(loop, TIMES)
+
+    @loop.step
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return loop, step
+
+
 def test_no_two_calls_alike_gives_the_try_up(monkeypatch):
     monkeypatch.setattr(auto, "_GIVE_UP_STEPS", 16)
-    model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
     with hotloop.testing.captured_step_emulation():
-        loop = hotloop.Loop(model, optimizer, run="auto", total_steps=100_000)
-        planted(loop, TIMES)
-
-        @loop.step
-        def step(x):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
+        loop, step = stepping(nn.Linear(1, 1), total_steps=100_000)
         for size in range(1, 80):
             step(torch.randn(size, 1))
         assert loop.status().tier == "eager"
@@ -391,24 +397,6 @@ def test_every_step_is_timed_until_something_is_decided_and_one_in_eight_from_th
 def test_the_calls_for_a_child_are_noted_before_the_first_decision():
     _, _, loop = train("auto", 12, total=90)
     assert loop.auto.background.possible("full")
-
-
-def stepping():
-    """Give a loop that chooses, and its step."""
-    model = build()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
-    loop = hotloop.Loop(model, optimizer, run="auto", total_steps=50_000)
-    planted(loop, TIMES)
-
-    @loop.step
-    def step(x):
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
-    return loop, step
 
 
 def test_of_several_kinds_of_calls_one_is_captured_before_another_is_begun():
