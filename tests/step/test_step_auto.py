@@ -9,6 +9,7 @@ from torch import nn
 
 import hotloop
 from hotloop.cache import BackgroundUnavailableError, Done, Failed
+from hotloop.decide import Facts
 from hotloop.measure import Timing
 from hotloop.step import auto, background, compiled, sharing
 
@@ -319,6 +320,17 @@ def stepping(model=None, total_steps=50_000):
         return loss
 
     return loop, step
+
+
+@pytest.mark.parametrize(("spent", "left"), [(0.0, 35.0), (10.0, 25.0), (60.0, 60.0)])
+def test_what_a_child_compiles_is_offered_with_what_is_left_of_it(monkeypatch, spent, left):
+    """One that is late is taken to need as long again."""
+    loop, _ = stepping()
+    background = loop.auto.background
+    background.tier, background._since = "full", 1_000.0
+    monkeypatch.setattr(time, "monotonic", lambda: 1_000.0 + spent)
+    (offer,) = background.offers("full", Facts(device="cpu", eager_seconds=0.1), None)
+    assert offer.background_seconds == left
 
 
 def test_no_two_calls_alike_gives_the_try_up(monkeypatch):

@@ -227,12 +227,11 @@ class Sentinel:
     def _otherwise(self, variant: Variant | None, call: Call, tier: Tier, *, code: bool) -> Any:
         """Run the step eagerly or, to judge the recording alone, as what was recorded; on the stream of recordings."""
         run = functools.partial(self._runner.step, *call[0], **call[1])
+        graphs = self._runner.graphs
         with self._runner.code.as_given() if code else contextlib.nullcontext():
             if variant is not None:
-                return self._runner.graphs.reference(variant, run)
-            return (
-                self._runner.graphs.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
-            )
+                return graphs.reference(variant, run)
+            return graphs.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
 
     def _measured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
         """Run the step twice as what was recorded, to see anew how far its kernels are from themselves: a real step.
