@@ -279,17 +279,21 @@ def of_one_step(gradient, parameter):
         (1.5, 1.2, []),  # Adam made a full step of rounding, in either run another
         (1.0, 1.2, ["optimizer exp_avg", "parameter"]),
         (1.5, math.nan, ["optimizer exp_avg", "parameter"]),
+        (1.5, 20.0, ["optimizer exp_avg", "parameter"]),  # no optimizer does
         (1e7, 1.2, ["gradient"]),
     ],
 )
 def test_a_parameter_whose_gradient_is_rounding_is_not_held_to_another_runs(gradient, parameter, wrong):
-    made = proof.Made({}, of_one_step(1.0, 1.0), spread={})
+    start = {"parameter weight": torch.full((64,), 0.9), "parameter bias": torch.full((4,), 0.9)}
+    made = proof.Made(start, of_one_step(1.0, 1.0), spread={})
     found = proof.compared(made, of_one_step(gradient, parameter), Limits.rounding())
     assert sorted(kind for kind, one in found.items() if not one.agrees) == wrong
 
 
 def test_an_optimizer_is_judged_by_some_parameters_in_any_case():
-    made = proof.Made({}, of_one_step(1.0, 1.0), spread={})
+    made = proof.Made(
+        {"parameter weight": torch.zeros(64), "parameter bias": torch.zeros(4)}, of_one_step(1.0, 1.0), spread={}
+    )
     theirs = of_one_step(1.5, 1.2)
     theirs["gradient of weight at the optimizer step"] *= 1.01
     found = proof.compared(made, theirs, Limits.rounding())

@@ -10,7 +10,9 @@ from test_step_proof import WrongTape, cpu, declined_with, training
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.dispatch import name_of
+from hotloop.measure import Limits, differences
 from hotloop.step import code_proofs, proof, variant
+from hotloop.step.outcomes import compare_kinds, may_be_all_rounding
 from hotloop.testing import captured as stand_in
 
 __all__ = ["cpu"]
@@ -175,3 +177,44 @@ def test_noise_that_an_earlier_run_saw_counts_though_this_ones_repeats_are_equal
         variant.Variant, "note_spread", lambda self, found, _=None: note_spread(self, found, dict(seen))
     )
     assert proven(cpu, flips(3e-4, 1), monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "planted", ["", "parameter a", "optimizer state of a: exp_avg", "optimizer state of b: exp_avg"]
+)
+def test_what_an_optimizer_makes_of_rounding_is_bounded(planted):
+    """Of the gradient of ``a`` nothing but rounding is known, so the two sides have stepped in unlike directions."""
+    draws = torch.Generator().manual_seed(0)
+    size, rate, names = 64, 1e-3, "abcd"
+
+    def values(noise):
+        made = {f"gradient of {name}": fixed[name] * (1 + noise * torch.randn(size, generator=draws)) for name in names}
+        made["gradient of a"] = 0.05 * torch.randn(size, generator=draws)
+        for name in names:
+            gradient = made[f"gradient of {name}"]
+            made[f"parameter {name}"] = start[f"parameter {name}"] - rate * gradient.sign()
+            made[f"optimizer state of {name}: exp_avg"] = 0.1 * gradient
+        return made
+
+    start = {f"parameter {name}": 0.05 * torch.randn(size, generator=draws) for name in names}
+    fixed = {name: torch.randn(size, generator=draws) for name in names}
+    ours, theirs = values(0.0), values(0.0)
+    spread = differences(ours, values(0.0))[0]
+    if planted:
+        theirs[planted] = theirs[planted] * (500 if " of a" in planted else 1.3)
+    assert may_be_all_rounding(spread)
+    found = compare_kinds(ours, theirs, start, Limits.rounding(), spread)
+    wrong = [failure.name for one in found.values() for failure in one.failures]
+    assert wrong == ([planted] if planted else [])
+
+
+def test_where_memory_for_the_start_runs_out_the_step_has_not_begun(monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(proof, "_parameters", full)
+    usual = Run(None, 12)
+    run = Run("aot_eager", 12, sentinel=0)
+    assert "planted" in run.told(ev.TierDeclined)[0].reason
+    assert run.loop.status().tier == "eager"
+    assert all(torch.equal(a, b) for a, b in zip(usual.left(), run.left(), strict=True))

@@ -140,6 +140,42 @@ def test_kernels_that_differ_more_than_they_did_are_no_fault_of_a_recording(stal
         assert run.loop.status().tier == "eager+graph"
 
 
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_parameter_whose_gradient_is_all_rounding_is_held_to_what_the_optimizer_can_add(stale):
+    """Adam makes a full step of such a gradient, in any direction; twenty steps at once it does not make."""
+    run = None
+
+    def spoil(step):
+        if step == 0:
+            run.model.first.weight.register_hook(jittered)
+        Stale.factor = 1.2 if stale and step >= FROM else 1.0
+
+    class Seen(Run):
+        def __init__(self, *args, **settings):
+            nonlocal run
+            run = self
+            super().__init__(*args, **settings)
+
+    try:
+        with (
+            captured_step_emulation(),
+            mock.patch.object(captured, "Tape", Stale),
+            mock.patch.object(Jitter, "size", 3e-3),
+            checked_every(PERIOD),
+        ):
+            Seen("eager+graph", 60, before=spoil, dropout=0.0)
+    finally:
+        Stale.factor = 1.0
+    told = run.told()
+    assert len(told) == stale
+    if stale:
+        assert told[0].tensor == "parameter first.weight"
+        assert told[0].region.startswith("the recording")
+    else:
+        assert run.watched.checks >= 3
+        assert run.loop.status().tier == "eager+graph"
+
+
 def test_wrong_code_in_a_recording_is_told_from_a_wrong_recording():
     with captured_step_emulation(), faulty() as fault, checked_every(PERIOD):
         run = Run("aot_eager+graph", 60, before=goes_wrong(fault, 1.001))

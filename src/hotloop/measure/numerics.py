@@ -19,7 +19,7 @@ from hotloop.measure.limits import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from hotloop.measure.differences import Tensors
     from hotloop.measure.limits import Figures
@@ -182,12 +182,16 @@ def conclude(
     )
 
 
-def without_numbers(comparison: Comparison, names: Collection[str]) -> Comparison:
-    """Give a comparison in which some tensors are judged by NaN, shape and the like alone, whatever they differ by."""
-    judged = {(one.name, one.measure) for one in comparison.scores}
-    plain = [one for one in comparison.failures if (one.name, one.measure) not in judged]
-    scores = [one for one in comparison.scores if one.name not in names]
-    return conclude(plain, scores, comparison.differences, comparison.below_floor)
+def with_room(comparison: Comparison, rooms: Mapping[str, float]) -> Comparison:
+    """Judge a comparison under ``Limits.rounding()`` again, with room for some tensors.
+
+    Args:
+        comparison: that it was.
+        rooms: by tensor, the root mean square that its difference may have at least.
+    """
+    scale = _scale([each for each in comparison.differences.values() if each.numeric and each.numel])
+    units = {name: max(scale, comparison.differences[name].rms) for name in rooms}
+    return _with_limits(comparison, {name: room / units[name] for name, room in rooms.items() if units[name] > 0})
 
 
 def with_spread(comparison: Comparison, spread: Mapping[str, Difference]) -> Comparison:
@@ -198,13 +202,15 @@ def with_spread(comparison: Comparison, spread: Mapping[str, Difference]) -> Com
     allowed = _Spread(spread)
     found = comparison.differences
     scale = _scale([each for each in found.values() if each.numeric and each.numel])
+    return _with_limits(comparison, {one.name: _room(found[one.name], scale, allowed) for one in comparison.scores})
+
+
+def _with_limits(comparison: Comparison, least: Mapping[str, float]) -> Comparison:
+    """Judge a comparison again with limits that are at least so large, by tensor."""
     judged = {(one.name, one.measure) for one in comparison.scores}
     plain = [one for one in comparison.failures if (one.name, one.measure) not in judged]
-    scores = [
-        dataclasses.replace(one, limit=max(one.limit, _room(found[one.name], scale, allowed)))
-        for one in comparison.scores
-    ]
-    return conclude(plain, scores, found, comparison.below_floor)
+    scores = [dataclasses.replace(one, limit=max(one.limit, least.get(one.name, 0.0))) for one in comparison.scores]
+    return conclude(plain, scores, comparison.differences, comparison.below_floor)
 
 
 def _failure(mismatch: Mismatch) -> Failure:
@@ -233,7 +239,11 @@ def _score(
 
 
 class _Spread:
-    """What eager spreads against itself, a small tensor's at least the median of the set."""
+    """What eager spreads against itself, a tensor's at least the median of the set.
+
+    Most tensors of a set are noisy, then, and one that two runs left equal was so by chance. Where most are equal the
+    median is 0: the noise of a few, whose gradients may be rounding and nothing else, is no measure of the others.
+    """
 
     def __init__(self, spread: Mapping[str, Difference]) -> None:
         self._of = spread
@@ -246,7 +256,7 @@ class _Spread:
     def allowed(self, name: str, measure: str) -> float:
         """Give 8 times the spread of a measure: slope, residual, relative or rms_difference."""
         if measure not in self._medians:
-            self._medians[measure] = _median([value for each in self._of.values() if (value := _finite(each, measure))])
+            self._medians[measure] = _median([_finite(each, measure) for each in self._of.values() if each.numeric])
         own = _finite(self._of[name], measure) if name in self._of else 0.0
         return SPREADS * max(own, self._medians[measure])
 

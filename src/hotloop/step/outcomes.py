@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hotloop import measure
-from hotloop.measure import BLIND, Limits, against
+from hotloop.measure import BLIND, Limits, against, differences
+from hotloop.measure.limits import SPREADS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +23,8 @@ _HOPELESS = 8.0
 
 _ROUNDING = 1e-3
 """A gradient that two runs of the same kernels leave so far apart, relative to itself, is mostly rounding."""
+_NEARLY = 10.0
+"""One that is within this factor of it at one step may be past it at another."""
 OF_COMPILED = ("result", "gradient", "buffer")
 
 
@@ -104,7 +108,8 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
     Args:
         ours: eager's values, named by `hotloop.step.proof.values_of`.
         theirs: the candidate's.
-        start: the parameters before the step, to compare their updates; empty where there is nothing to update.
+        start: the parameters before the step, to compare their updates; of a recording only where gradients may be
+            rounding (`may_be_all_rounding`). Empty where there is nothing to update.
         limits: how far the two may be apart.
         spread: how far eager is from itself, by tensor.
         wide: the values of the step in more bits.
@@ -126,10 +131,8 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
         elif not compiled or kind in OF_COMPILED:
             of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
             found[kind] = _held(beyond, one, other, of_kind, spread=_of_kind(spread, kind), drawn=drawn)
-    rounding = _all_rounding(found["gradient"]) if not compiled and "gradient" in found else set()
-    for kind in [kind for kind in found if kind.startswith(("parameter", "optimizer"))] if rounding else ():
-        mostly = {name for name in found[kind].differences if _parameter_of(name) in rounding}
-        found[kind] = measure.without_numbers(found[kind], mostly)
+    if not compiled and start and "gradient" in found:
+        found |= _with_room_for_rounding(found, ours, start)
     return found
 
 
@@ -147,12 +150,53 @@ def _held(  # noqa: PLR0913 - two sides, and all that tells how far they may be 
     return against(beyond, ours, theirs, limits, spread=spread)
 
 
+def may_be_all_rounding(spread: Mapping[str, Difference] | None) -> bool:
+    """Tell whether some gradient is so far from itself that the optimizer may make any step of it."""
+    found = (one.relative or 0.0 for name, one in (spread or {}).items() if kind_of(name) == "gradient")
+    return any(one > _ROUNDING / _NEARLY for one in found)
+
+
+def _with_room_for_rounding(
+    found: Mapping[str, Comparison], ours: Mapping[str, torch.Tensor | None], start: Mapping[str, torch.Tensor]
+) -> dict[str, Comparison]:
+    """Judge what an optimizer makes of gradients that are rounding by what it can add to anything in a step.
+
+    Adam divides a gradient by its own size, so of one that is rounding it makes a full step in any direction, which no
+    repeat of the step tells the size of. What it did to the others does, and to this one in the reference.
+
+    Returns:
+        the comparisons of parameters and of optimizer state, by kind; empty where no gradient is rounding.
+    """
+    gradients = found["gradient"]
+    rounding = _all_rounding(gradients)
+    if not rounding:
+        return {}
+    moved = differences(start, {name: ours[name] for name in start if name in ours})[0]
+    usual = statistics.median([each for one in moved.values() if (each := one.rms_difference) > 0] or [0.0])
+    sizes: dict[str, float] = {}
+    apart: dict[str, float] = {}
+    for one in gradients.differences.values():
+        of = _parameter_of(one.name)
+        sizes[of], apart[of] = max(sizes.get(of, 0.0), one.rms), max(apart.get(of, 0.0), one.rms_difference)
+    judged = {}
+    for kind in [kind for kind in found if kind.startswith(("parameter", "optimizer"))]:
+        rooms = {}
+        for name, one in found[kind].differences.items():
+            if (of := _parameter_of(name)) not in rounding:
+                continue
+            if kind == "parameter":
+                rooms[name] = SPREADS * max(usual, moved[name].rms_difference if name in moved else 0.0)
+            else:  # a mean of gradients, of their squares, or made of these
+                rooms[name] = SPREADS * max(one.rms, apart[of], apart[of] * max(sizes[of], apart[of]))
+        judged[kind] = measure.with_room(found[kind], rooms)
+    return judged
+
+
 def _all_rounding(gradients: Comparison) -> set[str]:
     """Name the parameters whose gradients are rounding and little else: of the bias of scores that are only compared.
 
-    Adam divides a gradient by its own size, so of such a one it makes a full step in any direction, which no repeat of
-    the step tells the size of. The gradients themselves are judged, and so is the optimizer, by the other parameters:
-    where these are fewer, there is no telling rounding from a fault, and none is named.
+    The gradients themselves are judged, and so is the optimizer, by the other parameters: where these are fewer, there
+    is no telling rounding from a fault, and none is named.
     """
     apart = (one for one in gradients.differences.values() if (one.relative or 0.0) > _ROUNDING)
     found, known = {_parameter_of(one.name) for one in apart}, {_parameter_of(name) for name in gradients.differences}

@@ -21,7 +21,7 @@ from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.holdings import RandomState, Snapshot
 from hotloop.step.optimizers import rounded_scalars
-from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, updates_of
+from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, may_be_all_rounding, updates_of
 from hotloop.step.undo import BufferTables, StepStart, overlaps
 
 if TYPE_CHECKING:
@@ -74,7 +74,12 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     """
     devices = [program.device]
     before, theirs, after = _candidate(program, candidate)
-    start = _parameters(before.live, on_host=before.on_host) if limits.compute_dtype is not None else {}
+    start: dict[str, torch.Tensor] = {}
+    if limits.compute_dtype is not None or may_be_all_rounding(spread):
+        try:
+            start = _parameters(before.live, on_host=before.on_host)
+        except torch.OutOfMemoryError as error:
+            raise CandidateFailedError from error
     result, at_step = _beside(program, reference)
     moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
     comparisons, failed = {}, ""
