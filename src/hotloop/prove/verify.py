@@ -241,8 +241,9 @@ class _Case:
                 self._limits = dataclasses.replace(self._limits, leans=self._leans(run))
         except CandidateFailedError as error:
             raise (error.__cause__ or error) from None
-        if isinstance(spread, str):
-            raise HotloopError(f"{spread}. Draw from torch's own generators, and name what else changes as state=")
+        if not isinstance(spread, dict):
+            why = spread.why if isinstance(spread, proof.Unlike) else spread
+            raise HotloopError(f"{why}. Draw from torch's own generators, and name what else changes as state=")
         self._spread = spread
         self._dtypes = list(candidates(compute))
         if self._asked == "eager":

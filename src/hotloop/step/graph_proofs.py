@@ -17,6 +17,7 @@ from hotloop.step.code_proofs import REPORT_IT
 from hotloop.step.engines import collector_paused
 from hotloop.step.outcomes import verdict
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step, wait_for
+from hotloop.step.referred import repeats_elsewhere
 from hotloop.step.survey import Obstacle
 
 if TYPE_CHECKING:
@@ -121,9 +122,12 @@ class GraphProofs:
         again = functools.partial(self.reference, variant, run)
         once = functools.partial(self._on_path, run, told_capturing=variant.told_capturing)
         result, spread = proof.spread_of(self._program, once, again, most)
+        unlike = isinstance(spread, proof.Unlike)
+        if isinstance(spread, proof.Unlike):
+            spread = spread.spread if repeats_elsewhere(self._runner, once, again) else spread.why
         if isinstance(spread, str):
             assert variant.seen is not None
-            by_chance = isinstance(spread, proof.Unlike) and variant.seen.random_operations > 0
+            by_chance = unlike and variant.seen.random_operations > 0
             if not variant.told_capturing or variant.own_path or not by_chance or not self.differs_by_chance(run):
                 self._runner.decline(variant, Obstacle(spread, _REPEAT_IT))
             # transformers' masks choose another attention kernel there, say, with dropout masks of its own. Then the

@@ -252,13 +252,22 @@ def apart(program: Program, run: Run, made: Made) -> dict[str, Difference]:
     return differences(*sides)[0]
 
 
-class Unlike(str):
-    """Why two runs of one step are not alike: their numbers are further apart than rounding makes them."""
+@dataclasses.dataclass(frozen=True)
+class Unlike:
+    """Two runs of one step are not alike: their numbers are further apart than rounding makes them.
 
-    __slots__ = ()
+    Args:
+        why: in one line.
+        spread: how far apart they are, by tensor.
+    """
+
+    why: str
+    spread: dict[str, Difference]
 
 
-def spread_of(program: Program, once: Run, again: Run, most: Limits) -> tuple[Any, dict[str, Difference] | str]:
+def spread_of(
+    program: Program, once: Run, again: Run, most: Limits
+) -> tuple[Any, dict[str, Difference] | Unlike | str]:
     """Run one step twice and tell how far the two are apart, or what is wrong with that; the second's outcome stays.
 
     Args:
@@ -282,7 +291,7 @@ def spread_of(program: Program, once: Run, again: Run, most: Limits) -> tuple[An
     except Exception as error:  # noqa: BLE001 - the step is done, whatever is wrong with the comparison
         return result, f"two runs of the same step could not be compared: {describe(error)}"
     if apart:
-        return result, Unlike(f"the step does not repeat itself from the same state: {apart[0]}")
+        return result, Unlike(f"the step does not repeat itself from the same state: {apart[0]}", found)
     return result, found
 
 

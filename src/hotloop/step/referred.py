@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hotloop.step.runner import Runner
 
 _log = logging.getLogger("hotloop")
+_T = TypeVar("_T")
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "tf32": 2.0**-10, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 """The distance from 1 to the next number."""
 _OF_EPS = 0.25
@@ -88,22 +89,58 @@ def roundings(runner: Runner, call: Call, candidate: Run) -> dict[str, Compariso
     """
     program = runner.program
     run = functools.partial(proof.plain_run, program.holdings, functools.partial(runner.step, *call[0], **call[1]))
-    why = _too_much(program)
     with contextlib.ExitStack() as stack:
-        try:
-            if not why:
-                stack.enter_context(_changed(program, _displace, 0))
-                with aside(runner):
-                    made, draws, why = _draws(runner, run)
-        except CandidateFailedError as error:
-            if not error.undone:
-                raise
-            why = describe(error.__cause__ or error)
-        except Exception as error:  # noqa: BLE001 - no memory for what is kept, say; each run was undone before that
-            why = describe(error)
-        if not why:
+
+        def drawn() -> tuple[proof.Made, list[dict[str, Difference]]]:
+            stack.enter_context(_displaced(program))
+            with aside(runner):
+                return _draws(runner, run)
+
+        made_and_draws = _tried(runner, drawn)
+        if made_and_draws is not None:
+            made, draws = made_and_draws
             return proof.held_against(program, candidate, made, Limits.compiled(runner.loop.compute_dtype()), draws)
-    _log.info("%s is not run in other roundings: %s", runner.name, why)
+    return None
+
+
+def repeats_elsewhere(runner: Runner, once: Run, again: Run) -> bool:
+    """Tell whether two runs of a step are alike in another state than the run's, and undo it all.
+
+    Where gradients nearly cancel, kernels that are not deterministic leave two runs further apart than an honest
+    compile is from eager anywhere else. What nobody puts back from run to run shows in every state.
+
+    Raises:
+        CandidateFailedError: what was tried could not be undone.
+    """
+    program = runner.program
+    if runner.together is not None:
+        return False  # another process may have nothing to look into, and its collectives would wait
+
+    def alike() -> bool:
+        with _displaced(program):
+            made = proof.kept(program, again)
+            held = proof.held_against(program, once, made, runner.graphs.limits_of_repeats())
+        finite = all(one is None or bool(one.isfinite().all()) for one in made.ours.values())
+        return finite and all(one.agrees for one in held.values())
+
+    return _tried(runner, alike) or False
+
+
+def _tried(runner: Runner, look: Callable[[], _T]) -> _T | None:
+    """Look at a step in another state; None where that cannot be done.
+
+    Raises:
+        CandidateFailedError: what was tried could not be undone.
+    """
+    try:
+        return look()
+    except CandidateFailedError as error:
+        if not error.undone:
+            raise
+        why = describe(error.__cause__ or error)
+    except Exception as error:  # noqa: BLE001 - no memory for what is kept, say; each run was undone before that
+        why = describe(error)
+    _log.info("%s is not run in another state: %s", runner.name, why)
     return None
 
 
@@ -115,34 +152,48 @@ def with_roundings(outcome: Outcome, elsewhere: Mapping[str, Comparison] | None)
     return dataclasses.replace(outcome, comparisons={**elsewhere, **plain})
 
 
-def _draws(runner: Runner, run: Run) -> tuple[proof.Made, list[dict[str, Difference]], str]:
-    """Run a step as it is and in other roundings, and undo each; says why that tells nothing, where it does not.
+def _draws(runner: Runner, run: Run) -> tuple[proof.Made, list[dict[str, Difference]]]:
+    """Run a step as it is and in other roundings, and undo each.
 
     Raises:
         CandidateFailedError: a run failed.
+        _TellsNothingError: it does not repeat itself, or is not finite.
     """
     program, share = runner.program, _OF_EPS * _EPS[runner.loop.compute_dtype()]
     made, draws = proof.kept(program, run), []
     again = proof.held_against(program, run, made, runner.graphs.limits_of_repeats())
     if unlike := next((one for one in again.values() if not one.agrees), None):
-        return made, [], f"it does not repeat itself from the same state: {unlike}"
+        raise _TellsNothingError(f"it does not repeat itself from the same state: {unlike}")
     for draw in range(DRAWS):
         with _changed(program, functools.partial(_nudge, share=share), 1 + draw):
             draws.append(proof.apart(program, run, made))
     whole = all(one is None or bool(one.isfinite().all()) for one in made.ours.values())
-    finite = whole and all(one.finite for draw in draws for one in draw.values())
-    return made, draws, "" if finite else "there is NaN or infinity in it"
+    if not whole or not all(one.finite for draw in draws for one in draw.values()):
+        raise _TellsNothingError("there is NaN or infinity in it")
+    return made, draws
 
 
-def _too_much(program: Program) -> str:
-    """Say why the copies that are held would not fit in memory beside the program; empty where they do."""
+class _TellsNothingError(Exception):
+    """The step in another state tells nothing, and why."""
+
+
+@contextlib.contextmanager
+def _displaced(program: Program) -> Iterator[None]:
+    """Have the parameters displaced in the block.
+
+    Raises:
+        CandidateFailedError: as `_changed` raises it.
+        _TellsNothingError: the copies that are held would not fit in memory beside the program.
+    """
     tensors = program.holdings.tensors()
     parameters = sum(one.nbytes for one in program.holdings.parameters().values())
     needed = _COPIES * parameters + sum(one.nbytes for one in tensors.values() if one.layout == torch.strided)
     free = free_bytes(program.device)
-    if free is None or needed <= free:
-        return ""
-    return f"that needs about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+    if free is not None and needed > free:
+        why = f"that needs about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+        raise _TellsNothingError(why)
+    with _changed(program, _displace, 0):
+        yield
 
 
 def _displace(one: torch.Tensor, draws: torch.Generator) -> None:

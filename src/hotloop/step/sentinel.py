@@ -34,7 +34,7 @@ from hotloop.step.blame import Blamed
 from hotloop.step.code_proofs import TOO_ROUGH
 from hotloop.step.outcomes import Outcome, over_steps, verdict
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
-from hotloop.step.referred import aside, in_more_bits, roundings, with_roundings
+from hotloop.step.referred import aside, in_more_bits, repeats_elsewhere, roundings, with_roundings
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 from hotloop.step.variant import SPREADS
@@ -247,7 +247,9 @@ class Sentinel:
         self._plan(time.perf_counter() - began, tier)
         self._measures, self._left = False, 0
         self._spreads -= 1
-        if isinstance(spread, str):  # no noise explains it: what disagrees next counts
+        if isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runner, run, run):
+            spread = spread.spread
+        if not isinstance(spread, dict):  # no noise explains it: what disagrees next counts
             self._spreads = 0
         else:
             variant.note_spread(spread)
