@@ -50,7 +50,8 @@ def total(rows, row, steps, *, eager_ms=None, real=True):
         row: of the way.
         steps: of the run.
         eager_ms: the eager step beside which the total is wanted: the way is then as much faster or slower as it was
-            beside its own. None takes the way's own step time.
+            beside its own. But a captured step waits for no host, whose speed is what eager steps differ by: it takes
+            its own time beside any. None takes the way's own step time.
         real: give a real run's seconds where there is one.
 
     Returns:
@@ -69,7 +70,7 @@ def total(rows, row, steps, *, eager_ms=None, real=True):
     if start is None or steps < start[0]:
         return None
     ms = steady["ms"]
-    if eager_ms is not None:
+    if eager_ms is not None and not row["way"].endswith("+graph"):
         ms = eager_ms / steady["ratio"] if "ratio" in steady else eager_ms
     course = Course.of_start(row["way"], *start, ms / 1e3)
     return {"seconds": course.seconds(steps), "computed": True}

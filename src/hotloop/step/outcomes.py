@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hotloop import measure
 from hotloop.measure import BLIND, Limits, against, differences
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from hotloop.measure import Comparison, Difference
 
+_T = TypeVar("_T")
 _HOPELESS = 8.0
 """So many times its limit no tensor of a right tier is off, at any step."""
 
@@ -118,10 +119,11 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
     """
     compiled = limits.compute_dtype is not None
     by_kind = [_by_kind(side) for side in (ours, theirs, wide or {})]
+    spreads, of_draws = _by_kind(spread or {}), [_by_kind(draw) for draw in draws]
     found: dict[str, Comparison] = {}
     for kind in dict.fromkeys((*by_kind[0], *by_kind[1])):
         one, other, beyond = (side.get(kind, {}) for side in by_kind)
-        drawn = [_of_kind(draw, kind) for draw in draws]
+        drawn = [draw.get(kind, {}) for draw in of_draws]
         if compiled and kind == "parameter" and not start:
             continue
         if compiled and kind == "parameter":
@@ -130,7 +132,7 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
             )
         elif not compiled or kind in OF_COMPILED:
             of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
-            found[kind] = _held(beyond, one, other, of_kind, spread=_of_kind(spread, kind), drawn=drawn)
+            found[kind] = _held(beyond, one, other, of_kind, spread=spreads.get(kind), drawn=drawn)
     if not compiled and start and "gradient" in found:
         found |= _with_room_for_rounding(found, ours, start)
     return found
@@ -203,19 +205,15 @@ def _all_rounding(gradients: Comparison) -> set[str]:
     return found if 2 * len(found) <= len(known) else set()
 
 
-def _of_kind(spread: Mapping[str, Difference] | None, kind: str) -> dict[str, Difference]:
-    """Give the spread of a kind: gradients may be thousands of times as noisy as the parameters that they move."""
-    return {name: one for name, one in (spread or {}).items() if kind_of(name) == kind}
-
-
 def _parameter_of(name: str) -> str:
     """Give the parameter that a tensor of `values_of` belongs to."""
     name = name.removeprefix("gradient of ").removeprefix("optimizer state of ").removeprefix("parameter ")
     return name.removesuffix(" at the optimizer step").partition(": ")[0]
 
 
-def _by_kind(values: Mapping[str, torch.Tensor | None]) -> dict[str, dict[str, torch.Tensor | None]]:
-    found: dict[str, dict[str, torch.Tensor | None]] = {}
+def _by_kind(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
+    """Tell kinds apart: gradients may be thousands of times as noisy as the parameters that they move."""
+    found: dict[str, dict[str, _T]] = {}
     for name, one in values.items():
         found.setdefault(kind_of(name), {})[name] = one
     return found
@@ -248,10 +246,10 @@ def verdict(outcomes: Sequence[Outcome], spread: Mapping[str, Difference]) -> Ou
     (`hotloop.measure.that_stays`).
     """
     noisy = any(one.rms_difference > 0 for one in spread.values())
+    spreads = _by_kind(spread)
 
     def join(kind: str, comparisons: Sequence[Comparison]) -> Comparison:
-        of_kind = _of_kind(spread, kind)
-        now = [measure.with_spread(one, of_kind) for one in comparisons]
+        now = [measure.with_spread(one, spreads.get(kind, {})) for one in comparisons]
         return measure.that_stays(now, most=_HOPELESS) if noisy else measure.over_steps(now)
 
     return _joined(outcomes, join)
