@@ -111,9 +111,9 @@ class Reader(nn.Module):
         for layer in self.layers:
             x = layer(x, seen)
         x = self.norm(x)
-        written = functional.cross_entropy(
-            functional.linear(x, self.tokens.weight).float().transpose(1, 2), following, reduction="none"
-        )
+        # Flat: with its classes in the middle, torch would first copy the logits, by far the largest tensor of a step.
+        logits = functional.linear(x, self.tokens.weight).float().flatten(0, 1)
+        written = functional.cross_entropy(logits, following.flatten(), reduction="none").view_as(following)
         like = self.likeness(x)
         after = functional.pad(like, (0, 0, 1, -1))  # a token is pointed at by what came before it
         points = (like @ after.transpose(1, 2)).float() / x.shape[-1] ** 0.5
