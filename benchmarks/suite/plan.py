@@ -15,13 +15,13 @@ WORKLOADS = (*FIRST_FIVE, "xlmr-lengths", "vit", "lora", "mlp")
 PARTS = {
     "ways": "every fixed way: cold seconds, steady step time beside eager, memory, busy time",
     "auto": "`auto`, really run to 1,000 steps twice and to 200 five times",
-    "auto-long": "`auto` told 10,000 steps, run until it has settled: what totals at 10,000 and more are computed from",
+    "auto-long": "`auto` told 10,000 and 100,000 steps, run until it has settled: what those totals are computed from",
     "cold": "cold seconds a second time, where they decide a goal",
     "more": "workloads and ways that no goal of step times names",
     "autotune": "autotuned ways",
     "presets": "unet under presets, and unet + text encoder + VAE against unet alone",
 }
-SHORT, MEDIUM, LONG = 200, 1_000, 10_000
+SHORT, MEDIUM, LONG, LONGEST = 200, 1_000, 10_000, 100_000
 """Steps that `auto` is told: the first two are really run."""
 PACKAGES = {
     "xlmr": ("transformers",),
@@ -145,7 +145,7 @@ def _of_workload(workload):
     rows += [_auto(workload, MEDIUM, number) for number in (1, 2)]
     rows += [_auto(workload, SHORT, number) for number in range(1, 6)]
     if workload in FIRST_FIVE:
-        rows.append(_auto(workload, LONG, 1))
+        rows += [_auto(workload, told, 1) for told in (LONG, LONGEST)]
     if workload in AUTOTUNED:
         rows += [_ways(workload, way, part="autotune") for way in ("autotune+graph", "max-autotune-no-cudagraphs")]
     if workload not in (*FIRST_FIVE, *VARYING):
@@ -180,7 +180,7 @@ def _auto(workload, told, number):
     eager_cold, ms, *_, capture = _GUESSES[workload]
     steps = min(told, MEDIUM)
     seconds = _START + 2 * eager_cold + capture + 0.7 * steps * ms / 1e3 + (3 if told == SHORT else _STEADY)
-    if told == LONG:
+    if told >= LONG:
         seconds += min(_GUESSES[workload][2], 120)
     part = "auto" if told < LONG else "auto-long"
     return Row(

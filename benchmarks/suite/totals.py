@@ -10,6 +10,8 @@ import statistics
 
 from hotloop.decide import Course
 
+from .plan import LONG
+
 STEPS = (50, 200, 1_000, 10_000, 100_000)
 
 
@@ -89,17 +91,22 @@ def best_fixed(rows, workload, steps, *, eager_ms=None):
 def auto_runs(rows, workload, steps):
     """Give the runs of `auto` that tell of so many steps, each as ``{"seconds", "computed", "row"}``.
 
-    50 steps are read off the runs told 200; 10,000 and more are computed from the run that was told 10,000 and had
-    settled.
+    50 steps are read off the runs told 200; 10,000 and 100,000 are computed from the runs that were told so many and
+    had settled, those of 100,000 from the runs told 10,000 where there is no other.
     """
     found = []
-    for row in rows:
-        if (row["kind"], row["workload"]) != ("auto", workload) or row.get("error") or row.get("emulated"):
-            continue
+    usable = [
+        row
+        for row in rows
+        if (row["kind"], row["workload"]) == ("auto", workload) and not row.get("error") and not row.get("emulated")
+    ]
+    settled = [row for row in usable if row.get("settled") and "steady" in row and LONG <= row["told"] <= steps]
+    long = max((row["told"] for row in settled), default=None)
+    for row in usable:
         real = row.get("real") or {}
         if steps <= 1_000 and row["told"] == max(steps, 200) and str(steps) in real:
             found.append({"seconds": real[str(steps)], "computed": False, "row": row})
-        elif steps >= 10_000 and row["told"] == 10_000 and row.get("settled") and "steady" in row:
+        elif row in settled and row["told"] == long:
             done = max(map(int, real))
             seconds = real[str(done)] + (steps - done) * row["steady"]["ms"] / 1e3
             found.append({"seconds": seconds, "computed": True, "row": row})

@@ -60,6 +60,17 @@ def test_runs_of_auto_tell_of_the_steps_that_they_were_told():
     seconds = {n: [run["seconds"] for run in totals.auto_runs(rows, "tiny", n)] for n in totals.STEPS}
     assert seconds == {50: [1.0], 200: [2.0], 1_000: [9.0], 10_000: [11.0 + 8_800 * 0.002], 100_000: [208.6]}
     assert [totals.auto_runs(rows, "tiny", n)[0]["computed"] for n in (200, 10_000)] == [False, True]
+    rows.append(auto("tiny", 100_000, {1_000: 10.0, 2_000: 12.0}, settled=True, ms=1.0))
+    assert [one["seconds"] for one in totals.auto_runs(rows, "tiny", 100_000)] == [12.0 + 98_000 * 0.001]
+    assert [one["seconds"] for one in totals.auto_runs(rows, "tiny", 10_000)] == seconds[10_000]
+
+
+def test_beside_a_slow_host_a_captured_step_takes_its_own_time():
+    captured, code = ways("tiny", "eager+graph", ms=5.0, ratio=2.0), ways("tiny", "full", ms=5.0, ratio=2.0)
+    apart = [totals.total([row], row, 10_000, eager_ms=20.0)["seconds"] for row in (captured, code)]
+    own = [totals.total([row], row, 10_000)["seconds"] for row in (captured, code)]
+    assert apart[0] == own[0]
+    assert apart[1] > 1.9 * own[1]
 
 
 def test_computed_totals_are_checked_by_real_runs():
