@@ -147,6 +147,20 @@ class Compiling:
             return
         self._say(DISABLED)
 
+    def on_sizes(self, many: int) -> str:
+        """Say what batches of several sizes cost: how often is compiled; empty where that is no question."""
+        training = next((one for one, _ in self.chosen.values() if one.backend != "eager"), None)
+        if training is None or many == 1:
+            return ""
+        dynamic = training.dynamic if self.settings.compile.dynamic is None else self.settings.compile.dynamic
+        often = {
+            True: "compiled once, for any size",
+            False: f"compiled {many} times, once for each",
+            None: f"compiled up to {many} times, until there is code for any size (compile.dynamic=false: for each)",
+        }[dynamic]
+        graphs = f", and captured {many} times, once for each" if training.cudagraphs else ""
+        return f"{many} sizes of batches: {often}{graphs}. Steps in which that happens take longer"
+
     def resumed(self, step: int, state: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - a hot loop's has one
         """Go on after so many steps: what an uninterrupted run has compiled by now is compiled at once."""
         self._done_before = step
