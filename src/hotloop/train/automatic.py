@@ -24,7 +24,7 @@ from hotloop.events import (
 )
 from hotloop.step.tiers import Tier, parse
 from hotloop.train.between import Between
-from hotloop.train.compiling import DISABLED, PREFIX, Compiling, not_read
+from hotloop.train.compiling import DISABLED, PREFIX, Compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,8 +81,6 @@ class Automatic(Compiling):
                 f"{PREFIX} auto leaves {name} eager without gradients as well: compile.components.{name}.inference "
                 "needs a module, and it is a function"
             )
-        if ignored := not_read(self.settings):
-            self._say(f"{PREFIX} auto chooses how training steps run, and does not read {', '.join(ignored)}")
 
     def on_sizes(self, many: int) -> str:
         """Say what batches of several sizes cost: each has code, and a recording, of its own."""

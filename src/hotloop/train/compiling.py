@@ -71,17 +71,6 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
     return {name: both for name, both in found.items() if any(preset.backend != "eager" for preset in both)}
 
 
-def not_read(settings: Settings) -> list[str]:
-    """Name the presets of training steps that are set, where a loop owns these and chooses."""
-    chosen = settings.compile
-    found = [f"compile.preset={chosen.preset}"] if chosen.preset not in ("default", "none") else []
-    return found + [
-        f"compile.components.{name}.training={one.training}"
-        for name, one in chosen.components.items()
-        if one.training not in (None, "none")
-    ]
-
-
 def _given(preset: PresetSettings) -> dict[str, Any]:
     return {key: value for key, value in vars(preset).items() if value is not None}
 

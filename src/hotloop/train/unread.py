@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
@@ -56,7 +57,7 @@ class Rule:
     """Settings that are read only while other ones have certain values.
 
     Args:
-        names: the settings, or groups of them.
+        names: the settings, or groups of them; ``*`` stands for the name of any component.
         on: what it depends on.
         read: says of a run's settings whether they are read.
         why: what is done without them where they are not.
@@ -126,6 +127,20 @@ RULES = (
         refused=False,
     ),
     Rule(
+        ("compile.preset", "compile.components.*.training", "compile.measure_eager_steps"),
+        ("training.optimization.use_torch_compile",),
+        lambda one: one.training.optimization.use_torch_compile != "auto",
+        "the hot loop times eager steps itself, and chooses how training steps run",
+        refused=False,
+    ),
+    Rule(
+        ("compile.regions", "compile.dynamic", "compile.options", "compile.ladder", "compile.strict"),
+        ("training.optimization.use_torch_compile", "compile.inference"),
+        lambda one: one.training.optimization.use_torch_compile != "auto" or _calls_compiled(one),
+        "the hot loop chooses how training steps run, and nothing else is compiled",
+        refused=False,
+    ),
+    Rule(
         ("run.tracking",),
         ("run.logger",),
         lambda one: one.run.logger == "mlflow",
@@ -141,6 +156,12 @@ RULES = (
     ),
 )
 """What makes settings idle that a recipe reads otherwise: the one place for it."""
+
+
+def _calls_compiled(settings: Settings) -> bool:
+    """Say whether what is called without gradients is to be compiled."""
+    chosen = settings.compile
+    return {chosen.inference, *(one.inference for one in chosen.components.values())} - {None, "none"} != set()
 
 
 def refuse(settings: Settings, reads: Sequence[str], beside: Sequence[str] = ()) -> None:
@@ -266,4 +287,4 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _within(name: str, groups: Sequence[str]) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in groups)
+    return any(fnmatchcase(name, one) or name.startswith(f"{one}.") for one in groups)
