@@ -34,10 +34,10 @@ ERROR_LENGTH = 4000
 
 LISTS = ("steps", "metrics", "events", "decisions", "verdicts", "advice")
 """Sections that grow by one entry a line."""
-_SINCE = ("advice",)
-"""Those of them that older records of this schema do not have."""
-MAPPINGS = ("environment", "settings", "components", "measurements")
+MAPPINGS = ("environment", "settings", "told", "components", "measurements")
 """Sections of which a line updates some keys."""
+_SINCE = ("advice", "told")
+"""Sections that older records of this schema do not have."""
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ class RunRecord:
 
     Sections (all plain JSON data):
 
-    - ``environment``, ``settings``, ``components`` (name to the status's dictionary), ``measurements``
+    - ``environment``, ``settings`` (those that the run reads), ``told`` (lines that it said before its first step, by
+      subject: ``data``, ``model``, ...), ``components`` (name to the status's dictionary), ``measurements``
       (``cold_seconds``, ``steady_step_ms``, ``peak_memory_bytes``, ...): mappings, by `update`;
     - ``steps`` (``step``, ``seconds``, ``loss``, ``learning_rate``, ``running``), ``metrics`` (``step``, ``epoch``,
       ``split`` and the metrics), ``events`` (`hotloop.events.Event.to_dict` with the ``step``), ``decisions``,
@@ -288,7 +289,7 @@ def _load_document(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path} is not a readable run record: {error}") from error
     if not isinstance(document, dict):
         raise RecordError(f"{path} is no run record: expected a JSON object, found {type(document).__name__}")
-    return {**{name: [] for name in _SINCE}, **document}
+    return {**{name: section for name, section in empty().items() if name in _SINCE}, **document}
 
 
 def _load_lines(path: Path) -> dict[str, Any]:

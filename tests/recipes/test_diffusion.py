@@ -30,6 +30,9 @@ SMALL = [
     "diffusion.output=false",
 ]  # fmt: skip
 
+OF_SMALL = ("diffusion.width=", "diffusion.autoencoder_steps=")
+"""What is refused with a model from elsewhere, which has both in itself."""
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _own_cache(tmp_path_factory):
@@ -44,7 +47,9 @@ def train(tmp_path):
     """Train a small one into ``folder``; gives its outcome."""
 
     def run(*settings, folder="run"):
-        return RECIPE.train(start.prepare([*SMALL, f"run.folder={tmp_path / folder}", *settings]))
+        own = any(one.startswith("diffusion.model=") for one in settings)
+        usual = [one for one in SMALL if not (own and one.startswith(OF_SMALL))]
+        return RECIPE.train(start.prepare([*usual, f"run.folder={tmp_path / folder}", *settings]))
 
     return run
 
@@ -314,7 +319,6 @@ def test_auto_owns_the_step_and_compiles_the_unet_alone(train):
     ("settings", "said"),
     [
         (["diffusion.lora_rank=4"], r"diffusion\.lora_rank=4 with diffusion\.model=small"),
-        (["diffusion.lora_alpha=4"], r"diffusion\.lora_alpha=4\.0 has no effect while diffusion\.lora_rank is null"),
         (["diffusion.width=20"], r"diffusion\.width=20: expected a multiple of 8"),
         (["diffusion.prediction=sample"], r"diffusion\.prediction.*epsilon"),
         (["diffusion.min_snr_gamma=0"], r"diffusion\.min_snr_gamma"),
@@ -380,7 +384,7 @@ def test_a_hub_that_does_not_answer_is_said(train, monkeypatch):
         train("diffusion.model=someone/model")
 
 
-def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_path, train):
+def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_path, train, capsys):
     """A hot loop is told of the sizes; there are no classes, so captions are sampled and nothing is judged."""
     folder = tmp_path / "pictures"
     folder.mkdir()
@@ -388,12 +392,30 @@ def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_pat
         size = ((32, 32), (48, 24), (24, 48))[number % 3]
         Image.new("RGB", size, (7 * number, 100, 200)).save(folder / f"{number:02}.png")
         (folder / f"{number:02}.txt").write_text(f"a plain {('square', 'strip', 'tower')[number % 3]}")
+    Image.new("RGB", (32, 32)).save(folder / "<i>.png")
     outcome = train(
         "pictures=folder", f"pictures.path={folder}", "pictures.size=32", "pictures.step=8", "pictures.min_size=8",
+        "pictures.skip_bad=true",
         "data.sample_size=null", "training.batch_size=4", "training.max_steps=3", "diffusion.output=true",
         "training.optimization.use_torch_compile=auto",
     )  # fmt: skip
-    assert any("3 declared sizes" in str(one) for one in record.load(tmp_path / "run")["decisions"])
+    document = record.load(tmp_path / "run")
+    assert any("3 declared sizes" in str(one) for one in document["decisions"])
+    assert document["told"]["compile"] == [
+        "3 sizes of batches: what auto prepares, code and recordings, is made 3 times, once for each"
+    ]
+    data, left_out, *bad = document["told"]["data"]
+    assert data.startswith("36 pictures (colour); width x height: ")
+    assert left_out.startswith("left out 1 pictures of ")
+    assert [one.split(":")[0].strip() for one in bad] == ["<i>.png"]
+    assert "diffusion" in document["settings"]
+    assert "model" not in document["settings"]
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "36 pictures (colour)" in page
+    assert "&lt;i&gt;.png: has no caption" in page
+    assert "<i>.png" not in page
+    output = capsys.readouterr().out
+    assert output.index("3 sizes of batches") < output.index("step 1/3")
     assert "recognised" not in outcome.measurements
     (sheet,) = (tmp_path / "run" / "samples").iterdir()
     with Image.open(sheet) as image:

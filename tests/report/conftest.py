@@ -51,6 +51,10 @@ def document():
     ]
     return fresh(
         settings={"recipe": "criteria", "training": {"batch_size": 32, "bf16": False}, "compile": {"preset": "triton"}},
+        told={
+            "data": ["36 pairs in 9 groups", "left out 1 pair of p.csv:", "  line 3: no label"],
+            "model": ["a small one"],
+        },
         environment={"torch": "2.13.0", "gpu": "NVIDIA H200"},
         steps=steps,
         metrics=[
@@ -87,6 +91,7 @@ def hostile():
         starts="two",
         unread_lines=[1],
         settings={"recipe": HOSTILE, HOSTILE: HOSTILE, "deep": {"a": [HOSTILE]}},
+        told={HOSTILE: [HOSTILE, {HOSTILE: 1}], "many": [HOSTILE] * 300, "odd": HOSTILE, "none": None},
         environment={HOSTILE: {HOSTILE: HOSTILE}},
         steps=[
             {

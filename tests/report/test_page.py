@@ -13,6 +13,7 @@ from hotloop.report import build, page, write_html
 VOID = {"meta", "link", "path", "circle", "input", "br"}
 SECTIONS = (
     "charts",
+    "told",
     "components",
     "decisions",
     "verdicts",
@@ -69,7 +70,8 @@ def test_every_section_is_there(document, tmp_path):
     assert len(ids) == len(set(ids))
     shown = " ".join(" ".join(parsed.shown).split())
     for said in ("criteria", "finished", f"{FILE}:71", "x = y.cpu()", "log after the step", "NVIDIA H200", "training.batch_size",
-                 "pays from step 40 on", "3 GiB", "≈ 5.97 s", "Best F1", "use torch.where"):  # fmt: skip
+                 "pays from step 40 on", "3 GiB", "≈ 5.97 s", "Best F1", "use torch.where",
+                 "36 pairs in 9 groups left out 1 pair of p.csv: line 3: no label"):  # fmt: skip
         assert said in shown
 
 

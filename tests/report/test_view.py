@@ -316,3 +316,12 @@ ENTRY = st.dictionaries(KEYS | st.text(max_size=5), JSON, max_size=6)
 def test_whatever_load_accepts_has_a_view(lists, flat, parts, heads):
     document = {**record.empty(), **heads, **lists, **flat, "components": parts}
     json.dumps(build(document).to_dict(), allow_nan=False)
+
+
+def test_what_a_run_said_of_its_data_is_shown_by_subject_and_a_long_list_is_cut():
+    said = {"data": ["12 pictures", "  <b>.png: has no caption"], "compile": "3 sizes", "left": list(range(900))}
+    told = dict(build(fresh(told=said)).told)
+    assert told["Data"] == "12 pictures\n<b>.png: has no caption"
+    assert told["Compile"] == "3 sizes"
+    assert told["Left"].splitlines()[-2:] == ["199", "and 700 more lines in the record"]
+    assert build({name: value for name, value in fresh().items() if name != "told"}).told == []

@@ -1,5 +1,7 @@
 import json
 import signal
+import time
+import types
 
 import pytest
 import torch
@@ -7,7 +9,7 @@ from training_fixtures import overrides, tiny_encoder
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, HotloopError
-from hotloop.train import checkpoint, fit, start
+from hotloop.train import account, checkpoint, compiling, fit, start
 from hotloop.train.search import before
 from hotloop.train.settings import TrainingSettings
 
@@ -311,3 +313,46 @@ def test_a_report_that_fails_does_not_take_the_run_with_it(train, monkeypatch, c
     monkeypatch.setattr(report, "write_html", fail)
     assert train(training__max_steps=1).status == "finished"
     assert "The report cannot be written (ValueError: planted)" in capsys.readouterr().out
+
+
+def test_the_first_steps_time_is_of_steps_alone(train, tmp_path, monkeypatch):
+    """Validations, checkpoints and what is shown between the first steps are no part of what it costs to begin."""
+    late = [0.0]
+    clock = types.SimpleNamespace(perf_counter=lambda: time.perf_counter() + late[0])
+
+    def slow(make):
+        def whole(*given, **named):
+            late[0] += 1000.0
+            return make(*given, **named)
+
+        return whole
+
+    monkeypatch.setattr(account, "time", clock)
+    monkeypatch.setattr(fit, "evaluate", slow(fit.evaluate))
+    monkeypatch.setattr(fit.checkpoint, "save", slow(checkpoint.save))
+    monkeypatch.setattr(fit._Fitting, "show", slow(fit._Fitting.show))
+    train(training__batch_size=18, training__num_epochs=4, training__checkpoint_every_steps=1)
+    measured = record.load(tmp_path / "run")["measurements"]
+    assert late[0] > 3000.0
+    assert measured["cold_seconds"] < 1000.0
+
+
+def test_the_record_has_what_was_said_of_the_data_and_the_settings_that_are_read(train, tmp_path):
+    train(training__max_steps=1, compile__preset="inductor")
+    document = record.load(tmp_path / "run")
+    assert document["told"]["data"][0].startswith("train 36 pairs in 18 groups")
+    assert document["told"]["settings"][0].startswith("compile.preset='inductor' has no effect while")
+    assert {"data", "model", "training"} <= set(document["settings"])
+    assert not {"compile", "pictures", "hpo"} & set(document["settings"])
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "said"), [("null", "compiled up to 2 times"), ("false", "compiled 2 times"), ("true", "compiled once")]
+)
+def test_what_several_sizes_cost_is_said_before_training(prepare, dynamic, said):
+    """Said by the plan alone: nothing is compiled here."""
+    begun = prepare(training__optimization__use_torch_compile="true", compile__dynamic=dynamic)
+    chosen = compiling.plan(begun.settings, ["model", "loss"])
+    for many, line in ((2, f"2 sizes of batches: {said}"), (1, "")):
+        assert compiling.Compiling(chosen, begun.settings, {}, print, steps=9).on_sizes(many).startswith(line)
+    assert compiling.Compiling({}, begun.settings, {}, print, steps=9).on_sizes(2) == ""

@@ -334,7 +334,7 @@ def test_with_auto_the_allocators_networks_have_presets_of_their_own(tmp_path, t
         "Compiling gist (reduce-overhead, in inference alone), lens (reduce-overhead, in inference alone), out" in lines
     )
     assert "tried on copies of the model, training and inference, and safe here" in lines
-    assert "does not read compile.components.lens.training=reduce-overhead" in lines
+    assert "compile.components.lens.training='reduce-overhead' has no effect while training.optimization" in lines
     found = record.load(tmp_path / "run")["components"]
     assert {name: found[name].get("inference") for name in NETWORKS} == {
         "model": None, "gist": "reduce-overhead", "lens": "reduce-overhead",

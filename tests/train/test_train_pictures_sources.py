@@ -115,7 +115,6 @@ def test_whatever_the_bytes_idx_is_read_or_refused(tmp_path_factory, data, packe
     ("overrides", "message"),
     [
         (["pictures=folder"], r"pictures\.path is not set"),
-        (["pictures.path=x"], r"pictures\.source=digits does not read it"),
         (["pictures.size=8", "pictures.step=16"], r"pictures\.size=8 is less than pictures\.step=16"),
         (["pictures.source=web"], "expected digits or fashion-mnist or folder"),
         (["recipe=digits", "pictures.size=32"], None),

@@ -92,6 +92,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         rows="pairs",
         context=context,
         remarks=remarks,
+        told={"data": [split.describe(), *split.notes], "inputs": [lengths.note]},
     )
 
     # The run. Its report is written however it ends.

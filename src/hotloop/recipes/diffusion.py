@@ -82,7 +82,8 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     # The pictures, each with its caption, and a split of them.
     pictures = load_pictures(settings, told("Pictures looked at", display.say))
     rows = split(pictures, settings)
-    for line in (*pictures.notes, f"Data: {pictures.describe()}; train {len(rows[0])}, validation {len(rows[1])}"):
+    about = f"{pictures.describe()}; train {len(rows[0])}, validation {len(rows[1])}"
+    for line in (*pictures.notes, f"Data: {about}"):
         display.say(line)
 
     # The networks: made here with random weights, or loaded.
@@ -92,13 +93,16 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     fingerprint = f"{digest(pictures, rows)} {found.fingerprint()}"
     start.check_data(fingerprint)
     display.say(f"Model: {found.describe()}")
-    if cut := found.cut(pictures.captions):
-        display.say(f"Captions that are longer than the model's {found.length} tokens, and are cut there: {cut}")
+    cut = found.cut(pictures.captions)
+    long = [f"Captions that are longer than the model's {found.length} tokens, and are cut there: {cut}"] if cut else []
+    for line in long:
+        display.say(line)
 
     # What trains, and what the networks that do not train make of pictures and captions, once.
     place = Place(device, start.folder, display.say)
     made = make(settings, found, pictures, rows, place=place, weights=weights)
-    display.say(trains(made, settings))
+    trained = trains(made, settings)
+    display.say(trained)
 
     task = Task(
         model=made.denoiser,
@@ -114,6 +118,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         compiled=("unet",),
         average=settings.diffusion.ema_decay,
         show=show(settings, found, pictures, start.folder, display.say),
+        told={"data": [about, *pictures.notes, *long], "model": [found.describe(), trained]},
     )
 
     # The run. Its report is written however it ends.

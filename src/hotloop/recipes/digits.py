@@ -82,7 +82,8 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     # The data: images, and a split in which each digit is as frequent on both sides.
     images = load_images(settings)
     start.check_data(images.fingerprint())
-    display.say(f"Data: train {len(images.train)} images, validation {len(images.validation)}")
+    about = f"train {len(images.train)} images, validation {len(images.validation)}"
+    display.say(f"Data: {about}")
 
     # The model, with random weights.
     require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
@@ -105,6 +106,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         rows="images",
         context=context,
         remarks=remarks,
+        told={"data": [about]},
     )
 
     # The run. Its report is written however it ends.

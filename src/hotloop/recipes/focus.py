@@ -77,15 +77,16 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     sides = texts.load(settings)
     start.check_data(sides.fingerprint())
     tokens, data = windows(settings, sides)
-    display.say(
-        f"Data: {sides.describe()}; a vocabulary of {tokens.count:,} tokens; texts of {data.train.shape[1]:,} tokens "
+    about = (
+        f"{sides.describe()}; a vocabulary of {tokens.count:,} tokens; texts of {data.train.shape[1]:,} tokens "
         f"from {settings.focus.documents} documents each: {len(data.train):,} to learn from, {len(data.validation)} to "
         "judge by"
     )
-    display.say(
-        f"Working context: {frame.budget} slots for {frame.blocks} blocks of {BLOCK} tokens, {frame.protected} of them "
-        f"protected; room to expand {frame.room} of the others"
+    context = (
+        f"{frame.budget} slots for {frame.blocks} blocks of {BLOCK} tokens, {frame.protected} of them protected; room "
+        f"to expand {frame.room} of the others"
     )
+    display.say(f"Data: {about}\nWorking context: {context}")
 
     # The networks, with random weights, and the program around them.
     require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
@@ -100,6 +101,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         per_step={"samples": settings.training.batch_size},
         context={"validation_texts": len(data.validation), "budget": frame.budget},
         remarks=lambda components: [*ways(controller.last), *paces(components)],
+        told={"data": [about], "working context": [context]},
     )
     display.say(task.checked(settings.training))
 

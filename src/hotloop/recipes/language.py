@@ -91,7 +91,8 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     start.check_data(text.fingerprint())
     tokens = Tokens(text.train, settings.language.vocabulary)
     sides = tokens.sides(text, settings.language.context)
-    display.say(f"Data: {text.describe()}; a vocabulary of {tokens.count:,} tokens")
+    about = f"{text.describe()}; a vocabulary of {tokens.count:,} tokens"
+    display.say(f"Data: {about}")
 
     # The model, with random weights.
     require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
@@ -114,6 +115,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         per_row={"tokens": settings.language.context},
         context=context,
         remarks=lambda _, measured: [describe(measured)],
+        told={"data": [about]},
     )
 
     # The run. Its report is written however it ends.

@@ -43,6 +43,7 @@ def draw(view: View) -> RenderableType:
     sections = [
         ("", _headline(view)),
         *_diagnosis(view),
+        ("Data and model", _pairs(view.told)),
         ("What ran", _components(view.components)),
         ("Measurements", _pairs(view.measurements)),
         ("Metrics", _metrics(view)),

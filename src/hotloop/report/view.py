@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hotloop.report.headline import Card, Headline
     from hotloop.report.occurrences import EventRow
 
+LINES = 200
+"""Lines of what a run said of one subject that are shown: of files that were left out, for one."""
 VALUE_LENGTH = 1000
 """Characters of a setting that are shown."""
 _TITLES = ("title", "choice", "decision", "verdict", "action", "name", "kind")
@@ -50,6 +52,7 @@ class View:
     events_left: int
     metrics: list[MetricRow]
     measurements: list[tuple[str, str]]
+    told: list[tuple[str, str]]
     settings: list[tuple[str, str]]
     environment: list[tuple[str, str]]
     decisions: list[Entry]
@@ -84,6 +87,7 @@ def build(document: Mapping[str, Any]) -> View:
         events_left=left,
         metrics=charts.metric_rows(lines),
         measurements=_measurements(document["measurements"], times),
+        told=_told(document.get("told", {})),
         settings=_rows(document["settings"]),
         environment=_rows(document["environment"]),
         decisions=_entries(document["decisions"]),
@@ -117,6 +121,17 @@ def _measurements(known: Mapping[str, Any], times: Line) -> list[tuple[str, str]
         rows.append(
             ("All steps together", f"{quantity('_seconds', sum(times.values))} in {count(len(times.values), 'step')}")
         )
+    return rows
+
+
+def _told(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Give what the run said before its first step: a subject, and its lines."""
+    rows = []
+    for subject, value in values.items():
+        lines = value if isinstance(value, list) else [value]
+        said = [line(one, VALUE_LENGTH) for one in lines[:LINES]]
+        said += [f"and {len(lines) - LINES:,} more lines in the record"] if len(lines) > LINES else []
+        rows.append((line(words(subject), 200), "\n".join(said)))
     return rows
 
 

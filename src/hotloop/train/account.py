@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from hotloop.train.compiling import compiles_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hotloop.events import Event
     from hotloop.record import RunRecord
 
 COLD_STEPS = 3
-"""``cold_seconds`` runs from the start of the first step that runs as asked to the end of this many."""
+"""``cold_seconds`` runs from the start of the first step that runs as asked to the end of this many; what is done
+between them, such as a validation or a sheet of samples, does not count."""
 WARM_UP_STEPS = 2
 """Steps after the start, or after compiling was switched on, that never count as steady."""
 
@@ -45,6 +47,16 @@ class Account:
     def starts(self) -> None:
         """Note that steps run as asked from here on; what came before (eager steps to compare with) is left out."""
         self._began, self._steps, self._cold, self._steady = time.perf_counter(), 0, None, {}
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Leave the time of what is no step, and stands between two, out of the first steps' time."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._began is not None:
+                self._began += time.perf_counter() - began
 
     def step(self, entry: Mapping[str, Any], events: Sequence[Event]) -> None:
         """Record a step that was just finished; ``events`` were observed in it."""

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hotloop.decide import EAGER_STEPS
+from hotloop.decide.shapes import MOST_DECLARED
 from hotloop.errors import StepLostError
 from hotloop.events import (
     Captured,
@@ -23,7 +24,7 @@ from hotloop.events import (
 )
 from hotloop.step.tiers import Tier, parse
 from hotloop.train.between import Between
-from hotloop.train.compiling import DISABLED, PREFIX, Compiling, not_read
+from hotloop.train.compiling import DISABLED, PREFIX, Compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,8 +81,13 @@ class Automatic(Compiling):
                 f"{PREFIX} auto leaves {name} eager without gradients as well: compile.components.{name}.inference "
                 "needs a module, and it is a function"
             )
-        if ignored := not_read(self.settings):
-            self._say(f"{PREFIX} auto chooses how training steps run, and does not read {', '.join(ignored)}")
+
+    def on_sizes(self, many: int) -> str:
+        """Say what batches of several sizes cost: each has code, and a recording, of its own."""
+        if self._disabled or many == 1:
+            return ""
+        often = f"{many} times, once for each" if many <= MOST_DECLARED else f"for the first {MOST_DECLARED} of them"
+        return f"{many} sizes of batches: what auto prepares, code and recordings, is made {often}"
 
     def _shared(self) -> str:
         """Say who shares what is compiled; nothing where this run is alone, or the last."""

@@ -169,6 +169,13 @@ def per_epoch(dataset: Shaped, batch_size: int, together: int = 1) -> int:
     return int((counts // size).sum()) * together
 
 
+def shapes(dataset: Shaped, batch_size: int, together: int = 1) -> int:
+    """Give how many shapes the steps of an epoch can have; one that does not fill a step has none."""
+    if not dataset.apart:
+        return dataset.buckets
+    return int((dataset.bucket.bincount() >= min(batch_size, len(dataset)) * together).sum())
+
+
 def epoch_order(dataset: Shaped, batch_size: int, seed: int, epoch: int, together: int = 1) -> list[Tensor]:
     """Shuffle rows into the batches of an epoch, all of one size; what is left over waits for another epoch.
 

@@ -71,17 +71,6 @@ def plan(settings: Settings, components: Iterable[str]) -> Plan:
     return {name: both for name, both in found.items() if any(preset.backend != "eager" for preset in both)}
 
 
-def not_read(settings: Settings) -> list[str]:
-    """Name the presets of training steps that are set, where a loop owns these and chooses."""
-    chosen = settings.compile
-    found = [f"compile.preset={chosen.preset}"] if chosen.preset not in ("default", "none") else []
-    return found + [
-        f"compile.components.{name}.training={one.training}"
-        for name, one in chosen.components.items()
-        if one.training not in (None, "none")
-    ]
-
-
 def _given(preset: PresetSettings) -> dict[str, Any]:
     return {key: value for key, value in vars(preset).items() if value is not None}
 
@@ -146,6 +135,20 @@ class Compiling:
             self._say(f"{PREFIX} Compiling {self.names()} {first}; the first steps then take longer, which is normal")
             return
         self._say(DISABLED)
+
+    def on_sizes(self, many: int) -> str:
+        """Say what batches of several sizes cost: how often is compiled; empty where that is no question."""
+        training = next((one for one, _ in self.chosen.values() if one.backend != "eager"), None)
+        if training is None or many == 1:
+            return ""
+        dynamic = training.dynamic if self.settings.compile.dynamic is None else self.settings.compile.dynamic
+        often = {
+            True: "compiled once, for any size",
+            False: f"compiled {many} times, once for each",
+            None: f"compiled up to {many} times, until there is code for any size (compile.dynamic=false: for each)",
+        }[dynamic]
+        graphs = f", and captured {many} times, once for each" if training.cudagraphs else ""
+        return f"{many} sizes of batches: {often}{graphs}. Steps in which that happens take longer"
 
     def resumed(self, step: int, state: Mapping[str, Any] | None = None) -> None:  # noqa: ARG002 - a hot loop's has one
         """Go on after so many steps: what an uninterrupted run has compiled by now is compiled at once."""

@@ -15,11 +15,11 @@ from hotloop.cache import shared_compiles
 from hotloop.errors import RunPrunedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
-from hotloop.train import checkpoint, configure, environment, failures
+from hotloop.train import checkpoint, configure, environment, failures, opening
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.average import Average
-from hotloop.train.batches import epoch_order, one_of_each, per_epoch
+from hotloop.train.batches import epoch_order, one_of_each, per_epoch, shapes
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan, arguments
 from hotloop.train.evaluate import evaluate, evaluating
@@ -88,7 +88,7 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
     """
     with contextlib.ExitStack() as stack:
         record = stack.enter_context(RunRecord(start.folder))
-        record.update("settings", **configure.to_dict(start.settings))
+        opening.write(start.settings, task.told, record, display)
         record.update("measurements", **{f"validation_{task.rows}": len(task.validation), **task.context})
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(hotloop.watch()) if chosen or auto else []
@@ -151,7 +151,8 @@ class _Fitting:
 
     def run(self) -> Outcome:
         """Train to the end, or until somebody interrupts."""
-        self.compiling.announce()
+        sizes = shapes(self.task.train, self.training.batch_size, self.training.gradient_accumulation)
+        opening.announce(self.compiling, sizes, self.live.record, self.display)
         if self.average and (word := self.average.lagging(self.total)):
             self.display.say(word)
         self.display.begin(self.total, self.position.step)
@@ -164,10 +165,12 @@ class _Fitting:
                     if self.live.interrupt.signal:
                         status = "interrupted"
                         return self.interrupted()
-                    if self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0:
-                        self.save(checkpoint.LAST)
-                    self.show()
-                self.validate()
+                    with self.account.aside():
+                        if self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0:
+                            self.save(checkpoint.LAST)
+                        self.show()
+                with self.account.aside():
+                    self.validate()
             self.show(last=True)
             status = "finished"
         except RunPrunedError:

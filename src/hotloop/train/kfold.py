@@ -21,7 +21,7 @@ import torch
 from hotloop import record
 from hotloop.errors import ConfigError, DataError, HotloopError, MissingExtraError, StepLostError
 from hotloop.report import folds as report
-from hotloop.train import checkpoint, coerce, compiling, configure, environment, folds, kfold_state, start
+from hotloop.train import checkpoint, coerce, compiling, configure, environment, folds, kfold_state, start, unread
 from hotloop.train.display import Display, figures
 from hotloop.train.interrupt import wished
 from hotloop.train.kfold_state import State
@@ -86,7 +86,8 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     """Compose the settings of a cross-validation and choose its folder; None where they are those of a single run.
 
     Raises:
-        ConfigError: settings that cannot be used, a folder that holds another run, or one that cannot be resumed.
+        ConfigError: settings that cannot be used or would do nothing, a folder that holds another run, or one that
+            cannot be resumed.
     """
     composed = configure.compose(overrides, config)
     resumed = composed["run"]["resume"]
@@ -98,6 +99,7 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     kfold = settings.kfold
     if kfold.n_splits is None or (kfold.fold is not None and kfold.inner_trials is None):
         return None
+    unread.refuse_idle(settings, space.varied(settings) if kfold.inner_trials else ())
     return Study(settings, start.new_folder(settings))
 
 

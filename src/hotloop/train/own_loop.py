@@ -17,7 +17,7 @@ from hotloop.measure import machine
 from hotloop.record import RunRecord
 from hotloop.step.preview import generators_of
 from hotloop.step.workload import arguments
-from hotloop.train import checkpoint, compiling, configure, environment, failures
+from hotloop.train import checkpoint, compiling, configure, environment, failures, opening
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.checkpoint import Position
@@ -51,7 +51,7 @@ def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
     """
     with contextlib.ExitStack() as stack:
         record = stack.enter_context(RunRecord(start.folder))
-        record.update("settings", **configure.to_dict(start.settings))
+        opening.write(start.settings, task.told, record, display)
         record.update("measurements", **task.context)
         record.update("environment", **machine.describe(task.device))
         auto = start.settings.training.optimization.use_torch_compile == "auto"
@@ -127,8 +127,10 @@ class _Fitting:
                         status = "interrupted"
                         return self.interrupted()
                     if self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0:
-                        self.save(checkpoint.LAST)
-                self.validate()
+                        with self.account.aside():
+                            self.save(checkpoint.LAST)
+                with self.account.aside():
+                    self.validate()
             status = "finished"
         except RunPrunedError:
             status = "pruned"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +37,7 @@ class OwnTask:
         per_step: what a step takes, and how many of it.
         context: what needs no training, by name: measurements for the record.
         remarks: gives the lines to say at the end, by the components' status.
+        told: what was said of the data before training, for the record: lines by subject.
     """
 
     name: str
@@ -49,6 +50,7 @@ class OwnTask:
     per_step: Mapping[str, int] = dataclasses.field(default_factory=dict)
     context: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     remarks: Callable[[Mapping[str, Any]], list[str]] = lambda _: []
+    told: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
 
     def checked(self, training: TrainingSettings) -> str:
         """Say what the program is, once it is one that can be trained, saved and resumed.

@@ -93,11 +93,6 @@ class PicturesSettings:
         """Refuse values that fit alone and not together."""
         if self.source == "folder" and not self.path:
             raise ConfigError("pictures.path is not set: pictures.source=folder needs it, pictures.path=FOLDER")
-        if self.source == "digits" and self.path:
-            raise ConfigError(
-                f"pictures.path={self.path!r} is set and pictures.source=digits does not read it: "
-                "set pictures=folder to train on your own pictures"
-            )
         if self.size < self.step:
             raise ConfigError(
                 f"pictures.size={self.size} is less than pictures.step={self.step}, of which every side is a multiple: "
@@ -143,10 +138,6 @@ class DiffusionSettings:
             raise ConfigError(
                 f"diffusion.lora_rank={self.lora_rank} with diffusion.model=small: its weights are random, so there is "
                 "nothing to adapt; name the folder of a trained model, or leave diffusion.lora_rank out"
-            )
-        if self.lora_alpha is not None and self.lora_rank is None:
-            raise ConfigError(
-                f"diffusion.lora_alpha={self.lora_alpha} has no effect while diffusion.lora_rank is null: set both"
             )
         if self.width % 8:
             raise ConfigError(f"diffusion.width={self.width}: expected a multiple of 8, the groups of its norms")

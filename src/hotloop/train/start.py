@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, study
-from hotloop.train import checkpoint, configure
+from hotloop.train import checkpoint, configure, unread
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
@@ -52,13 +52,15 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     """Compose the settings and choose the folder, which is not made yet.
 
     Raises:
-        ConfigError: settings that cannot be used, a folder that holds another run, or nothing to resume from.
+        ConfigError: settings that cannot be used or would do nothing, a folder that holds another run, or nothing to
+            resume from.
     """
     settings = configure.load(overrides, config)
     if settings.run.resume:
         if config:
             raise ConfigError(f"--config {config} does not go with run.resume: a resumed run keeps its own settings")
         return _resume(Path(settings.run.resume), overrides)
+    unread.refuse_idle(settings)  # of a new run alone: those of a resumed one cannot be taken back
     return Start(settings, new_folder(settings))
 
 

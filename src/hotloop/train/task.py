@@ -123,6 +123,7 @@ class Task:
         compiled: the components that a hot loop compiles; empty compiles all of the model.
         average: keep an exponential moving average of what is trained, with this decay, and judge that.
         show: what is made now and then, and at the end.
+        told: what was said of the data and the model before training, for the record: lines by subject.
     """
 
     model: torch.nn.Module
@@ -139,3 +140,4 @@ class Task:
     compiled: tuple[str, ...] = ()
     average: float | None = None
     show: Show | None = None
+    told: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)

@@ -43,12 +43,16 @@ def check(settings: Settings) -> None:
         return
     reads, beside = unread.READS[recipe], unread.NOT_READ.get(recipe, ())
     unread.refuse(trial, reads, beside)
-    wrong = [one.name for one in searched if not unread.is_read(one.name, reads, beside)]
-    if wrong:
-        raise ConfigError(
-            f"recipe={settings.recipe.name} does not read {', '.join(wrong)}, so that no search can vary it: take it "
-            f"out, {' '.join(f'hpo.space.{one}=null' for one in wrong)}"
-        )
+    unread.refuse_idle(settings, space.varied(settings))
+    names = [one.name for one in searched]
+    never = [one for one in names if not unread.is_read(one, reads, beside)]
+    idle = [one for one in names if unread.is_idle(trial, one, names)]
+    for wrong, why in ((never, "does not read"), (idle, "as it is set up here, does nothing with")):
+        if wrong:
+            raise ConfigError(
+                f"recipe={settings.recipe.name} {why} {', '.join(wrong)}, so that no search can vary it: take it "
+                f"out, {' '.join(f'hpo.space.{one}=null' for one in wrong)}"
+            )
     if recipe == "criteria" and trial.data.source == "csv":
         for fold in folds_of(trial) or [{}]:
             one = changed(trial, fold)

@@ -154,6 +154,11 @@ def trial_changes(settings: Settings) -> dict[str, Any]:
     return {name: value for name, value in flat(settings.hpo.trial) if value != _value(name, {}, settings)}
 
 
+def varied(settings: Settings) -> tuple[str, ...]:
+    """Name the settings that a search's runs do not have as ``settings`` have them."""
+    return (*trial_changes(settings), *(one.name for one in parse(settings).searched))
+
+
 def check_trial(settings: Settings) -> None:
     """Check ``hpo.trial``.
 

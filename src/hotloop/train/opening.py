@@ -1,0 +1,41 @@
+"""How a run begins for its reader: what its record has of its settings, and of what was said before the first step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hotloop.train import unread
+from hotloop.train.compiling import PREFIX
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hotloop.record import RunRecord
+    from hotloop.train.compiling import Compiling
+    from hotloop.train.display import Display
+    from hotloop.train.settings import Settings
+
+
+def write(settings: Settings, told: Mapping[str, Sequence[str]], record: RunRecord, display: Display) -> None:
+    """Write down what a run reads of its settings and what it is about, and say which settings do nothing in it.
+
+    Args:
+        settings: the run's.
+        told: what the recipe has said already of the data and the like: lines by their subject.
+        record: the run's.
+        display: prints the run.
+    """
+    record.update("settings", **unread.only_read(settings))
+    remarks = unread.remarks(settings)
+    for line in remarks:
+        display.say(line)
+    found = {**told, **({"settings": remarks} if remarks else {})}
+    record.update("told", **{subject: "\n".join(lines).splitlines() for subject, lines in found.items()})
+
+
+def announce(compiling: Compiling, sizes: int, record: RunRecord, display: Display) -> None:
+    """Say what will run and, where batches have several sizes, what that costs; the latter goes into the record too."""
+    compiling.announce()
+    if word := compiling.on_sizes(sizes):
+        display.say(f"{PREFIX} {word}")
+        record.update("told", compile=[word])

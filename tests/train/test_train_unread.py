@@ -1,0 +1,141 @@
+"""Settings that do nothing beside others: refused before anything begins, or said; and what a run's report lists."""
+
+import pytest
+
+from hotloop.errors import ConfigError
+from hotloop.train import coerce, configure, kfold, start, unread
+from hotloop.train.search import before
+from hotloop.train.settings import Settings
+
+DIFFUSION = ["recipe=diffusion", "run.device=cpu"]
+AUTO = "training.optimization.use_torch_compile=auto"
+FOLDER = ["pictures=folder", "pictures.path=somewhere"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["pictures.buckets=4"], r"pictures\.buckets=4 has no effect while pictures\.source=digits: .*one size"),
+        (["pictures=fashion-mnist", "pictures.buckets=4"], r"while pictures\.source=fashion-mnist"),
+        (
+            ["pictures.min_size=9", "pictures.skip_bad=true"],
+            r"pictures\.min_size=9, pictures\.skip_bad=True have no effect",
+        ),
+        (["pictures.path=x"], r"pictures\.path='x' has no effect while pictures\.source=digits: .*pictures=folder"),
+        (
+            ["diffusion.model=folder", "diffusion.autoencoder_steps=90"],
+            r"diffusion\.autoencoder_steps=90 has no effect while diffusion\.model=folder: .*their VAE is used as it is",
+        ),
+        (
+            ["diffusion.model=sd15", "diffusion.width=32"],
+            r"diffusion\.width=32 has no effect while diffusion\.model=sd15",
+        ),
+        (["diffusion.lora_alpha=4"], r"diffusion\.lora_alpha=4\.0 has no effect while diffusion\.lora_rank=null"),
+    ],
+)
+def test_a_setting_that_does_nothing_beside_others_is_refused_before_anything_begins(tmp_path, settings, said):
+    folder = f"run.folder={tmp_path / 'run'}"
+    with pytest.raises(ConfigError, match=said):
+        start.prepare([*DIFFUSION, folder, *settings])
+    with pytest.raises(ConfigError, match=said):
+        kfold.prepare([*DIFFUSION, folder, "kfold.n_splits=2", *settings])
+    with pytest.raises(ConfigError, match=said):
+        before.check(configure.load([*DIFFUSION, *settings]))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["pictures=fashion-mnist"],
+        [*FOLDER, "pictures.buckets=4", "pictures.min_size=9", "pictures.skip_bad=true"],
+        ["diffusion.autoencoder_steps=90", "diffusion.width=32"],
+        ["diffusion.model=folder", "diffusion.lora_rank=4", "diffusion.lora_alpha=4"],
+        ["recipe=digits", "pictures.buckets=4"],  # what a recipe never reads is refused by other words
+    ],
+)
+def test_settings_that_are_read_and_defaults_are_not_refused(settings):
+    unread.refuse_idle(configure.load([*DIFFUSION, *settings]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ([], []),
+        (["diffusion.output=false"], []),
+        (
+            ["diffusion.output=false", "diffusion.samples=2"],
+            ["diffusion.samples=2 has no effect while diffusion.output=false and diffusion.sample_every=null"],
+        ),
+        (["diffusion.output=false", "diffusion.sample_every=5", "diffusion.samples=2"], []),
+        (
+            ["compile.preset=inductor"],
+            ["compile.preset='inductor' has no effect while training.optimization.use_torch"],
+        ),
+        (["compile.preset=inductor", "training.optimization.use_torch_compile=true"], []),
+        (
+            ["data.validation_fraction=0.3", "kfold.n_splits=3"],
+            ["data.validation_fraction=0.3 has no effect while kfold."],
+        ),
+        (["kfold.inner_splits=4"], ["kfold.inner_splits=4 has no effect while kfold.inner_trials=null"]),
+        (["run.tracking=x", "run.project=y"], ["run.tracking='x' has no effect", "run.project='y' has no effect"]),
+        (
+            [AUTO, "compile.preset=inductor", "compile.components.unet.training=triton", "compile.dynamic=true"],
+            [
+                "compile.preset='inductor', compile.components.unet.training='triton' have no effect",
+                "compile.dynamic=True",
+            ],
+        ),
+        ([AUTO, "compile.components.vae.inference=default", "compile.dynamic=true"], []),
+        (["run.project=y", "run.logger=wandb"], []),
+    ],
+)
+def test_what_is_only_switched_off_may_stay_and_is_said(settings, said):
+    found = configure.load([*DIFFUSION, *settings])
+    unread.refuse_idle(found)
+    told = unread.remarks(found)
+    assert len(told) == len(said)
+    assert all(line.startswith(beginning) for line, beginning in zip(told, said, strict=True))
+
+
+def test_a_search_may_vary_what_makes_a_setting_count_and_not_what_does_nothing():
+    ranks = "+hpo.space.diffusion.lora_rank={choices: [4, 8]}"
+    before.check(configure.load([*DIFFUSION, "diffusion.model=folder", "diffusion.lora_alpha=4", ranks]))
+    widths = "+hpo.space.diffusion.width={choices: [32, 64]}"
+    before.check(configure.load([*DIFFUSION, widths]))
+    with pytest.raises(ConfigError, match=r"does nothing with diffusion\.width, .*hpo\.space\.diffusion\.width=null"):
+        before.check(configure.load([*DIFFUSION, "diffusion.model=folder", widths]))
+
+
+def test_the_focus_recipe_has_no_float16():
+    settings = configure.load(["recipe=focus", "training.optimization.use_fp16=true"])
+    with pytest.raises(ConfigError, match=r"recipe=focus does not read training\.optimization\.use_fp16=True"):
+        unread.refuse(settings, unread.READS["focus"], unread.NOT_READ["focus"])
+
+
+@pytest.mark.parametrize("recipe", list(unread.READS))
+def test_a_report_lists_what_the_recipe_reads_alone(recipe):
+    name = "recipe.name='program.py:make'" if recipe == "workload" else "run.seed=0"
+    settings = configure.load([f"recipe={recipe}", name, "training.optimization.use_torch_compile=true"])
+    found = unread.only_read(settings)
+    others = {"digits", "language", "pictures", "diffusion", "focus", "model"}
+    assert others & set(found) == {one.split(".")[0] for one in unread.READS[recipe]} & others
+    assert "hpo" not in found
+    assert found["compile"]["preset"] == "default"
+    assert ("batch_size" in found["training"]) == (recipe != "workload")
+
+
+def test_a_report_leaves_out_what_does_nothing_beside_others():
+    found = unread.only_read(configure.load([*DIFFUSION, "diffusion.model=sd15", "diffusion.output=false"]))
+    assert "compile" not in found
+    assert not {"buckets", "path"} & set(found["pictures"])
+    assert not {"width", "autoencoder_steps", "lora_alpha", "samples"} & set(found["diffusion"])
+    assert found["diffusion"]["lora_rank"] is None
+
+
+def test_rules_name_settings_that_there_are():
+    names = {*coerce.keys(Settings), *dict(unread._leaves(configure.to_dict(configure.load([]))))}
+    for rule in unread.RULES:
+        assert set(rule.on) <= names
+        assert all(any(unread._within(one, [name]) for one in names) for name in rule.names), rule.names
