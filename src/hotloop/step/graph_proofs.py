@@ -124,7 +124,7 @@ class GraphProofs:
         result, spread = proof.spread_of(self._program, once, again, most)
         unlike = isinstance(spread, proof.Unlike)
         if isinstance(spread, proof.Unlike):
-            spread = spread.spread if repeats_elsewhere(self._runner, once, again) else spread.why
+            spread = spread.spread if repeats_elsewhere(self._runner, spread, once, again) else spread.why
         if isinstance(spread, str):
             assert variant.seen is not None
             by_chance = unlike and variant.seen.random_operations > 0

@@ -25,7 +25,7 @@ from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, 
 from hotloop.step.undo import BufferTables, StepStart, overlaps
 
 if TYPE_CHECKING:
-    from hotloop.measure import Comparison, Difference
+    from hotloop.measure import Comparison, Difference, Failure
     from hotloop.step.holdings import Holdings
 
 STEPS = 3
@@ -259,10 +259,12 @@ class Unlike:
     Args:
         why: in one line.
         spread: how far apart they are, by tensor.
+        failures: what is past its limit.
     """
 
     why: str
     spread: dict[str, Difference]
+    failures: tuple[Failure, ...]
 
 
 def spread_of(
@@ -291,7 +293,8 @@ def spread_of(
     except Exception as error:  # noqa: BLE001 - the step is done, whatever is wrong with the comparison
         return result, f"two runs of the same step could not be compared: {describe(error)}"
     if apart:
-        return result, Unlike(f"the step does not repeat itself from the same state: {apart[0]}", found)
+        failures = tuple(each for one in apart for each in one.failures)
+        return result, Unlike(f"the step does not repeat itself from the same state: {apart[0]}", found, failures)
     return result, found
 
 

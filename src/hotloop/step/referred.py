@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from hotloop.fallback.causes import describe
-from hotloop.measure import DRAWS, Limits
+from hotloop.measure import BLIND, DRAWS, Limits
+from hotloop.measure.limits import SPREADS
 from hotloop.measure.machine import free_bytes
 from hotloop.step import proof
 from hotloop.step.proof import CandidateFailedError
@@ -41,6 +42,8 @@ _OF_EPS = 0.25
 _DISPLACED = 0.3
 """By how much of their root mean square parameters are displaced, as normal numbers: far enough that what nearly
 cancels in the state of the run does so no more, and not so far that another model is proven."""
+_MOST_ROOM = 0.5
+"""What a spread may leave a recording room for, relative to a tensor: zeros are off by 1."""
 _COPIES = 4
 """Copies of the parameters that are held at once: from before each of two changes, and what two runs made of them."""
 
@@ -103,11 +106,19 @@ def roundings(runner: Runner, call: Call, candidate: Run) -> dict[str, Compariso
     return None
 
 
-def repeats_elsewhere(runner: Runner, once: Run, again: Run) -> bool:
-    """Tell whether two runs of a step are alike in another state than the run's, and undo it all.
+def repeats_elsewhere(runner: Runner, unlike: proof.Unlike, once: Run, again: Run) -> bool:
+    """Tell whether two runs of a step are unlike by rounding alone, and undo what it takes to find out.
 
     Where gradients nearly cancel, kernels that are not deterministic leave two runs further apart than an honest
-    compile is from eager anywhere else. What nobody puts back from run to run shows in every state.
+    compile is from eager anywhere else. Then other roundings of the step are at least as far from it, and in another
+    state than the run's it repeats itself. What nobody puts back from run to run (a clock, a generator) shows in every
+    state; as far as it is smaller than rounding, nothing tells the two apart.
+
+    Args:
+        runner: whose step.
+        unlike: what two runs differed by. What leaves room for a half of a tensor or more is no spread to judge by.
+        once: the first run.
+        again: the second.
 
     Raises:
         CandidateFailedError: what was tried could not be undone.
@@ -115,13 +126,20 @@ def repeats_elsewhere(runner: Runner, once: Run, again: Run) -> bool:
     program = runner.program
     if runner.together is not None:
         return False  # another process may have nothing to look into, and its collectives would wait
+    if not all(isinstance(one.value, float) and SPREADS * one.value <= _MOST_ROOM for one in unlike.failures):
+        return False
 
     def alike() -> bool:
+        limits = runner.graphs.limits_of_repeats()
+        made = proof.kept(program, again)
+        draws = _drawn(runner, again, made)
+        here = proof.held_against(program, once, made, limits, draws)
+        if any(each.measure != BLIND for one in here.values() for each in one.failures):
+            return False
         with _displaced(program):
             made = proof.kept(program, again)
-            held = proof.held_against(program, once, made, runner.graphs.limits_of_repeats())
-        finite = all(one is None or bool(one.isfinite().all()) for one in made.ours.values())
-        return finite and all(one.agrees for one in held.values())
+            elsewhere = proof.held_against(program, once, made, limits)
+        return _finite(made) and all(one.agrees for one in elsewhere.values())
 
     return _tried(runner, alike) or False
 
@@ -159,18 +177,34 @@ def _draws(runner: Runner, run: Run) -> tuple[proof.Made, list[dict[str, Differe
         CandidateFailedError: a run failed.
         _TellsNothingError: it does not repeat itself, or is not finite.
     """
-    program, share = runner.program, _OF_EPS * _EPS[runner.loop.compute_dtype()]
-    made, draws = proof.kept(program, run), []
-    again = proof.held_against(program, run, made, runner.graphs.limits_of_repeats())
+    made = proof.kept(runner.program, run)
+    again = proof.held_against(runner.program, run, made, runner.graphs.limits_of_repeats())
     if unlike := next((one for one in again.values() if not one.agrees), None):
         raise _TellsNothingError(f"it does not repeat itself from the same state: {unlike}")
-    for draw in range(DRAWS):
-        with _changed(program, functools.partial(_nudge, share=share), 1 + draw):
-            draws.append(proof.apart(program, run, made))
-    whole = all(one is None or bool(one.isfinite().all()) for one in made.ours.values())
-    if not whole or not all(one.finite for draw in draws for one in draw.values()):
+    draws = _drawn(runner, run, made)
+    if not _finite(made):
         raise _TellsNothingError("there is NaN or infinity in it")
     return made, draws
+
+
+def _drawn(runner: Runner, run: Run, made: proof.Made) -> list[dict[str, Difference]]:
+    """Run a step from parameters that were moved by no more than a rounding; gives how far each is from ``made``.
+
+    Raises:
+        CandidateFailedError: a run failed.
+        _TellsNothingError: one is not finite.
+    """
+    share, draws = _OF_EPS * _EPS[runner.loop.compute_dtype()], []
+    for draw in range(DRAWS):
+        with _changed(runner.program, functools.partial(_nudge, share=share), 1 + draw):
+            draws.append(proof.apart(runner.program, run, made))
+    if not all(one.finite for draw in draws for one in draw.values()):
+        raise _TellsNothingError("there is NaN or infinity in it")
+    return draws
+
+
+def _finite(made: proof.Made) -> bool:
+    return all(one is None or bool(one.isfinite().all()) for one in made.ours.values())
 
 
 class _TellsNothingError(Exception):

@@ -247,13 +247,17 @@ class Sentinel:
         self._plan(time.perf_counter() - began, tier)
         self._measures, self._left = False, 0
         self._spreads -= 1
-        if isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runner, run, run):
+        before = variant.spread, [*variant.measured]
+        excused = isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runner, spread, run, run)
+        if isinstance(spread, proof.Unlike) and excused:
             spread = spread.spread
-        if not isinstance(spread, dict):  # no noise explains it: what disagrees next counts
-            self._spreads = 0
-        else:
+        if isinstance(spread, dict):
             variant.note_spread(spread)
+        else:
+            self._spreads = 0  # no noise explains it: what disagrees next counts
         self._carefully(self._weigh, variant, tier)
+        if excused:  # of these steps: elsewhere in the training so much noise would hide a fault
+            variant.spread, variant.measured = before
         return result
 
     # -- what it means ---------------------------------------------------------------------------------------------
