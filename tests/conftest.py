@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 
 import pytest
@@ -18,6 +19,10 @@ _THIRD_PARTY = (
     # A planted failure must not be answered from Inductor's cache, and torch says that its caches are off.
     "ignore:dynamo_pgo force disabled:UserWarning",
 )
+
+# At its first kernel torch compiles and loads, in each new cache and process, a probe for each vector unit that the CPU
+# names: 20 s of the C++ compiler in an empty cache. Each compiler that takes torch's C++20 knows these units.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 # A busy machine is slow at whatever it does; that says nothing about a strategy. tests/gpu run without hypothesis, too.
