@@ -41,54 +41,94 @@ class Hide(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 sys.meta_path.insert(0, Hide())
 """
-PLATFORM = "import torch, torch._dynamo, torch._inductor.compile_fx\nimport sys; sys.platform = {name!r}\n"
+PLATFORM = "import sys; sys.platform = {name!r}"
+
+FORKED = """
+import os, sys
+import torch, torch._dynamo, torch._inductor.compile_fx, hotloop
+for program in PROGRAMS:
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(writes, 1)
+        os.environ.update(program["environment"])
+        exec(program["source"])
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as said:
+        print(said.read().strip().splitlines()[-1], flush=True)
+    assert os.waitpid(child, 0)[1] == 0, program
+"""
 
 
-def run(before="", preset="default", **environment):
-    program = f"{before}\nPRESET = {preset!r}\n{TRAIN}"
+def told(program, **environment):
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=env, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return [json.loads(line) for line in done.stdout.strip().splitlines() if line.startswith("{")]
+
+
+def source(before="", preset="default"):
+    return f"{before}\nPRESET = {preset!r}\n{TRAIN}"
 
 
 @pytest.fixture(scope="module")
-def eager_losses():
-    return run(preset="none")["losses"]
+def ended(tmp_path_factory):
+    """What runs tell that differ in what they find once all is imported: forked, since to import takes most of each."""
+    empty = str(tmp_path_factory.mktemp("nothing"))  # what is imported finds no compiler
+    nothing, all_of_it = {"PATH": empty, "CXX": "", "CC": ""}, {"PATH": os.environ["PATH"]}
+    programs = {
+        "eager": (source(preset="none"), all_of_it),
+        "win32": (source(PLATFORM.format(name="win32")), nothing),
+        "darwin": (source(PLATFORM.format(name="darwin")), nothing),
+        "no compiler": (source(), nothing),
+        "compiler not there": (source(), {**all_of_it, "CXX": "/nonexistent/g++"}),
+        "no GPU": (source(preset="triton"), {**all_of_it, "CUDA_VISIBLE_DEVICES": ""}),
+        "disabled": (source(), {**all_of_it, "HOTLOOP_DISABLE": "1"}),
+    }
+    given = [{"source": program, "environment": environment} for program, environment in programs.values()]
+    return dict(zip(programs, told(f"PROGRAMS = {given!r}\n{FORKED}", PATH=empty), strict=True))
+
+
+@pytest.fixture(scope="module")
+def eager_losses(ended):
+    return ended["eager"]["losses"]
 
 
 def assert_eager(found, why, losses):
     assert (found["state"], found["running"]) == ("eager", "none")
     assert found["losses"] == losses
     assert any(why in reason for reason in found["why"]), found["why"]
-    told = [line for line in found["log"] if "cannot run here" in line]
-    assert len(told) == len(set(told)) >= 1
-    assert "Running eagerly" in told[0]
+    lines = [line for line in found["log"] if "cannot run here" in line]
+    assert len(lines) == len(set(lines)) >= 1
+    assert "Running eagerly" in lines[0]
     assert why in found["strict"]
 
 
 def test_a_torch_without_inductor(eager_losses):
     # Without all of torch._inductor torch's own optimizers do not import: what is hidden is the compiler in it.
-    assert_eager(run(HIDE.format(parts=["torch._inductor.compile_fx"])), "no working Inductor", eager_losses)
+    found = told(source(HIDE.format(parts=["torch._inductor.compile_fx"])))[-1]
+    assert_eager(found, "no working Inductor", eager_losses)
 
 
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
-def test_a_platform_without_a_compiler(platform, eager_losses, tmp_path):
-    found = run(PLATFORM.format(name=platform), PATH=str(tmp_path), CXX="", CC="")
-    assert_eager(found, "no C++ compiler", eager_losses)
+def test_a_platform_without_a_compiler(platform, ended, eager_losses):
+    assert_eager(ended[platform], "no C++ compiler", eager_losses)
 
 
-def test_no_compiler_on_linux(eager_losses, tmp_path):
-    assert_eager(run(PATH=str(tmp_path), CXX="", CC=""), "no C++ compiler", eager_losses)
+def test_no_compiler_on_linux(ended, eager_losses):
+    assert_eager(ended["no compiler"], "no C++ compiler", eager_losses)
 
 
-def test_a_compiler_that_is_named_and_not_there(eager_losses):
-    assert_eager(run(CXX="/nonexistent/g++"), "/nonexistent/g++", eager_losses)
+def test_a_compiler_that_is_named_and_not_there(ended, eager_losses):
+    assert_eager(ended["compiler not there"], "/nonexistent/g++", eager_losses)
 
 
-def test_a_preset_for_a_gpu_steps_to_the_next_that_runs_here():
-    found = run(preset="triton", CUDA_VISIBLE_DEVICES="")
+def test_a_preset_for_a_gpu_steps_to_the_next_that_runs_here(ended):
+    found = ended["no GPU"]
     assert found["running"] == "inductor"
     assert found["state"] == "partial"
     assert any("no GPU" in reason for reason in found["why"])
@@ -96,7 +136,7 @@ def test_a_preset_for_a_gpu_steps_to_the_next_that_runs_here():
     assert "no GPU" in found["strict"]
 
 
-def test_everything_is_eager_when_disabled(eager_losses):
-    found = run(HOTLOOP_DISABLE="1")
+def test_everything_is_eager_when_disabled(ended, eager_losses):
+    found = ended["disabled"]
     assert (found["state"], found["running"], found["losses"]) == ("eager", "none", eager_losses)
     assert "HOTLOOP_DISABLE=1" in found["why"][0]
