@@ -72,7 +72,7 @@ def total(rows, row, steps, *, eager_ms=None, real=True):
     if start is None or steps < start[0]:
         return None
     ms = steady["ms"]
-    if eager_ms is not None and not row["way"].endswith("+graph"):
+    if eager_ms is not None and not (row["way"].endswith("+graph") or row["way"] == "reduce-overhead"):
         ms = eager_ms / steady["ratio"] if "ratio" in steady else eager_ms
     course = Course.of_start(row["way"], *start, ms / 1e3)
     return {"seconds": course.seconds(steps), "computed": True}
