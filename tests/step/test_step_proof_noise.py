@@ -12,7 +12,7 @@ from hotloop import events as ev
 from hotloop._torch.dispatch import name_of
 from hotloop.measure import Limits, differences
 from hotloop.step import code_proofs, proof, variant
-from hotloop.step.outcomes import compare_kinds, may_be_all_rounding
+from hotloop.step.outcomes import compare_kinds, rough
 from hotloop.testing import captured as stand_in
 
 __all__ = ["cpu"]
@@ -180,29 +180,43 @@ def test_noise_that_an_earlier_run_saw_counts_though_this_ones_repeats_are_equal
 
 
 @pytest.mark.parametrize(
-    "planted", ["", "parameter a", "optimizer state of a: exp_avg", "optimizer state of b: exp_avg"]
+    ("planted", "times"),
+    [
+        ("", 1.0),
+        ("parameter a", 100.0),
+        ("optimizer state of a: exp_avg", 500.0),
+        ("parameter e", -1.0),
+        ("parameter e", 0.0),
+        ("optimizer state of e: exp_avg", 1.5),
+        ("optimizer state of e: step", 0.9),
+        ("parameter b", 1.1),
+        ("optimizer state of b: exp_avg", 1.3),
+    ],
 )
-def test_what_an_optimizer_makes_of_rounding_is_bounded(planted):
-    """Of the gradient of ``a`` nothing but rounding is known, so the two sides have stepped in unlike directions."""
+def test_what_an_optimizer_makes_of_rounding_is_bounded(planted, times):
+    """The gradient of ``a`` is rounding, so the two sides have stepped in unlike directions; that of ``e`` has noise."""
     draws = torch.Generator().manual_seed(0)
-    size, rate, names = 64, 1e-3, "abcd"
+    size, rate, names = 64, 1e-3, "abcde"
 
-    def values(noise):
-        made = {f"gradient of {name}": fixed[name] * (1 + noise * torch.randn(size, generator=draws)) for name in names}
+    def values():
+        made = {f"gradient of {name}": fixed[name].clone() for name in names}
         made["gradient of a"] = 0.05 * torch.randn(size, generator=draws)
+        made["gradient of e"] *= 1 + 3e-3 * torch.randn(size, generator=draws)
         for name in names:
             gradient = made[f"gradient of {name}"]
-            made[f"parameter {name}"] = start[f"parameter {name}"] - rate * gradient.sign()
+            made[f"parameter {name}"] = start[f"parameter {name}"] - rate * gradient / (gradient.abs() + 0.01)
             made[f"optimizer state of {name}: exp_avg"] = 0.1 * gradient
+            made[f"optimizer state of {name}: step"] = torch.tensor(7.0)
         return made
 
     start = {f"parameter {name}": 0.05 * torch.randn(size, generator=draws) for name in names}
     fixed = {name: torch.randn(size, generator=draws) for name in names}
-    ours, theirs = values(0.0), values(0.0)
-    spread = differences(ours, values(0.0))[0]
-    if planted:
-        theirs[planted] = theirs[planted] * (500 if " of a" in planted else 1.3)
-    assert may_be_all_rounding(spread)
+    ours, theirs = values(), values()
+    spread = differences(ours, values())[0]
+    if planted:  # by so many times an update is longer, or a state
+        base = start.get(planted, torch.zeros(()))
+        theirs[planted] = base + times * (theirs[planted] - base)
+    assert list(rough(spread)) == ["a", "e"]
     found = compare_kinds(ours, theirs, start, Limits.rounding(), spread)
     wrong = [failure.name for one in found.values() for failure in one.failures]
     assert wrong == ([planted] if planted else [])

@@ -222,7 +222,7 @@ class Deep(nn.Module):
         torch.manual_seed(0)
         self.first, self.last, self.factor = nn.Linear(16, width), nn.Linear(width, 4), factor
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()) for _ in range(20)
+            nn.Sequential(nn.Linear(width, width, bias=False), nn.BatchNorm1d(width), nn.ReLU()) for _ in range(12)
         )
 
     def forward(self, x):

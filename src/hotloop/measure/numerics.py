@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 ALL = "all tensors together"
 _SHOWN = 3
+_SELDOM = 1e-4
+"""By how much of itself, at most, a tensor is taken to be noisy because a few others of its set are: a gradient held in
+float32 of which a few elements are rounded to bfloat16 the other way."""
 _PLAIN = ("finite", "missing", "shape", "dtype", "layout", "equal")
 """Failures that no rounding makes."""
 
@@ -158,7 +161,7 @@ def compare(
         candidate: the tier's, of the same names, shapes and dtypes.
         limits: ``Limits.rounding()`` or ``Limits.compiled(...)``.
         spread: differences of an eager repeat against eager, where kernels are nondeterministic: a limit is at least 8
-            times what they spread (see ``limits``), for small tensors the median of the set's.
+            times what they spread (see ``limits``), and 8 times what is typical of the set.
     """
     found, mismatches = differences(reference, candidate, sized=limits.compute_dtype is not None)
     scored, below_floor = _score(list(found.values()), limits, spread or {})
@@ -239,26 +242,29 @@ def _score(
 
 
 class _Spread:
-    """What eager spreads against itself, a tensor's at least the median of the set.
+    """What eager spreads against itself, a tensor's at least what is typical of its set.
 
-    Most tensors of a set are noisy, then, and one that two runs left equal was so by chance. Where most are equal the
-    median is 0: the noise of a few, whose gradients may be rounding and nothing else, is no measure of the others.
+    Where most tensors of a set are noisy, their median is: one that two runs left equal was so by chance. Where few
+    are, the others may be equal for good, or flip seldom: then it is the median of the noisy ones, up to `_SELDOM`, for
+    these may be rounding and nothing else.
     """
 
     def __init__(self, spread: Mapping[str, Difference]) -> None:
         self._of = spread
-        self._medians: dict[str, float] = {}
+        self._medians: dict[str, tuple[float, float]] = {}
 
     def own(self, name: str, measure: str) -> float:
         """Give 8 times the tensor's own spread of a measure, as `allowed` does."""
         return SPREADS * (_finite(self._of[name], measure) if name in self._of else 0.0)
 
-    def allowed(self, name: str, measure: str) -> float:
-        """Give 8 times the spread of a measure: slope, residual, relative or rms_difference."""
+    def allowed(self, name: str, measure: str, unit: float = 1.0) -> float:
+        """Give 8 times the spread of a measure: slope, residual, relative, or rms_difference in a unit."""
         if measure not in self._medians:
-            self._medians[measure] = _median([_finite(each, measure) for each in self._of.values() if each.numeric])
+            values = [_finite(each, measure) for each in self._of.values() if each.numeric]
+            self._medians[measure] = _median(values), _median([value for value in values if value])
         own = _finite(self._of[name], measure) if name in self._of else 0.0
-        return SPREADS * max(own, self._medians[measure])
+        of_all, of_noisy = self._medians[measure]
+        return SPREADS * max(own, of_all, min(of_noisy, _SELDOM * unit))
 
 
 def _score_rounding(each: Difference, limits: Limits, scale: float, spread: _Spread) -> Score:
@@ -277,7 +283,7 @@ def _room(each: Difference, scale: float, spread: _Spread) -> float:
     before a normalisation), its difference is no smaller, and may be any part of it.
     """
     if each.rms < scale:
-        return spread.allowed(each.name, "rms_difference") / scale
+        return spread.allowed(each.name, "rms_difference", scale) / scale
     absolute = spread.own(each.name, "rms_difference") / each.rms if each.rms > 0 else 0.0
     return max(absolute, spread.allowed(each.name, "relative"))
 
@@ -321,7 +327,7 @@ def _score_small(each: Difference, figures: Figures, scale: float, spread: _Spre
     """Hold the difference of a tensor that may be all rounding against the typical tensor."""
     if scale == 0:
         return Score(each.name, "relative", math.inf if each.rms_difference > 0 else 0.0, figures.floor)
-    limit = max(figures.floor, spread.allowed(each.name, "rms_difference") / scale)
+    limit = max(figures.floor, spread.allowed(each.name, "rms_difference", scale) / scale)
     return Score(each.name, "relative", each.rms_difference / scale, limit)
 
 

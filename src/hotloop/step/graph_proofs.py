@@ -122,12 +122,12 @@ class GraphProofs:
         again = functools.partial(self.reference, variant, run)
         once = functools.partial(self._on_path, run, told_capturing=variant.told_capturing)
         result, spread = proof.spread_of(self._program, once, again, most)
-        unlike = isinstance(spread, proof.Unlike)
+        by_chance = False
         if isinstance(spread, proof.Unlike):
+            assert variant.seen is not None
+            by_chance = variant.seen.random_operations > 0
             spread = spread.spread if repeats_elsewhere(self._runner, spread, once, again) else spread.why
         if isinstance(spread, str):
-            assert variant.seen is not None
-            by_chance = unlike and variant.seen.random_operations > 0
             if not variant.told_capturing or variant.own_path or not by_chance or not self.differs_by_chance(run):
                 self._runner.decline(variant, Obstacle(spread, _REPEAT_IT))
             # transformers' masks choose another attention kernel there, say, with dropout masks of its own. Then the

@@ -22,10 +22,13 @@ _T = TypeVar("_T")
 _HOPELESS = 8.0
 """So many times its limit no tensor of a right tier is off, at any step."""
 
-_ROUNDING = 1e-3
-"""A gradient that two runs of the same kernels leave so far apart, relative to itself, is mostly rounding."""
-_NEARLY = 10.0
-"""One that is within this factor of it at one step may be past it at another."""
+_ROUGH = 1e-4
+"""A gradient that two runs of the same kernels leave so far apart, relative to itself, is rounding in some elements."""
+_OF_UPDATE = 10.0
+"""How many times as far apart the optimizer's steps are, relative to themselves: of an element a hundredth as large as
+the typical one Adam, which divides by its own size and keeps nine tenths of its mean, makes ten times as much."""
+_FEW = 16
+"""Elements of a tensor whose own step may be next to nothing by chance."""
 OF_COMPILED = ("result", "gradient", "buffer")
 
 
@@ -109,8 +112,8 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
     Args:
         ours: eager's values, named by `hotloop.step.proof.values_of`.
         theirs: the candidate's.
-        start: the parameters before the step, to compare their updates; of a recording only where gradients may be
-            rounding (`may_be_all_rounding`). Empty where there is nothing to update.
+        start: the parameters before the step, to compare their updates; of a recording only where gradients are
+            `rough`. Empty where there is nothing to update.
         limits: how far the two may be apart.
         spread: how far eager is from itself, by tensor.
         wide: the values of the step in more bits.
@@ -134,7 +137,7 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
             of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
             found[kind] = _held(beyond, one, other, of_kind, spread=spreads.get(kind), drawn=drawn)
     if not compiled and start and "gradient" in found:
-        found |= _with_room_for_rounding(found, ours, start)
+        found |= _with_room_for_rounding(found, ours, start, spreads)
     return found
 
 
@@ -152,57 +155,68 @@ def _held(  # noqa: PLR0913 - two sides, and all that tells how far they may be 
     return against(beyond, ours, theirs, limits, spread=spread)
 
 
-def may_be_all_rounding(spread: Mapping[str, Difference] | None) -> bool:
-    """Tell whether some gradient is so far from itself that the optimizer may make any step of it."""
-    found = (one.relative or 0.0 for name, one in (spread or {}).items() if kind_of(name) == "gradient")
-    return any(one > _ROUNDING / _NEARLY for one in found)
+def rough(spread: Mapping[str, Difference] | None) -> dict[str, float]:
+    """Give the parameters whose gradients are so far from themselves that the optimizer may make other steps of them.
+
+    Adam divides a gradient by its own size, so of one that is rounding (of the bias of scores that are only compared)
+    it makes a full step in any direction, which no repeat of the step tells the size of. The gradients themselves are
+    judged, and so is the optimizer, by the other parameters: where these are fewer, there is no telling rounding from a
+    fault, and none is given.
+
+    Args:
+        spread: how far eager is from itself, by tensor.
+
+    Returns:
+        how far each's gradient is, relative to itself.
+    """
+    gradients = [one for name, one in (spread or {}).items() if kind_of(name) == "gradient"]
+    found: dict[str, float] = {}
+    for one in gradients:
+        if (apart := one.relative or 0.0) > _ROUGH:
+            found[_parameter_of(one.name)] = max(apart, found.get(_parameter_of(one.name), 0.0))
+    return found if 2 * len(found) <= len({_parameter_of(one.name) for one in gradients}) else {}
 
 
 def _with_room_for_rounding(
-    found: Mapping[str, Comparison], ours: Mapping[str, torch.Tensor | None], start: Mapping[str, torch.Tensor]
+    found: Mapping[str, Comparison],
+    ours: Mapping[str, torch.Tensor | None],
+    start: Mapping[str, torch.Tensor],
+    spreads: Mapping[str, Mapping[str, Difference]],
 ) -> dict[str, Comparison]:
-    """Judge what an optimizer makes of gradients that are rounding by what it can add to anything in a step.
+    """Judge what an optimizer makes of gradients that are rounding by what it added to these in the reference.
 
-    Adam divides a gradient by its own size, so of one that is rounding it makes a full step in any direction, which no
-    repeat of the step tells the size of. What it did to the others does, and to this one in the reference.
+    A parameter has room for a part of its step, by how much of its gradient is rounding; a mean of gradients or of
+    their squares for what the gradient's own noise makes of it. Kinds that repeat exactly (counts of steps) have none.
 
     Returns:
-        the comparisons of parameters and of optimizer state, by kind; empty where no gradient is rounding.
+        the comparisons of parameters and of optimizer state, by kind; empty where no gradient is rough.
     """
-    gradients = found["gradient"]
-    rounding = _all_rounding(gradients)
-    if not rounding:
+    noise = rough(spreads.get("gradient"))
+    if not noise:
         return {}
     moved = differences(start, {name: ours[name] for name in start if name in ours})[0]
     usual = statistics.median([each for one in moved.values() if (each := one.rms_difference) > 0] or [0.0])
-    sizes: dict[str, float] = {}
     apart: dict[str, float] = {}
-    for one in gradients.differences.values():
-        of = _parameter_of(one.name)
-        sizes[of], apart[of] = max(sizes.get(of, 0.0), one.rms), max(apart.get(of, 0.0), one.rms_difference)
+    for one in found["gradient"].differences.values():
+        of, by = _parameter_of(one.name), noise.get(_parameter_of(one.name), 0.0)
+        apart[of] = max(apart.get(of, 0.0), by * one.rms * max(1.0, (1 + by) * one.rms))
     judged = {}
     for kind in [kind for kind in found if kind.startswith(("parameter", "optimizer"))]:
+        if not any(one.rms_difference > 0 for one in spreads.get(kind, {}).values()):
+            continue
         rooms = {}
         for name, one in found[kind].differences.items():
-            if (of := _parameter_of(name)) not in rounding:
+            if (of := _parameter_of(name)) not in noise:
                 continue
             if kind == "parameter":
-                rooms[name] = SPREADS * max(usual, moved[name].rms_difference if name in moved else 0.0)
-            else:  # a mean of gradients, of their squares, or made of these
-                rooms[name] = SPREADS * max(one.rms, apart[of], apart[of] * max(sizes[of], apart[of]))
+                step = moved[name].rms_difference if name in moved else 0.0
+                rooms[name] = (
+                    SPREADS * min(1.0, _OF_UPDATE * noise[of]) * (max(step, usual) if one.numel < _FEW else step)
+                )
+            else:
+                rooms[name] = SPREADS * apart.get(of, 0.0)
         judged[kind] = measure.with_room(found[kind], rooms)
     return judged
-
-
-def _all_rounding(gradients: Comparison) -> set[str]:
-    """Name the parameters whose gradients are rounding and little else: of the bias of scores that are only compared.
-
-    The gradients themselves are judged, and so is the optimizer, by the other parameters: where these are fewer, there
-    is no telling rounding from a fault, and none is named.
-    """
-    apart = (one for one in gradients.differences.values() if (one.relative or 0.0) > _ROUNDING)
-    found, known = {_parameter_of(one.name) for one in apart}, {_parameter_of(name) for name in gradients.differences}
-    return found if 2 * len(found) <= len(known) else set()
 
 
 def _parameter_of(name: str) -> str:

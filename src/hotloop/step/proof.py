@@ -21,7 +21,7 @@ from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.holdings import RandomState, Snapshot
 from hotloop.step.optimizers import rounded_scalars
-from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, may_be_all_rounding, updates_of
+from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, rough, updates_of
 from hotloop.step.undo import BufferTables, StepStart, overlaps
 
 if TYPE_CHECKING:
@@ -74,12 +74,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     """
     devices = [program.device]
     before, theirs, after = _candidate(program, candidate)
-    start: dict[str, torch.Tensor] = {}
-    if limits.compute_dtype is not None or may_be_all_rounding(spread):
-        try:
-            start = _parameters(before.live, on_host=before.on_host)
-        except torch.OutOfMemoryError as error:
-            raise CandidateFailedError from error
+    start = _start(before) if limits.compute_dtype is not None or rough(spread) else {}
     result, at_step = _beside(program, reference)
     moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
     comparisons, failed = {}, ""
@@ -90,6 +85,22 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     except Exception as error:  # noqa: BLE001 - the step is done and right; that the tier is not known to be, is told
         failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
+
+
+def _start(before: Snapshot) -> dict[str, torch.Tensor]:
+    """Copy the parameters as they are before the step; to the host where the device has no memory left for it.
+
+    Raises:
+        CandidateFailedError: there is none anywhere.
+    """
+    try:
+        return _parameters(before.live, on_host=before.on_host)
+    except torch.OutOfMemoryError:
+        pass  # the copies that were made are gone before the next are
+    try:
+        return _parameters(before.live, on_host=True)
+    except Exception as error:
+        raise CandidateFailedError from error
 
 
 def _beside(program: Program, reference: Run) -> tuple[Any, Mapping[str, torch.Tensor]]:
@@ -176,7 +187,7 @@ def _candidate(program: Program, run: Run) -> tuple[Snapshot, dict[str, torch.Te
 
 def _parameters(live: Mapping[str, torch.Tensor], *, on_host: bool) -> dict[str, torch.Tensor]:
     found = {name: one for name, one in live.items() if name.startswith("parameter ")}
-    return {name: one.cpu().clone() if on_host else one.clone() for name, one in found.items()}
+    return {name: one.to("cpu", copy=True) if on_host else one.clone() for name, one in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,6 +20,7 @@ from hotloop.measure import BLIND, DRAWS, Limits
 from hotloop.measure.limits import SPREADS
 from hotloop.measure.machine import free_bytes
 from hotloop.step import proof
+from hotloop.step.outcomes import OF_COMPILED
 from hotloop.step.proof import CandidateFailedError
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.undo import overlaps
@@ -111,8 +112,8 @@ def repeats_elsewhere(runner: Runner, unlike: proof.Unlike, once: Run, again: Ru
 
     Where gradients nearly cancel, kernels that are not deterministic leave two runs further apart than an honest
     compile is from eager anywhere else. Then other roundings of the step are at least as far from it, and in another
-    state than the run's it repeats itself. What nobody puts back from run to run (a clock, a generator) shows in every
-    state; as far as it is smaller than rounding, nothing tells the two apart.
+    state than the run's it repeats itself. What nobody puts back from run to run (a clock, a generator) is found
+    as far as it is larger than rounding in the run's own state, or shows in the other.
 
     Args:
         runner: whose step.
@@ -126,7 +127,10 @@ def repeats_elsewhere(runner: Runner, unlike: proof.Unlike, once: Run, again: Ru
     program = runner.program
     if runner.together is not None:
         return False  # another process may have nothing to look into, and its collectives would wait
-    if not all(isinstance(one.value, float) and SPREADS * one.value <= _MOST_ROOM for one in unlike.failures):
+    numbers = [one.value for one in unlike.failures if one.measure in ("slope", "residual", "relative")]
+    if len(numbers) < len(unlike.failures) or not all(isinstance(one, float) for one in numbers):
+        return False
+    if SPREADS * max(one for one in numbers if isinstance(one, float)) > _MOST_ROOM:
         return False
 
     def alike() -> bool:
@@ -134,12 +138,14 @@ def repeats_elsewhere(runner: Runner, unlike: proof.Unlike, once: Run, again: Ru
         made = proof.kept(program, again)
         draws = _drawn(runner, again, made)
         here = proof.held_against(program, once, made, limits, draws)
-        if any(each.measure != BLIND for one in here.values() for each in one.failures):
-            return False
         with _displaced(program):
             made = proof.kept(program, again)
             elsewhere = proof.held_against(program, once, made, limits)
-        return _finite(made) and all(one.agrees for one in elsewhere.values())
+        # Updates as small as a parameter's last place are rounding in every state.
+        failures = [
+            each for kind in OF_COMPILED for one in (here, elsewhere) if kind in one for each in one[kind].failures
+        ]
+        return _finite(made) and all(each.measure == BLIND for each in failures)
 
     return _tried(runner, alike) or False
 

@@ -244,11 +244,11 @@ class Sentinel:
         result, spread = proof.spread_of(self._runner.program, run, run, limits)
         if variant.captured is not None:
             variant.captured.keep_gradients()
+        before = variant.spread, [*variant.measured]
+        excused = isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runner, spread, run, run)
         self._plan(time.perf_counter() - began, tier)
         self._measures, self._left = False, 0
         self._spreads -= 1
-        before = variant.spread, [*variant.measured]
-        excused = isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runner, spread, run, run)
         if isinstance(spread, proof.Unlike) and excused:
             spread = spread.spread
         if isinstance(spread, dict):
