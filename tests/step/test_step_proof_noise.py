@@ -222,6 +222,15 @@ def test_what_an_optimizer_makes_of_rounding_is_bounded(planted, times):
     assert wrong == ([planted] if planted else [])
 
 
+@pytest.mark.parametrize(("noise", "given"), [(1e-3, "abcd"), (0.1, "")])
+def test_an_optimizer_is_judged_by_most_of_its_parameters(noise, given):
+    """A little noise in all of them leaves each a little room, and the one that is all rounding its own."""
+    fixed = {f"gradient of {name}": torch.randn(64, generator=torch.Generator().manual_seed(0)) for name in "abcd"}
+    again = {name: one * (1 + noise * torch.randn(64)) for name, one in fixed.items()}
+    again["gradient of a"] = torch.randn(64)
+    assert "".join(rough(differences(fixed, again)[0])) == given
+
+
 def test_where_memory_for_the_start_runs_out_the_step_has_not_begun(monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("planted")

@@ -27,6 +27,7 @@ _ROUGH = 1e-4
 _OF_UPDATE = 10.0
 """How many times as far apart the optimizer's steps are, relative to themselves: of an element a hundredth as large as
 the typical one Adam, which divides by its own size and keeps nine tenths of its mean, makes ten times as much."""
+_HALF = 0.5
 _FEW = 16
 """Elements of a tensor whose own step may be next to nothing by chance."""
 OF_COMPILED = ("result", "gradient", "buffer")
@@ -160,8 +161,8 @@ def rough(spread: Mapping[str, Difference] | None) -> dict[str, float]:
 
     Adam divides a gradient by its own size, so of one that is rounding (of the bias of scores that are only compared)
     it makes a full step in any direction, which no repeat of the step tells the size of. The gradients themselves are
-    judged, and so is the optimizer, by the other parameters: where these are fewer, there is no telling rounding from a
-    fault, and none is given.
+    judged, and so is the optimizer, by the parameters that have no room for half of their step: where these are fewer,
+    there is no telling rounding from a fault, and none is given.
 
     Args:
         spread: how far eager is from itself, by tensor.
@@ -174,7 +175,8 @@ def rough(spread: Mapping[str, Difference] | None) -> dict[str, float]:
     for one in gradients:
         if (apart := one.relative or 0.0) > _ROUGH:
             found[_parameter_of(one.name)] = max(apart, found.get(_parameter_of(one.name), 0.0))
-    return found if 2 * len(found) <= len({_parameter_of(one.name) for one in gradients}) else {}
+    free = [name for name, apart in found.items() if SPREADS * _OF_UPDATE * apart > _HALF]
+    return found if 2 * len(free) <= len({_parameter_of(one.name) for one in gradients}) else {}
 
 
 def _with_room_for_rounding(
