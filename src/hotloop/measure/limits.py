@@ -52,8 +52,8 @@ _FLOORS = 4.0
 _ULPS_FLOAT32 = 16.0
 
 # Two honest differences of one size: in a tensor of n elements the square of their ratio is distributed as F(n, n), of
-# which 64 is passed once in 1,400 for n = 4 and never in practice from n = 8. With fewer elements what is typical of the
-# set helps.
+# which 64 is passed once in 1,400 for n = 4 and never in practice from n = 8. With fewer elements what is typical of
+# the set helps.
 SPREADS = 8.0
 
 # A float32 step computed in bfloat16 by mistake has a median residual of 5e-3 in small models, a right one at most
