@@ -178,6 +178,17 @@ def test_models_of_a_class_share_compiled_code_in_mixed_precision():
     assert compiles == [1, 0, 0]
 
 
+def test_tf32_that_was_switched_on_by_the_newer_settings_is_said_too(monkeypatch):
+    def mixed():
+        raise RuntimeError("a mix of the legacy and new APIs")
+
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32", raising=False)
+    with hotloop.watch() as events:
+        tell_tf32("transformers")
+    assert [event.after for event in events] == ["tf32"]
+
+
 def test_tf32_that_a_framework_switched_on_is_said(caplog):
     before = torch.get_float32_matmul_precision()
     try:

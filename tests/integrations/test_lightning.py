@@ -119,6 +119,43 @@ def test_what_a_step_reads_of_the_trainer_is_never_frozen():
     same(eager, ours)
 
 
+class ReadsAround(Sgd):
+    """Reads what a fit's objects hold: hyper-parameters, a data module, a callback, the progress of the fit."""
+
+    reads = "hparams"
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.save_hyperparameters({"scale": 1.0})
+
+    def scale(self):
+        if self.reads == "hparams":
+            return self.hparams.scale
+        if self.reads == "callback":
+            return next(one.scale for one in self.trainer.callbacks if isinstance(one, Anneals))
+        return 1.0 + self.trainer.fit_loop.epoch_progress.current.completed
+
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        return F.cross_entropy(self.net(ids), labels) * self.scale()
+
+
+class Anneals(pl.Callback):
+    scale = 1.0
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        self.scale = pl_module.hparams.scale = 1.0 + trainer.current_epoch
+
+
+@pytest.mark.parametrize("reads", ["hparams", "callback", "progress"])
+def test_what_a_step_reads_of_a_fits_objects_is_never_frozen(reads):
+    made = type("Reads", (ReadsAround,), {"reads": reads})
+    eager = fit(made, Anneals(), epochs=3, batches=10)
+    hot = HotLoop(run="eager+graph")
+    with captured_step_emulation():
+        same(eager, fit(made, Anneals(), hot, epochs=3, batches=10))
+
+
 class Manual(Sgd):
     def __init__(self, net):
         super().__init__(net)

@@ -246,3 +246,43 @@ def test_a_callback_that_is_taken_out_while_training_leaves_the_model_as_it_was_
     assert trainer.hot.status().step == 6
     assert get_entry(trainer.model) is None
     assert trainer.hot.record.document["status"] == "finished"
+
+
+class Annealed(HotTrainer):
+    """Whose loss is its own, and reads an attribute that changes."""
+
+    scale = 1.0
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, found = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        return (loss * self.scale, found) if return_outputs else loss * self.scale
+
+
+class Anneals(TrainerCallback):
+    def on_epoch_begin(self, args, state, control, **more):
+        self.trainer.scale = 1.0 + int(state.epoch or 0)
+
+
+def test_what_a_loss_of_ones_own_reads_is_never_frozen(tmp_path):
+    trained = []
+    for run in ("eager", "eager+graph"):
+        trainer = trainer_of(Annealed, tmp_path / run, HotLoop(run), num_train_epochs=3)
+        trainer.add_callback(anneals := Anneals())
+        anneals.trainer = trainer
+        with captured_step_emulation():
+            trainer.train()
+        trained.append(trainer)
+    same(*trained)
+    assert trained[1].hot.status().tier == "eager+graph"
+
+
+def test_a_model_that_the_user_wrapped_trains_as_it_was_given(tmp_path):
+    torch.manual_seed(0)
+    args = TrainingArguments(
+        str(tmp_path), per_device_train_batch_size=4, max_steps=2, remove_unused_columns=False, **ARGUMENTS
+    )
+    collate = DataCollatorWithPadding(Tokens())
+    model = torch.compile(fresh_bert(), backend="aot_eager")
+    trainer = Trainer(model, args, train_dataset=samples(8), data_collator=collate, callbacks=[HotLoop("aot_eager")])
+    trainer.train()
+    assert trainer.state.global_step == 2

@@ -84,8 +84,11 @@ def set_aside(plugin: TorchDynamoPlugin) -> Iterator[None]:
 
 def tell_tf32(by: str) -> None:
     """Say that a framework switched TF32 on, where it is on: an event for the watchers, and a line on the log."""
-    after = torch.get_float32_matmul_precision()
-    if after == "highest":
+    try:
+        after = torch.get_float32_matmul_precision()
+    except RuntimeError:  # the newer settings, one by one, say more than this one can
+        after = torch.backends.cuda.matmul.fp32_precision
+    if after in ("highest", "ieee", "none"):
         return
     event = ev.SettingSwitched(
         component=None,

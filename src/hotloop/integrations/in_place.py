@@ -42,7 +42,8 @@ class InPlace:
         settings: dict[str, Any],
         folder: str | os.PathLike[str] | RunRecord | None,
     ) -> None:
-        self._model, self._began, self._open = model, 0.0, contextlib.ExitStack()
+        # What a user's own torch.compile wraps is what has a status.
+        self._model, self._began, self._open = getattr(model, "_orig_mod", model), 0.0, contextlib.ExitStack()
         if isinstance(folder, RunRecord):
             self.record = folder  # whoever handed it over settles it
         else:

@@ -283,10 +283,15 @@ class HotStep:
         this: Any = self
 
         def training_step(inputs: Mapping[str, Any], num_items_in_batch: Any, pieces: int | None) -> Any:  # noqa: ARG001
+            _named(this.compute_loss, this.compute_loss_func, this.compute_loss_context_manager)
             # A copy: the Trainer takes labels out of its inputs, and a step may run twice.
             return trainer.training_step(this.model_wrapped, dict(inputs), num_items_in_batch)
 
         return training_step
+
+
+def _named(*_: Any) -> None:
+    """Name what the Trainer's own code calls, which nobody follows: so it is known what a user's overrides read."""
 
 
 class HotTrainer(HotStep, Trainer):

@@ -182,9 +182,12 @@ class Walk:
     def class_of(self, cls: type, depth: int) -> None:
         """Follow the methods of a user's class, each of which may be called, and its attributes."""
         for base in cls.__mro__:
-            if not standins.is_users_class(base) or base in self._classes:
+            if base in self._classes:
                 continue
             self._classes.add(base)
+            if not standins.is_users_class(base):
+                self._properties(base)
+                continue
             self.holders.append((vars(base), self.mentions))
             for key, member in list(vars(base).items()):
                 function = reading.function_of(member)
@@ -197,6 +200,13 @@ class Walk:
         self.note(name, Same(function))
         if is_own_file(reading.file_of(function)):
             self.function(function, function.__qualname__, depth)
+
+    def _properties(self, cls: type) -> None:
+        """Follow a library's properties to what they are made of: who reads ``hparams`` reads ``_hparams``."""
+        for key, member in list(vars(cls).items()):
+            getter = reading.function_of(member) if isinstance(member, property | functools.cached_property) else None
+            if isinstance(getter, types.FunctionType):
+                self._attribute(key, functools.partial(self._mention, reading.attributes(getter.__code__)))
 
     # -- torch's own -----------------------------------------------------------------------------------------------
 
@@ -229,18 +239,17 @@ class Walk:
         def counts(key: str) -> bool:
             if key in _TORCHS or isinstance(attributes.get(key), MethodEntry):  # ours come and go with a tier
                 return key == "training" and strange
-            # Code of libraries is not followed, and may read anything of its own.
-            return self.mentions(key) if users else not key.startswith("_")
+            # Code of libraries is not followed, and may read anything that is public.
+            return self.mentions(key) if users or key.startswith("_") else True
 
         self.holders.append((attributes, counts))
         for key, value in list(attributes.items()):
             if key in _TORCHS:
                 continue
-            if not users and isinstance(value, SCALARS):
-                if counts(key):
-                    self.note(f"{path}.{key}", standins.plain(value))
-            elif users:
+            if users or key.startswith("_"):
                 self._attribute(key, functools.partial(self.value, value, f"{path}.{key}", 2))
+            elif isinstance(value, SCALARS):
+                self.note(f"{path}.{key}", standins.plain(value))
             elif counts(key):
                 self.value(value, f"{path}.{key}", 2, every=True)
 
@@ -285,6 +294,8 @@ class Walk:
         self._entries += 1
         if isinstance(value, SCALARS):
             self.note(name, standins.plain(value))
+        elif isinstance(value, Unwatchable):  # of a framework around us
+            self.note(name, value)
         elif isinstance(value, torch.Tensor):
             self._tensor(value, name)
         elif id(value) in self._given:

@@ -20,6 +20,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from hotloop.control import Note, method_of
 from hotloop.integrations.lightning.shadow import Shadows, own_method
 from hotloop.step import Loop
+from hotloop.step.standins import Unwatchable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,24 +28,25 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
 _log = logging.getLogger("hotloop")
-_PLAIN = (bool, int, float, str, type(None))
 
 
-class Mirror:
-    """What a step has read of the Trainer, as attributes: a loop watches them, and records anew where one changed."""
+_LOGGERS = ("logger", "loggers")
+_WRITES = Unwatchable("a logger writes when it is called, and a replay calls nothing: log through self.log")
 
 
 class _Read:
-    """Stands for the Trainer inside a step: notes which of its numbers the step reads."""
+    """Stands for the Trainer inside a step: notes what of its state the step reads, numbers and objects."""
 
-    def __init__(self, trainer: pl.Trainer, mirror: Mirror) -> None:
+    def __init__(self, trainer: pl.Trainer, mirror: dict[str, Any]) -> None:
         object.__setattr__(self, "_trainer", trainer)
         object.__setattr__(self, "_mirror", mirror)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._trainer, name)
-        if isinstance(value, _PLAIN):
-            setattr(self._mirror, name, value)
+        if name in _LOGGERS and value:
+            self._mirror[name] = _WRITES
+        elif not callable(value):
+            self._mirror[name] = value
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -64,7 +66,8 @@ class OwnedStep:
         self._trainer, self._module = trainer, module
         self._optimizer: torch.optim.Optimizer = trainer.optimizers[0]
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._mirror = Mirror()
+        self._mirror: dict[str, Any] = {}
+        """What a step has read of the Trainer: a loop watches it, and records anew where something changed."""
         self._logged: list[tuple[str, list[Any], dict[str, Any]]] = []
         self._inside = self._begun = False
         self._batch: Any = None
@@ -85,8 +88,9 @@ class OwnedStep:
     def begin(self, batch: Any) -> None:
         """Take the batch of the coming step, on the device."""
         self._batch, self._begun = batch, True
-        for name in vars(self._mirror):
-            setattr(self._mirror, name, getattr(self._trainer, name))
+        for name, value in self._mirror.items():
+            if value is not _WRITES:
+                self._mirror[name] = getattr(self._trainer, name)
 
     def close(self) -> None:
         """Leave the module as it was, and give back what the loop holds."""
@@ -101,9 +105,12 @@ class OwnedStep:
         clips = own_method(module, "configure_gradient_clipping")
         backward = own_method(module, "backward")
         unscales = not getattr(optimizer, "_step_supports_amp_scaling", False)
+        trainer_as_read = self._mirror  # held by the step itself, so that it is looked at as the step's own state is
 
         def training_step(batch: Any, *more: Any) -> Any:
-            with self._watched():  # the module's own backward and clipping may log, and read of the Trainer, too
+            with self._watched(
+                trainer_as_read
+            ):  # the module's own backward and clipping may log, and read of the Trainer, too
                 output = trainer.strategy.training_step(batch, *more)
                 loss = output if isinstance(output, torch.Tensor) else (output or {}).get("loss")
                 if loss is not None:
@@ -126,7 +133,7 @@ class OwnedStep:
         return training_step
 
     @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
+    def _watched(self, mirror: dict[str, Any]) -> Iterator[None]:
         """Have the module's own methods run, their logging noted and what they read of the Trainer as well."""
         held = vars(self._module)
         self._inside = True
@@ -134,7 +141,7 @@ class OwnedStep:
         shadows = Shadows(self._module)
         for name in ("log", "log_dict"):
             shadows.put(name, Note(name, self._logged))
-        held["_trainer"] = _Read(self._trainer, self._mirror)
+        held["_trainer"] = _Read(self._trainer, mirror)
         try:
             yield
         finally:
