@@ -24,6 +24,7 @@ from hotloop.integrations.accelerate_state import tell_tf32
 
 @pytest.fixture(autouse=True)
 def _fresh_state():
+    AcceleratorState._reset_state(reset_partial_state=True)  # a Trainer of another file leaves its own
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
