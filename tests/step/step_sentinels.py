@@ -122,11 +122,13 @@ def checked_every(steps):
 class Run:
     """One training run; its steps may be told to do something before a step."""
 
-    def __init__(self, run, steps, *, autocast=None, before=None, dropout=0.1, size=16, **settings):
+    def __init__(self, run, steps, *, autocast=None, before=None, dropout=0.1, size=16, noisy=False, **settings):
         torch.manual_seed(0)
         self.model = Net(dropout)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2**-7, fused=True)
         model, optimizer = self.model, self.optimizer
+        if noisy:
+            model.first.weight.register_hook(jittered)
 
         def train_step(x, y):
             with torch.autocast("cpu", autocast or torch.bfloat16, enabled=autocast is not None):

@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from step_sentinels import Jitter, Run, Stale, checked_every, faulty, jittered
+from step_sentinels import Jitter, Run, Stale, checked_every, faulty
 
 import hotloop
 from hotloop import events as ev
@@ -106,19 +106,10 @@ def test_a_recording_that_goes_stale_is_dropped_for_the_step_itself():
 @pytest.mark.parametrize("stale", [False, True])
 def test_kernels_that_differ_more_than_they_did_are_no_fault_of_a_recording(stale):
     """Gradients that are rounding and nothing else differ by more and more of themselves as a model learns."""
-    run = None
 
     def spoil(step):
-        if step == 0:
-            run.model.first.weight.register_hook(jittered)
         Jitter.size = 2e-6 * 20 ** min(1 if stale else 2, step // FROM)  # each suspicion has its own measurements
         Stale.factor = 1.01 if stale and step >= FROM + 20 else 1.0
-
-    class Seen(Run):
-        def __init__(self, *args, **settings):
-            nonlocal run
-            run = self
-            super().__init__(*args, **settings)
 
     try:
         with (
@@ -127,7 +118,7 @@ def test_kernels_that_differ_more_than_they_did_are_no_fault_of_a_recording(stal
             mock.patch.object(sentinel, "SPREADS", 1),
             checked_every(PERIOD),
         ):
-            Seen("eager+graph", 90, before=spoil)
+            run = Run("eager+graph", 90, before=spoil, noisy=True)
     finally:
         Stale.factor, Jitter.size = 1.0, 0.0
     assert run.watched.suspicions >= (1 if stale else 2)
@@ -143,18 +134,9 @@ def test_kernels_that_differ_more_than_they_did_are_no_fault_of_a_recording(stal
 @pytest.mark.parametrize("stale", [False, True])
 def test_a_parameter_whose_gradient_is_all_rounding_is_held_to_what_the_optimizer_can_add(stale):
     """Adam makes a full step of such a gradient, in any direction; twenty steps at once it does not make."""
-    run = None
 
     def spoil(step):
-        if step == 0:
-            run.model.first.weight.register_hook(jittered)
         Stale.factor = 1.2 if stale and step >= FROM else 1.0
-
-    class Seen(Run):
-        def __init__(self, *args, **settings):
-            nonlocal run
-            run = self
-            super().__init__(*args, **settings)
 
     try:
         with (
@@ -163,7 +145,7 @@ def test_a_parameter_whose_gradient_is_all_rounding_is_held_to_what_the_optimize
             mock.patch.object(Jitter, "size", 3e-3),
             checked_every(PERIOD),
         ):
-            Seen("eager+graph", 60, before=spoil, dropout=0.0)
+            run = Run("eager+graph", 60, before=spoil, dropout=0.0, noisy=True)
     finally:
         Stale.factor = 1.0
     told = run.told()
