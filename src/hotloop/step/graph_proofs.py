@@ -68,7 +68,9 @@ class GraphProofs:
             candidate = functools.partial(self.candidate, variant, variant.captured, args, kwargs)
             self._runner.kind = "capture" if variant.captured is None else "proof"
             timed = functools.partial(self._timed, reference)
-            outcome = prove_step(self._program, candidate, timed, Limits.rounding(), spread=variant.spread)
+            outcome = prove_step(
+                self._program, candidate, timed, Limits.rounding(), spread=variant.spread, follows=variant.follows
+            )
         except CandidateFailedError as error:
             obstacle = self._runner.rescue.candidate_failed(error, tier)
         if obstacle is not None:
@@ -121,7 +123,11 @@ class GraphProofs:
         most = self.limits_of_repeats()
         again = functools.partial(self.reference, variant, run)
         once = functools.partial(self._on_path, run, told_capturing=variant.told_capturing)
-        result, spread = proof.spread_of(self._program, once, again, most)
+
+        def look(made: Mapping[str, torch.Tensor | None]) -> None:
+            variant.follows = proof.followed(self._program, made, Limits.rounding())
+
+        result, spread = proof.spread_of(self._program, once, again, most, look)
         by_chance = False
         if isinstance(spread, proof.Unlike):
             assert variant.seen is not None

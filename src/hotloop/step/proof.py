@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -19,9 +19,9 @@ from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
-from hotloop.step.holdings import RandomState, Snapshot
-from hotloop.step.optimizers import rounded_scalars
-from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, rough, updates_of
+from hotloop.step.holdings import RandomState, Snapshot, chunks
+from hotloop.step.optimizers import repeatable, rounded_scalars, step_again
+from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, follow, kind_of, updates_of
 from hotloop.step.undo import BufferTables, StepStart, overlaps
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     spread: Mapping[str, Difference] | None = None,
     compare_random: bool = True,
     wide: Mapping[str, torch.Tensor | None] | None = None,
+    follows: Collection[str] = (),
 ) -> Outcome:
     """Run one step both ways and compare: results, gradients, parameters, optimizer state, buffers, other state.
 
@@ -66,6 +67,8 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         spread: how far the reference is from itself, by tensor, where its kernels are not deterministic.
         compare_random: whether both draw the same numbers from the same streams.
         wide: the same step in more bits (`hotloop.step.reference`), which both are held against besides.
+        follows: parameters and optimizer state that are, in eager, what optimizers make of the gradients they find
+            (`follows`): a recording's are judged by its own gradients, whatever rounding is in these.
 
     Raises:
         CandidateFailedError: the candidate raised, or the reference found no memory beside what is kept of the
@@ -74,14 +77,16 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     """
     devices = [program.device]
     before, theirs, after = _candidate(program, candidate)
-    start = _start(before) if limits.compute_dtype is not None or rough(spread) else {}
+    start = _start(before) if limits.compute_dtype is not None else {}
+    same_gradients = _beside_own_gradients(program, theirs) if follows else {}
+    same_gradients = {name: one for name, one in same_gradients.items() if name in follows}
     result, at_step = _beside(program, reference)
     moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
     comparisons, failed = {}, ""
     try:
         ours = values_of(program.holdings, result, at_step)
         scalars = rounded_scalars(program.holdings.optimizers.values())
-        comparisons = compare_kinds(ours, theirs, start, limits, spread, wide, scalars)
+        comparisons = compare_kinds(ours, theirs, start, limits, spread, wide, scalars, same_gradients=same_gradients)
     except Exception as error:  # noqa: BLE001 - the step is done and right; that the tier is not known to be, is told
         failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
@@ -115,6 +120,76 @@ def _beside(program: Program, reference: Run) -> tuple[Any, Mapping[str, torch.T
         if at_start.complete:
             at_start.restore()
         raise CandidateFailedError from error
+
+
+def followed(program: Program, theirs: Mapping[str, torch.Tensor | None], limits: Limits) -> frozenset[str]:
+    """Name the parameters and optimizer state of a run that are what eager's optimizers make of its gradients.
+
+    Not so what a step changes after the optimizer (weights that it clips), or an optimizer that this cannot be said of.
+
+    Args:
+        program: its state is as before the step.
+        theirs: what the step left.
+        limits: how far rounding may have them apart.
+
+    Raises:
+        CandidateFailedError: there was no memory for it.
+    """
+    return follow(_beside_own_gradients(program, theirs), limits, rounded_scalars(program.holdings.optimizers.values()))
+
+
+def _beside_own_gradients(program: Program, theirs: Mapping[str, torch.Tensor | None]) -> dict[str, Difference]:
+    """Hold what a run made of parameters and optimizer state against eager's optimizer on the run's own gradients.
+
+    Adam divides a gradient by its own size, so of one that is rounding (of the bias of keys that are only compared) it
+    makes a full step in any direction: no repeat of the step tells how far two right ones are apart there. Given the
+    same gradients, which are judged themselves, an optimizer repeats itself.
+
+    Args:
+        program: its state is as before the step.
+        theirs: what the candidate left.
+
+    Returns:
+        the differences by name, of optimizers whose step can be taken again. None where gradients are sparse, or not
+        finite: a GradScaler leaves such a step out.
+
+    Raises:
+        CandidateFailedError: there was no memory for it.
+    """
+    named = {id(one): name for name, one in program.holdings.parameters().items()}
+    found: dict[str, Difference] = {}
+    for optimizer in filter(repeatable, program.holdings.optimizers.values()):
+        stepped = {}
+        for one in (one for group in optimizer.param_groups for one in group["params"]):
+            gradient = theirs.get(f"gradient of {named[id(one)]} at the optimizer step")
+            if gradient is not None:
+                stepped[named[id(one)]] = one, gradient
+        gradients = [gradient for _, gradient in stepped.values()]
+        dense = all(one.layout == torch.strided for one in gradients)
+        if not dense or not torch.nn.utils.get_total_norm(gradients).isfinite():
+            continue
+        for part in chunks({name: one for name, (one, _) in stepped.items()}):
+            try:
+                made = _named_as_values(
+                    part, step_again(optimizer, *zip(*(stepped[name] for name in part), strict=True))
+                )
+                found |= differences(made, {name: theirs.get(name) for name in made})[0]
+            except Exception as error:
+                raise CandidateFailedError from error
+    return found
+
+
+def _named_as_values(
+    parameters: Sequence[str], made: Sequence[tuple[torch.Tensor, Mapping[str, Any]]]
+) -> dict[str, torch.Tensor]:
+    """Name what `step_again` gave as `values_of` does."""
+    found = {}
+    for name, (parameter, state) in zip(parameters, made, strict=True):
+        found[f"parameter {name}"] = parameter
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                found[f"optimizer state of {name}: {key}"] = value
+    return found
 
 
 class _Before(Snapshot):
@@ -279,7 +354,11 @@ class Unlike:
 
 
 def spread_of(
-    program: Program, once: Run, again: Run, most: Limits
+    program: Program,
+    once: Run,
+    again: Run,
+    most: Limits,
+    look: Callable[[Mapping[str, torch.Tensor | None]], None] = lambda _: None,
 ) -> tuple[Any, dict[str, Difference] | Unlike | str]:
     """Run one step twice and tell how far the two are apart, or what is wrong with that; the second's outcome stays.
 
@@ -289,12 +368,14 @@ def spread_of(
         again: the second.
         most: the limits of an honest compile. A step that is further from itself draws on something that nobody put
             back (a clock, a generator of its own): no proof could tell whether a recording of it is right.
+        look: is called with what the first run made, while all is as before it.
 
     Raises:
-        CandidateFailedError: the first raised. The step has not been run then: the state is as before.
+        CandidateFailedError: the first or ``look`` raised it. The step has not been run then: the state is as before.
         Exception: the second raised, which is then the user's own error.
     """
     _, first, _ = _candidate(program, once)
+    look(first)
     result, at_step = again()
     try:
         second = values_of(program.holdings, result, at_step)

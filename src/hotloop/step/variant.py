@@ -52,6 +52,8 @@ class Variant:
     """Every time that the step was run twice to see how far it is from itself."""
     noisy: bool = False
     """Whether kernels of the step were seen to differ from run to run, in this run of the program or an earlier one."""
+    follows: frozenset[str] = frozenset()
+    """Parameters and optimizer state that are, without a graph, what the optimizers make of the gradients they find."""
     standing: Standing | None = None
     captured: CapturedStep | None = None
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
@@ -70,6 +72,7 @@ class Variant:
     def forget(self) -> None:
         """Begin anew, with a survey."""
         self.captured, self.seen, self.spread, self.standing = None, None, None, None
+        self.follows = frozenset()
         self.proven = self.noisy = False
         self.outcomes.clear()
         self.measured.clear()
