@@ -232,7 +232,7 @@ def stuck(args, kwargs):
     return (*args[:5], [one.sub_(1) for one in args[5]]), kwargs
 
 
-def train_with_noise(tape, monkeypatch, optimizer_of, noise=1e-3, **options):
+def train_with_noise(tape, monkeypatch, optimizer_of, noise=1e-3, after=lambda _: None):
     monkeypatch.setattr(Jitter, "size", noise)
     monkeypatch.setattr(stand_in, "Tape", tape)
     torch.manual_seed(0)
@@ -246,7 +246,8 @@ def train_with_noise(tape, monkeypatch, optimizer_of, noise=1e-3, **options):
             loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
-            optimizer.zero_grad(**options)
+            after(model)
+            optimizer.zero_grad()
             return loss
 
         for _ in range(24):
@@ -272,6 +273,27 @@ OPTIMIZERS = {
 def test_what_an_optimizer_makes_of_rounding_is_held_against_the_same_gradients(monkeypatch, optimizer, noise):
     """Two right replays step in unlike directions, by which the gradient of a part of one tensor is rounding."""
     found = train_with_noise(stand_in.Tape, monkeypatch, OPTIMIZERS[optimizer], noise)
+    assert found.state == "in force", found.why
+
+
+@torch.no_grad()
+def clipped(model):
+    for one in model.parameters():
+        one.clamp_(-0.1, 0.1)
+
+
+def zeroed(model):
+    model.zero_grad(set_to_none=False)
+
+
+def nesterov(parameters):
+    return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, nesterov=True)
+
+
+@pytest.mark.parametrize("after", [clipped, zeroed])
+@pytest.mark.parametrize("optimizer", [adamw, nesterov])
+def test_what_is_not_the_optimizers_alone_is_held_against_the_reference(monkeypatch, after, optimizer):
+    found = train_with_noise(stand_in.Tape, monkeypatch, optimizer, 1e-4, after)
     assert found.state == "in force", found.why
 
 

@@ -12,7 +12,6 @@ from hotloop.measure.numerics import (
     Score,
     by_same_gradients,
     compare,
-    of_rounding,
     with_spread,
 )
 from hotloop.measure.roundings import BLIND, DRAWS, beside_roundings
@@ -52,7 +51,6 @@ __all__ = [
     "differences",
     "flatten",
     "interval",
-    "of_rounding",
     "over_steps",
     "ratio_interval",
     "signature",

@@ -197,20 +197,15 @@ def by_same_gradients(comparison: Comparison, others: Mapping[str, Difference], 
         others: by tensor, how far the candidate is from that. An optimizer repeats itself, so no spread is allowed.
         limits: `Limits.rounding()`.
     """
-    judged = of_rounding(others, limits)
+    judged, _ = _score(list(others.values()), limits, {})
     scores = [one for one in comparison.scores if one.name not in others]
     plain = [one for one in comparison.failures if one.measure in _PLAIN]
     return conclude(
-        [*plain, *(one for one in judged.failures if one.measure in _PLAIN)],
-        [*scores, *(dataclasses.replace(one, measure=SAME_GRADIENT) for one in judged.scores)],
+        [*plain, *_plain_failures(others)],
+        [*scores, *(dataclasses.replace(one, measure=SAME_GRADIENT) for one in judged)],
         comparison.differences,
         comparison.below_floor,
     )
-
-
-def of_rounding(found: Mapping[str, Difference], limits: Limits) -> Comparison:
-    """Judge differences that are measured already by ``Limits.rounding()``, without any spread."""
-    return conclude(_plain_failures(found), _score(list(found.values()), limits, {})[0], dict(found), ())
 
 
 def with_spread(comparison: Comparison, spread: Mapping[str, Difference]) -> Comparison:

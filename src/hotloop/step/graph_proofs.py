@@ -69,7 +69,7 @@ class GraphProofs:
             self._runner.kind = "capture" if variant.captured is None else "proof"
             timed = functools.partial(self._timed, reference)
             outcome = prove_step(
-                self._program, candidate, timed, Limits.rounding(), spread=variant.spread, follows=variant.follows
+                self._program, candidate, timed, Limits.rounding(), spread=variant.spread, updated=variant.updated
             )
         except CandidateFailedError as error:
             obstacle = self._runner.rescue.candidate_failed(error, tier)
@@ -123,11 +123,7 @@ class GraphProofs:
         most = self.limits_of_repeats()
         again = functools.partial(self.reference, variant, run)
         once = functools.partial(self._on_path, run, told_capturing=variant.told_capturing)
-
-        def look(made: Mapping[str, torch.Tensor | None]) -> None:
-            variant.follows = proof.followed(self._program, made, Limits.rounding())
-
-        result, spread = proof.spread_of(self._program, once, again, most, look)
+        result, spread = proof.spread_of(self._program, once, again, most)
         by_chance = False
         if isinstance(spread, proof.Unlike):
             assert variant.seen is not None

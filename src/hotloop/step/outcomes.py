@@ -111,7 +111,7 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
         scalars: relative errors of an optimizer's scalars, by key.
         draws: how far other roundings of eager's step are from it, in place of ``wide`` and ``spread``.
         same_gradients: how far parameters and optimizer state of a recording are from what eager's optimizer makes of
-            the recording's own gradients (`hotloop.step.proof.beside_own_gradients`); these are judged by that.
+            the recording's own gradients (of parameters that `Survey.updated` names); these are judged by that.
     """
     compiled = limits.compute_dtype is not None
     by_kind = [_by_kind(side) for side in (ours, theirs, wide or {})]
@@ -132,17 +132,6 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
             known = own_steps.get(kind)
             found[kind] = measure.by_same_gradients(held, known, of_kind) if known else held
     return found
-
-
-def follow(found: Mapping[str, Difference], limits: Limits, scalars: Mapping[str, float]) -> frozenset[str]:
-    """Name the tensors of `hotloop.step.proof.beside_own_gradients` that are what it says, as far as rounding goes."""
-    names: set[str] = set()
-    for kind, of_kind in _by_kind(found).items():
-        judged = measure.of_rounding(
-            of_kind, dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
-        )
-        names |= of_kind.keys() - {each.name for each in judged.failures}
-    return frozenset(names)
 
 
 def _held(  # noqa: PLR0913 - two sides, and all that tells how far they may be apart

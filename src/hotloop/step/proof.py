@@ -21,7 +21,7 @@ from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.holdings import RandomState, Snapshot, chunks
 from hotloop.step.optimizers import repeatable, rounded_scalars, step_again
-from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, follow, kind_of, updates_of
+from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, updates_of
 from hotloop.step.undo import BufferTables, StepStart, overlaps
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     spread: Mapping[str, Difference] | None = None,
     compare_random: bool = True,
     wide: Mapping[str, torch.Tensor | None] | None = None,
-    follows: Collection[str] = (),
+    updated: Collection[str] = (),
 ) -> Outcome:
     """Run one step both ways and compare: results, gradients, parameters, optimizer state, buffers, other state.
 
@@ -67,8 +67,8 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         spread: how far the reference is from itself, by tensor, where its kernels are not deterministic.
         compare_random: whether both draw the same numbers from the same streams.
         wide: the same step in more bits (`hotloop.step.reference`), which both are held against besides.
-        follows: parameters and optimizer state that are, in eager, what optimizers make of the gradients they find
-            (`follows`): a recording's are judged by its own gradients, whatever rounding is in these.
+        updated: parameters that a recording is judged by its own gradients in, whatever noise is in these
+            (`hotloop.step.survey.Survey.updated`).
 
     Raises:
         CandidateFailedError: the candidate raised, or the reference found no memory beside what is kept of the
@@ -78,8 +78,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     devices = [program.device]
     before, theirs, after = _candidate(program, candidate)
     start = _start(before) if limits.compute_dtype is not None else {}
-    same_gradients = _beside_own_gradients(program, theirs) if follows else {}
-    same_gradients = {name: one for name, one in same_gradients.items() if name in follows}
+    same_gradients = _beside_own_gradients(program, theirs, updated) if updated else {}
     result, at_step = _beside(program, reference)
     moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
     comparisons, failed = {}, ""
@@ -122,23 +121,9 @@ def _beside(program: Program, reference: Run) -> tuple[Any, Mapping[str, torch.T
         raise CandidateFailedError from error
 
 
-def followed(program: Program, theirs: Mapping[str, torch.Tensor | None], limits: Limits) -> frozenset[str]:
-    """Name the parameters and optimizer state of a run that are what eager's optimizers make of its gradients.
-
-    Not so what a step changes after the optimizer (weights that it clips), or an optimizer that this cannot be said of.
-
-    Args:
-        program: its state is as before the step.
-        theirs: what the step left.
-        limits: how far rounding may have them apart.
-
-    Raises:
-        CandidateFailedError: there was no memory for it.
-    """
-    return follow(_beside_own_gradients(program, theirs), limits, rounded_scalars(program.holdings.optimizers.values()))
-
-
-def _beside_own_gradients(program: Program, theirs: Mapping[str, torch.Tensor | None]) -> dict[str, Difference]:
+def _beside_own_gradients(
+    program: Program, theirs: Mapping[str, torch.Tensor | None], parameters: Collection[str]
+) -> dict[str, Difference]:
     """Hold what a run made of parameters and optimizer state against eager's optimizer on the run's own gradients.
 
     Adam divides a gradient by its own size, so of one that is rounding (of the bias of keys that are only compared) it
@@ -148,6 +133,7 @@ def _beside_own_gradients(program: Program, theirs: Mapping[str, torch.Tensor | 
     Args:
         program: its state is as before the step.
         theirs: what the candidate left.
+        parameters: of which, by name.
 
     Returns:
         the differences by name, of optimizers whose step can be taken again. None where gradients are sparse, or not
@@ -161,9 +147,10 @@ def _beside_own_gradients(program: Program, theirs: Mapping[str, torch.Tensor | 
     for optimizer in filter(repeatable, program.holdings.optimizers.values()):
         stepped = {}
         for one in (one for group in optimizer.param_groups for one in group["params"]):
-            gradient = theirs.get(f"gradient of {named[id(one)]} at the optimizer step")
-            if gradient is not None:
-                stepped[named[id(one)]] = one, gradient
+            name = named[id(one)]
+            gradient = theirs.get(f"gradient of {name} at the optimizer step")
+            if name in parameters and gradient is not None:
+                stepped[name] = one, gradient
         gradients = [gradient for _, gradient in stepped.values()]
         dense = all(one.layout == torch.strided for one in gradients)
         if not dense or not torch.nn.utils.get_total_norm(gradients).isfinite():
@@ -358,7 +345,6 @@ def spread_of(
     once: Run,
     again: Run,
     most: Limits,
-    look: Callable[[Mapping[str, torch.Tensor | None]], None] = lambda _: None,
 ) -> tuple[Any, dict[str, Difference] | Unlike | str]:
     """Run one step twice and tell how far the two are apart, or what is wrong with that; the second's outcome stays.
 
@@ -368,14 +354,12 @@ def spread_of(
         again: the second.
         most: the limits of an honest compile. A step that is further from itself draws on something that nobody put
             back (a clock, a generator of its own): no proof could tell whether a recording of it is right.
-        look: is called with what the first run made, while all is as before it.
 
     Raises:
-        CandidateFailedError: the first or ``look`` raised it. The step has not been run then: the state is as before.
+        CandidateFailedError: the first raised. The step has not been run then: the state is as before.
         Exception: the second raised, which is then the user's own error.
     """
     _, first, _ = _candidate(program, once)
-    look(first)
     result, at_step = again()
     try:
         second = values_of(program.holdings, result, at_step)
