@@ -10,8 +10,8 @@ from hotloop.measure.numerics import (
     Comparison,
     Failure,
     Score,
-    by_same_gradients,
     compare,
+    with_same_gradients,
     with_spread,
 )
 from hotloop.measure.roundings import BLIND, DRAWS, beside_roundings
@@ -46,7 +46,6 @@ __all__ = [
     "against",
     "beside_roundings",
     "bucket_edges",
-    "by_same_gradients",
     "compare",
     "differences",
     "flatten",
@@ -58,5 +57,6 @@ __all__ = [
     "that_stays",
     "typical",
     "unflatten",
+    "with_same_gradients",
     "with_spread",
 ]

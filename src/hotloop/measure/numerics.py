@@ -189,23 +189,27 @@ def conclude(
     )
 
 
-def by_same_gradients(comparison: Comparison, others: Mapping[str, Difference], limits: Limits) -> Comparison:
-    """Judge tensors of a comparison by what an optimizer makes of the candidate's own gradients, in place of eager's.
+def with_same_gradients(comparison: Comparison, found: Mapping[str, Difference], limits: Limits) -> Comparison:
+    """Add tensors that are judged by what eager's optimizer makes of the candidate's own gradients.
 
     Args:
-        comparison: that it was.
-        others: by tensor, how far the candidate is from that. An optimizer repeats itself, so no spread is allowed.
+        comparison: of the other tensors of their kind.
+        found: by tensor, how far the candidate is from that. An optimizer repeats itself, so no spread is allowed.
         limits: `Limits.rounding()`.
     """
-    judged, _ = _score(list(others.values()), limits, {})
-    scores = [one for one in comparison.scores if one.name not in others]
-    plain = [one for one in comparison.failures if one.measure in _PLAIN]
+    judged, _ = _score(list(found.values()), limits, {})
     return conclude(
-        [*plain, *_plain_failures(others)],
-        [*scores, *(dataclasses.replace(one, measure=SAME_GRADIENT) for one in judged)],
-        comparison.differences,
+        [*_without_limit(comparison), *_plain_failures(found)],
+        [*comparison.scores, *(dataclasses.replace(one, measure=SAME_GRADIENT) for one in judged)],
+        {**comparison.differences, **found},
         comparison.below_floor,
     )
+
+
+def _without_limit(comparison: Comparison) -> list[Failure]:
+    """Give the failures that are no measure past its limit."""
+    judged = {(one.name, one.measure) for one in comparison.scores}
+    return [one for one in comparison.failures if (one.name, one.measure) not in judged]
 
 
 def with_spread(comparison: Comparison, spread: Mapping[str, Difference]) -> Comparison:
@@ -216,15 +220,13 @@ def with_spread(comparison: Comparison, spread: Mapping[str, Difference]) -> Com
     allowed = _Spread(spread)
     found = comparison.differences
     scale = _scale([each for each in found.values() if each.numeric and each.numel])
-    judged = {(one.name, one.measure) for one in comparison.scores}
-    plain = [one for one in comparison.failures if (one.name, one.measure) not in judged]
     scores = [
         dataclasses.replace(one, limit=max(one.limit, _room(found[one.name], scale, allowed)))
         if one.measure != SAME_GRADIENT
         else one
         for one in comparison.scores
     ]
-    return conclude(plain, scores, comparison.differences, comparison.below_floor)
+    return conclude(_without_limit(comparison), scores, comparison.differences, comparison.below_floor)
 
 
 def _failure(mismatch: Mismatch) -> Failure:

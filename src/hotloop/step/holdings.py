@@ -350,12 +350,18 @@ def _fits(tensors: Iterator[torch.Tensor] | Any) -> bool:
     return True
 
 
-def chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
-    """Give the tensors' names in parts that are at most so large that another copy of one is no matter."""
+def chunks(tensors: Mapping[str, torch.Tensor], parts: int | None = None) -> Iterator[list[str]]:
+    """Give the tensors' names in parts so small that another copy of one is no matter.
+
+    Args:
+        tensors: by name.
+        parts: as many of about one size, if that is larger: fewer calls take less time.
+    """
+    most = max(_CHUNK_BYTES, sum(map(_bytes, tensors.values())) // parts if parts else 0)
     chunk: list[str] = []
     size = 0
     for name, tensor in tensors.items():
-        if chunk and size + _bytes(tensor) > _CHUNK_BYTES:
+        if chunk and size + _bytes(tensor) > most:
             yield chunk
             chunk, size = [], 0
         chunk.append(name)

@@ -128,9 +128,10 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
             )
         elif not compiled or kind in OF_COMPILED:
             of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
+            known = own_steps.get(kind, {})
+            one, other = ({name: each for name, each in side.items() if name not in known} for side in (one, other))
             held = _held(beyond, one, other, of_kind, spread=spreads.get(kind), drawn=drawn)
-            known = own_steps.get(kind)
-            found[kind] = measure.by_same_gradients(held, known, of_kind) if known else held
+            found[kind] = measure.with_same_gradients(held, known, of_kind) if known else held
     return found
 
 

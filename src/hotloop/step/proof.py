@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 STEPS = 3
 """Consecutive steps on which a candidate must agree."""
+_PARTS = 8
+"""Parts that an optimizer's step is repeated in: a copy of one is little beside the copy of all that a proof makes."""
 _Made = TypeVar("_Made")
 Run = Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]
 """Runs a step; gives its result and the gradients that its optimizers found."""
@@ -155,7 +157,7 @@ def _beside_own_gradients(
         dense = all(one.layout == torch.strided for one in gradients)
         if not dense or not torch.nn.utils.get_total_norm(gradients).isfinite():
             continue
-        for part in chunks({name: one for name, (one, _) in stepped.items()}):
+        for part in chunks({name: one for name, (one, _) in stepped.items()}, _PARTS):
             try:
                 made = _named_as_values(
                     part, step_again(optimizer, *zip(*(stepped[name] for name in part), strict=True))
