@@ -5,14 +5,16 @@ import functools
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from test_lightning import Sgd, fit, same
-from test_lightning_conformance import Looks
+from test_lightning_conformance import Looks, loader
 from torch.nn import functional as F
 
 import hotloop
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing import captured_step_emulation
+from hotloop.testing.fitting import SmallClassifier, small_batches
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -139,3 +141,75 @@ def test_a_callback_that_is_taken_out_in_a_fit_leaves_the_rest_of_it_to_the_trai
     same(eager, ours)
     assert "not among trainer.callbacks any more" in caplog.text
     assert not {"training_step", "optimizer_step", "backward"} & set(vars(ours[0]))
+
+
+class SkipsShortBatches(Sgd):
+    """Asks for no update of some batches, as Lightning has it: by returning nothing."""
+
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        loss = F.cross_entropy(self.net(ids), labels)
+        self.log("seen", loss)
+        return loss if len(ids) == 6 else None
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.0625, fused=True)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class SkipsAndClips(SkipsShortBatches):
+    """Which Lightning asks for clipping though there was no backward."""
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.log("clipped", float(sum(one.grad is not None for one in self.parameters())))
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 0.5)
+
+
+class Grads(Kept):
+    """Keeps the gradients that a callback finds after each batch as well."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        found = {name: one.grad.clone() for name, one in pl_module.named_parameters() if one.grad is not None}
+        self.seen[-1] = self.seen[-1], bool(outputs), trainer.global_step, found
+
+
+@pytest.mark.parametrize("module", [SkipsShortBatches, SkipsAndClips])
+@pytest.mark.parametrize("run", ["auto", "eager", "aot_eager", "eager+graph"])
+def test_a_step_that_returns_nothing_is_skipped_as_lightning_skips_it(module, run):
+    left = []
+    full = small_batches(4)
+    batches = loader([*full, *(tuple(one[:3] for one in batch) for batch in full[:2]), *full])
+    for callbacks in ((), (HotLoop(run),)):
+        kept = Grads()
+        torch.manual_seed(1)
+        model = module(SmallClassifier())
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=1, max_epochs=2, callbacks=[kept, *callbacks], logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        with captured_step_emulation():
+            trainer.fit(model, batches)
+        left.append((kept.seen, dict(model.state_dict()), trainer.optimizers[0].state_dict()["state"]))
+    assert callbacks[0].status().owned
+    assert [len(one[3]) for one in left[0][0][4:6]] == [0, 0], "Lightning leaves no gradient behind"
+    torch.testing.assert_close(left[1], left[0], rtol=1e-4, atol=1e-5)
+
+
+class ReturnsNoLoss(Sgd):
+    returned = {"losses": 1}
+
+    def training_step(self, batch, batch_idx):
+        return self.returned
+
+
+@pytest.mark.parametrize("returned", [{"losses": 1}, {"loss": None}, 3.0, ["loss"]])
+def test_what_lightning_refuses_of_a_step_is_refused_in_its_words(returned):
+    module = type("Refused", (ReturnsNoLoss,), {"returned": returned})
+    said = []
+    for callbacks in ((), (HotLoop("aot_eager"),)):
+        with pytest.raises(MisconfigurationException) as refused:
+            fit(module, *callbacks)
+        said.append(str(refused.value))
+    assert said[0] == said[1]

@@ -142,7 +142,7 @@ class Account:
     def status(self) -> LoopStatus:
         """Sum up."""
         loop = self._loop
-        running = self.running or loop.goal.name
+        running = self._in_force()
         return LoopStatus(
             asked="auto" if loop.auto is not None else loop.asked.name,
             tier=loop.goal.name if loop.plain else running,
@@ -157,6 +157,14 @@ class Account:
             dropped=tuple(self.dropped),
             sentinels=tuple(loop.sentinels()),
         )
+
+    def _in_force(self) -> str:
+        """Name the tier that steps run in: the last one's, unless that was of a kind which a proven tier leaves out."""
+        goal = self._loop.goal.name
+        known = self.tiers.get(goal)
+        if known is not None and known.proven and not known.declined:  # a short last batch ran eager, say
+            return goal
+        return self.running or goal
 
     def _eager(self) -> float | None:
         known = self._loop.auto.eager_seconds if self._loop.auto is not None else None

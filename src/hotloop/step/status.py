@@ -31,7 +31,8 @@ class LoopStatus:
 
     Args:
         asked: what ``run=`` asked for.
-        tier: what steps run in now; with several kinds of calls, what the last call ran in.
+        tier: what steps run in now: the one that was proven, though the last call was of a kind that runs eager (a
+            short last batch); with several kinds of calls of which one was declined, what the last call ran in.
         step: steps done.
         step_seconds: of a typical step now; None before it is known.
         eager_seconds: of a typical step of the model as it was given.

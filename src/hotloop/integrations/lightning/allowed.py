@@ -16,8 +16,8 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from hotloop._torch.module import get_entry
-from hotloop.apply import compiled_by_torch, metric_updated_by
+from hotloop.apply import metric_updated_by
+from hotloop.integrations.lightning.shadow import STOOD_IN_FOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +56,9 @@ def _of_the_module(module: pl.LightningModule) -> Iterator[str]:
     for name in ("optimizer_step", "optimizer_zero_grad"):
         if is_overridden(name, module):
             yield f"{type(module).__name__}.{name} is overridden"
+    for name in STOOD_IN_FOR:
+        if name in vars(module):
+            yield f"{name} was set on this one {type(module).__name__}, in front of what its class defines"
 
 
 def _hooks(trainer: pl.Trainer, module: pl.LightningModule) -> Iterator[str]:
@@ -73,14 +76,3 @@ def why_not_with(optimizers: list[torch.optim.Optimizer]) -> list[str]:
     if isinstance(optimizers[0], torch.optim.LBFGS):
         return ["LBFGS runs forward and backward several times a step, by a closure"]
     return []
-
-
-def compiled_by_user(module: pl.LightningModule) -> str:
-    """Say what of a module the user compiled by torch's own means; empty where nothing is."""
-    if getattr(module, "_compiler_ctx", None) is not None:
-        return "fit() was given torch.compile(module), which Lightning turned into compiled forward and *_step methods"
-    parts = [name for name in compiled_by_torch(module) if name]
-    if parts:
-        return f"torch.compile was applied to {', '.join(parts)}"
-    entries = [name or type(module).__name__ for name, one in module.named_modules() if get_entry(one) is not None]
-    return f"{', '.join(entries)} was compiled in place before fit" if entries else ""

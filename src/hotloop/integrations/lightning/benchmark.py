@@ -11,17 +11,24 @@ import lightning.pytorch as pl
 import torch
 
 from hotloop.errors import ConfigError
+from hotloop.integrations.lightning.callback import HotLoop
+from hotloop.integrations.lightning.given import compiled_by_user
+
+_EAGER = ("eager", "as-given")
 
 
 class Benchmark(pl.Callback):
     """Takes the time of training batches, the first calls of each fit excluded.
 
-    One instance goes into two fits, the eager one first; the second fit's callbacks contain `HotLoop`, or its model is
-    compiled by other means. When the second has ended it prints, to standard output::
+    One instance goes into two fits, the eager one first; the second fit's callbacks contain `HotLoop`, or its module is
+    compiled by torch's means. When the second has ended it prints, to standard output::
 
         Eager median time: 0.0412 seconds
         Compile median time: 0.0333 seconds
         Speedup: 1.2x
+
+    Where most of the counted batches of the second fit ran eager, or those of the first did not, it prints no speed-up,
+    but the cause.
 
     Args:
         skip: first batches of a fit that are not counted: they compile, autotune, prove.
@@ -36,12 +43,16 @@ class Benchmark(pl.Callback):
         self.skip = skip
         self.medians: list[float] = []
         """Seconds of a median batch, a fit each."""
+        self._eager: list[str] = []
+        """Why a fit ran eager, a fit each; empty where it ran compiled or captured."""
+        self._tiers: list[str] = []
+        """What each batch ran in, where a loop owns the step."""
         self._seconds: list[float] = []
         self._began = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Begin a fit."""
-        self._seconds = []
+        self._seconds, self._tiers = [], []
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -56,6 +67,8 @@ class Benchmark(pl.Callback):
         """End a batch, with all done on the device."""
         _wait(pl_module)
         self._seconds.append(time.perf_counter() - self._began)
+        if (hot := _hotloop(trainer)) is not None and hot.loop is not None:
+            self._tiers.append(hot.loop.last_ran()[0])
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take the median; after the second fit, print both and the speed-up.
@@ -69,23 +82,54 @@ class Benchmark(pl.Callback):
                 f"Benchmark(skip={self.skip}): the fit had {len(self._seconds)} batches: expected more than are skipped"
             )
         self.medians.append(statistics.median(counted))
+        self._eager.append(self._why_eager(_hotloop(trainer), pl_module))
         if len(self.medians) == 2:  # noqa: PLR2004 - eager and compiled
             sys.stdout.write(self.text() + "\n")
 
     def text(self) -> str:
-        """Give the three lines.
+        """Give the three lines; where one of the fits was not what it should be, what there is in place of a speed-up.
 
         Raises:
             ConfigError: there were not two fits yet.
         """
         if len(self.medians) < 2:  # noqa: PLR2004 - eager and compiled
             raise ConfigError(f"Benchmark: {len(self.medians)} fits were timed: expected an eager and a compiled one")
-        eager, compiled = self.medians[:2]
+        (eager, compiled), (first, second) = self.medians[:2], self._eager[:2]
+        if first and not second:
+            return (
+                f"Eager median time: {eager:.4f} seconds\n"
+                f"Compile median time: {compiled:.4f} seconds\n"
+                f"Speedup: {eager / compiled:.1f}x"
+            )
+        why = f"the second fit ran eager: {second}" if second else "the first fit ran compiled as well: fit it eager"
         return (
-            f"Eager median time: {eager:.4f} seconds\n"
-            f"Compile median time: {compiled:.4f} seconds\n"
-            f"Speedup: {eager / compiled:.1f}x"
+            f"First fit's median time: {eager:.4f} seconds\n"
+            f"Second fit's median time: {compiled:.4f} seconds\n"
+            f"No speed-up to tell: {why}"
         )
+
+    def _why_eager(self, hot: HotLoop | None, module: pl.LightningModule) -> str:
+        """Say why a fit, or most of what is counted of it, ran eager; empty where it ran compiled or captured."""
+        if hot is None:
+            return "" if compiled_by_user(module) else "it has no HotLoop, and its module was not compiled"
+        status = hot.status()
+        if not status.owned:
+            return "" if status.running != "eager" else "; ".join((*status.why, *status.notes))
+        counted = self._tiers[self.skip :]
+        fast = [one for one in counted if one not in _EAGER]
+        if 2 * len(fast) > len(counted):
+            return ""
+        assert status.loop is not None
+        if fast:
+            came = f"only {len(fast)} of {len(counted)} counted batches ran in {fast[-1]}"
+            return f"{came}: make the fit longer, and count later ones by Benchmark(skip=...)"
+        declined = [f"{one.name}: {one.why}" for one in status.loop.tiers if one.why]
+        causes = (*status.notes, *declined, *reversed(status.loop.decisions))
+        return causes[0] if causes else f"in its {status.loop.step} steps nothing was decided yet: make the fit longer"
+
+
+def _hotloop(trainer: pl.Trainer) -> HotLoop | None:
+    return next((one for one in vars(trainer)["callbacks"] if isinstance(one, HotLoop)), None)
 
 
 def _wait(module: pl.LightningModule) -> None:

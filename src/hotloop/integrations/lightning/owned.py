@@ -12,6 +12,7 @@ import contextlib
 import dis
 import inspect
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,9 +28,13 @@ if TYPE_CHECKING:
 
     import lightning.pytorch as pl
 
+    from hotloop.integrations.lightning.status import Seen
+
 _log = logging.getLogger("hotloop")
 
 
+_NO_STEP = object()
+"""In place of a loss, where a training_step returned what the Trainer refuses: its closure says so, with its error."""
 _LOGGERS = ("logger", "loggers")
 _WRITES = Unwatchable("a logger writes when it is called, and a replay calls nothing: log through self.log")
 
@@ -63,18 +68,21 @@ class OwnedStep:
     """
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule, settings: dict[str, Any]) -> None:
-        self._trainer, self._module = trainer, module
+        self._trainer, self.module = trainer, module
         self._optimizer: torch.optim.Optimizer = trainer.optimizers[0]
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._mirror: dict[str, Any] = {}
         """What a step has read of the Trainer: a loop watches it, and records anew where something changed."""
         self._logged: list[tuple[str, list[Any], dict[str, Any]]] = []
         self._inside = self._begun = False
+        self.left_at: int | None = None
+        """The step from which on they are the Trainer's own, since the callback was taken out in the fit."""
+        self._seen: Seen | None = None
         self._batch: Any = None
         self._result: Any = None
         own = own_method(module, "training_step")
-        self._takes_index = is_param_in_hook_signature(own, "batch_idx", min_args=2)  # as the Trainer tells it
-        self._reads_index = reads_argument(type(module).training_step, 2)
+        takes = is_param_in_hook_signature(own, "batch_idx", min_args=2)  # as the Trainer tells it
+        self._takes_index, self.reads_index = takes, takes and reads_argument(type(module).training_step, 2)
         state = () if self._scaler is None else (self._scaler,)
         self.loop = Loop(module, self._optimizer, state=state, **settings)
         self.loop.not_watched = (trainer, self, trainer.strategy)
@@ -92,8 +100,18 @@ class OwnedStep:
             if value is not _WRITES:
                 self._mirror[name] = getattr(self._trainer, name)
 
+    def seen(self) -> Seen:
+        """Give the status of the loop and of the compiled model, and the record: as they were, once it is closed."""
+        return self._seen or (self.loop.status(), self.loop.compiled.status(), self.loop.record)
+
+    def compiled_with(self) -> dict[str, Any]:
+        """Give the arguments for `hotloop.compile` of what is in force; empty where nothing is compiled."""
+        tier = self.loop.goal
+        return self.loop.compiled.settings(tier) if tier.compiles and self.loop.compiled.base == tier.base else {}
+
     def close(self) -> None:
         """Leave the module as it was, and give back what the loop holds."""
+        self._seen = self.seen()
         self._shadows.take_off()
         self._batch = self._result = None
         self.loop.close()
@@ -101,7 +119,7 @@ class OwnedStep:
     # -- what the loop runs ----------------------------------------------------------------------------------------
 
     def _make_step(self) -> Callable[..., Any]:
-        trainer, module, optimizer, scaler = self._trainer, self._module, self._optimizer, self._scaler
+        trainer, module, optimizer, scaler = self._trainer, self.module, self._optimizer, self._scaler
         clips = own_method(module, "configure_gradient_clipping")
         backward = own_method(module, "backward")
         unscales = not getattr(optimizer, "_step_supports_amp_scaling", False)
@@ -112,22 +130,24 @@ class OwnedStep:
                 trainer_as_read
             ):  # the module's own backward and clipping may log, and read of the Trainer, too
                 output = trainer.strategy.training_step(batch, *more)
-                loss = output if isinstance(output, torch.Tensor) else (output or {}).get("loss")
+                loss = _loss_of(output)
+                if loss is _NO_STEP:
+                    return output, self._take_logged()
+                optimizer.zero_grad()
                 if loss is not None:
-                    optimizer.zero_grad()
                     backward(loss if scaler is None else scaler.scale(loss))
                     if scaler is not None and unscales:
                         scaler.unscale_(optimizer)
-                    clips(
-                        optimizer,
-                        gradient_clip_val=trainer.gradient_clip_val,
-                        gradient_clip_algorithm=trainer.gradient_clip_algorithm,
-                    )
-                    if scaler is None:
-                        optimizer.step()
-                    else:
-                        scaler.step(optimizer)
-                        scaler.update()
+                clips(
+                    optimizer,
+                    gradient_clip_val=trainer.gradient_clip_val,
+                    gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+                )
+                if scaler is None:  # without a loss too, as in Lightning: no parameter has a gradient then
+                    optimizer.step()
+                elif loss is not None:
+                    scaler.step(optimizer)
+                    scaler.update()
             return output, self._take_logged()
 
         return training_step
@@ -135,10 +155,10 @@ class OwnedStep:
     @contextlib.contextmanager
     def _watched(self, mirror: dict[str, Any]) -> Iterator[None]:
         """Have the module's own methods run, their logging noted and what they read of the Trainer as well."""
-        held = vars(self._module)
+        held = vars(self.module)
         self._inside = True
         self._logged.clear()
-        shadows = Shadows(self._module)
+        shadows = Shadows(self.module)
         for name in ("log", "log_dict"):
             shadows.put(name, Note(name, self._logged))
         held["_trainer"] = _Read(self._trainer, mirror)
@@ -159,7 +179,7 @@ class OwnedStep:
 
     def _optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Callable[[], Any]) -> None:
         if self._trainer.accumulate_grad_batches != 1:  # changed in the fit: gradients of earlier batches wait
-            own_method(self._module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
+            own_method(self.module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
             return
         if not self._begun:  # nobody has named its batch: an earlier one must not be trained on again
             _log.warning(
@@ -167,8 +187,9 @@ class OwnedStep:
                 "Trainer's own from here on",
                 batch_idx,
             )
+            self.left_at = self.loop.steps
             self.close()
-            own_method(self._module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
+            own_method(self.module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
             return
         self._begun = False
         self._result = self._run(self._batch, *self._more(batch_idx))
@@ -179,7 +200,7 @@ class OwnedStep:
 
     def _done_already(self, name: str) -> Callable[..., None]:
         """Give what the Trainer's closure calls: nothing where the loop's step has done it, else the module's own."""
-        own = own_method(self._module, name)
+        own = own_method(self.module, name)
 
         def call(*args: Any, **kwargs: Any) -> None:
             if self._result is None:
@@ -189,16 +210,24 @@ class OwnedStep:
 
     def _more(self, batch_idx: int) -> tuple[int, ...]:
         """Give the number of the batch as training_step takes it: one that never reads it does not tell steps apart."""
-        return (batch_idx if self._reads_index else 0,) if self._takes_index else ()
+        return (batch_idx if self.reads_index else 0,) if self._takes_index else ()
 
     def _training_step_given(self, *args: Any) -> Any:
         """The module's own training_step inside the loop's step, what that gave when the Trainer's closure asks."""
         if self._inside or self._result is None:  # a batch for which no optimizer step is asked: weight averaging's
-            return method_of(self._module, "training_step")(*args)
+            return method_of(self.module, "training_step")(*args)
         output, logged = self._result
         for method, values, settings in logged:
-            own_method(self._module, method)(*values, **settings)
+            own_method(self.module, method)(*values, **settings)
         return output
+
+
+def _loss_of(output: Any) -> Any:
+    """Give the loss in what a training_step returned; None where it asks for no update."""
+    if isinstance(output, Mapping):
+        loss = output.get("loss")
+        return _NO_STEP if loss is None else loss
+    return output if output is None or isinstance(output, torch.Tensor) else _NO_STEP
 
 
 def reads_argument(function: Any, place: int) -> bool:

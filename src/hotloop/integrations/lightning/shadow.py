@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
 
+STOOD_IN_FOR = ("training_step", "backward", "configure_gradient_clipping", "log", "log_dict")
+"""Methods of a class that a loop calls or stands in for: one that the user has set on the object would be passed by."""
+
+
 class Method:
     """A method that stands in front of a module's own, on that one object.
 

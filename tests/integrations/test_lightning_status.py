@@ -1,0 +1,257 @@
+"""The status of the Trainer's callback says something useful at any time, and keeps what the fit was."""
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.tuner import Tuner
+from test_lightning import AlsoTested, Manual, Sgd, Watches, fit, same
+from test_lightning_conformance import Losses, loader
+
+import hotloop
+from hotloop import events as ev
+from hotloop.errors import ConfigError
+from hotloop.integrations.lightning import HotLoop
+from hotloop.testing import captured_step_emulation
+from hotloop.testing.fitting import SmallClassifier, small_batches
+
+pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
+
+QUIET = {
+    "accelerator": "cpu",
+    "devices": 1,
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
+
+
+def trained(*callbacks, module=AlsoTested, batches=None, **settings):
+    """Give a Trainer, and the module that it has fitted."""
+    torch.manual_seed(1)
+    model = module(SmallClassifier())
+    trainer = pl.Trainer(callbacks=list(callbacks), **{"max_epochs": 1, **QUIET, **settings})
+    trainer.fit(model, loader(batches or small_batches(8)), loader(small_batches(2)))
+    return trainer, model
+
+
+def compiles(events):
+    return [one.function for one in events if isinstance(one, ev.Compiled)]
+
+
+def short(batches):
+    """Put a short batch behind others, as a loader does that drops none."""
+    return [*batches, tuple(one[:3] for one in batches[0])]
+
+
+@pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
+def test_a_short_last_batch_leaves_the_tier_in_force(run):
+    hot = HotLoop(run)
+    with captured_step_emulation():
+        trained(hot, batches=short(small_batches(9)))
+    told = hot.status()
+    assert told.running == told.loop.tier == run
+    assert {one.name: one.state for one in told.loop.tiers}[run] == "in force"
+    assert str(told).splitlines()[0] == f"hotloop in Lightning's Trainer (asked for: {run}), fit: {run}"
+    assert f"hotloop: {run} at step 10" in str(told)
+
+
+@pytest.mark.parametrize("run", ["aot_eager", "inductor"])
+def test_validate_after_a_fit_compiles_nothing_anew_and_keeps_the_fits_status(run):
+    hot = HotLoop(run)
+    with hotloop.watch() as fitted:
+        trainer, model = trained(hot)
+    assert sorted(compiles(fitted)) == ["training_step", "validation_step"]
+    of_fit, record = hot.status(), hot.record
+    with hotloop.watch() as validated:
+        first = trainer.validate(model, loader(small_batches(2)), verbose=False)
+        assert compiles(validated) == []
+        trainer.test(model, loader(small_batches(2)), verbose=False)
+    assert compiles(validated) == ["test_step"]
+    assert trainer.validate_loop.inference_mode, "put back"
+    told = hot.status()
+    assert (told.stage, told.running, told.loop, told.model) == ("fit", run, of_fit.loop, of_fit.model)
+    assert (told.after.stage, told.after.running) == ("test", run)
+    assert told.to_dict()["after"]["model"]["components"]["model"]["state"] == "compiled"
+    assert hot.record is record
+    eager, same_model = trained()
+    again = eager.validate(same_model, loader(small_batches(2)), verbose=False)
+    assert first[0]["val_loss"] == pytest.approx(again[0]["val_loss"], rel=1e-4)
+
+
+def test_auto_compiles_no_evaluation_that_its_fit_has_not_compiled():
+    hot = HotLoop()
+    trainer, model = trained(hot)
+    with hotloop.watch() as events:
+        trainer.validate(model, loader(small_batches(2)), verbose=False)
+    assert compiles(events) == []
+    told = hot.status().after
+    assert told.running == "eager"
+    assert told.notes[0].startswith("trainer.validate runs eager: run='auto' measures training steps alone")
+    assert 'HotLoop(run="default")' in told.hints[0]
+
+
+def test_before_anything_the_status_says_what_to_do():
+    told = HotLoop("full").status()
+    assert (told.stage, told.running, told.owned) == ("", "", False)
+    assert "(asked for: full), nothing has run yet" in str(told)
+    assert "Trainer(callbacks=[HotLoop()])" in told.hints[0]
+
+
+class Mine(Exception):
+    pass
+
+
+class Stops(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 6:
+            raise Mine("the disk is full\nand more of it")
+
+
+@pytest.mark.parametrize("callbacks", [(), (Watches(),)], ids=["owned", "in place"])
+def test_after_an_exception_the_status_says_what_ended_the_fit_and_what_had_run(callbacks):
+    hot = HotLoop("aot_eager")
+    with pytest.raises(Mine):
+        trained(hot, Stops(), *callbacks)
+    told = hot.status()
+    assert told.ended == "Mine: the disk is full"
+    assert told.running == "aot_eager"
+    assert "fit (ended by Mine: the disk is full): aot_eager" in str(told)
+
+
+class Fails(Sgd):
+    def configure_optimizers(self):
+        raise Mine("no optimizer")
+
+
+def test_a_fit_that_came_to_no_step_says_so():
+    hot = HotLoop("aot_eager")
+    with pytest.raises(Mine):
+        trained(hot, module=Fails)
+    assert "no training step came to it" in hot.status().notes
+    trained(hot, limit_train_batches=0)
+    assert hot.status().ended == ""
+    assert "no training step came to it" in hot.status().notes
+
+
+@pytest.mark.parametrize("run", ["eager", "none"])
+def test_eager_that_was_asked_for_is_said(run):
+    hot = HotLoop(run)
+    trained(hot)
+    assert hot.status().running == "eager"
+    assert hot.status().notes == (f"run={run!r} was asked for: steps run eager, and none is timed",)
+
+
+def test_auto_that_had_no_time_to_decide_says_so():
+    hot = HotLoop()
+    trained(hot, batches=small_batches(3))
+    assert "run='auto' had decided nothing yet when the fit ended at step 3" in hot.status().notes
+
+
+class TakesItOut(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if batch_idx == 4:
+            trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, HotLoop)]
+
+
+def test_a_callback_that_was_taken_out_says_when_and_what_is_left():
+    hot = HotLoop("aot_eager")
+    trained(hot, TakesItOut())
+    assert "taken out of trainer.callbacks at step 5: from there on the step is the Trainer's own" in str(hot.status())
+    assert hot.status().running == "aot_eager", "what ran until then"
+    hot = HotLoop("aot_eager")
+    _, model = trained(hot, TakesItOut(), Watches())
+    assert "the module stays compiled until hotloop.uncompile(module)" in str(hot.status())
+    hotloop.uncompile(model)
+
+
+def test_two_callbacks_are_refused_before_anything_runs():
+    losses, hot = Losses(), HotLoop("aot_eager")
+    for pair in ((HotLoop(), hot), (hot, hot)):
+        with pytest.raises(ConfigError, match=r"expected one HotLoop, since a training step has one owner"):
+            trained(losses, *pair)
+    assert losses.seen == []
+    trained(hot)
+    assert hot.status().running == "aot_eager"
+
+
+class Joins(pl.Callback):
+    """Adds the callback when the fit has begun."""
+
+    def __init__(self, hot):
+        self.hot = hot
+
+    def on_train_start(self, trainer, pl_module):
+        trainer.callbacks.append(self.hot)
+
+
+def test_a_callback_that_joins_late_owns_the_step_from_there():
+    hot = HotLoop("aot_eager")
+    same(fit(), fit(Sgd, Joins(hot)))
+    assert hot.status().owned
+
+
+class Tuned(AlsoTested):
+    def __init__(self, net):
+        super().__init__(net)
+        self.lr, self.batch_size = 0.125, 2
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.5)
+
+    def train_dataloader(self):
+        return loader(small_batches(12))
+
+
+def found_by_a_tuner(*callbacks):
+    torch.manual_seed(1)
+    model = Tuned(SmallClassifier())
+    trainer = pl.Trainer(callbacks=list(callbacks), max_epochs=1, **(QUIET | {"enable_checkpointing": True}))
+    Tuner(trainer).lr_find(model, num_training=30, min_lr=1e-4, max_lr=1.0)
+    trainer.fit(model)
+    return trainer, model
+
+
+def stopped_early(*callbacks):
+    return trained(EarlyStopping("val_loss", patience=1, mode="max"), *callbacks, max_epochs=6)
+
+
+def overfitted(*callbacks):
+    return trained(*callbacks, overfit_batches=1, max_epochs=8)
+
+
+def run_fast(*callbacks):
+    return trained(*callbacks, fast_dev_run=6)
+
+
+@pytest.mark.parametrize("program", [found_by_a_tuner, stopped_early, overfitted, run_fast])
+def test_what_people_ask_of_a_trainer_ends_as_without_the_callback(program, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a Tuner writes its checkpoint here
+    (eager, expected), hot = program(), HotLoop("aot_eager")
+    trainer, found = program(hot)
+    assert trainer.global_step == eager.global_step
+    torch.testing.assert_close(dict(found.state_dict()), dict(expected.state_dict()), rtol=1e-4, atol=1e-5)
+    assert hot.status().running == "aot_eager"
+
+
+def test_a_fit_goes_on_from_a_checkpoint_in_the_middle_of_an_epoch(tmp_path):
+    left = []
+    for callbacks in ((), (HotLoop("aot_eager"),)):
+        trainer, _ = trained(*callbacks, max_steps=5)
+        trainer.save_checkpoint(tmp_path / "middle.ckpt")
+        torch.manual_seed(1)
+        model = Sgd(SmallClassifier())
+        trainer = pl.Trainer(callbacks=list(callbacks), max_epochs=2, **QUIET)
+        trainer.fit(model, loader(small_batches(8)), ckpt_path=tmp_path / "middle.ckpt")
+        left.append((trainer.global_step, dict(model.state_dict())))
+    torch.testing.assert_close(left[0], left[1], rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_of_the_trainers_own_has_its_reason_and_a_hint_in_the_status():
+    hot = HotLoop()
+    trained(hot, module=Manual)
+    told = hot.status()
+    assert (told.running, told.owned) == ("eager", False)
+    assert told.why[0].startswith("manual optimization")
+    assert 'HotLoop(run="default")' in told.hints[0]
