@@ -4,6 +4,7 @@ usage: python -m benchmarks.frameworks [--cpu] [--only ROW[:KIND[:WAY]] ...] [--
                                                       [--out FILE]
        python -m benchmarks.frameworks --plan           what would run
        python -m benchmarks.frameworks --table FILE     the tables of a result file
+       python -m benchmarks.frameworks --together FILE  the same ways in one table, without injected failures
 
 Jobs that the result file holds already are not run again: name the same file with --out, and a --limit.
 """
@@ -50,6 +51,9 @@ def main(arguments=None):
     if options.table:
         print(show.tables(files.load(options.table)))
         return 0
+    if options.together:
+        print(show.together(files.load(options.together)))
+        return 0
     size = "cpu" if options.cpu else "gpu"
     jobs = plan.choose(plan.jobs(size), options.only)
     if options.plan:
@@ -85,6 +89,7 @@ def parse(arguments):
     )
     parser.add_argument("--note", help="what else a reader of the file should know, as who shares the machine")
     parser.add_argument("--table", type=pathlib.Path, metavar="FILE", help="print the tables of a result file")
+    parser.add_argument("--together", type=pathlib.Path, metavar="FILE", help="print its ways in one table")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
 

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 
 from .plan import EAGER, ROWS, STAGES, THEIRS
 
 STEPS = (200, 1_000, 10_000)
+_WHOLE = 1_000
+"""Figures from here on are shown without a fraction."""
+_HEAD = (
+    "| {} | ms a step | over eager | over theirs | cold s | 200 | 1,000 | 10,000 steps, s | MB | recompiles | leaked "
+    "keys |"
+)
 
 
 def in_short(found):
@@ -20,6 +27,19 @@ def in_short(found):
     if "real" in found:
         return ", ".join(f"{steps} steps {seconds:.4g} s" for steps, seconds in found["real"].items())
     return f"cold {found['cold_seconds']:.3g} s, {found['compiles']} compiles, {found['leaked_keys']} leaked keys"
+
+
+def ran_eager(compiled, status):
+    """Tell whether a way that was to be compiled ran eager.
+
+    Args:
+        compiled: whether something was compiled in its own fits: not where another way has compiled the same code.
+        status: what ours says of itself; empty for another way.
+    """
+    if compiled or not status:
+        return not compiled
+    # A loop names its tier first; of what is compiled in place the status has a row for each component.
+    return status.startswith("hotloop: eager at") or re.search(r"│ (eager|pending) +│", status) is not None
 
 
 def total(jobs, row, way, steps):
@@ -73,12 +93,27 @@ def _guide(jobs, row):
 
 
 def _row(jobs, row):
+    lines = [_HEAD.format("way"), "|" + "---|" * 11, *_ways(jobs, row), *_failures(jobs, row)]
+    return [*lines, ""]
+
+
+def together(document):
+    """Give all rows of the result file as one Markdown table, without what injected failures did."""
+    rows = [row for row in ROWS if any(key.startswith(f"{row.name}:cold:") for key in document["jobs"])]
+    lines = [_HEAD.format(""), "|" + "---|" * 11]
+    for row in rows:
+        first, *others = _ways(document["jobs"], row)
+        lines += [first.replace("| ", f"| **{row.name}** ", 1), *others]
+    return "\n".join(lines)
+
+
+def _ways(jobs, row):
     timed = next((one for key, one in jobs.items() if key.startswith(f"{row.name}:steady:")), {})
-    steady, idle = timed.get("ways", {}), [way for way, yes in timed.get("compiled", {}).items() if not yes]
-    head = "| way | ms a step | over eager | over theirs | cold s | 200 | 1,000 | 10,000 steps, s | MB | recompiles |"
-    head += " leaked keys |"
-    lines = [head, "|" + "---|" * 11]
-    for way in dict.fromkeys(key.split(":", 2)[2] for key in jobs if key.startswith(f"{row.name}:cold:")):
+    steady, said = timed.get("ways", {}), timed.get("status", {})
+    idle = [way for way, yes in timed.get("compiled", {}).items() if ran_eager(yes, said.get(way))]
+    known = dict.fromkeys(key.split(":", 2)[2] for key in jobs if key.startswith(f"{row.name}:cold:"))
+    lines = []
+    for way in sorted(known, key=lambda way: (EAGER, THEIRS, *row.gpu, *row.cpu, way).index(way)):
         cold, step = jobs[f"{row.name}:cold:{way}"], steady.get(way, {})
         memory = cold.get("memory") or {}
         cells = [
@@ -88,13 +123,18 @@ def _row(jobs, row):
             _number(memory.get("allocated_mb")), cold.get("recompiles", ""), cold.get("leaked_keys", ""),
         ]  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", "| injected failure | way | what becomes of the run |", "|---|---|---|"]
+    return lines
+
+
+def _failures(jobs, row):
+    lines = ["", "| injected failure | way | what becomes of the run |", "|---|---|---|"]
     for stage in STAGES:
         for way in (THEIRS, "ours:aot_eager"):
             if one := jobs.get(f"{row.name}:failure:{way}:{stage}"):
                 off = f", parameters off by {one['off_by']:.1e}" if "off_by" in one else ""
+                off += f" (two eager runs by {one['eager_off_by']:.1e})" if "eager_off_by" in one else ""
                 lines.append(f"| {stage} | {way} | {in_short(one)}{off} |")
-    return [*lines, ""]
+    return lines
 
 
 def _span(one, middle="ratio", low="low", high="high"):
@@ -104,4 +144,6 @@ def _span(one, middle="ratio", low="low", high="high"):
 
 
 def _number(value):
-    return "" if value is None else f"{value:.4g}"
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= _WHOLE else f"{value:.4g}"

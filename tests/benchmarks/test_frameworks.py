@@ -1,12 +1,15 @@
 """The benchmark of frameworks: its plan, and the arithmetic of its tables."""
 
+import contextlib
 import json
 import pathlib
+import types
 
 import pytest
+import torch
 
 from benchmarks.frameworks import __main__ as command
-from benchmarks.frameworks import plan, show
+from benchmarks.frameworks import child, plan, show
 
 COLD = {"way": "theirs", "cold_seconds": 10.0, "cold_steps": 3, "compiles": 1, "recompiles": 0, "leaked_keys": 2}
 JOBS = {
@@ -101,3 +104,47 @@ def test_a_steady_job_finds_what_the_cold_ones_of_its_row_have_compiled(monkeypa
     ):
         command.measured(job, "cpu", 9.0, tmp_path)
     assert seen == {("fabric", "cold"): [], ("lightning", "steady"): [], ("fabric", "steady"): ["eager", "theirs"]}
+
+
+IN_PLACE = " component ┃ asked for ┃ running ┃ state    ┃\n model     │ default   │ {} │ {} │ 0 │"
+
+
+@pytest.mark.parametrize(
+    ("compiled", "status", "eager"),
+    [
+        (False, None, True),
+        (True, None, False),
+        (False, "hotloop: full+graph at step 54\n full+graph │ in force │\n eager │ timed │", False),
+        (False, "hotloop: eager at step 54 (asked for: full)\n full │ declined │", True),
+        (False, IN_PLACE.format("default", "compiled"), False),
+        (False, IN_PLACE.format("none   ", "eager   "), True),
+    ],
+)
+def test_a_way_whose_code_another_has_compiled_did_not_run_eager(compiled, status, eager):
+    assert show.ran_eager(compiled, status) is eager
+    (name,) = [key for key in JOBS if ":steady:" in key]
+    told = {"compiled": {"ours:default": compiled}, "status": {"ours:default": status}}
+    text = show.tables({"jobs": {**JOBS, name: {**JOBS[name], **told}}})
+    assert ("| ours:default (ran eager) |" in text) is eager
+
+
+def test_an_injected_failure_is_told_beside_two_eager_runs(monkeypatch):
+    first, failed, second = (torch.tensor([value]) for value in (1.0, 1.5, 1.25))
+    left = iter([[first], [failed], [second]])
+    monkeypatch.setattr(child, "_loss_of", lambda row, way, run: next(left))
+    planted = types.SimpleNamespace(fired=1, compile=None)
+    monkeypatch.setattr(child, "planted_failure", lambda stage, after: contextlib.nullcontext(planted))
+    order = {"row": "fabric", "ways": ["ours:aot_eager"], "stage": "backward run"}
+    found = child.failure(order, child.Run("cpu"))
+    assert (found["off_by"], found["eager_off_by"]) == (0.5, 0.25)
+    text = show.tables({"jobs": {**JOBS, "fabric:failure:ours:aot_eager:backward run": found}})
+    assert "trained on, parameters off by 5.0e-01 (two eager runs by 2.5e-01) |" in text
+
+
+def test_the_page_has_the_table_of_its_file(capsys):
+    root = pathlib.Path(__file__).parents[2]
+    assert command.main(["--together", str(root / "benchmarks/results/2026-11-22-h200-frameworks.json")]) == 0
+    table = capsys.readouterr().out.strip()
+    assert len(table.splitlines()) == 2 + 7 * 5
+    assert "(ran eager)" not in table
+    assert table in (root / "docs/frameworks.md").read_text()

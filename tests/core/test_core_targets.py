@@ -140,10 +140,22 @@ def test_a_pipeline_compiles_its_denoiser_and_names_the_others(denoiser):
     assert hotloop.status(pipe).components[denoiser].state == "eager"
 
 
-def test_a_pipeline_without_a_denoiser_compiles_all_of_it():
+def test_a_pipeline_without_a_denoiser_compiles_what_is_named():
     pipe = Pipeline(encoder=Net(), decoder=Net())
-    hotloop.compile(pipe, "aot_eager")
-    assert {part.requested for part in hotloop.status(pipe).components.values()} == {"aot_eager"}
+    with pytest.raises(ConfigError, match=r"the parts are: encoder, decoder; name what to compile, preset=\{'encoder'"):
+        hotloop.compile(pipe, "aot_eager")
+    hotloop.compile(pipe, {"decoder": "aot_eager"})
+    assert {name: one.requested for name, one in hotloop.status(pipe).components.items()} == {
+        "encoder": "none", "decoder": "aot_eager"
+    }  # fmt: skip
+
+
+def test_a_part_that_torch_compile_wrapped_is_refused_where_it_is_to_be_compiled():
+    pipe = Pipeline(unet=torch.compile(Net(), backend="aot_eager"), vae=Net())
+    with pytest.raises(ConfigError, match=r"'unet' was wrapped by torch\.compile.*pipeline\.unet\._orig_mod"):
+        hotloop.compile(pipe, "aot_eager")
+    hotloop.compile(pipe, {"vae": "aot_eager"})
+    assert hotloop.status(pipe).components["unet"].state == "as-given"
 
 
 def loss_function(prediction, target, *, weight=1.0):
@@ -304,7 +316,7 @@ def test_a_module_that_torch_compiled_in_place_is_taken_over(caplog):
     hotloop.compile(model, "aot_eager")
     model(rows())
     assert one(model).state == "compiled"
-    assert "hotloop takes over" in caplog.text
+    assert "hotloop.compile compiles over it" in caplog.text
 
 
 def test_dataclass_like_outputs_and_keyword_calls():

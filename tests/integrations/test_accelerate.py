@@ -134,6 +134,58 @@ def test_a_preset_for_each_model():
         prepare(accelerator, one, preset={two: "aot_eager"})
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"preset": {"model": "default"}}, r"preset=\{'model': 'default'\}: expected models as keys, not a str.*: Net"),
+        ({"run": "auto"}, r"prepare\(run='auto'\): .*hotloop\.Loop\(model, optimizer, run='auto'\)"),
+        ({"backend": "eager"}, r"prepare\(backend='eager'\): there is no such setting.*named by preset="),
+        ({"dynamc": True}, r"did you mean 'dynamic'"),
+    ],
+)
+def test_what_prepare_does_not_take_is_refused_by_its_name(settings, said):
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(ConfigError, match=said):
+        prepare(accelerator, Net(), **settings)
+    assert not accelerator._models
+
+
+def test_prepare_without_an_accelerator_or_without_a_model(caplog):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ConfigError, match=r"prepare\(Net, ...\): expected the Accelerator first"):
+        prepare(model, optimizer)
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(ConfigError, match=r"prepare\(preset='default'\): no model is among the objects \(SGD\)"):
+        prepare(accelerator, optimizer, preset="default")
+    prepare(accelerator, optimizer)
+    assert "no model is among the objects (SGD), so nothing is compiled" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("backend", "settings", "said", "asked"),
+    [
+        ("inductor", {"preset": "aot_eager"}, "preset='aot_eager' goes before the accelerator's dynamo backend INDUCTOR",
+         "aot_eager"),
+        ("aot_eager", {"dynamic": False}, "dynamic=False goes before what the accelerator's dynamo", "aot_eager"),
+        ("eager", {}, "dynamo backend EAGER compiles nothing, and models run eager", "none"),
+    ],
+)  # fmt: skip
+def test_which_goes_before_the_other_is_said(backend, settings, said, asked, caplog):
+    accelerator = Accelerator(cpu=True, dynamo_plugin=TorchDynamoPlugin(backend=backend))
+    model = prepare(accelerator, Net(), **settings)
+    assert said in caplog.text
+    assert hotloop.status(model).components["model"].requested == asked
+
+
+def test_what_the_user_compiled_in_place_stays_in_force_with_preset_none(caplog):
+    model = Net()
+    model.compile(backend="aot_eager")
+    model = prepare(Accelerator(cpu=True), model, preset="none")
+    assert hotloop.status(model).components["model"].state == "as-given"
+    assert "module.compile() was called on the model" in caplog.text
+
+
 def test_a_preset_named_by_the_model_that_the_user_wrapped():
     accelerator, one = Accelerator(cpu=True), Net()
     wrapped = torch.compile(one, backend="aot_eager")

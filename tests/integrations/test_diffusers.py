@@ -69,6 +69,27 @@ def test_of_named_parts_the_denoiser_alone_is_compiled():
         Parts(scheduler=object())
 
 
+def test_parts_without_a_denoiser_are_compiled_by_name_only():
+    parts = Parts(vae=small_vae(), scheduler=object())
+    with pytest.raises(ConfigError, match=r"no denoiser \(unet or transformer\).*the parts are: vae; name what"):
+        compile(parts)
+    assert hotloop.status(parts).components["vae"].requested == "none"
+    compile(parts, {"vae": "aot_eager"})
+    assert hotloop.status(parts).components["vae"].requested == "aot_eager"
+
+
+def test_what_the_user_compiled_by_torchs_own_means_is_refused_or_told():
+    with pytest.raises(ConfigError, match=r"pipeline\.unet\._orig_mod"):
+        compile(Parts(unet=torch.compile(small_unet(), backend="aot_eager")), "aot_eager")
+    unet = small_unet()
+    unet.compile_repeated_blocks(backend="aot_eager")
+    own = [one._compiled_call_impl for one in unet.modules()]
+    parts = compile(Parts(unet=unet), "aot_eager")
+    assert "unet: module.compile() was called on down_blocks.0" in hotloop.status(parts).hint
+    hotloop.uncompile(parts)
+    assert [one._compiled_call_impl for one in unet.modules()] == own
+
+
 def test_a_real_pipeline_its_denoiser_or_the_parts_that_are_named(tmp_path):
     torch.manual_seed(0)
     text = CLIPTextModel(

@@ -37,9 +37,18 @@ def test_accelerated():
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
 def test_lora():
-    status, losses = program("lora").main("aot_eager", steps=2)
+    status, losses = program("lora").train("aot_eager", steps=2)
     assert losses[1] < losses[0]
     assert status.components["unet"].state == "compiled"
     assert status.components["unet"].frames_compiled == 4
     assert {name for name, one in status.components.items() if one.requested == "none"} == {"vae", "text_encoder"}
     assert torch.isfinite(torch.tensor(losses)).all()
+
+
+@pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
+def test_lora_from_the_command_line(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["lora.py", "--preset", "none", "--steps", "2"])
+    program("lora").main()
+    said = capsys.readouterr().out
+    assert "unet" in said
+    assert [line.partition(":")[0] for line in said.splitlines() if "at the last" in line] == ["pen", "ink"]

@@ -130,6 +130,9 @@ def test_a_compile_that_the_trainer_has_applied_is_recognised(tmp_path):
     assert {one.component for one in events if isinstance(one, ev.Compiled)} == {None}, "the Trainer's, and no other"
     (decision,) = hot.record.document["decisions"]
     assert "torch_compile=True" in decision["reason"]
+    part = hot.status().components["model"]
+    assert (part.requested, part.running) == ("aot_eager", "as-given")
+    assert "torch_compile=True" in part.causes[0].reason
     assert "Trainer(..., callbacks=[HotLoop()])" in decision["reason"]
 
 
@@ -197,10 +200,11 @@ def test_settings_are_refused_when_they_are_made():
         HotLoop().report("run.html")
 
 
-def plain_trainer(model, folder, hot, arguments=None, **more):
-    arguments = arguments or TrainingArguments(str(folder), **{**ARGUMENTS, "max_steps": 2, **more})
+def plain_trainer(model, folder, hot, arguments=None, *, kind=Trainer, more=(), **settings):
+    settings = {**ARGUMENTS, "max_steps": 2, "remove_unused_columns": False, **settings}
+    arguments = arguments or TrainingArguments(str(folder), **settings)
     collator = DataCollatorWithPadding(Tokens())
-    return Trainer(model, arguments, train_dataset=samples(16), callbacks=[hot], data_collator=collator)
+    return kind(model, arguments, train_dataset=samples(16), callbacks=[hot, *more], data_collator=collator)
 
 
 def test_trainers_that_share_arguments_are_each_given_the_compile_that_these_ask_for(tmp_path):
@@ -228,7 +232,8 @@ def test_a_model_that_was_compiled_before_stays_so_after_training(tmp_path):
     hot, model = HotLoop("default"), hotloop.compile(small_bert(), "aot_eager")
     plain_trainer(model, tmp_path, hot).train()
     assert hotloop.status(model).components["model"].running == "aot_eager"
-    assert "compiled in place before" in hot.record.document["decisions"][0]["reason"]
+    assert "hotloop.compile was called on the model before" in hot.record.document["decisions"][0]["reason"]
+    assert "hotloop.compile was called on the model before" in hot.status().components["model"].causes[0].reason
 
 
 class TakesItOut(TrainerCallback):
@@ -283,6 +288,66 @@ def test_a_model_that_the_user_wrapped_trains_as_it_was_given(tmp_path):
     )
     collate = DataCollatorWithPadding(Tokens())
     model = torch.compile(fresh_bert(), backend="aot_eager")
-    trainer = Trainer(model, args, train_dataset=samples(8), data_collator=collate, callbacks=[HotLoop("aot_eager")])
+    hot = HotLoop("aot_eager")
+    trainer = Trainer(model, args, train_dataset=samples(8), data_collator=collate, callbacks=[hot])
+    trainer.train()
+    assert trainer.state.global_step == 2
+    part = hot.status().components["model"]
+    assert (part.requested, part.running) == ("aot_eager", "as-given")
+    assert "torch.compile() wrapped the model" in part.causes[0].reason
+
+
+@pytest.mark.parametrize("kind", [Trainer, HotTrainer])
+def test_a_part_that_the_user_compiled_is_taken_as_given_and_told(kind, tmp_path):
+    model, hot = small_bert(), HotLoop("aot_eager")
+    model.bert = torch.compile(model.bert, backend="aot_eager")
+    plain_trainer(model, tmp_path, hot, kind=kind).train()
+    assert "torch.compile() wrapped bert" in str(hot.record.document["decisions"])
+    said = hot.status().components["model"].causes[0].reason if kind is Trainer else hot.status().tiers[0].why
+    assert "torch.compile() wrapped bert" in said
+
+
+def test_a_plain_trainer_says_what_runs_and_why_before_and_after(tmp_path, caplog):
+    hot = HotLoop()
+    assert "no training run has begun" in hot.status().hint
+    plain_trainer(small_bert(), tmp_path, hot).train()
+    part = hot.status().components["model"]
+    assert (part.requested, part.running, part.state) == ("auto", "none", "eager")
+    (cause,) = part.causes
+    assert "run='auto': eager, with nothing measured" in cause.reason
+    assert "HotTrainer" in cause.hint
+    assert cause.reason in caplog.text
+    assert hot.record.document["components"]["model"]["causes"] == [cause.to_dict()]
+
+
+def test_a_tier_that_a_plain_trainer_cannot_have_is_compiled_in_place_and_told(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOTLOOP_DISABLE", "1")  # what is asked for is told in any case
+    hot = HotLoop("full+graph")
+    plain_trainer(small_bert(), tmp_path, hot).train()
+    part = hot.status().components["model"]
+    assert part.requested == "default"
+    assert [cause.reason.partition(":")[0] for cause in part.causes] == [
+        "HOTLOOP_DISABLE=1 is set", "run='full+graph'"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Trainer, HotTrainer])
+def test_a_second_callback_is_refused_before_training(kind, tmp_path):
+    one, two = HotLoop("aot_eager"), HotLoop("eager")
+    with pytest.raises(hotloop.errors.ConfigError, match=r"HotLoop\(run='aot_eager'\), HotLoop\(run='eager'\): a Tra"):
+        plain_trainer(small_bert(), tmp_path, one, kind=kind, more=[two])
+    with pytest.raises(hotloop.errors.ConfigError, match="takes one HotLoop"):
+        plain_trainer(small_bert(), tmp_path, one, kind=kind, more=[one])
+
+
+def test_a_second_callback_that_is_added_later_is_refused_and_the_model_left(tmp_path):
+    hot = HotLoop("aot_eager")
+    trainer = plain_trainer(small_bert(), tmp_path, hot)
+    trainer.add_callback(HotLoop("eager"))
+    with pytest.raises(hotloop.errors.ConfigError, match="takes one HotLoop"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert get_entry(trainer.model) is None
+    trainer.pop_callback(HotLoop)
     trainer.train()
     assert trainer.state.global_step == 2

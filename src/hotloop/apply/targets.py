@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _DENOISERS = ("unet", "transformer")
 _WRAPPERS = ("_FabricModule", "DistributedDataParallel")
@@ -85,8 +88,35 @@ def _mapping(model: Mapping[str, Any]) -> Target:
 
 
 def denoisers(target: Target) -> tuple[str, ...]:
-    """Give the components that one preset for a pipeline compiles: its denoiser, or everything where it has none."""
-    return tuple(name for name in _DENOISERS if name in target.components) or tuple(target.components)
+    """Give the components that one preset for a pipeline compiles: its denoiser, and nothing else.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    found = tuple(name for name in _DENOISERS if name in target.components)
+    if not found:
+        known = ", ".join(target.components) or "none"
+        first = next(iter(target.components), "unet")
+        raise ConfigError(
+            f"there is no denoiser ({' or '.join(_DENOISERS)}) among the parts, and by default nothing else is "
+            f"compiled; the parts are: {known}; name what to compile, preset={{{first!r}: 'default'}}"
+        )
+    return found
+
+
+def refuse_wrapped(target: Target, names: Iterable[str]) -> None:
+    """Refuse parts of a pipeline that ``torch.compile(part)`` wrapped: which of the two compiles it is to be said.
+
+    Raises:
+        ConfigError: one of them is.
+    """
+    for name in names:
+        part = target.components[name]
+        if isinstance(part, torch.nn.Module) and "" in compiled_by_torch(part):
+            raise ConfigError(
+                f"component {name!r} was wrapped by torch.compile(): hand over the module itself "
+                f"(pipeline.{name} = pipeline.{name}._orig_mod), or name other components in preset"
+            )
 
 
 def entry_points(component: Any) -> list[Any]:
@@ -161,16 +191,28 @@ def _is_fsdp(name: str, module: torch.nn.Module) -> bool:
 
 def wrapped_by(module: torch.nn.Module) -> torch.nn.Module | None:
     """Give the model inside a framework's wrapper; None where the module is no wrapper."""
-    if not any(base.__name__ in _WRAPPERS for base in type(module).__mro__):
+    if not _is_wrapper(module):
         return None
     # Not by module.module: Fabric asks there whether a module is true, which one wrapped by torch.compile refuses.
     children = dict(module.named_children())
     return next((children[name] for name in _HELD_AS if name in children), None)
 
 
+def _is_wrapper(module: torch.nn.Module) -> bool:
+    return any(base.__name__ in _WRAPPERS for base in type(module).__mro__)
+
+
 def compiled_by_torch(module: torch.nn.Module) -> list[str]:
     """Name the modules inside one that ``torch.compile(module)`` wrapped, the module itself included, by path."""
     return [name for name, one in module.named_modules() if "_orig_mod" in dict(one.named_children())]
+
+
+def without_wrappers(module: torch.nn.Module, path: str) -> str:
+    """Give the path of a module inside a model, without the wrappers of frameworks and of ``torch.compile``."""
+    parts = [one for one in path.split(".") if one not in ("", "_orig_mod")]
+    while parts and _is_wrapper(module) and parts[0] in _HELD_AS:
+        del parts[0]
+    return ".".join(parts)
 
 
 def is_lightning(module: torch.nn.Module) -> bool:

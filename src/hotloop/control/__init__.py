@@ -10,16 +10,20 @@ from hotloop.control.api import (
     validate,
 )
 from hotloop.control.component_status import ComponentStatus, Status
+from hotloop.control.given import AS_GIVEN, compiled_by_user, given
 from hotloop.control.lifetime import own
 from hotloop.control.methods import MethodEntry, Note
 
 __all__ = [
+    "AS_GIVEN",
     "ComponentStatus",
     "Installed",
     "MethodEntry",
     "Note",
     "Status",
     "compile",
+    "compiled_by_user",
+    "given",
     "method_of",
     "own",
     "paused",

@@ -20,17 +20,19 @@ from hotloop.apply import (
     WORTH_CUTTING,
     Cut,
     block_classes,
+    compiled_by_torch,
     components_of,
     declared_blocks,
     entry_points,
     is_lightning,
     sharded_units,
 )
-from hotloop.apply.targets import Target, denoisers
+from hotloop.apply.targets import Target, denoisers, refuse_wrapped
 from hotloop.config import ComponentConfig, Regions, component_config
 from hotloop.control import boundary, methods
 from hotloop.control.component import CompiledFunction, Component, Entry, lane
 from hotloop.control.component_status import ComponentStatus, Status, status_of
+from hotloop.control.given import AS_GIVEN, compiled_by_user, compiled_over
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.fallback import first_available, missing
 from hotloop.observe import Cause, collector
@@ -68,7 +70,8 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
             pipeline); or a plain callable (a new callable is returned). A LightningModule is compiled in its
             ``*_step`` methods, its forward and its children.
         preset: a name (in any case), a `hotloop.Preset`, or a mapping of component name to either. One preset for a
-            mapping compiles all of it; for a pipeline only its denoiser (``unet`` or ``transformer``).
+            mapping compiles all of it; for a pipeline only its denoiser (``unet`` or ``transformer``), and to have
+            none is an error.
         inference: the preset while gradients are off; None takes ``preset``'s.
         regions: ``"whole"``; ``"blocks"``: each repeated block and the rest in pieces, equal blocks compiled once;
             ``"auto"``: whole, unless the class declares its repeated blocks and cutting there saves half of the graph.
@@ -123,6 +126,8 @@ def _plan(target: Target, preset: Any, inference: Any) -> dict[str, tuple[_Prese
                 raise ConfigError(f"{what} names component {name!r}, which does not exist: expected one of {known}")
     if not names:
         raise ConfigError("nothing to compile: the mapping holds no module or callable")
+    if target.kind == "pipeline":
+        refuse_wrapped(target, names)
     return {
         name: (
             preset[name] if isinstance(preset, Mapping) else preset,
@@ -241,26 +246,30 @@ def _plain(function: Any) -> Callable[..., Any]:
 def _attach(part: torch.nn.Module, component: Component) -> None:
     _take_off(part)
     points = entry_points(part)
-    for point in points:
-        if get_entry(point) is not None and point not in _components:
-            kind = type(point).__name__
-            _log.info("%s: %s was compiled by module.compile() before; hotloop takes over", component.name, kind)
+    if theirs := compiled_over(part):
+        _log.warning("%s: %s", component.name, theirs)
     component.targets = tuple(weakref.ref(point) for point in points)
     _nest(part, component)
     _components[part] = component
     asked = any(lane.preset.backend != "eager" for lane in component.lanes)
     if asked:
         part.__dict__[_MARKER] = component.config.training.name
-    if component.disabled or all(lane.eager for lane in component.lanes):
-        return
+    eager = component.disabled or all(lane.eager for lane in component.lanes)
     for point in points:
-        set_entry(point, (methods.RedirectableEntry if is_lightning(point) else Entry)(point, component))
+        there = get_entry(point)
+        before = there.before if isinstance(there, Entry) else there
+        if not eager or before is not None:  # what is to be eager has to be led past module.compile()
+            set_entry(point, (methods.RedirectableEntry if is_lightning(point) else Entry)(point, component, before))
+    if eager:
+        return
     component.methods = methods.make(part, component)
     methods.put(part, component.methods)
 
 
 def uncompile(model: Any) -> Any:
-    """Take a compile off again: the model runs eager, as if it had never been compiled.
+    """Take a compile off again: the model runs as if hotloop had never compiled it.
+
+    That is eager, or what the user's own ``module.compile()`` had put in force before.
 
     Takes what `compile` takes, and gives it back; for a compiled callable that is the plain one. What was not compiled
     stays as it is.
@@ -284,8 +293,9 @@ def _take_off(module: torch.nn.Module) -> None:
         return
     methods.drop(module, component.methods)
     for reference in component.targets:
-        if (point := reference()) is not None:
-            set_entry(point, None)
+        point = reference()
+        if point is not None and isinstance(entry := get_entry(point), Entry):  # else the user has compiled it since
+            set_entry(point, entry.before)
 
 
 def _nest(part: torch.nn.Module, component: Component) -> None:
@@ -351,11 +361,15 @@ def method_of(module: torch.nn.Module, name: str) -> Callable[..., Any]:
 
 
 def status(model: Any) -> Status:
-    """Say what was asked for and what runs, for each component of a model, mapping, pipeline or compiled callable."""
+    """Say what was asked for and what runs, for each component of a model, mapping, pipeline or compiled callable.
+
+    What its user compiled by torch's own means, and was not handed to hotloop, is ``as-given``.
+    """
     collector.poll(force=True)
     if isinstance(model, CompiledFunction):
         return Status({model.component.name: status_of(model.component.name, model.component)})
-    target = components_of(model)
+    wrapped = isinstance(model, torch.nn.Module) and "" in compiled_by_torch(model)
+    target = Target("module", {"model": model}) if wrapped else components_of(model)
     found: dict[str, ComponentStatus] = {}
     for name, part in target.components.items():
         if isinstance(part, CompiledFunction):
@@ -364,7 +378,15 @@ def status(model: Any) -> Status:
             found.update(_module_status(name, part))
         else:
             found[name] = _eager_status(name)
-    return Status(found, target.skipped, _left_out_hint(target, found))
+    hints = [_left_out_hint(target, found), *_taken_over_hints(target)]
+    return Status(found, target.skipped, "\n".join(hint for hint in hints if hint))
+
+
+def _taken_over_hints(target: Target) -> list[str]:
+    """Say of what hotloop compiled what its user had compiled in it by torch's own means."""
+    parts = {name: part for name, part in target.components.items() if isinstance(part, torch.nn.Module)}
+    theirs = {name: compiled_over(part) for name, part in parts.items() if part in _components}
+    return [f"{name}: {one}" for name, one in theirs.items() if one]
 
 
 def _left_out_hint(target: Target, found: dict[str, ComponentStatus]) -> str:
@@ -376,15 +398,27 @@ def _left_out_hint(target: Target, found: dict[str, ComponentStatus]) -> str:
 
 def _module_status(name: str, part: torch.nn.Module) -> dict[str, ComponentStatus]:
     """Give a module's own component, or those compiled inside it, or why it is eager."""
+    if "" in compiled_by_torch(part):  # around what hotloop compiled, which has the account
+        inside = dict(part.named_children())["_orig_mod"]
+        if any(module in _components for module in inside.modules()):
+            return _module_status(name, inside)
     if (own := _components.get(part)) is not None:
         return {name: status_of(name, own)}
     inner = {path: _components[module] for path, module in part.named_modules() if module in _components}
     if inner:
         return {path: status_of(path, component) for path, component in inner.items()}
     copies = {path: module.__dict__[_MARKER] for path, module in part.named_modules() if _MARKER in module.__dict__}
-    return {path or name: _eager_status(path or name, marker) for path, marker in copies.items()} or {
-        name: _eager_status(name)
-    }
+    if copies:
+        return {path or name: _eager_status(path or name, marker) for path, marker in copies.items()}
+    theirs = compiled_by_user(part)
+    return {name: _eager_status(name) if theirs is None else _as_given_status(name, theirs)}
+
+
+def _as_given_status(name: str, why: Cause) -> ComponentStatus:
+    """Give the status of a component that hotloop was asked nothing of, and that its user compiled."""
+    return ComponentStatus(
+        name=name, requested="none", inference="none", running=AS_GIVEN, state=AS_GIVEN, causes=(why,)
+    )
 
 
 def _eager_status(name: str, marker: str | None = None) -> ComponentStatus:

@@ -268,12 +268,17 @@ class Entry:
     """What a module's call is routed to. It holds the module weakly, as eager would.
 
     A copy of a module whose class copies ``__dict__`` itself would lead into the original: an entry copies to None.
+
+    Args:
+        target: the module.
+        component: that it is an entry of.
+        before: what the module's own ``compile()`` had put in its place, which is there again once this is taken off.
     """
 
-    __slots__ = ("_inference", "_module", "_training")
+    __slots__ = ("_inference", "_module", "_training", "before")
 
-    def __init__(self, target: Any, component: Component) -> None:
-        self._module = weakref.ref(target)
+    def __init__(self, target: Any, component: Component, before: Callable[..., Any] | None = None) -> None:
+        self._module, self.before = weakref.ref(target), before
         self._training, self._inference = component.lanes
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

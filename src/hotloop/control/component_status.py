@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hotloop.control.component import Component
     from hotloop.observe import GraphInfo, Tally
 
-State = Literal["pending", "compiled", "partial", "eager"]
+State = Literal["pending", "compiled", "partial", "eager", "as-given"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class ComponentStatus:
 
     ``state`` is ``pending`` (not called yet), ``compiled``, ``partial`` (some frame or graph eager or on a lower rung)
     or ``eager``; whenever it is not what was asked for, ``causes`` says why. ``running`` is the preset in force
-    (``none`` when eager). ``frames_compiled`` and ``frames_eager`` count executions: graphs that ran on a rung above
+    (``none`` when eager). Both are ``as-given`` where the user compiled it by torch's own means, which is not counted.
+    ``frames_compiled`` and ``frames_eager`` count executions: graphs that ran on a rung above
     ``none``; and graphs that ran on ``none``, or calls that reached no graph. ``compiles`` counts compilations,
     ``compile_seconds`` is their wall-clock time. ``modes`` holds the same counts for training and inference apart,
     and ``calls_per_step``: how often so many calls were made between two optimizer steps.

@@ -12,6 +12,7 @@ unit by unit under FSDP2. So keys carry no ``_orig_mod.``, and ``eval()`` reache
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,16 +20,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.control import compile as compile_in_place
-from hotloop.control import validate
-from hotloop.errors import ConfigError
+from hotloop.control import compiled_by_user, validate
+from hotloop.errors import ConfigError, missing_extra
 from hotloop.integrations.accelerate_state import asks, set_aside, settings_of, share_autocast, tell_tf32
+from hotloop.presets import expected
+
+try:
+    from accelerate import Accelerator  # type: ignore[import-untyped]
+    from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]
+except ImportError as error:
+    raise missing_extra("hotloop.integrations.accelerate", "hf", error) from error
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator  # type: ignore[import-untyped]
-
     from hotloop.presets import Preset
 
 _log = logging.getLogger("hotloop")
+_SETTINGS = tuple(name for name in inspect.signature(compile_in_place).parameters if name not in ("model", "preset"))
 
 
 def prepare(
@@ -42,7 +49,7 @@ def prepare(
 
     Args:
         accelerator: where it was given a ``dynamo_backend`` or ``dynamo_plugin``, what that asks for is compiled by
-            hotloop instead, once; ``preset`` and ``settings`` go before it.
+            hotloop instead, once; ``preset`` and ``settings`` go before it, which is said.
         objects: what ``accelerator.prepare`` takes.
         preset: for each of the models; or a mapping of model to preset, in which models that are not named stay eager;
             ``"none"`` compiles nothing, for a `hotloop.Loop` that chooses by itself. Unset: what the accelerator was
@@ -54,11 +61,11 @@ def prepare(
         what ``accelerator.prepare`` returns: one object, or a tuple in the same order.
 
     Raises:
-        ConfigError: a setting does not fit, or a preset is given for a model that is not among the objects; nothing was
-            prepared then.
+        ConfigError: there is no accelerator, a setting does not fit or there is none of that name, a preset or setting
+            is given and no model for it, or a preset for a model that is not among the objects; nothing was prepared
+            then.
     """
-    if not objects:
-        raise ConfigError("prepare(accelerator): expected models, optimizers, loaders or schedulers to prepare")
+    _check(accelerator, objects, preset, settings)
     plugin = accelerator.state.dynamo_plugin
     given_as = {one: _without_wrapper(one) for one in objects if isinstance(one, torch.nn.Module)}
     objects = tuple(given_as[one] if isinstance(one, torch.nn.Module) else one for one in objects)
@@ -74,6 +81,8 @@ def prepare(
             )
         _log.warning("dynamo backend %s is Accelerate's to apply: hotloop compiles nothing", plugin.backend.value)
         return accelerator.prepare(*objects, device_placement=device_placement)
+    if asks(plugin):
+        _tell_which(plugin, preset, settings)
     if asks(plugin) and accelerator.mixed_precision == "no" and accelerator.device.type == "cuda":
         tell_tf32("accelerate (Accelerator with a dynamo backend)")
     wanted = {
@@ -88,6 +97,58 @@ def prepare(
         if isinstance(given, torch.nn.Module):
             _compile(accelerator, result, wanted[given])
     return prepared
+
+
+def _check(accelerator: Any, objects: tuple[Any, ...], preset: Any, settings: Mapping[str, Any]) -> None:
+    """Refuse what cannot be meant before anything is prepared."""
+    if not isinstance(accelerator, Accelerator):
+        raise ConfigError(
+            f"prepare({type(accelerator).__name__}, ...): expected the Accelerator first, then what to prepare: "
+            "prepare(accelerator, model, optimizer, loader)"
+        )
+    if not objects:
+        raise ConfigError("prepare(accelerator): expected models, optimizers, loaders or schedulers to prepare")
+    if "run" in settings:
+        raise ConfigError(
+            f"prepare(run={settings['run']!r}): prepare compiles in place and owns no step, so there is no run=: give "
+            f"preset=..., or prepare with preset='none' and give the step to hotloop.Loop(model, optimizer, "
+            f"run={settings['run']!r})"
+        )
+    for name in settings:
+        if name not in _SETTINGS:
+            hint = "; what compiles is named by preset=" if name in ("backend", "mode") else ""
+            raise ConfigError(
+                f"prepare({name}={settings[name]!r}): there is no such setting: {expected(name, _SETTINGS)}{hint}"
+            )
+    if any(isinstance(one, torch.nn.Module) for one in objects):
+        return
+    handed = ", ".join(type(one).__name__ for one in objects)
+    asked = {**({} if preset is None else {"preset": preset}), **settings}
+    if asked:
+        said = ", ".join(f"{name}={one!r}" for name, one in asked.items())
+        raise ConfigError(f"prepare({said}): no model is among the objects ({handed}), expected the one to compile")
+    _log.warning(
+        "prepare: no model is among the objects (%s), so nothing is compiled: hand the model over with them, or use "
+        "accelerator.prepare for these",
+        handed,
+    )
+
+
+def _tell_which(plugin: Any, preset: Any, settings: Mapping[str, Any]) -> None:
+    """Say which goes before the other: what the accelerator was given to compile with, or what `prepare` was."""
+    backend = f"the accelerator's dynamo backend {plugin.backend.value}"
+    if preset is not None:
+        shown = "a preset for each model" if isinstance(preset, Mapping) else f"preset={preset!r}"
+        _log.warning("prepare: %s goes before %s, whose other settings stay in force", shown, backend)
+    elif settings:
+        said = ", ".join(f"{name}={one!r}" for name, one in settings.items())
+        _log.warning("prepare: %s goes before what %s asks for", said, backend)
+    elif settings_of(plugin) is not None and plugin.backend == DynamoBackend.EAGER:
+        _log.warning(
+            "prepare: %s compiles nothing, and models run eager: leave it out for preset='default', or name a preset, "
+            "prepare(..., preset='aot_eager')",
+            backend,
+        )
 
 
 def _without_wrapper(given: Any) -> Any:
@@ -107,8 +168,18 @@ def _chosen(objects: tuple[Any, ...], preset: Any) -> dict[torch.nn.Module, Any]
     models = [one for one in objects if isinstance(one, torch.nn.Module)]
     if not isinstance(preset, Mapping):
         return dict.fromkeys(models, preset)
-    if strange := [one for one in preset if all(one is not model for model in models)]:
-        raise ConfigError(f"preset names a {type(strange[0]).__name__} that is not among the objects to prepare")
+    for one in preset:
+        if any(one is model for model in models):
+            continue
+        known = ", ".join(type(model).__name__ for model in models) or "no model"
+        if isinstance(one, torch.nn.Module):
+            raise ConfigError(
+                f"preset names a {type(one).__name__} that is not among the objects to prepare: expected one of {known}"
+            )
+        raise ConfigError(
+            f"preset={{{one!r}: {preset[one]!r}}}: expected models as keys, not a {type(one).__name__}: "
+            f"preset={{model: {preset[one]!r}}}; the models are: {known}"
+        )
     return {model: preset.get(model, "none") for model in models}
 
 
@@ -116,4 +187,7 @@ def _compile(accelerator: Accelerator, prepared: torch.nn.Module, settings: dict
     """Compile a prepared model in place, below what Accelerate wrapped around it."""
     model = accelerator.unwrap_model(prepared)
     share_autocast(model, accelerator.device, accelerator.mixed_precision, accelerator.autocast_handler)
+    if settings["preset"] == "none" and (given := compiled_by_user(model)) is not None:  # not hotloop's to switch off
+        _log.warning("prepare(preset='none'): %s (%s)", given.reason, given.hint)
+        return
     compile_in_place(model, **settings)

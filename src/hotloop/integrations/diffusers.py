@@ -22,7 +22,7 @@ import torch
 
 from hotloop import events as ev
 from hotloop.apply import block_classes
-from hotloop.apply.targets import components_of, denoisers
+from hotloop.apply.targets import components_of, denoisers, refuse_wrapped
 from hotloop.control import compile as compile_in_place
 from hotloop.errors import ConfigError
 from hotloop.observe import collector
@@ -70,7 +70,8 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
         ``pipeline``.
 
     Raises:
-        ConfigError: a setting does not fit, or ``pipeline`` has no ``components``.
+        ConfigError: a setting does not fit; ``pipeline`` has no ``components``; one preset was given and there is no
+            denoiser (``unet`` or ``transformer``), or ``torch.compile`` wrapped it.
     """
     target = components_of(pipeline)
     if target.kind != "pipeline":
@@ -79,6 +80,7 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
             "alone there is hotloop.compile"
         )
     names = tuple(preset) if isinstance(preset, Mapping) else denoisers(target)
+    refuse_wrapped(target, [name for name in names if name in target.components])
     plain = dict(preset) if isinstance(preset, Mapping) else dict.fromkeys(names, preset)
     blocks: dict[str, torch.nn.Module] = {}
     chosen: dict[str, Any] = {}

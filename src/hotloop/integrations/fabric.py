@@ -11,9 +11,8 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from hotloop.apply import compiled_by_torch
 from hotloop.control import compile as compile_in_place
-from hotloop.control import validate
+from hotloop.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
 from hotloop.step import Loop
 
@@ -48,8 +47,9 @@ def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
 
     Args:
         fabric: the launched Fabric.
-        module: the model. One that the user compiled by ``torch.compile`` is left to that, whole or in parts, and
-            ``reapply`` means what Fabric's ``_reapply_compile`` means.
+        module: the model. One that the user compiled by ``torch.compile`` or ``module.compile()``, whole or in parts,
+            is left to that, with a warning and a reason in its status; ``reapply`` is then Fabric's own
+            ``_reapply_compile``, which concerns one that is wrapped whole.
         optimizers: as for ``fabric.setup``.
         preset: as for `hotloop.compile`; None compiles nothing, where a `loop` will decide.
         reapply: False compiles the model inside the strategy's wrapper (DDP, FSDP), True the wrapper with the model in
@@ -65,12 +65,9 @@ def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
         ConfigError: a setting does not fit.
     """
     more = {} if scheduler is None else {"scheduler": scheduler}
-    if names := compiled_by_torch(module):
-        where = "whole" if "" in names else f"in {', '.join(names)}"
-        hint = "hand over the module itself to have names of eager's, a fallback, and a status"
-        _log.warning(
-            "fabric: the model was compiled by torch.compile already, %s, and is taken as it is: %s", where, hint
-        )
+    if (given := compiled_by_user(module)) is not None:
+        asked = "" if preset is None else f"preset={preset!r} is not applied: "
+        _log.warning("fabric.setup: %sthe model runs as it was given: %s (%s)", asked, given.reason, given.hint)
         again = True if reapply is None else reapply
         return fabric.setup(module, *optimizers, move_to_device=move_to_device, _reapply_compile=again, **more)
     if preset is not None:

@@ -6,13 +6,14 @@ No integration, but what those of trainers share: a `hotloop.Loop`, which keeps 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from hotloop.control import AS_GIVEN, ComponentStatus, Status, status, uncompile
 from hotloop.control import compile as compile_in_place
-from hotloop.control import status, uncompile
-from hotloop.observe import watch
+from hotloop.observe import Cause, watch
 from hotloop.record import RunRecord
 
 if TYPE_CHECKING:
@@ -42,8 +43,9 @@ class InPlace:
         settings: dict[str, Any],
         folder: str | os.PathLike[str] | RunRecord | None,
     ) -> None:
-        # What a user's own torch.compile wraps is what has a status.
-        self._model, self._began, self._open = getattr(model, "_orig_mod", model), 0.0, contextlib.ExitStack()
+        self._model, self._began, self._open = model, 0.0, contextlib.ExitStack()
+        self._run, self._compiles = run, bool(settings)
+        self._as_given, self._causes = False, list[Cause]()
         if isinstance(folder, RunRecord):
             self.record = folder  # whoever handed it over settles it
         else:
@@ -65,6 +67,35 @@ class InPlace:
         self.record.append("decisions", {"step": 0, "reason": reason})
         _log.log(level, "%s", reason)
 
+    def differs(self, reason: str, hint: str, level: int = logging.WARNING, *, as_given: bool = False) -> None:
+        """Write down, say, and keep for the status why not all that was asked for runs, and what to change.
+
+        Args:
+            reason: why.
+            hint: what to change.
+            level: of the line on the log.
+            as_given: the trainer itself has compiled the model, which the model does not show.
+        """
+        self._as_given = self._as_given or as_given
+        self.decided(f"{reason} ({hint})", level)
+        self._causes.append(Cause(reason, "in place", None, None, "", hint))
+
+    def status(self) -> Status:
+        """Say what runs of the model, and why it is not what was asked for."""
+        found = status(self._model)
+        if not self._causes:
+            return found
+        parts = {name: self._explained(one) for name, one in found.components.items()}
+        return dataclasses.replace(found, components=parts)
+
+    def _explained(self, one: ComponentStatus) -> ComponentStatus:
+        if not self._compiles and one.requested == "none":
+            one = dataclasses.replace(one, requested=self._run, inference=self._run)
+        if self._as_given:
+            one = dataclasses.replace(one, running=AS_GIVEN, state=AS_GIVEN)
+        known = () if one.state == AS_GIVEN else one.causes  # which say it, and nothing of what was asked for
+        return dataclasses.replace(one, causes=(*known, *self._causes))
+
     def step_begins(self) -> None:
         """Note when a step of the trainer's begins."""
         self._began = time.perf_counter()
@@ -85,4 +116,4 @@ class InPlace:
         """Put into the record what ran, before it is taken off."""
         for event in self._events:
             self.record.append("events", event.to_dict())
-        self.record.update("components", **status(self._model).to_dict()["components"])
+        self.record.update("components", **self.status().to_dict()["components"])

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from hotloop._torch.module import get_entry
-from hotloop.control import status as status_of
+from hotloop.control import Status, given
 from hotloop.errors import ConfigError, missing_extra
 from hotloop.integrations.accelerate_state import asks, share_autocast, take_over, tell_tf32
 from hotloop.integrations.in_place import InPlace
@@ -43,14 +42,17 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from hotloop.control import Status
     from hotloop.record import RunRecord
     from hotloop.step import LoopStatus, Pad
 
 _log = logging.getLogger("hotloop")
 _SEVERAL = "several processes run, whose steps stay the Trainer's own"
-_BEFORE = "it was compiled in place before training, and is taken as it is"
-_OWN_STEP = "a plain Trainer keeps its training step to itself: HotTrainer gives it to hotloop"
+_OWN_STEP = "a plain Trainer keeps its training step to itself"
+_GIVE_STEP = "HotTrainer in the place of Trainer gives the step to hotloop"
+_IN_ANY_CASE = "HotLoop(run='default') compiles in place in any case"
+_NO_RUN_YET = Status({}, hint="no training run has begun yet: trainer.train() decides what runs, and why")
+_live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
+"""Every HotLoop that a Trainer has told of: a callback is not told which others there are."""
 
 
 class HotLoop(TrainerCallback):
@@ -91,8 +93,9 @@ class HotLoop(TrainerCallback):
         """Runs one training step of the Trainer that gave its own; None where it keeps it."""
         self._owner: weakref.ref[HotStep] | None = None
         self._asked: dict[str, Any] = {}
-        self._model: torch.nn.Module | None = None
-        self._last: Status | LoopStatus | None = None
+        self._state: weakref.ref[Any] | None = None
+        """The ``TrainerState`` of the Trainer, or of its run, that this callback was told of last."""
+        self._last: Status | LoopStatus = _NO_RUN_YET
         self._record: RunRecord | None = None
         self._in_place: InPlace | None = None
         self._open = contextlib.ExitStack()
@@ -100,7 +103,12 @@ class HotLoop(TrainerCallback):
     # -- the Trainer's hooks ---------------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the Trainer's hook
-        """Take over the compile that ``TrainingArguments`` asks for, so that it is not applied twice."""
+        """Take over the compile that ``TrainingArguments`` asks for, so that it is not applied twice.
+
+        Raises:
+            ConfigError: the Trainer has another HotLoop.
+        """
+        self._be_the_only_one(state)
         asked = take_over(AcceleratorState().dynamo_plugin)
         if asked is None:
             return
@@ -110,14 +118,18 @@ class HotLoop(TrainerCallback):
             tell_tf32("transformers (TrainingArguments with torch_compile=True)")
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:  # noqa: ARG002
-        """Compile the model, or give the step to a loop."""
+        """Compile the model, or give the step to a loop.
+
+        Raises:
+            ConfigError: the Trainer has another HotLoop.
+        """
         self.end()
+        self._be_the_only_one(state)
         model = parts["model"]
-        if why := _compiled_already(model, args):
-            self._last = None
-            self._keep(model, {}).decided(f"the model runs as it was given: {why}", logging.WARNING)
+        if why := _not_ours(model, args):
+            applied = asks(AcceleratorState().dynamo_plugin)
+            self._keep(model, {}).differs(f"the model runs as it was given: {why[0]}", why[1], as_given=applied)
             return
-        self._model = model
         self._open.callback(_as_prepared, model, vars(model).get("forward"))
         share_autocast(model, args.device, AcceleratorState().mixed_precision, None)
         owner = self._owner() if self._owner is not None else None
@@ -142,11 +154,11 @@ class HotLoop(TrainerCallback):
 
     # -- what became of it -----------------------------------------------------------------------------------------
 
-    def status(self) -> Status | LoopStatus | None:
-        """Say what runs and why; after the run what ran in it; None before the first one."""
+    def status(self) -> Status | LoopStatus:
+        """Say what runs and why; after the run what ran in it; before the first one, that there was none."""
         if self.loop is not None:
             return self.loop.status()
-        return status_of(self._model) if self._model is not None else self._last
+        return self._in_place.status() if self._in_place is not None else self._last
 
     @property
     def record(self) -> RunRecord | None:
@@ -165,15 +177,30 @@ class HotLoop(TrainerCallback):
 
     def end(self, error: BaseException | None = None) -> None:
         """Leave the model as it was given. A Trainer that ends with an exception tells its callbacks nothing."""
-        if self._model is not None:
-            self._last = self.status()
+        self._last = self.status()
         if self.loop is not None:
             self._record = self.loop.record
-        self.step = self.loop = self._model = self._in_place = None
+        self.step = self.loop = self._in_place = None
         opened, self._open = self._open, contextlib.ExitStack()
         opened.__exit__(type(error) if error else None, error, None)
 
+    def leave(self) -> None:
+        """Forget the Trainer, which has another HotLoop from now on."""
+        self._state = self._owner = None
+
     # -- the two ways ----------------------------------------------------------------------------------------------
+
+    def _be_the_only_one(self, state: Any) -> None:
+        """Refuse a second HotLoop: each would compile the model, and take off what the other compiled."""
+        told = [one for one in _live if one._state is not None and one._state() is state]  # noqa: SLF001 - its own kind
+        if not told:
+            self._state = weakref.ref(state)
+            _live.add(self)
+            return
+        for one in told:
+            one.end()
+        runs = ", ".join(f"HotLoop(run={one.run!r})" for one in (*told, self))
+        raise ConfigError(f"callbacks: {runs}: a Trainer takes one HotLoop; leave one of them in, once")
 
     def owned_by(self, trainer: HotStep) -> None:
         """Take note of a Trainer that hands its steps over."""
@@ -182,16 +209,18 @@ class HotLoop(TrainerCallback):
     def _compile(self, model: torch.nn.Module) -> None:
         """Compile in place, for a Trainer that runs its steps itself."""
         settings = self._asked if self.tier is None else self.tier.settings if self.tier.compiles else {}
-        given = get_entry(model) is not None
-        kept = self._keep(model, {} if given else settings)
-        why = _SEVERAL if _several() else _OWN_STEP
-        if given:
-            kept.decided(f"the model runs as it was given: {_BEFORE}", logging.WARNING)
+        before = given(model)
+        kept = self._keep(model, {} if before else settings)
+        why, hint = (_SEVERAL, _IN_ANY_CASE) if _several() else (_OWN_STEP, f"{_GIVE_STEP}; {_IN_ANY_CASE}")
+        if before is not None:
+            kept.differs(f"the model runs as it was given: {before.reason}", before.hint)
+        elif self.tier is None and settings:
+            what = f"run='auto': preset {settings['preset']}, as torch_compile asks, with nothing measured"
+            kept.differs(f"{what}: {why}", _GIVE_STEP, logging.INFO)
         elif self.tier is None:
-            what = f"preset {settings['preset']}, as torch_compile asks" if settings else "eager, with nothing measured"
-            kept.decided(f"run='auto': {what}: {why}; HotLoop(run='default') compiles in any case")
+            kept.differs(f"run='auto': eager, with nothing measured: {why}", hint)
         elif self.tier.graph:
-            kept.decided(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", logging.WARNING)
+            kept.differs(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", _GIVE_STEP)
 
     def _keep(self, model: torch.nn.Module, settings: dict[str, Any]) -> InPlace:
         """Keep the record of steps that are the Trainer's own."""
@@ -249,6 +278,7 @@ class HotStep:
         if before is None or not isinstance(one, HotLoop):
             return
         before.end()
+        before.leave()
         trainer.remove_callback(before)
         this: Any = self
         one.on_init_end(this.args, this.state, this.control)
@@ -298,18 +328,18 @@ class HotTrainer(HotStep, Trainer):
     """A ``Trainer`` whose steps are a `hotloop.Loop`'s. Its arguments are Trainer's; settings are its `HotLoop`'s."""
 
 
-def _compiled_already(model: torch.nn.Module, args: Any) -> str:
-    """Say what compiled the model before hotloop, or keeps it from compiling; empty where nothing does."""
+def _not_ours(model: torch.nn.Module, args: Any) -> tuple[str, str] | None:
+    """Say why a model is not hotloop's to compile, and what to change; None where it is."""
     if asks(AcceleratorState().dynamo_plugin):
         return (
-            "torch_compile=True of TrainingArguments was applied by the Trainer; hand it HotLoop when it is made, "
-            "Trainer(..., callbacks=[HotLoop()]), which takes that over"
+            "torch_compile=True of TrainingArguments was applied by the Trainer",
+            "hand it HotLoop when it is made, Trainer(..., callbacks=[HotLoop()]), which takes that over",
         )
-    if hasattr(model, "_orig_mod"):
-        return "it was wrapped by torch.compile(model): hand the Trainer the module itself"
+    if hasattr(model, "_orig_mod") and (before := given(model)) is not None:
+        return before.reason, before.hint
     if args.n_gpu > 1:
-        return "the Trainer copies it to several GPUs at each step (DataParallel), copies run eager; use torchrun"
-    return ""
+        return "the Trainer copies it to several GPUs at each step (DataParallel), and copies run eager", "use torchrun"
+    return None
 
 
 def _several() -> bool:

@@ -181,7 +181,8 @@ class Account:
         state = "in force" if name == running else "proven" if one.proven else "timed" if one.samples else "trying"
         if one.declined and name != running:
             state = "declined"
-        return TierStatus(name=name, state=state, steps=one.steps, step_seconds=one.seconds, why=one.declined)
+        why = one.declined or (self._loop.compiled.why_given if name.startswith("as-given") else "")
+        return TierStatus(name=name, state=state, steps=one.steps, step_seconds=one.seconds, why=why)
 
     def settle(self) -> None:
         """Bring the record's mappings up to date."""

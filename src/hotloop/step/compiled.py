@@ -6,9 +6,8 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
-from hotloop._torch.module import get_entry
-from hotloop.apply import block_classes, compiled_by_torch
-from hotloop.control import Installed, paused, status, uncompile
+from hotloop.apply import block_classes
+from hotloop.control import ComponentStatus, Installed, Status, given, paused, status, uncompile
 from hotloop.control import compile as compile_in_place
 from hotloop.presets import Preset
 
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hotloop.control.component_status import Status
     from hotloop.step.tiers import Tier
 
 _EAGER_RANDOM = "fallback_random"
@@ -47,10 +45,12 @@ class Compiled:
 
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
         self.models = {name: getattr(model, "_orig_mod", model) for name, model in models.items()}
-        self.given = any(get_entry(one) is not None for model in models.values() for one in model.modules())
+        whys = [why for model in models.values() if (why := given(model)) is not None]
+        self.why_given = f"{whys[0].reason} ({whys[0].hint})" if whys else ""
+        self.given = bool(whys)
         """The user compiled a model before the loop got it: that stays as it is."""
-        self.given |= any(compiled_by_torch(model) for model in models.values())
         self.base = "as-given" if self.given else "eager"
+        self._as_given = dict(models) if self.given else {}
         self.static = False
         """Whether each shape gets code of its own, where torch would make sizes that vary dynamic."""
         self._kept: dict[str, list[Installed]] = {}
@@ -130,4 +130,10 @@ class Compiled:
 
     def status(self) -> Status:
         """Say what runs of what was asked for."""
-        return status(self.models)
+        if not self.given:
+            return status(self.models)
+        found: dict[str, ComponentStatus] = {}
+        for name, model in self._as_given.items():  # one by one: a mapping may hold no wrapper of torch.compile
+            parts = status(model).components
+            found |= {name if part == "model" else part: one for part, one in parts.items()}
+        return Status(found)

@@ -165,6 +165,9 @@ class Loop:
             self.aim(self.goal, "asked for")
 
     def _requested(self, run: str) -> Tier:
+        if self.compiled.given:
+            self.account.decided(f"the model runs as it was given: {self.compiled.why_given}", {})
+            _log.warning("run=%r: the model runs as it was given: %s", run, self.compiled.why_given)
         if os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no"):
             self.decided(f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set: steps run eager", {})
             return Tier("eager")
@@ -173,7 +176,6 @@ class Loop:
             return Tier(self.given)
         tier = parse(run)
         if self.compiled.given and tier.base != "as-given":
-            self.say_once(f"the model is compiled already, and taken as given: {tier.name} becomes its own tier")
             tier = Tier("as-given", tier.graph)
         elif tier.base == "as-given" and not self.compiled.given:
             tier = Tier("eager", tier.graph)
