@@ -40,6 +40,14 @@ def test_the_presets_command_brings_no_torch(command):
     assert "torch" not in found
 
 
+def test_a_search_that_trains_nothing_in_its_own_process_brings_no_torch():
+    found = modules_after(
+        "from pathlib import Path; from hotloop.train.search import supervise, trial, worker\n"
+        "trial.keep_best_only(Path('nowhere'), [Path('nowhere else')])"
+    )
+    assert "torch" not in found
+
+
 def test_every_public_name_is_there_and_listed():
     assert sorted(hotloop.__all__) == list(hotloop.__all__)
     for name in hotloop.__all__:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from cache_models import Fails, Net
+from forked import Forks
 
 import hotloop
 from hotloop.cache import (
@@ -304,12 +304,14 @@ def test_a_process_that_cannot_be_started_is_a_reason(monkeypatch):
         BackgroundCompile.start(Request(settings={}))
 
 
-PARENT = """
-import os, signal, sys, time, warnings
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
-import torch
+IMPORTS = """
+import os, signal, sys, time
+import torch, torch._dynamo
 from cache_models import Net
 from hotloop.cache import BackgroundCompile, Recorder
+"""
+PARENT = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background ignores it
 net = Net()
 with Recorder({"model": net}) as recorder:
     net(torch.randint(40, (8, 4)))
@@ -334,29 +336,25 @@ else:
 """
 
 
+@pytest.fixture(scope="module")
+def parents():
+    forks = Forks(IMPORTS, PARENT, PYTHONPATH=os.pathsep.join(sys.path), OMP_NUM_THREADS="1")
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def parent():
+def parent(parents):
     running = []
 
-    def begin(way, **settings):
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", PARENT, way],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
-            start_new_session=True,
-            **settings,
-        )
+    def begin(way):
+        process = parents.start(way)
         running.append(process)
         return process, int(process.stdout.readline())
 
     yield begin
     for process in running:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        process.end()
 
 
 @pytest.mark.parametrize(

@@ -220,9 +220,21 @@ def aot(forward=None, backward=None):
 
 
 @contextlib.contextmanager
+def lowered_anew():
+    """Inductor answers no graph from its cache; the same C++ as before is not compiled again."""
+    import torch._functorch.config
+    import torch._inductor.config
+
+    with (
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def broken_lowering(operator):
     """Inductor fails to lower an operator, and does not answer from its cache."""
-    import torch._inductor.config
     from torch._inductor import lowering
 
     def bad(*args, **kwargs):
@@ -231,7 +243,7 @@ def broken_lowering(operator):
     old = lowering.lowerings[operator]
     lowering.lowerings[operator] = bad
     try:
-        with torch._inductor.config.patch(force_disable_caches=True):
+        with lowered_anew():
             yield
     finally:
         lowering.lowerings[operator] = old

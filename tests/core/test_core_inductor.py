@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from core_models import Net, Tied, broken_lowering, one, rows, tokens, train
+from core_models import Net, Tied, broken_lowering, lowered_anew, one, rows, tokens, train
 from torch import nn
 
 import hotloop
@@ -20,9 +20,7 @@ STEPS = [rows(16, seed=s) for s in range(2)]
 
 @pytest.fixture
 def no_cache():
-    import torch._inductor.config
-
-    with torch._inductor.config.patch(force_disable_caches=True):
+    with lowered_anew():
         yield
 
 

@@ -1,35 +1,42 @@
 """Runs that are stopped from outside, in processes of their own: what is left must be readable, and go on."""
 
-import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
+from forked import Forks
 from training_fixtures import overrides, tiny_encoder
 
 from hotloop import recipes, record
 from hotloop.train import checkpoint, start
 
-PROGRAM = """
-import sys, typer
+IMPORTS = """
+import torch, transformers, typer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
+from hotloop import recipes
 from hotloop.cli import train
+from hotloop.train import configure, encoder, fit
+"""
+PROGRAM = """
 app = typer.Typer(pretty_exceptions_enable=False)
 train.register(app)
 app(sys.argv[1:])
 """
 
 
+@pytest.fixture(scope="module")
+def runs():
+    forks = Forks(IMPORTS, PROGRAM, OMP_NUM_THREADS="1")
+    yield forks
+    forks.close()
+
+
 @pytest.fixture
-def running(tmp_path):
+def running(tmp_path, runs):
     """A run that would go on for long, once it has done some steps; ended with the test whatever happens."""
     tiny_encoder()
     settings = overrides(tmp_path, training__num_epochs=100_000, training__checkpoint_every_steps=5)
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "train", *settings],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    process = runs.start("train", *settings, errors=True)
     try:
         until = time.monotonic() + 90
         while not (tmp_path / "run" / "checkpoints" / "last.pt").exists():
@@ -38,8 +45,7 @@ def running(tmp_path):
             time.sleep(0.05)
         yield process
     finally:
-        process.kill()
-        process.communicate()
+        process.end()
 
 
 @pytest.mark.parametrize("wish", [signal.SIGINT, signal.SIGTERM])

@@ -34,6 +34,38 @@ def test_overrides_and_group_choices_are_applied():
 
 
 @pytest.mark.parametrize(
+    "lines",
+    [
+        ["recipe=digits", "run.folder='it\\'s, a run'", "training.num_epochs=7"],
+        ["training.num_epochs=7", "recipe=digits", "training.learning_rate=1e-3", "training.num_epochs=8"],
+        ["hpo=fast", "hpo.space.training.learning_rate.log=[1e-5,1e-3]", "hpo.space.training.batch_size=null"],
+        ["run.folder=${recipe.name}/here", "+training.max_steps=4", "training.num_epochs=${training.max_steps}"],
+        ["training.num_epochs=9", "~training.weight_decay=0.01", "training.weight_decay=0.5", "run.tracking=there"],
+    ],
+)
+def test_values_on_top_of_choices_are_as_hydra_composes_all_of_it(lines):
+    """Twice, the second time on what was kept of the choices, which neither has changed."""
+    import hydra
+    from omegaconf import OmegaConf
+
+    known = configure.groups()
+    whole = [line if line[0] in "+~" or line.split("=")[0] in known else f"++{line}" for line in lines]
+    choices = [line for line in lines if line.split("=")[0] in known]
+    before = configure.compose(choices)
+    with hydra.initialize_config_module(configure.CONF, version_base="1.3"):
+        expected = OmegaConf.to_container(hydra.compose("config", overrides=whole), resolve=True)
+    for _ in range(2):
+        assert configure.compose(lines) == expected
+    assert configure.compose(choices) == before
+
+
+def test_what_only_hydra_can_judge_is_judged_behind_the_values_before_it():
+    with pytest.raises(ConfigError, match=r"An item is already at 'training\.max_steps'"):
+        configure.load(["training.max_steps=4", "+training.max_steps=5"])
+    assert configure.load(["+training.max_steps=5", "training.max_steps=4"]).training.max_steps == 4
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("training.num_epoch=3", "unknown setting training.num_epoch: did you mean training.num_epochs"),

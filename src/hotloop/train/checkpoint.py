@@ -8,13 +8,13 @@ import os
 import random
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    import torch
 
 SCHEMA_VERSION = 1
 FOLDER, BEST, LAST = "checkpoints", "best.pt", "last.pt"
@@ -39,6 +39,8 @@ def save(path: Path, document: Mapping[str, Any]) -> None:
     Raises:
         OSError: it cannot be written; the former stays.
     """
+    import torch  # noqa: PLC0415 - a search deletes checkpoints, and starts in a third of the time without torch
+
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     try:
@@ -60,6 +62,8 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: it is missing, no checkpoint, or of a newer schema.
     """
+    import torch  # noqa: PLC0415 - as in save
+
     if not path.is_file():
         raise ConfigError(f"checkpoint {path}: no such file")
     try:
@@ -105,6 +109,7 @@ def find(folder: Path, *names: str) -> Path:
 def random_state() -> dict[str, Any]:
     """Give the state of every generator that a step may draw from, as tensors and plain values."""
     import numpy as np  # noqa: PLC0415 - comes with the optional packages
+    import torch  # noqa: PLC0415 - as in save
 
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     name, key, *rest = np.random.get_state(legacy=True)  # noqa: NPY002 - the global one is meant
@@ -119,6 +124,7 @@ def random_state() -> dict[str, Any]:
 def restore_random_state(state: Mapping[str, Any]) -> None:
     """Set every generator as it was; those of a device that is not here stay as they are."""
     import numpy as np  # noqa: PLC0415 - comes with the optional packages
+    import torch  # noqa: PLC0415 - as in save
 
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import functools
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -64,29 +66,55 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
 
         ConfigStore.instance().store(name=_USER_NODE, node=values, group="user", package="_global_")
         lines.insert(0, f"+user={_USER_NODE}")
-    return _compose(hydra, lines)
+    return _compose(hydra, lines, known=not path)
 
 
-def _compose(hydra: Any, lines: list[str]) -> dict[str, Any]:
-    from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415 - optional, its presence was checked by the caller
-    from hydra.errors import HydraException  # noqa: PLC0415
+def _compose(hydra: Any, lines: list[str], *, known: bool) -> dict[str, Any]:
+    """Compose the lines; ``known`` says that no file or folder of the user's own has a part in it."""
+    from hydra.errors import HydraException  # noqa: PLC0415 - optional, its presence was checked by the caller
     from omegaconf import OmegaConf  # noqa: PLC0415
     from omegaconf.errors import OmegaConfBaseException  # noqa: PLC0415
 
     OmegaConf.register_new_resolver("folder_name", folder_name, replace=True)
+    # Hydra takes choices first, wherever they stand, and a third of a second to find and merge what they name. Values
+    # behind the last that it has to judge (``+`` is an error where there is a value, ``~`` where there is none) are put
+    # on top of what it made of the same choices before.
+    choices = [line for line in lines if line[0] not in "+~"]
+    values = [line for line in lines if line[0] in "+~"]
+    judged = max((at for at, line in enumerate(values, 1) if not line.startswith("++")), default=0)
+    chosen = _chosen if known else _chosen.__wrapped__
+    try:
+        composed = copy.deepcopy(chosen(hydra, (*choices, *values[:judged])))
+        for line in values[judged:]:
+            _put(composed, line)
+        plain = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"settings cannot be composed: {error}") from error
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+@functools.lru_cache(maxsize=32)
+def _chosen(hydra: Any, lines: tuple[str, ...]) -> Any:
+    from hydra.core.global_hydra import GlobalHydra  # noqa: PLC0415 - optional, its presence was checked by the caller
+
     callers = GlobalHydra.instance().hydra  # Hydra keeps one global state, and a caller of ours may be using it
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_module(CONF, version_base="1.3"):
-            composed = OmegaConf.to_container(hydra.compose("config", overrides=lines), resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"settings cannot be composed: {error}") from error
+            return hydra.compose("config", overrides=list(lines))
     finally:
         GlobalHydra.instance().clear()
         if callers:
             GlobalHydra.instance().initialize(callers)
-    assert isinstance(composed, dict)
-    return {str(key): value for key, value in composed.items()}
+
+
+def _put(config: Any, line: str) -> None:
+    """Put the value of an override, ``a.b=c`` in Hydra's grammar, into a configuration."""
+    from omegaconf import OmegaConf  # noqa: PLC0415 - optional, its presence was checked by the caller
+
+    key, text = line.lstrip("+~").split("=", 1)
+    OmegaConf.update(config, key.strip(), _parsed(text), force_add=True)
 
 
 def resume(folder: str | Path) -> str:
@@ -196,8 +224,7 @@ def from_dict(values: Mapping[str, Any], overrides: Sequence[str] = ()) -> Setti
     lines = [_checked(text, {}) for text in overrides]
     merged = OmegaConf.create(dict(values))
     for line in lines:
-        key, text = line.lstrip("+~").split("=", 1)
-        OmegaConf.update(merged, key, _parsed(text), force_add=True)
+        _put(merged, line)
     plain = OmegaConf.to_container(merged, resolve=True)
     assert isinstance(plain, dict)
     return coerce.build(Settings, {str(key): value for key, value in plain.items()})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import SearchStoppedError
-from hotloop.train import coerce, configure
+from hotloop.train import checkpoint, coerce, configure
 from hotloop.train.search import space
 from hotloop.train.search.storage import masked
 from hotloop.train.settings import Settings
@@ -163,16 +163,12 @@ def _recipe(name: str) -> Any:
 
 def drop_checkpoints(folder: Path) -> None:
     """Delete the checkpoints of a trial, those of its folds included."""
-    from hotloop.train import checkpoint  # noqa: PLC0415 - as in _run
-
     for path in (folder, *folder.glob("fold-*")):
         shutil.rmtree(path / checkpoint.FOLDER, ignore_errors=True)
 
 
 def keep_best_only(best: Path, over: Iterable[Path]) -> None:
     """Delete the checkpoints of every trial that is over, but the best one's."""
-    from hotloop.train import checkpoint  # noqa: PLC0415 - as in _run
-
     for path in over:
         if path != best:
             drop_checkpoints(path)
