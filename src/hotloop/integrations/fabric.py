@@ -53,7 +53,7 @@ def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
         optimizers: as for ``fabric.setup``.
         preset: as for `hotloop.compile`; None compiles nothing, where a `loop` will decide.
         reapply: False compiles the model inside the strategy's wrapper (DDP, FSDP), True the wrapper with the model in
-            it; None compiles inside. Which is faster was not measured on several GPUs.
+            it; None compiles inside: neither was faster on two GPUs (docs/fabric.md).
         scheduler: as for ``fabric.setup``.
         move_to_device: as for ``fabric.setup``.
         settings: further settings of `hotloop.compile`.
