@@ -55,8 +55,8 @@ LEDGER: tuple[PrivateName, ...] = (
     PrivateName("Options._timeout", "what its timeout was, to restore it", "as above"),
     PrivateName(
         "torch.distributed.distributed_c10d:_get_default_store",
-        "where a process says why it ends, for the others to tell",
-        "the others say only that a process has ended",
+        "where a process says why it ends, what a vote came to, and that it is about to compile",
+        "a loop does not run in several processes, and a compile there asks nobody",
     ),
     PrivateName(
         "Module._compiled_call_impl",
