@@ -36,10 +36,6 @@ WAYS = {
     "another seed": ["run.seed=1"],
     "networks": [f"{COMPILE}=true", "compile.measure_eager_steps=0", *GRAPHS],
     "step": [f"{COMPILE}=auto"],
-    "compiled step and networks": [
-        f"{COMPILE}=full+graph",
-        *(one for one in GRAPHS if ".inference=" in one and ".model." not in one),
-    ],
     "step and networks": [f"{COMPILE}=auto", *(one for one in GRAPHS if ".inference=" in one and ".model." not in one)],
 }
 LATE = 200

@@ -15,6 +15,7 @@ import warnings
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -164,7 +165,10 @@ RUNS = {
 
 
 def main():
-    dist.init_process_group("gloo", f"tcp://127.0.0.1:{os.environ['PORT']}", rank=RANK, world_size=2, timeout=TIMEOUT)
+    started = dt.timedelta(seconds=60)  # it counts for the start of the other process as well
+    dist.init_process_group("gloo", f"tcp://127.0.0.1:{os.environ['PORT']}", rank=RANK, world_size=2, timeout=started)
+    dist.barrier()
+    _set_pg_timeout(TIMEOUT)
     told = {}
     for name in SCENARIOS:
         told[name] = RUNS[name]()

@@ -5,7 +5,15 @@ from hotloop.measure.buckets import Buckets, bucket_edges
 from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, VaryingDim, signature
 from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
-from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare, with_room, with_spread
+from hotloop.measure.numerics import (
+    ALL,
+    Comparison,
+    Failure,
+    Score,
+    by_same_gradients,
+    compare,
+    with_spread,
+)
 from hotloop.measure.roundings import BLIND, DRAWS, beside_roundings
 from hotloop.measure.steps import over_steps, that_stays
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
@@ -38,6 +46,7 @@ __all__ = [
     "against",
     "beside_roundings",
     "bucket_edges",
+    "by_same_gradients",
     "compare",
     "differences",
     "flatten",
@@ -49,6 +58,5 @@ __all__ = [
     "that_stays",
     "typical",
     "unflatten",
-    "with_room",
     "with_spread",
 ]

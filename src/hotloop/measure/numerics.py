@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from hotloop.measure.limits import Figures
 
 ALL = "all tensors together"
+SAME_GRADIENT = "same gradient"
+"""The measure's name: relative difference from what eager's optimizer makes of the candidate's own gradient."""
 _SHOWN = 3
 _SELDOM = 1e-4
 """By how much of itself, at most, a tensor is taken to be noisy because a few others of its set are: a gradient held in
@@ -37,8 +39,9 @@ _PLAIN = ("finite", "missing", "shape", "dtype", "layout", "equal")
 class Failure:
     """One measure of one tensor (or of ``ALL``) that is past its limit.
 
-    ``measure`` is slope, residual, relative, error ratio, finite, equal, missing, shape, dtype or layout. Of the first
-    four ``value`` and ``limit`` are numbers; of the last four what candidate and reference have, as text.
+    ``measure`` is slope, residual, relative, same gradient, error ratio, finite, equal, missing, shape, dtype or
+    layout. Of the first five ``value`` and ``limit`` are numbers; of the last four what candidate and reference have,
+    as text.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Failure:
             "slope": f"slope off by {value}, limit {limit}",
             "residual": f"residual {value}, limit {limit}",
             "relative": f"relative difference {value}, limit {limit}",
+            SAME_GRADIENT: f"not what its optimizer makes of the same gradient, by {value} of itself, limit {limit}",
             "error ratio": f"error {value} times eager's own, limit {limit}",
             "norm": f"longer or shorter than eager by a factor of e^{value}, limit e^{limit}",
             "blind": f"rounding is as large as {value} of the tensors, limit {limit}: nothing is proven",
@@ -185,16 +189,23 @@ def conclude(
     )
 
 
-def with_room(comparison: Comparison, rooms: Mapping[str, float]) -> Comparison:
-    """Judge a comparison under ``Limits.rounding()`` again, with room for some tensors.
+def by_same_gradients(comparison: Comparison, others: Mapping[str, Difference], limits: Limits) -> Comparison:
+    """Judge tensors of a comparison by what an optimizer makes of the candidate's own gradients, in place of eager's.
 
     Args:
         comparison: that it was.
-        rooms: by tensor, the root mean square that its difference may have at least.
+        others: by tensor, how far the candidate is from that. An optimizer repeats itself, so no spread is allowed.
+        limits: `Limits.rounding()`.
     """
-    scale = _scale([each for each in comparison.differences.values() if each.numeric and each.numel])
-    units = {name: max(scale, comparison.differences[name].rms) for name in rooms}
-    return _with_limits(comparison, {name: room / units[name] for name, room in rooms.items() if units[name] > 0})
+    judged, _ = _score(list(others.values()), limits, {})
+    scores = [one for one in comparison.scores if one.name not in others]
+    plain = [one for one in comparison.failures if one.measure in _PLAIN]
+    return conclude(
+        [*plain, *_plain_failures(others)],
+        [*scores, *(dataclasses.replace(one, measure=SAME_GRADIENT) for one in judged)],
+        comparison.differences,
+        comparison.below_floor,
+    )
 
 
 def with_spread(comparison: Comparison, spread: Mapping[str, Difference]) -> Comparison:
@@ -205,14 +216,14 @@ def with_spread(comparison: Comparison, spread: Mapping[str, Difference]) -> Com
     allowed = _Spread(spread)
     found = comparison.differences
     scale = _scale([each for each in found.values() if each.numeric and each.numel])
-    return _with_limits(comparison, {one.name: _room(found[one.name], scale, allowed) for one in comparison.scores})
-
-
-def _with_limits(comparison: Comparison, least: Mapping[str, float]) -> Comparison:
-    """Judge a comparison again with limits that are at least so large, by tensor."""
     judged = {(one.name, one.measure) for one in comparison.scores}
     plain = [one for one in comparison.failures if (one.name, one.measure) not in judged]
-    scores = [dataclasses.replace(one, limit=max(one.limit, least.get(one.name, 0.0))) for one in comparison.scores]
+    scores = [
+        dataclasses.replace(one, limit=max(one.limit, _room(found[one.name], scale, allowed)))
+        if one.measure != SAME_GRADIENT
+        else one
+        for one in comparison.scores
+    ]
     return conclude(plain, scores, comparison.differences, comparison.below_floor)
 
 

@@ -8,7 +8,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from hotloop.measure.against import NORM, RATIO
-from hotloop.measure.numerics import Comparison, Score, conclude
+from hotloop.measure.numerics import SAME_GRADIENT, Comparison, Score, conclude
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +64,7 @@ def that_stays(comparisons: Sequence[Comparison], *, most: float) -> Comparison:
     that comes in another order flips one rounding early in the backward pass, and everything behind it follows. Over
     the thousands of tensors of a model some are then past any limit that four repeats can give, each time others. What
     a recording does wrong it does at each replay. So a tensor fails that is past its limit in half of the steps or
-    more, or further than ``most`` times its limit in any; and whatever no rounding makes, at any step.
+    more, or further than ``most`` times its limit in any; and whatever no noise makes, at any step.
 
     Args:
         comparisons: of ``compare`` under ``Limits.rounding()``, one a step, at least one.
@@ -79,8 +79,9 @@ def that_stays(comparisons: Sequence[Comparison], *, most: float) -> Comparison:
     kept = []
     for found in scores.values():
         ranked = sorted(found, key=lambda score: -score.nearness)
+        counts = found[0].measure == SAME_GRADIENT or ranked[0].nearness > most
         usual = ranked[(steps - 1) // 2] if len(ranked) > (steps - 1) // 2 else None  # else equal in most steps
-        kept += [ranked[0]] if ranked[0].nearness > most else [usual] if usual is not None else []
+        kept += [ranked[0]] if counts else [usual] if usual is not None else []
     return conclude(list(plain), kept, comparisons[-1].differences, ())
 
 

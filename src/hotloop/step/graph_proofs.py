@@ -68,7 +68,9 @@ class GraphProofs:
             candidate = functools.partial(self.candidate, variant, variant.captured, args, kwargs)
             self._runner.kind = "capture" if variant.captured is None else "proof"
             timed = functools.partial(self._timed, reference)
-            outcome = prove_step(self._program, candidate, timed, Limits.rounding(), spread=variant.spread)
+            outcome = prove_step(
+                self._program, candidate, timed, Limits.rounding(), spread=variant.spread, updated=variant.updated
+            )
         except CandidateFailedError as error:
             obstacle = self._runner.rescue.candidate_failed(error, tier)
         if obstacle is not None:

@@ -311,7 +311,7 @@ class Snapshot:
 
     def exchange(self) -> None:
         """Undo, and keep in `saved` what the undone step had made of each tensor."""
-        for names in _chunks(self.live):
+        for names in chunks(self.live):
             live, saved = [self.live[name] for name in names], [self.saved[name] for name in names]
             between = [one.detach().clone() for one in live]
             copy_all(live, saved)
@@ -350,7 +350,8 @@ def _fits(tensors: Iterator[torch.Tensor] | Any) -> bool:
     return True
 
 
-def _chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
+def chunks(tensors: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
+    """Give the tensors' names in parts that are at most so large that another copy of one is no matter."""
     chunk: list[str] = []
     size = 0
     for name, tensor in tensors.items():

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import copy
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ _CAPTURABLE = (
     torch.optim.ASGD,
 )
 """Recorded with ``capturable=True``, which torch has on GPUs only."""
+_REPEATABLE = (*_FUSED, *_CAPTURABLE, torch.optim.Adagrad, torch.optim.Adafactor)
+"""Whose step reads nothing but parameters, gradients, state and groups, each parameter's alone."""
 _OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
 """Entries of a parameter group that the step does not read."""
 _MOMENTS = (("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"))
@@ -147,6 +150,44 @@ def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, fl
                 for key in keys:
                     found[key] = max(found[key], error)
     return dict(found)
+
+
+def repeatable(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether `step_again` can take a step of this optimizer on copies."""
+    return type(optimizer) in _REPEATABLE
+
+
+def step_again(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+    """Take the optimizer's step, as eager does, on copies of some of its parameters; it and they are left alone.
+
+    Args:
+        optimizer: one that is `repeatable`.
+        parameters: of its groups, as they are before the step.
+        gradients: theirs, on any device; they are copied.
+
+    Returns:
+        each parameter after the step, and the optimizer's state of it.
+    """
+    copies = {}
+    for one, gradient in zip(parameters, gradients, strict=True):
+        copies[id(one)] = copied = torch.nn.Parameter(one.detach().clone())
+        copied.grad = gradient.detach().to(one.device, copy=True)
+    again = copy.copy(optimizer)  # without its hooks, and what a scheduler made of its step
+    groups = [
+        {**group, "params": [copies[id(one)] for one in group["params"] if id(one) in copies]}
+        for group in optimizer.param_groups
+    ]
+    again.param_groups = [group for group in groups if group["params"]]
+    again.state = collections.defaultdict(dict)
+    for one in parameters:
+        again.state[copies[id(one)]] = {
+            key: value.clone() if isinstance(value, torch.Tensor) else value
+            for key, value in optimizer.state.get(one, {}).items()
+        }
+    again.step()
+    return [(copies[id(one)].detach(), again.state[copies[id(one)]]) for one in parameters]
 
 
 def move_step_counts(optimizer: torch.optim.Optimizer, device: torch.device) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hotloop import measure
-from hotloop.measure import BLIND, Limits, against, differences
-from hotloop.measure.limits import SPREADS
+from hotloop.measure import BLIND, Limits, against
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,14 +20,6 @@ _T = TypeVar("_T")
 _HOPELESS = 8.0
 """So many times its limit no tensor of a right tier is off, at any step."""
 
-_ROUGH = 1e-4
-"""A gradient that two runs of the same kernels leave so far apart, relative to itself, is rounding in some elements."""
-_OF_UPDATE = 10.0
-"""How many times as far apart the optimizer's steps are, relative to themselves: of an element a hundredth as large as
-the typical one Adam, which divides by its own size and keeps nine tenths of its mean, makes ten times as much."""
-_HALF = 0.5
-_FEW = 16
-"""Elements of a tensor whose own step may be next to nothing by chance."""
 OF_COMPILED = ("result", "gradient", "buffer")
 
 
@@ -107,23 +97,25 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
     wide: Mapping[str, torch.Tensor | None] | None = None,
     scalars: Mapping[str, float] = MappingProxyType({}),
     draws: Sequence[Mapping[str, Difference]] = (),
+    same_gradients: Mapping[str, Difference] = MappingProxyType({}),
 ) -> dict[str, Comparison]:
     """Compare what two ways made of one step, one kind of tensor at a time: limits follow a kind's own medians.
 
     Args:
         ours: eager's values, named by `hotloop.step.proof.values_of`.
         theirs: the candidate's.
-        start: the parameters before the step, to compare their updates; of a recording only where gradients are
-            `rough`. Empty where there is nothing to update.
+        start: the parameters before the step, to compare their updates; compiled code's only.
         limits: how far the two may be apart.
         spread: how far eager is from itself, by tensor.
         wide: the values of the step in more bits.
         scalars: relative errors of an optimizer's scalars, by key.
         draws: how far other roundings of eager's step are from it, in place of ``wide`` and ``spread``.
+        same_gradients: how far parameters and optimizer state of a recording are from what eager's optimizer makes of
+            the recording's own gradients (of parameters that `Survey.updated` names); these are judged by that.
     """
     compiled = limits.compute_dtype is not None
     by_kind = [_by_kind(side) for side in (ours, theirs, wide or {})]
-    spreads, of_draws = _by_kind(spread or {}), [_by_kind(draw) for draw in draws]
+    spreads, own_steps, of_draws = _by_kind(spread or {}), _by_kind(same_gradients), [_by_kind(draw) for draw in draws]
     found: dict[str, Comparison] = {}
     for kind in dict.fromkeys((*by_kind[0], *by_kind[1])):
         one, other, beyond = (side.get(kind, {}) for side in by_kind)
@@ -136,9 +128,9 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
             )
         elif not compiled or kind in OF_COMPILED:
             of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
-            found[kind] = _held(beyond, one, other, of_kind, spread=spreads.get(kind), drawn=drawn)
-    if not compiled and start and "gradient" in found:
-        found |= _with_room_for_rounding(found, ours, start, spreads)
+            held = _held(beyond, one, other, of_kind, spread=spreads.get(kind), drawn=drawn)
+            known = own_steps.get(kind)
+            found[kind] = measure.by_same_gradients(held, known, of_kind) if known else held
     return found
 
 
@@ -154,77 +146,6 @@ def _held(  # noqa: PLR0913 - two sides, and all that tells how far they may be 
     if drawn:
         return measure.beside_roundings(ours, theirs, limits, drawn)
     return against(beyond, ours, theirs, limits, spread=spread)
-
-
-def rough(spread: Mapping[str, Difference] | None) -> dict[str, float]:
-    """Give the parameters whose gradients are so far from themselves that the optimizer may make other steps of them.
-
-    Adam divides a gradient by its own size, so of one that is rounding (of the bias of scores that are only compared)
-    it makes a full step in any direction, which no repeat of the step tells the size of. The gradients themselves are
-    judged, and so is the optimizer, by the parameters that have no room for half of their step: where these are fewer,
-    there is no telling rounding from a fault, and none is given.
-
-    Args:
-        spread: how far eager is from itself, by tensor.
-
-    Returns:
-        how far each's gradient is, relative to itself.
-    """
-    gradients = [one for name, one in (spread or {}).items() if kind_of(name) == "gradient"]
-    found: dict[str, float] = {}
-    for one in gradients:
-        if (apart := one.relative or 0.0) > _ROUGH:
-            found[_parameter_of(one.name)] = max(apart, found.get(_parameter_of(one.name), 0.0))
-    free = [name for name, apart in found.items() if SPREADS * _OF_UPDATE * apart > _HALF]
-    return found if 2 * len(free) <= len({_parameter_of(one.name) for one in gradients}) else {}
-
-
-def _with_room_for_rounding(
-    found: Mapping[str, Comparison],
-    ours: Mapping[str, torch.Tensor | None],
-    start: Mapping[str, torch.Tensor],
-    spreads: Mapping[str, Mapping[str, Difference]],
-) -> dict[str, Comparison]:
-    """Judge what an optimizer makes of gradients that are rounding by what it added to these in the reference.
-
-    A parameter has room for a part of its step, by how much of its gradient is rounding; a mean of gradients or of
-    their squares for what the gradient's own noise makes of it. Kinds that repeat exactly (counts of steps) have none.
-
-    Returns:
-        the comparisons of parameters and of optimizer state, by kind; empty where no gradient is rough.
-    """
-    noise = rough(spreads.get("gradient"))
-    if not noise:
-        return {}
-    moved = differences(start, {name: ours[name] for name in start if name in ours})[0]
-    usual = statistics.median([each for one in moved.values() if (each := one.rms_difference) > 0] or [0.0])
-    apart: dict[str, float] = {}
-    for one in found["gradient"].differences.values():
-        of, by = _parameter_of(one.name), noise.get(_parameter_of(one.name), 0.0)
-        apart[of] = max(apart.get(of, 0.0), by * one.rms * max(1.0, (1 + by) * one.rms))
-    judged = {}
-    for kind in [kind for kind in found if kind.startswith(("parameter", "optimizer"))]:
-        if not any(one.rms_difference > 0 for one in spreads.get(kind, {}).values()):
-            continue
-        rooms = {}
-        for name, one in found[kind].differences.items():
-            if (of := _parameter_of(name)) not in noise:
-                continue
-            if kind == "parameter":
-                step = moved[name].rms_difference if name in moved else 0.0
-                rooms[name] = (
-                    SPREADS * min(1.0, _OF_UPDATE * noise[of]) * (max(step, usual) if one.numel < _FEW else step)
-                )
-            else:
-                rooms[name] = SPREADS * apart.get(of, 0.0)
-        judged[kind] = measure.with_room(found[kind], rooms)
-    return judged
-
-
-def _parameter_of(name: str) -> str:
-    """Give the parameter that a tensor of `values_of` belongs to."""
-    name = name.removeprefix("gradient of ").removeprefix("optimizer state of ").removeprefix("parameter ")
-    return name.removesuffix(" at the optimizer step").partition(": ")[0]
 
 
 def _by_kind(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:

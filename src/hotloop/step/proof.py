@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -20,9 +20,9 @@ from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
-from hotloop.step.holdings import RandomState, Snapshot
-from hotloop.step.optimizers import rounded_scalars
-from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, rough, updates_of
+from hotloop.step.holdings import RandomState, Snapshot, chunks
+from hotloop.step.optimizers import repeatable, rounded_scalars, step_again
+from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, updates_of
 from hotloop.step.undo import BufferTables, StepStart, overlaps
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     spread: Mapping[str, Difference] | None = None,
     compare_random: bool = True,
     wide: Mapping[str, torch.Tensor | None] | None = None,
+    updated: Collection[str] = (),
     ready: Ready = alone,
 ) -> Outcome:
     """Run one step both ways and compare: results, gradients, parameters, optimizer state, buffers, other state.
@@ -86,6 +87,8 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         compare_random: whether both draw the same numbers from the same streams.
         wide: the same step in more bits (`hotloop.step.reference`), which both are held against besides.
         ready: called before each of the two runs, once what is kept beside it was copied.
+        updated: parameters that a recording is judged by its own gradients in, whatever noise is in these
+            (`hotloop.step.survey.Survey.updated`).
 
     Raises:
         CandidateFailedError: the candidate raised, or the reference found no memory beside what is kept of the
@@ -94,9 +97,10 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     """
     devices = [program.device]
     before, theirs, after = _candidate(program, candidate, ready)
+    same_gradients = _beside_own_gradients(program, theirs, updated) if updated else {}
 
     def copies() -> tuple[dict[str, torch.Tensor], StepStart]:
-        start = _start(before) if limits.compute_dtype is not None or rough(spread) else {}
+        start = _start(before) if limits.compute_dtype is not None else {}
         at_start = StepStart(program.holdings, [program.device])
         at_start.save(gradients=True)
         return start, at_start
@@ -108,7 +112,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     try:
         ours = values_of(program.holdings, result, at_step)
         scalars = rounded_scalars(program.holdings.optimizers.values())
-        comparisons = compare_kinds(ours, theirs, start, limits, spread, wide, scalars)
+        comparisons = compare_kinds(ours, theirs, start, limits, spread, wide, scalars, same_gradients=same_gradients)
     except Exception as error:  # noqa: BLE001 - the step is done and right; that the tier is not known to be, is told
         failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
@@ -143,6 +147,64 @@ def _beside(at_start: StepStart, reference: Run) -> tuple[Any, Mapping[str, torc
             raise
         at_start.restore()
         raise CandidateFailedError from error
+
+
+def _beside_own_gradients(
+    program: Program, theirs: Mapping[str, torch.Tensor | None], parameters: Collection[str]
+) -> dict[str, Difference]:
+    """Hold what a run made of parameters and optimizer state against eager's optimizer on the run's own gradients.
+
+    Adam divides a gradient by its own size, so of one that is rounding (of the bias of keys that are only compared) it
+    makes a full step in any direction: no repeat of the step tells how far two right ones are apart there. Given the
+    same gradients, which are judged themselves, an optimizer repeats itself.
+
+    Args:
+        program: its state is as before the step.
+        theirs: what the candidate left.
+        parameters: of which, by name.
+
+    Returns:
+        the differences by name, of optimizers whose step can be taken again. None where gradients are sparse, or not
+        finite: a GradScaler leaves such a step out.
+
+    Raises:
+        CandidateFailedError: there was no memory for it.
+    """
+    named = {id(one): name for name, one in program.holdings.parameters().items()}
+    found: dict[str, Difference] = {}
+    for optimizer in filter(repeatable, program.holdings.optimizers.values()):
+        stepped = {}
+        for one in (one for group in optimizer.param_groups for one in group["params"]):
+            name = named[id(one)]
+            gradient = theirs.get(f"gradient of {name} at the optimizer step")
+            if name in parameters and gradient is not None:
+                stepped[name] = one, gradient
+        gradients = [gradient for _, gradient in stepped.values()]
+        dense = all(one.layout == torch.strided for one in gradients)
+        if not dense or not torch.nn.utils.get_total_norm(gradients).isfinite():
+            continue
+        for part in chunks({name: one for name, (one, _) in stepped.items()}):
+            try:
+                made = _named_as_values(
+                    part, step_again(optimizer, *zip(*(stepped[name] for name in part), strict=True))
+                )
+                found |= differences(made, {name: theirs.get(name) for name in made})[0]
+            except Exception as error:
+                raise CandidateFailedError from error
+    return found
+
+
+def _named_as_values(
+    parameters: Sequence[str], made: Sequence[tuple[torch.Tensor, Mapping[str, Any]]]
+) -> dict[str, torch.Tensor]:
+    """Name what `step_again` gave as `values_of` does."""
+    found = {}
+    for name, (parameter, state) in zip(parameters, made, strict=True):
+        found[f"parameter {name}"] = parameter
+        for key, value in state.items():
+            if isinstance(value, torch.Tensor):
+                found[f"optimizer state of {name}: {key}"] = value
+    return found
 
 
 class _Before(Snapshot):
@@ -306,7 +368,10 @@ class Unlike:
 
 
 def spread_of(
-    program: Program, once: Run, again: Run, most: Limits
+    program: Program,
+    once: Run,
+    again: Run,
+    most: Limits,
 ) -> tuple[Any, dict[str, Difference] | Unlike | str]:
     """Run one step twice and tell how far the two are apart, or what is wrong with that; the second's outcome stays.
 

@@ -188,7 +188,8 @@ class Sentinel:
         spread = variant.spread if variant is not None else None
         candidate = runner.candidate_of(variant, call)
         elsewhere = roundings(runner, call, candidate) if self._rounds else None
-        outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide)
+        updated = variant.updated if variant is not None and not code else ()
+        outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide, updated=updated)
         if variant is not None and variant.captured is not None:
             variant.captured.keep_gradients()
         self._checks += 1

@@ -6,6 +6,7 @@ gradients that exist at its start are read; and which optimizers it steps.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -87,6 +88,9 @@ class Survey:
     """Names of the optimizers that stepped, in order."""
     read_gradients: set[str] = dataclasses.field(default_factory=set)
     """Parameters whose gradient, as it was at the start, took part in the step."""
+    updated: set[str] = dataclasses.field(default_factory=set)
+    """Parameters that with their optimizer state are what one step of an optimizer made of the gradient that is left:
+    nothing else wrote into any of these."""
     asked: bool = False
     """Code of the step asked whether a capture is going on."""
     written_found: list[torch.Tensor] = dataclasses.field(default_factory=list)
@@ -107,6 +111,7 @@ def survey(
     look = _Look(holdings, device, inputs)
     with answered(holdings.modules), observing(look.operation), look.following():
         result = run()
+    look.seen.updated = look.updated()
     return result, look.seen
 
 
@@ -119,6 +124,14 @@ class _Look:
         self._known = {_memory(one) for one in known}
         self._inputs = {_memory(one) for one in inputs}
         self._made: set[int] = set()
+        self._parameters = {id(one): name for name, one in holdings.parameters().items()}
+        self._updates: collections.Counter[str] = collections.Counter()
+        self._written_besides: set[int] = set()
+        """Memory that was written while no optimizer stepped."""
+        self._altered: set[int] = set()
+        """Memory of gradients that was written after an optimizer had found them."""
+        self._found: set[int] = set()
+        self._gradient_found: dict[int, torch.Tensor] = {}
         self._places: set[tuple[str, int] | None] = set()
         self._restored = self._stepping_now = 0
         self._of_arguments = {_memory(one) for one in inputs if one.device.type == "cpu"}
@@ -140,9 +153,30 @@ class _Look:
             self._look_at_host(operation, args, kwargs, result)
         fresh = name_of(operation) == "aten.lift_fresh"  # torch.tensor(...) shows only here
         self._made |= {memory for one in tensors_in(result) if (memory := _memory(one)) not in given or fresh}
+        unscales = name_of(operation).startswith("aten._fused_")  # for a GradScaler: before it uses them
         for one in written:
+            memory = _memory(one)
+            if not self._stepping_now:
+                self._written_besides.add(memory)
+            if memory in self._found and not unscales:
+                self._altered.add(memory)
             self._wrote(one)
         return result
+
+    def updated(self) -> set[str]:
+        """Name the parameters that `Survey.updated` is about."""
+        found = set()
+        for optimizer in self._holdings.optimizers.values():
+            for one in (one for group in optimizer.param_groups for one in group["params"]):
+                held = [
+                    one,
+                    *(value for value in optimizer.state.get(one, {}).values() if isinstance(value, torch.Tensor)),
+                ]
+                gradient = self._gradient_found.get(id(one))
+                alone = not any(_memory(each) in self._written_besides for each in held)
+                if gradient is not None and alone and _memory(gradient) not in self._altered:
+                    found.add(self._parameters[id(one)])
+        return {name for name in found if self._updates[name] == 1}
 
     def _look_before(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._stepping_now:  # a captured optimizer is told to stay on the device, another runs outside
@@ -256,8 +290,9 @@ class _Look:
         return read
 
     def _stepping(self, name: str) -> Callable[..., None]:
-        def hook(_optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             self.seen.stepped.append(name)
+            self._finds(optimizer)
             if any(callable(one) for one in (*args[1:], *kwargs.values())):
                 self._obstacle(
                     "the optimizer runs the model itself, through a closure",
@@ -266,6 +301,13 @@ class _Look:
             self._stepping_now += 1
 
         return hook
+
+    def _finds(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the gradients that an optimizer is about to use: kept, so that no other tensor gets their memory."""
+        for one in (one for group in optimizer.param_groups for one in group["params"] if one.grad is not None):
+            self._updates[self._parameters[id(one)]] += 1
+            self._gradient_found[id(one)] = one.grad
+            self._found.add(_memory(one.grad))
 
     def _stepped(self, *_: Any) -> None:
         self._stepping_now -= 1

@@ -85,6 +85,11 @@ class Variant:
         self.forget()
         return True
 
+    @property
+    def updated(self) -> set[str]:
+        """Parameters that a recording is judged by its own gradients in: where two runs may find others."""
+        return self.seen.updated if self.seen is not None and self.noisy else set()
+
     def note_spread(self, found: dict[str, Difference], earlier: dict[str, Difference] | None = None) -> None:
         """Take note of how far the step is from itself: of each tensor, the furthest yet, as such and beside its size.
 
@@ -98,7 +103,10 @@ class Variant:
             name: _furthest([one[name] for one in known if name in one])
             for name in dict.fromkeys(name for one in self.measured for name in one)
         }
-        self.noisy = any(one.rms_difference > 0 for one in self.spread.values())
+        noisy = any(one.rms_difference > 0 for one in self.spread.values())
+        if noisy and not self.noisy:
+            self.outcomes.clear()  # they hold the optimizer against other gradients
+        self.noisy = noisy
         if self.proven:  # a sentinel's: kept as one, for there may be many in a long run
             self.measured = [self.spread]
         if earlier is not None:
