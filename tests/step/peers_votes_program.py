@@ -12,7 +12,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn import functional as F
 
 import hotloop
-from hotloop.step import peers
+from hotloop.step import peers, proof
 
 VOTE_SECONDS = 4.0
 
@@ -119,7 +119,62 @@ def begun():
     return [count - counts[0] for count in counts]
 
 
+def given_up(first):
+    """Rank 0 gives up waiting in the third vote, which rank 1 goes through; ``first`` says who writes that down first."""
+    real, votes = dist.all_reduce, []
+
+    def all_reduce(tensor, op, group):
+        real(tensor, op, group=group)
+        votes.append(1)
+        if len(votes) == 3:
+            time.sleep(0.0 if first == RANK else 0.5)
+            if RANK == 0:
+                raise RuntimeError("Timed out waiting 4000ms for recv operation to complete")
+
+    _, loop, _ = made("local", "aot_eager")
+    dist.all_reduce = all_reduce
+    try:
+        found = [loop.peers.agree(peers.Vote.YES).name for _ in range(5)]
+    finally:
+        dist.all_reduce = real
+    dist.barrier()
+    told = loop.peers.unanswered
+    loop.close()
+    return {"votes": found, "unanswered": told}
+
+
+def again():
+    """A loop after one that was lost, in the same processes."""
+    told = []
+    for error, ours in ((RuntimeError("planted"), True), (RuntimeError("Connection closed by peer"), False)):
+        _, loop, _ = made("local", "aot_eager")
+        told.append(str(loop.peers.lost(error, "in step 1", ours=ours)))
+        dist.barrier()
+        loop.close()
+    return told
+
+
+def no_memory(name):
+    """One process has no memory for a copy that a proof takes."""
+    real = getattr(proof, name)
+
+    def fails(*args, **settings):
+        raise torch.OutOfMemoryError("planted: no memory for a copy")
+
+    if RANK == 1:
+        setattr(proof, name, fails)
+    try:
+        return compared("ddp", 12)
+    finally:
+        setattr(proof, name, real)
+
+
 RUNS = {
+    "waiter first": lambda: given_up(0),
+    "waiter last": lambda: given_up(1),
+    "again": again,
+    "no memory before": lambda: no_memory("_Before"),
+    "no memory between": lambda: no_memory("StepStart"),
     "shapes": shapes,
     "begun": begun,
     "alone": alone,

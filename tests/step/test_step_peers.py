@@ -49,7 +49,10 @@ def trained(tmp_path_factory, ended):
 @pytest.fixture(scope="module")
 def voted(tmp_path_factory):
     """What two processes tell that do not keep pace, or whose shapes vary."""
-    scenarios = "alone", "uneven", "closed", "late", "begun", "shapes"
+    scenarios = (
+        "alone", "uneven", "closed", "late", "begun", "shapes", "waiter first", "waiter last", "again",
+        "no memory before", "no memory between",
+    )  # fmt: skip
     return two_processes(tmp_path_factory.mktemp("votes"), *scenarios, program=VOTES)
 
 
@@ -143,3 +146,31 @@ def test_shapes_that_vary_end_the_votes_and_groups_made_later_count(voted):
         assert later["tiers"]["aot_eager"] >= 12
         assert later["tiers"]["eager"] >= 20
         assert sum("other shapes" in line for line in later["said"]) == 1
+
+
+def test_a_vote_has_one_outcome_in_all_processes_though_one_gave_up_waiting(voted):
+    for told in voted:
+        yes = ["YES"] * 2
+        assert told["waiter first"]["votes"] == [*yes, "NEVER", "NEVER", "NEVER"]
+        assert told["waiter last"]["votes"] == [*yes, "YES", "NEVER", "NEVER"]
+        for name in ("waiter first", "waiter last"):
+            assert "rank 0 waited 4 s for another process" in told[name]["unanswered"]
+
+
+def test_a_loop_is_not_told_of_the_end_of_one_before(voted):
+    for told in voted:
+        lost, later = told["again"]
+        assert "planted in step 1" in lost
+        assert "planted" not in later
+        assert "another process has ended" in later
+
+
+def test_memory_that_one_process_lacks_for_a_proof_ends_it_in_all(voted):
+    for told in voted:
+        for name in ("no memory before", "no memory between"):
+            assert told[name]["same"], told[name]
+            assert "aot_eager" not in told[name]["tiers"] or told[name]["tiers"]["eager"] >= 9, told[name]
+    assert "planted: no memory for a copy" in voted[1]["no memory before"]["status"]
+    assert "planted: no memory for a copy" in voted[1]["no memory between"]["status"]
+    for name in ("no memory before", "no memory between"):
+        assert "another process has no memory" in voted[0][name]["status"]

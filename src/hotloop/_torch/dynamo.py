@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.graphs import is_own_file, is_user_file
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TRACING = "torch._dynamo.convert_frame"
+_OF_A_FRAME = "DYNAMO"
+_PUT_OFF = "CompilePutOff"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,10 +58,15 @@ class Break:
 
 
 class Callbacks:
-    """Our functions on dynamo's compile callbacks. ``torch.compiler.reset`` takes them off: look before each call."""
+    """Our functions on dynamo's compile callbacks. ``torch.compiler.reset`` takes them off: look before each call.
 
-    def __init__(self, on_start: Callable[[str], None], on_end: Callable[[], None]) -> None:
-        self._start: Callable[[Any], None] = lambda compiling: on_start(str(compiling.compile_id))
+    What begins is told whether it is a frame that is compiled, which may be put off (`put_off`), or a backward.
+    """
+
+    def __init__(self, on_start: Callable[[str, bool], None], on_end: Callable[[], None]) -> None:
+        self._start: Callable[[Any], None] = lambda compiling: on_start(
+            str(compiling.compile_id), compiling.callback_trigger.name == _OF_A_FRAME
+        )
         self._end: Callable[[Any], None] = lambda _: on_end()
         self._registered: list[Callable[[Any], None]] = []
 
@@ -106,7 +114,8 @@ class Reader:
             fresh.append(entry)
         if entries:
             self._last = entries[-1]
-        return [self._metric(entry) for entry in reversed(fresh) if not getattr(entry, "is_runtime", False)]
+        told = (one for one in reversed(fresh) if not getattr(one, "is_runtime", False))
+        return [self._metric(one) for one in told if getattr(one, "fail_type", None) != _PUT_OFF]
 
     def breaks(self) -> list[Break]:
         """Give the graph breaks since the last call; a reset of dynamo starts anew."""
@@ -229,6 +238,29 @@ def is_limit(error: BaseException) -> bool:
 def is_limit_flag(error: BaseException) -> bool:
     """Tell whether the limit was raised since the user set torch's own flag for that."""
     return is_limit(error) and "fail_on_recompile_limit_hit" in str(error)
+
+
+def put_off(why: str) -> Exception:
+    """Give what to raise as a frame's compile begins: the frame runs eager this time, and may be compiled another.
+
+    Under ``fullgraph`` it leaves the compiled function, before anything of it has run.
+    """
+    error: Any = _put_off_kind()(why)
+    action = private("torch._dynamo.types:FrameAction").DEFAULT
+    error.frame_exec_strategy = private("torch._dynamo.types:FrameExecStrategy")(action, action)
+    error.logged = True  # it is no graph break
+    found: Exception = error
+    return found
+
+
+def is_put_off(error: BaseException) -> bool:
+    """Tell whether a compile was put off."""
+    return type(error).__name__ == _PUT_OFF
+
+
+@functools.cache
+def _put_off_kind() -> Any:
+    return type(_PUT_OFF, (private("torch._dynamo.exc:Unsupported"),), {})
 
 
 def is_signal(error: BaseException) -> bool:

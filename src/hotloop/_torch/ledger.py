@@ -47,16 +47,16 @@ LEDGER: tuple[PrivateName, ...] = (
         "a failed step of several processes is never repeated",
     ),
     PrivateName(
-        "torch.distributed.distributed_c10d:_set_pg_timeout",
-        "collectives may wait longer in the agreed steps in which processes compile",
+        "Backend._set_default_timeout",
+        "collectives may wait longer while a process compiles",
         "a process that compiles longer than the group's timeout ends the run",
     ),
     PrivateName("ProcessGroup._get_backend", "what its timeout was, to restore it", "as above"),
     PrivateName("Options._timeout", "what its timeout was, to restore it", "as above"),
     PrivateName(
         "torch.distributed.distributed_c10d:_get_default_store",
-        "where a process says why it ends, for the others to tell",
-        "the others say only that a process has ended",
+        "where a process says why it ends, what a vote came to, and that it is about to compile",
+        "a loop does not run in several processes, and a compile there asks nobody",
     ),
     PrivateName(
         "Module._compiled_call_impl",
@@ -170,6 +170,12 @@ LEDGER: tuple[PrivateName, ...] = (
     PrivateName(
         "torch._dynamo.exc:TorchDynamoException", "tells compile failures from the user's own under fullgraph", ""
     ),
+    PrivateName(
+        "torch._dynamo.types:FrameExecStrategy",
+        "a frame whose compile is put off runs eager once, and is asked about again",
+        "in several processes a compile cannot wait until the others wait for it",
+    ),
+    PrivateName("torch._dynamo.types:FrameAction", "as above", "as above"),
     PrivateName("torch._dynamo.exc:Unsupported", "tells a graph break from a failure under fullgraph", ""),
     PrivateName("torch._dynamo.exc:UserError", "the same, for .item() and data-dependent branches", ""),
     PrivateName("torch._dynamo.exc:TorchRuntimeError", "an error of the user's own operators met while tracing", ""),

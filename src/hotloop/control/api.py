@@ -29,7 +29,7 @@ from hotloop.apply import (
 )
 from hotloop.apply.targets import Target, denoisers, refuse_wrapped
 from hotloop.config import ComponentConfig, Regions, component_config
-from hotloop.control import boundary, methods
+from hotloop.control import boundary, methods, others
 from hotloop.control.component import CompiledFunction, Component, Entry, lane
 from hotloop.control.component_status import ComponentStatus, Status, status_of
 from hotloop.control.given import AS_GIVEN, compiled_by_user, compiled_over
@@ -214,6 +214,7 @@ def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
     if any(component.asks for component in built.values()):  # what stays eager does not cost the compiler's import
         collector.install()
         boundary.install()
+        others.follow()
     functions: dict[str, CompiledFunction] = {}
     for name, component in built.items():
         part = target.components[name]

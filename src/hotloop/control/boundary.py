@@ -12,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hotloop import events as ev
+from hotloop.control import others
 from hotloop.fallback.lifetime import steps
 from hotloop.observe import collector
 
@@ -46,6 +47,7 @@ def follow(component: Component) -> None:
 
 def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     collector.poll()
+    others.follow()
     steps.optimizer_stepped()
     trained: set[int] | None = None
     for component in tuple(_live):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hotloop.presets import Preset
 
 _transform_in_force = dynamo.transform_probe()
+_MOST_RESTS = 256
 _RETRIES_AFTER_USER_ERRORS = 3
 """How often code that was given up during the user's own exception is traced anew."""
 
@@ -45,6 +46,8 @@ class Lane:
         self._roots: dict[int, Roots] = {}
         self._private = False
         self._user_errors = 0
+        self._put_off = self._rests = 0
+        """How often a call was put off before anything was compiled, and the calls that run eager before the next."""
 
     def start(self, device: str) -> None:
         """Settle where the ladder starts on this machine, and say what is missing."""
@@ -76,7 +79,8 @@ class Lane:
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the target as compiled code, counted, and settle what happened."""
-        if self.eager:
+        if self.eager or self._rests:
+            self._rests -= self._rests > 0
             self.tally.calls += 1
             self.tally.eager_calls += 1
             return eager_call(target, *args, **kwargs)
@@ -84,10 +88,10 @@ class Lane:
             return self._under_transform(target, args, kwargs)
         if not collector.listens():
             collector.install()
-        tally, previous = self.tally, active.tally
+        tally, previous, put_off = self.tally, active.tally, active.put_off
         root, differs = (self._roots.get(id(target)) or self.roots(target)).of(args, kwargs)
         before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
-        active.tally = tally
+        active.tally, active.put_off = tally, ""
         refused: Exception | None = None
         try:
             result = root.compiled(target, *args, **kwargs)
@@ -100,13 +104,30 @@ class Lane:
         finally:
             if active.window is not None or collector.due():
                 self._settle()
-            active.tally = previous
+            active.tally, active.put_off, put_off = previous, put_off, active.put_off
+        if put_off and (refused is None or dynamo.is_put_off(refused)):
+            self._waits(put_off, before)
+            return result if refused is None else eager_call(target, *args, **kwargs)
         if differs:
             self._tell_size(target, root, differs)
         if refused is not None:
             return rescue.from_refusal(self, root, refused, (failed, before), target, args, kwargs)
         self._look_at(target, root, failed, before)
         return result
+
+    def _waits(self, why: str, before: int) -> None:
+        """In one of several processes: nothing new was compiled in a call, since others would have waited in vain."""
+        if self.tally.executed == before:
+            self.tally.eager_calls += 1
+        if not self.tally.executed:  # to ask costs time as well
+            self._put_off += 1
+            self._rests = min(2**self._put_off, _MOST_RESTS) - 2
+        event = ev.NoEffect(
+            component=self.tally.component,
+            reason=f"a call ran eager, as {why}, and a compile takes long",
+            hint="call it in all processes alike: pad batches, drop the short last one; a later call is compiled",
+        )
+        collector.emit(event, self.tally)
 
     def _look_at(self, target: Any, root: Root, failed: int, before: int) -> None:
         """After a call: tell what tracing gave up in it, or that no graph ran."""

@@ -18,7 +18,7 @@ from hotloop.observe import explain
 from hotloop.observe.ledger import NOBODY, Tally, active
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _log = logging.getLogger("hotloop")
 _UNGUARDED_REQUIRES_GRAD = (2, 11)
@@ -40,6 +40,10 @@ class Collector:
         self._frames = 0
         self._since: float | None = None
         self.missing: str | None = None
+        self.ask: Callable[[], str] = str
+        """Asked before a component's code is compiled: gives nothing, or why that has to wait for a later call."""
+        self.tell: Callable[[], object] = str
+        """Told when a compile is over."""
 
     def install(self) -> None:
         """Listen to dynamo from now on; where this torch cannot be listened to, `missing` says why."""
@@ -64,9 +68,13 @@ class Collector:
         """Give the `time.monotonic` at which the compile now in progress began, from any thread; None otherwise."""
         return self._since
 
-    def _started(self, frame: str) -> None:
+    def _started(self, frame: str, of_a_frame: bool) -> None:
         self._since = time.monotonic()
         self.poll(force=True)  # torch keeps its last 64 metrics only
+        if of_a_frame and active.tally is not NOBODY:
+            active.put_off = active.put_off or self.ask()
+            if active.put_off:
+                raise dynamo.put_off(active.put_off)
         self._dirty = True
         self._owners[frame] = active.tally
         while len(self._owners) > _KEPT_OWNERS:
@@ -83,6 +91,7 @@ class Collector:
     def _ended(self) -> None:
         self._since = None
         self._dirty = True
+        self.tell()
         self._read_breaks()  # here, in the thread that compiled: a graph break does not tell whose it is
 
     def due(self) -> bool:

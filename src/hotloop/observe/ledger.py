@@ -183,6 +183,8 @@ class _Active(threading.local):
 
     tally: Tally = NOBODY
     window: Any = None
+    put_off: str = ""
+    """Why nothing is compiled in the call that is going on."""
 
 
 active = _Active()

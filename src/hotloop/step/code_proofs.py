@@ -91,7 +91,9 @@ class CodeProofs:
             call = run.args, run.keywords
             wide = self._in_more_bits(tier.base, call)
             elsewhere = roundings(runner, call, candidate) if self._evidence.get(tier.base) == "roundings" else None
-            outcome = with_roundings(prove_step(runner.program, candidate, eager, limits, wide=wide), elsewhere)
+            ready = proof.alone if runner.together is None else runner.together.ready
+            proved = prove_step(runner.program, candidate, eager, limits, wide=wide, ready=ready)
+            outcome = with_roundings(proved, elsewhere)
         except CandidateFailedError as error:
             obstacle = runner.rescue.candidate_failed(error, tier)
         if obstacle is not None:

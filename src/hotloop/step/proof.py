@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,11 +39,28 @@ Run = Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]
 
 
 class CandidateFailedError(Exception):
-    """The candidate raised, ``__cause__`` being what; everything it did was undone, unless ``undone`` says no."""
+    """The candidate raised, ``__cause__`` being what; everything it did was undone, unless ``undone`` says no.
 
-    def __init__(self, *, undone: bool = True) -> None:
+    ``began``: it had begun to run; else no copy could be made to undo it by, and no other process is waiting in it.
+    """
+
+    def __init__(self, *, undone: bool = True, began: bool = True) -> None:
         super().__init__("the candidate of a proof failed")
-        self.undone = undone
+        self.undone, self.began = undone, began
+
+
+Ready = Callable[[Exception | None], None]
+"""Called before the step runs, with what kept the copies for it from being made: raises where it must not run."""
+
+
+def alone(error: Exception | None) -> None:
+    """Let a step run where its copies were made, as one process does.
+
+    Raises:
+        CandidateFailedError: they were not.
+    """
+    if error is not None:
+        raise CandidateFailedError(began=False) from error
 
 
 def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they may be apart
@@ -55,6 +73,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     compare_random: bool = True,
     wide: Mapping[str, torch.Tensor | None] | None = None,
     updated: Collection[str] = (),
+    ready: Ready = alone,
 ) -> Outcome:
     """Run one step both ways and compare: results, gradients, parameters, optimizer state, buffers, other state.
 
@@ -69,6 +88,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         spread: how far the reference is from itself, by tensor, where its kernels are not deterministic.
         compare_random: whether both draw the same numbers from the same streams.
         wide: the same step in more bits (`hotloop.step.reference`), which both are held against besides.
+        ready: called before each of the two runs, once what is kept beside it was copied.
         updated: parameters that a recording is judged by its own gradients in, whatever noise is in these
             (`hotloop.step.survey.Survey.updated`).
 
@@ -78,10 +98,17 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         Exception: the reference raised, which is then the user's own error.
     """
     devices = [program.device]
-    before, theirs, after = _candidate(program, candidate)
-    start = _start(before) if limits.compute_dtype is not None else {}
+    before, theirs, after = _candidate(program, candidate, ready)
     same_gradients = _beside_own_gradients(program, theirs, updated) if updated else {}
-    result, at_step = _beside(program, reference)
+
+    def copies() -> tuple[dict[str, torch.Tensor], StepStart]:
+        start = _start(before) if limits.compute_dtype is not None else {}
+        at_start = StepStart(program.holdings, [program.device])
+        at_start.save(gradients=True)
+        return start, at_start
+
+    start, at_start = _copied(copies, ready)
+    result, at_step = _beside(at_start, reference)
     moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
     comparisons, failed = {}, ""
     try:
@@ -94,32 +121,33 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
 
 
 def _start(before: Snapshot) -> dict[str, torch.Tensor]:
-    """Copy the parameters as they are before the step; to the host where the device has no memory left for it.
-
-    Raises:
-        CandidateFailedError: there is none anywhere.
-    """
+    """Copy the parameters as they are before the step; to the host where the device has no memory left for it."""
     try:
         return _parameters(before.live, on_host=before.on_host)
     except torch.OutOfMemoryError:
         pass  # the copies that were made are gone before the next are
+    return _parameters(before.live, on_host=True)
+
+
+def _copied(make: Callable[[], _Made], ready: Ready) -> _Made:
+    """Make the copies that a run needs beside it, and hear whether it may begin."""
     try:
-        return _parameters(before.live, on_host=True)
+        made = make()
     except Exception as error:
-        raise CandidateFailedError from error
+        ready(error)
+        raise AssertionError("nothing runs without the copies that undo it") from error
+    ready(None)
+    return made
 
 
-def _beside(program: Program, reference: Run) -> tuple[Any, Mapping[str, torch.Tensor]]:
+def _beside(at_start: StepStart, reference: Run) -> tuple[Any, Mapping[str, torch.Tensor]]:
     """Run a reference beside the copies of a proof; where these are too much for the memory, the step has not begun."""
-    at_start = StepStart(program.holdings, [program.device])
     try:
-        at_start.save(gradients=True)
         return reference()
     except torch.OutOfMemoryError as error:
-        if at_start.complete and at_start.wrote():
+        if at_start.wrote():
             raise
-        if at_start.complete:
-            at_start.restore()
+        at_start.restore()
         raise CandidateFailedError from error
 
 
@@ -199,7 +227,7 @@ class _Before(Snapshot):
         self._buffers.restore()
 
 
-def undone_if_it_fails(program: Program, run: Callable[[], _Made]) -> tuple[_Made, Snapshot]:
+def undone_if_it_fails(program: Program, run: Callable[[], _Made], ready: Ready = alone) -> tuple[_Made, Snapshot]:
     """Run something that eager would not; where it raises, the step has not begun. Gives what was there before, too.
 
     Also an interrupt undoes it, and passes: a capture on a GPU has executed nothing, but has left its gradients.
@@ -207,10 +235,7 @@ def undone_if_it_fails(program: Program, run: Callable[[], _Made]) -> tuple[_Mad
     Raises:
         CandidateFailedError: it raised.
     """
-    try:
-        before = _Before(program)
-    except Exception as error:
-        raise CandidateFailedError from error  # memory for the copy ran out, say: nothing has happened
+    before = _copied(functools.partial(_Before, program), ready)
     try:
         made = run()
         wait_for(program.device)  # a kernel's failure belongs to the code that launched it
@@ -234,14 +259,16 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _candidate(program: Program, run: Run) -> tuple[Snapshot, dict[str, torch.Tensor | None], RandomState]:
+def _candidate(
+    program: Program, run: Run, ready: Ready = alone
+) -> tuple[Snapshot, dict[str, torch.Tensor | None], RandomState]:
     """Run a candidate and undo it; gives the values that it left, and where its random streams were."""
 
     def values() -> tuple[dict[str, torch.Tensor | None], RandomState]:
         found = values_of(program.holdings, *run())
         return found, RandomState([program.device])
 
-    (found, after), before = undone_if_it_fails(program, values)
+    (found, after), before = undone_if_it_fails(program, values, ready)
     try:
         before.exchange()
     except Exception as error:

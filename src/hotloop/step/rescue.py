@@ -94,8 +94,9 @@ class Rescue:
         error = failed.__cause__
         assert isinstance(error, Exception)
         self._check_alive(error, tier)
-        if self._loop.peers is not None:  # the others are in the candidate's collectives, or behind them
-            raise self._loop.peers.lost(error, f"in a proof of tier {tier.name}", ours=is_compiled_codes(error))
+        if self._loop.peers is not None and failed.began:  # the others are in its collectives, or behind them
+            ours = is_compiled_codes(error) or isinstance(error, torch.OutOfMemoryError) or not failed.undone
+            raise self._loop.peers.lost(error, f"in a proof of tier {tier.name}", ours=ours)
         if not failed.undone:
             raise self._lost(error, tier, "and could not be undone") from error
         obstacle = obstacle_of(error)

@@ -6,6 +6,7 @@ import collections
 from typing import TYPE_CHECKING, Any
 
 from hotloop.step.peers import Vote
+from hotloop.step.proof import CandidateFailedError
 from hotloop.step.survey import Obstacle
 
 if TYPE_CHECKING:
@@ -87,6 +88,19 @@ class Together:
         if self._unproved < GIVE_UP:
             return None
         return Obstacle(f"in {GIVE_UP} steps no shapes came a second time in all processes at once", _PAD)
+
+    def ready(self, error: Exception | None) -> None:
+        """Begin a run of a proof in all processes, or in none: one had no memory for the copies beside it.
+
+        Raises:
+            CandidateFailedError: in none.
+        """
+        if self._peers.agree(Vote.YES if error is None else Vote.NEVER) is Vote.YES:
+            return
+        cause = error or MemoryError(
+            self._peers.unanswered or "another process has no memory for the copies of a proof"
+        )
+        raise CandidateFailedError(began=False) from cause
 
     def _settle(self, tier: Tier) -> None:
         """After a proof step: the tier is proven when it is so in all processes, and left when it is wrong in one."""
