@@ -244,6 +244,9 @@ def follow() -> None:
     _Current.world, _Current.others = None if world is None else weakref.ref(world), None
     if world is None or distributed.get_world_size() < 2:  # noqa: PLR2004
         return
+    if not hasattr(store(), "clone"):
+        _log.info("other processes are not asked before a compile: the store of this torch has one connection only")
+        return
     try:
         _Current.others = Others(world)
     except RuntimeError as error:
