@@ -11,11 +11,11 @@ from hotloop import recipes, record
 from hotloop.train import checkpoint, start
 
 IMPORTS = """
-import torch, transformers, typer
+import lightning.fabric, torch, torch._dynamo, transformers, typer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 from hotloop import recipes
 from hotloop.cli import train
-from hotloop.train import configure, encoder, fit
+from hotloop.train import compiling, configure, encoder, fit, restart, start, tracking
 """
 PROGRAM = """
 app = typer.Typer(pretty_exceptions_enable=False)
