@@ -66,7 +66,7 @@ class Patience:
         """
         with self._lock:
             self._holders.add(who)
-            fresh = [one for one in _backends() if one[0] not in self._held]
+            fresh = [one for one in _backends() if self._held.get(one[0], (None,))[0] is not one[1]]
             for _, backend, timeout in fresh:
                 if timeout < _PATIENCE:
                     backend._set_default_timeout(_PATIENCE)  # noqa: SLF001 - in the ledger
@@ -82,9 +82,10 @@ class Patience:
             self._holders.discard(who)
             if self._holders:
                 return
-            alive = {name: timeout for name, _, timeout in _backends()}
+            alive = {name: (backend, timeout) for name, backend, timeout in _backends()}
             for name, (backend, timeout, _) in self._held.items():
-                if alive.get(name) == _PATIENCE:  # else somebody has set it anew
+                now, theirs = alive.get(name, (None, None))
+                if now is backend and theirs == _PATIENCE:  # else the group is another, or somebody has set it anew
                     backend._set_default_timeout(timeout)  # noqa: SLF001 - in the ledger
             self._held.clear()
 

@@ -243,7 +243,7 @@ def is_limit_flag(error: BaseException) -> bool:
 def put_off(why: str) -> Exception:
     """Give what to raise as a frame's compile begins: the frame runs eager this time, and may be compiled another.
 
-    Under ``fullgraph`` it leaves the compiled function, before anything of it has run.
+    Under ``fullgraph`` it leaves the compiled function, before anything of that has run.
     """
     error: Any = _put_off_kind()(why)
     action = private("torch._dynamo.types:FrameAction").DEFAULT

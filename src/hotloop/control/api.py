@@ -249,6 +249,8 @@ def _attach(part: torch.nn.Module, component: Component) -> None:
     points = entry_points(part)
     if theirs := compiled_over(part):
         _log.warning("%s: %s", component.name, theirs)
+    for lane in component.lanes:
+        lane.unasked = bool(theirs)
     component.targets = tuple(weakref.ref(point) for point in points)
     _nest(part, component)
     _components[part] = component
@@ -404,6 +406,9 @@ def _module_status(name: str, part: torch.nn.Module) -> dict[str, ComponentStatu
         if any(module in _components for module in inside.modules()):
             return _module_status(name, inside)
     if (own := _components.get(part)) is not None:
+        theirs = compiled_by_user(part)
+        if theirs is not None and not any(isinstance(get_entry(point), Entry) for point in entry_points(part)):
+            return {name: _as_given_status(name, theirs)}  # module.compile() came after hotloop.compile
         return {name: status_of(name, own)}
     inner = {path: _components[module] for path, module in part.named_modules() if module in _components}
     if inner:

@@ -46,6 +46,8 @@ class Lane:
         self._roots: dict[int, Roots] = {}
         self._private = False
         self._user_errors = 0
+        self.unasked = False
+        """The component holds what its user compiled (`hotloop.observe.ledger.active.unasked`)."""
         self._put_off = self._rests = 0
         """How often a call was put off before anything was compiled, and the calls that run eager before the next."""
 
@@ -88,10 +90,10 @@ class Lane:
             return self._under_transform(target, args, kwargs)
         if not collector.listens():
             collector.install()
-        tally, previous, put_off = self.tally, active.tally, active.put_off
+        tally, previous, put_off, unasked = self.tally, active.tally, active.put_off, active.unasked
         root, differs = (self._roots.get(id(target)) or self.roots(target)).of(args, kwargs)
         before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
-        active.tally, active.put_off = tally, ""
+        active.tally, active.put_off, active.unasked = tally, "", self.unasked
         refused: Exception | None = None
         try:
             result = root.compiled(target, *args, **kwargs)
@@ -105,6 +107,7 @@ class Lane:
             if active.window is not None or collector.due():
                 self._settle()
             active.tally, active.put_off, put_off = previous, put_off, active.put_off
+            active.unasked = unasked
         if put_off and (refused is None or dynamo.is_put_off(refused)):
             self._waits(put_off, before)
             return result if refused is None else eager_call(target, *args, **kwargs)
@@ -125,7 +128,8 @@ class Lane:
         event = ev.NoEffect(
             component=self.tally.component,
             reason=f"a call ran eager, as {why}, and a compile takes long",
-            hint="call it in all processes alike: pad batches, drop the short last one; a later call is compiled",
+            hint="a later call is compiled where all processes call it alike: hotloop.compile in each, batches padded, "
+            "the short last one dropped",
         )
         collector.emit(event, self.tally)
 

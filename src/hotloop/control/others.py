@@ -164,7 +164,7 @@ class Others:
             self._ended = True
 
     def _heard(self, what: str, asker: int, asked: int) -> None:
-        who = f"rank {asker}"
+        who = _who(asker)
         if what == "ask":
             patience.hold(who, settle=_SETTLE_SECONDS)
             self._inbox.set(self._answer_key(asker, asked, self._rank), json.dumps(patience.counts()))
@@ -192,6 +192,8 @@ class Others:
         if self._closed:
             return
         self._closed = True
+        for rank in range(self._size):  # a later group has the same names, and timeouts of its own
+            patience.drop(_who(rank))
         with contextlib.suppress(RuntimeError):  # the store has ended before
             if not self._ended:
                 self._send(self._rank, "end")
@@ -201,6 +203,11 @@ class Others:
                 for rank in others:
                     self._send(rank, "end")
                 self._came([f"{self._prefix}/gone/{rank}" for rank in others], _LEAVE_SECONDS)
+
+
+def _who(rank: int) -> str:
+    """Name a process among those that hold patience."""
+    return f"rank {rank}"
 
 
 def judge(answers: _Answers, rank: int) -> tuple[str, bool]:
@@ -222,8 +229,8 @@ def judge(answers: _Answers, rank: int) -> tuple[str, bool]:
     ]
     ours = [one for one, other in waits if other == rank]
     if ours:
-        return f"rank {ours[0]} waits for this process in a collective", True
-    return (f"rank {waits[0][1]} is late for a collective", False) if waits else ("", False)
+        return f"rank {ours[0]} has begun more collectives than this process, and may wait for it", True
+    return (f"rank {waits[0][1]} has begun fewer collectives than others", False) if waits else ("", False)
 
 
 class _Current:
@@ -245,12 +252,12 @@ def follow() -> None:
     if world is None or distributed.get_world_size() < 2:  # noqa: PLR2004
         return
     if not hasattr(store(), "clone"):
-        _log.info("other processes are not asked before a compile: the store of this torch has one connection only")
+        _log.warning("other processes are not asked before a compile: the store of this torch has one connection only")
         return
     try:
         _Current.others = Others(world)
     except RuntimeError as error:
-        _log.info("other processes are not asked before a compile, as their store cannot be shared: %s", error)
+        _log.warning("other processes are not asked before a compile, as their store cannot be shared: %s", error)
 
 
 def _leave() -> str:

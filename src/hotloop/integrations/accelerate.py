@@ -67,10 +67,6 @@ def prepare(
     """
     _check(accelerator, objects, preset, settings)
     plugin = accelerator.state.dynamo_plugin
-    given_as = {one: _without_wrapper(one) for one in objects if isinstance(one, torch.nn.Module)}
-    objects = tuple(given_as[one] if isinstance(one, torch.nn.Module) else one for one in objects)
-    if isinstance(preset, Mapping):
-        preset = {given_as.get(model, model): one for model, one in preset.items()}
     chosen = _chosen(objects, preset)
     asked = settings_of(plugin) if asks(plugin) else {}
     if asked is None:
@@ -90,8 +86,12 @@ def prepare(
     }
     for one in wanted.values():
         validate(**one, device=accelerator.device.type)
+    bare = [
+        _without_wrapper(one) if isinstance(one, torch.nn.Module) and wanted[one]["preset"] != "none" else one
+        for one in objects
+    ]
     with set_aside(plugin):
-        prepared = accelerator.prepare(*objects, device_placement=device_placement)
+        prepared = accelerator.prepare(*bare, device_placement=device_placement)
     results = prepared if len(objects) > 1 else (prepared,)
     for given, result in zip(objects, results, strict=True):
         if isinstance(given, torch.nn.Module):
@@ -186,8 +186,8 @@ def _chosen(objects: tuple[Any, ...], preset: Any) -> dict[torch.nn.Module, Any]
 def _compile(accelerator: Accelerator, prepared: torch.nn.Module, settings: dict[str, Any]) -> None:
     """Compile a prepared model in place, below what Accelerate wrapped around it."""
     model = accelerator.unwrap_model(prepared)
-    share_autocast(model, accelerator.device, accelerator.mixed_precision, accelerator.autocast_handler)
     if settings["preset"] == "none" and (given := compiled_by_user(model)) is not None:  # not hotloop's to switch off
         _log.warning("prepare(preset='none'): %s (%s)", given.reason, given.hint)
         return
+    share_autocast(model, accelerator.device, accelerator.mixed_precision, accelerator.autocast_handler)
     compile_in_place(model, **settings)

@@ -49,6 +49,7 @@ _log = logging.getLogger("hotloop")
 _SEVERAL = "several processes run, whose steps stay the Trainer's own"
 _OWN_STEP = "a plain Trainer keeps its training step to itself"
 _GIVE_STEP = "HotTrainer in the place of Trainer gives the step to hotloop"
+_OWN_LOOP = "hotloop.Loop runs whole steps in several processes, in a training loop of your own"
 _IN_ANY_CASE = "HotLoop(run='default') compiles in place in any case"
 _NO_RUN_YET = Status({}, hint="no training run has begun yet: trainer.train() decides what runs, and why")
 _live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
@@ -211,16 +212,16 @@ class HotLoop(TrainerCallback):
         settings = self._asked if self.tier is None else self.tier.settings if self.tier.compiles else {}
         before = given(model)
         kept = self._keep(model, {} if before else settings)
-        why, hint = (_SEVERAL, _IN_ANY_CASE) if _several() else (_OWN_STEP, f"{_GIVE_STEP}; {_IN_ANY_CASE}")
+        why, hint = (_SEVERAL, _OWN_LOOP) if _several() else (_OWN_STEP, _GIVE_STEP)
         if before is not None:
             kept.differs(f"the model runs as it was given: {before.reason}", before.hint)
         elif self.tier is None and settings:
             what = f"run='auto': preset {settings['preset']}, as torch_compile asks, with nothing measured"
-            kept.differs(f"{what}: {why}", _GIVE_STEP, logging.INFO)
+            kept.differs(f"{what}: {why}", hint, logging.INFO)
         elif self.tier is None:
-            kept.differs(f"run='auto': eager, with nothing measured: {why}", hint)
+            kept.differs(f"run='auto': eager, with nothing measured: {why}", f"{hint}; {_IN_ANY_CASE}")
         elif self.tier.graph:
-            kept.differs(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", _GIVE_STEP)
+            kept.differs(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", hint)
 
     def _keep(self, model: torch.nn.Module, settings: dict[str, Any]) -> InPlace:
         """Keep the record of steps that are the Trainer's own."""

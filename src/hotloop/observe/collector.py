@@ -72,7 +72,7 @@ class Collector:
         self._since = time.monotonic()
         self.poll(force=True)  # torch keeps its last 64 metrics only
         if of_a_frame and active.tally is not NOBODY:
-            active.put_off = active.put_off or self.ask()
+            active.put_off = active.put_off or ("" if active.unasked else self.ask())
             if active.put_off:
                 raise dynamo.put_off(active.put_off)
         self._dirty = True

@@ -185,6 +185,9 @@ class _Active(threading.local):
     window: Any = None
     put_off: str = ""
     """Why nothing is compiled in the call that is going on."""
+    unasked: bool = False
+    """Whether it compiles without asking other processes: code of the user's own that is compiled with fullgraph would
+    raise out of the middle of the call, which could not be run again then."""
 
 
 active = _Active()
