@@ -132,6 +132,19 @@ def behind(step):
         time.sleep(0.5 * RANK)
 
 
+def regrouped():
+    """The group is destroyed right after a compile, and another takes its place."""
+    train("ddp", "aot_eager", steps=3)
+    dist.barrier()
+    dist.destroy_process_group()
+    gc.collect()
+    started = dt.timedelta(seconds=60)
+    dist.init_process_group("gloo", f"file://{FOLDER}/again", rank=RANK, world_size=2, timeout=started)
+    dist.barrier()
+    _set_pg_timeout(TIMEOUT)
+    return compared("ddp", seconds=10.0)
+
+
 def lost():
     """The process that compiles ends all of a sudden, while the other waits for it."""
     real = backends.aot_eager
@@ -161,6 +174,7 @@ RUNS = {
     "short": lambda: compared("ddp", seconds=10.0, short=(3, 5), before=behind),
     "alone": lambda: compared("ddp", only=1),
     "lost": lost,
+    "regrouped": regrouped,
 }
 
 

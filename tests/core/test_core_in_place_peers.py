@@ -63,7 +63,7 @@ def test_a_short_batch_of_one_process_runs_eager_while_the_other_waits_and_is_co
     assert second["calls"][:3] == [[graphs, 0]] * 3
     assert second["calls"][3:5] == [[graphs, 1]] * 2, second  # rank 0 was in a collective of that step
     assert second["calls"][5:] == [[2 * graphs, 1]] * 3, second  # by then it waits for a compile
-    assert sum("rank 0 waits for this process in a collective" in cause for cause in second["causes"]) == 1
+    assert sum("rank 0 has begun more collectives than this process" in cause for cause in second["causes"]) == 1
 
 
 def test_a_compile_in_one_process_alone_stays_eager_and_says_why(tmp_path):
@@ -81,15 +81,28 @@ def test_a_process_that_is_lost_while_it_compiles_ends_the_other(tmp_path):
     assert told[0]["lost"]["seconds"] > 4.0  # it waited beyond the user's timeout, and no longer than the other lived
 
 
+def test_a_group_that_is_made_after_another_has_patience_of_its_own(tmp_path):
+    """The one before was destroyed right after a compile, while the processes still were patient."""
+    for told in two_processes(tmp_path, "regrouped")[0]:
+        assert told["regrouped"]["same"], told
+        assert told["regrouped"]["state"] == "compiled", told
+        assert told["regrouped"]["timeout"] == 4.0
+
+
 @pytest.mark.parametrize(
     ("answers", "rank", "why", "hopeless"),
     [
         ({0: {"g": (4, 4)}, 1: {"g": (4, 4)}}, 1, "", False),
         ({0: {"g": (4, 9)}, 1: {"g": (4, 4)}}, 1, "", False),  # what began since is patient
-        ({0: {"g": (5, 5)}, 1: {"g": (4, 4)}}, 1, "rank 0 waits for this process", True),
-        ({0: {"g": (5, 5)}, 1: {"g": (4, 4)}}, 0, "rank 1 is late", False),
+        ({0: {"g": (5, 5)}, 1: {"g": (4, 4)}}, 1, "rank 0 has begun more collectives than this process", True),
+        ({0: {"g": (5, 5)}, 1: {"g": (4, 4)}}, 0, "rank 1 has begun fewer", False),
         # A group of others: one of them waits for the other, who may wait for us.
-        ({0: {"g": (4, 4)}, 1: {"g": (4, 4), "h": (3, 3)}, 2: {"g": (4, 4), "h": (2, 2)}}, 0, "rank 2 is late", False),
+        (
+            {0: {"g": (4, 4)}, 1: {"g": (4, 4), "h": (3, 3)}, 2: {"g": (4, 4), "h": (2, 2)}},
+            0,
+            "rank 2 has begun fewer",
+            False,
+        ),
         ({0: {"g": (4, 4)}, 1: {"h": (3, 3)}}, 0, "", False),  # no group in common
         ({0: {}, 1: {"g": (3, 3)}}, 0, "", False),
     ],

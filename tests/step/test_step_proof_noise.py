@@ -6,11 +6,13 @@ import pytest
 import torch
 from step_sentinels import Jitter, Run, faulty, jittered
 from test_step_proof import WrongTape, cpu, declined_with, training
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.dispatch import name_of
 from hotloop.step import code_proofs, proof, variant
+from hotloop.step.optimizers import step_again
 from hotloop.testing import captured as stand_in
 
 __all__ = ["cpu"]
@@ -288,6 +290,85 @@ def zeroed(model):
 
 def nesterov(parameters):
     return torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, nesterov=True)
+
+
+def clips_by_hook(parameters):
+    optimizer = adamw(parameters)
+
+    def clip(one, *_):
+        with torch.no_grad():
+            for parameter in (each for group in one.param_groups for each in group["params"]):
+                parameter.clamp_(-0.1, 0.1)
+
+    optimizer.register_step_post_hook(clip)
+    return optimizer
+
+
+@pytest.mark.parametrize("noise", [1e-4, 5e-3])
+def test_what_a_hook_of_the_optimizer_writes_is_not_its_own(monkeypatch, noise):
+    found = train_with_noise(stand_in.Tape, monkeypatch, clips_by_hook, noise)
+    assert found.state == "in force", found.why
+
+
+def test_two_parameters_in_one_memory_are_held_against_the_reference(monkeypatch):
+    def shared(parameters):
+        parameters = list(parameters)
+        twin = torch.nn.Parameter(parameters[0].detach())
+        twin.register_hook(lambda grad: grad)
+        return torch.optim.AdamW([*parameters, twin], lr=1e-3, fused=True)
+
+    found = train_with_noise(stand_in.Tape, monkeypatch, shared, 1e-4, lambda model: model.qkv.weight.grad.mul_(1.0))
+    assert found.state == "in force", found.why
+
+
+def test_a_step_that_a_scaler_leaves_out_is_held_against_the_reference(monkeypatch):
+    """The gradients overflow at one proof step, in a parameter that the step also writes itself."""
+    monkeypatch.setattr(Jitter, "size", 1e-4)
+    torch.manual_seed(0)
+    model = Attention()
+    extra = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.AdamW([*model.parameters(), extra], lr=1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with hotloop.testing.captured_step_emulation():
+        loop = hotloop.Loop(model, optimizer, run="eager+graph", sentinel=0, state=[scaler])
+
+        @loop.step
+        def step(x, by):
+            loss = model(x).square().mean() + (extra * by).sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            with torch.no_grad():
+                extra.clamp_(-1, 1)
+            optimizer.zero_grad()
+            return loss.detach()
+
+        for number in range(24):
+            step(torch.randn(8, 16, 32), torch.tensor([float("inf") if number in {4, 9} else 1.0]))
+        (found,) = [one for one in loop.status().tiers if one.name == "eager+graph"]
+    assert found.state == "in force", found.why
+    assert torch.isfinite(extra).all()
+
+
+def test_the_step_that_is_taken_again_leaves_the_optimizer_alone():
+    called = []
+    model = Attention()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.randn(2, 4, 32)).sum().backward()
+    optimizer.step()
+    before = [dict(group) for group in optimizer.param_groups]
+    values = [one.detach().clone() for one in model.parameters()]
+    handle = register_optimizer_step_post_hook(lambda *_: called.append(1))
+    try:
+        made = step_again(optimizer, list(model.parameters()), [one.grad for one in model.parameters()])
+        assert not called
+        assert [dict(group) for group in optimizer.param_groups] == before
+        assert all(torch.equal(a, b) for a, b in zip(values, model.parameters(), strict=True))
+        optimizer.step()
+    finally:
+        handle.remove()
+    assert called
+    assert all(torch.equal(one, parameter) for (one, _), parameter in zip(made, model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("after", [clipped, zeroed])

@@ -84,8 +84,7 @@ class Patience:
                 return
             alive = {name: (backend, timeout) for name, backend, timeout in _backends()}
             for name, (backend, timeout, _) in self._held.items():
-                now, theirs = alive.get(name, (None, None))
-                if now is backend and theirs == _PATIENCE:  # else the group is another, or somebody has set it anew
+                if alive.get(name) == (backend, _PATIENCE):  # else the group is another, or somebody has set it anew
                     backend._set_default_timeout(timeout)  # noqa: SLF001 - in the ledger
             self._held.clear()
 

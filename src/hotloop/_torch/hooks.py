@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
+    from torch.utils.hooks import RemovableHandle
 
 _Table = dict[Any, Any]
 _GLOBAL = (
@@ -52,6 +53,15 @@ def module_hooks(module: torch.nn.Module) -> tuple[_Table, ...]:
 def optimizer_hooks(optimizer: torch.optim.Optimizer) -> tuple[_Table, ...]:
     """Give the hooks that run with one optimizer's steps, by their numbers."""
     return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # noqa: SLF001 - in the ledger
+
+
+def first_after_step(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> RemovableHandle:
+    """Register a hook that runs after an optimizer's steps, before all others that do."""
+    handle = optimizer.register_step_post_hook(hook)
+    table = optimizer_hooks(optimizer)[1]
+    for number in [one for one in table if one != handle.id]:
+        table[number] = table.pop(number)
+    return handle
 
 
 def global_hooks() -> list[_Table]:

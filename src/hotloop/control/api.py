@@ -249,8 +249,8 @@ def _attach(part: torch.nn.Module, component: Component) -> None:
     points = entry_points(part)
     if theirs := compiled_over(part):
         _log.warning("%s: %s", component.name, theirs)
-    for lane in component.lanes:
-        lane.unasked = bool(theirs)
+    for one in component.lanes:
+        one.unasked = bool(theirs)
     component.targets = tuple(weakref.ref(point) for point in points)
     _nest(part, component)
     _components[part] = component

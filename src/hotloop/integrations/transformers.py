@@ -137,7 +137,8 @@ class HotLoop(TrainerCallback):
         if owner is None or _several():
             self._compile(model)
         else:
-            self._take_step(owner, model, parts, state.max_steps * args.gradient_accumulation_steps)
+            left = max(1, state.max_steps - state.global_step)  # of a run that goes on, what is to come
+            self._take_step(owner, model, parts, left * args.gradient_accumulation_steps)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Note when an optimizer step of the Trainer's own begins."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import copy
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -174,7 +173,9 @@ def step_again(
     for one, gradient in zip(parameters, gradients, strict=True):
         copies[id(one)] = copied = torch.nn.Parameter(one.detach().clone())
         copied.grad = gradient.detach().to(one.device, copy=True)
-    again = copy.copy(optimizer)  # without its hooks, and what a scheduler made of its step
+    # Not a copy of the optimizer, which would read its state anew, and has its hooks.
+    again = type(optimizer).__new__(type(optimizer))
+    again.defaults = optimizer.defaults
     groups = [
         {**group, "params": [copies[id(one)] for one in group["params"] if id(one) in copies]}
         for group in optimizer.param_groups
@@ -186,7 +187,8 @@ def step_again(
             key: value.clone() if isinstance(value, torch.Tensor) else value
             for key, value in optimizer.state.get(one, {}).items()
         }
-    again.step()
+    step = type(again).step
+    getattr(step, "__wrapped__", step)(again) if hasattr(step, "hooked") else step(again)  # without global hooks
     return [(copies[id(one)].detach(), again.state[copies[id(one)]]) for one in parameters]
 
 

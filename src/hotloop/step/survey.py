@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.dispatch import host_read, is_random, name_of, observing, tensors_in, user_place, written_by
+from hotloop._torch.fake import version_of
 from hotloop._torch.frames import stack_of
+from hotloop._torch.hooks import first_after_step
 from hotloop._torch.replaced import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED
 from hotloop.step.known import answered
@@ -126,6 +128,11 @@ class _Look:
         self._made: set[int] = set()
         self._parameters = {id(one): name for name, one in holdings.parameters().items()}
         self._updates: collections.Counter[str] = collections.Counter()
+        self._places_of = collections.Counter(one.data_ptr() for one in holdings.parameters().values())
+        """How many parameters begin at one place in memory."""
+        self._versions: dict[int, int] = {}
+        """How often each parameter had been written when it was last known to be the optimizers' alone."""
+        self._untouched = {id(one): version_of(one) for one in holdings.parameters().values()}
         self._written_besides: set[int] = set()
         """Memory that was written while no optimizer stepped."""
         self._altered: set[int] = set()
@@ -174,6 +181,9 @@ class _Look:
                 ]
                 gradient = self._gradient_found.get(id(one))
                 alone = not any(_memory(each) in self._written_besides for each in held)
+                alone = (
+                    alone and self._places_of[one.data_ptr()] == 1 and self._versions.get(id(one)) == version_of(one)
+                )
                 if gradient is not None and alone and _memory(gradient) not in self._altered:
                     found.add(self._parameters[id(one)])
         return {name for name in found if self._updates[name] == 1}
@@ -249,7 +259,7 @@ class _Look:
             for name, optimizer in self._holdings.optimizers.items()
             for handle in (
                 optimizer.register_step_pre_hook(self._stepping(name)),
-                optimizer.register_step_post_hook(self._stepped),
+                first_after_step(optimizer, self._stepped),  # what other hooks write is not the optimizer's own
             )
         ]
         try:
@@ -305,12 +315,15 @@ class _Look:
     def _finds(self, optimizer: torch.optim.Optimizer) -> None:
         """Note the gradients that an optimizer is about to use: kept, so that no other tensor gets their memory."""
         for one in (one for group in optimizer.param_groups for one in group["params"] if one.grad is not None):
-            self._updates[self._parameters[id(one)]] += 1
+            # Compiled code writes past the dispatcher.
+            self._updates[self._parameters[id(one)]] += 1 if self._untouched[id(one)] == version_of(one) else 2
             self._gradient_found[id(one)] = one.grad
             self._found.add(_memory(one.grad))
 
-    def _stepped(self, *_: Any) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepping_now -= 1
+        for one in (one for group in optimizer.param_groups for one in group["params"]):
+            self._versions[id(one)] = version_of(one)
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -145,7 +145,10 @@ class _Fitting:
         auto = self.training.optimization.use_torch_compile == "auto"
         self.automatic = self.make_automatic(compiling) if auto else None
         self.compiling = self.automatic or compiling
-        rows = self.training.batch_size * accumulate
+        batch = min(self.training.batch_size, len(task.train))
+        if batch < self.training.batch_size:
+            display.say(f"training.batch_size={self.training.batch_size}: batches are of the {batch} rows to train on")
+        rows = batch * accumulate
         taken = {"samples": rows, **{what: rows * many for what, many in task.per_row.items()}}
         self.account = Account(live.record, taken)
 

@@ -206,8 +206,9 @@ class HotLoop(pl.Callback):
             self._say()
             self._compile_in_place(pl_module, self._asked(), folder=self._settings.get("record"))
             return
-        total = trainer.estimated_stepping_batches
-        settings = {"total_steps": int(total) if math.isfinite(total) and total > 0 else None, **self._settings}
+        done = trainer.global_step // max(1, len(trainer.optimizers))  # before a run that goes on
+        left = trainer.estimated_stepping_batches - done
+        settings = {"total_steps": int(left) if math.isfinite(left) and left > 0 else None, **self._settings}
         self._owned = OwnedStep(trainer, pl_module, {"run": self.run, **settings})
         asked = None if self._auto else parse(self.run)
         if self._owned.reads_index and self._owned.loop.engine is not None and (asked is None or asked.graph):
