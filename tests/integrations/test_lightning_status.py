@@ -255,3 +255,21 @@ def test_a_step_of_the_trainers_own_has_its_reason_and_a_hint_in_the_status():
     assert (told.running, told.owned) == ("eager", False)
     assert told.why[0].startswith("manual optimization")
     assert 'HotLoop(run="default")' in told.hints[0]
+
+
+def test_a_fit_that_goes_on_counts_the_steps_that_are_to_come(tmp_path):
+    """What pays over a whole run may not over its last steps."""
+    trainer, _ = trained(max_steps=5)
+    trainer.save_checkpoint(tmp_path / "middle.ckpt")
+    hot = HotLoop()
+    trainer = pl.Trainer(callbacks=[hot], max_epochs=2, **QUIET)
+    told = []
+    hot_start = hot.on_train_start
+
+    def start(*args):
+        hot_start(*args)
+        told.append(hot.loop.total_steps)
+
+    hot.on_train_start = start
+    trainer.fit(Sgd(SmallClassifier()), loader(small_batches(8)), ckpt_path=tmp_path / "middle.ckpt")
+    assert told == [11]

@@ -19,6 +19,9 @@ class Tokens:
 
     padding_side = "right"
 
+    def save_pretrained(self, folder):
+        """Save nothing beside a checkpoint: there is nothing."""
+
     def pad(self, samples, padding=True, max_length=None, pad_to_multiple_of=None, return_tensors=None):
         longest = max(len(one["input_ids"]) for one in samples)
         more = [longest - len(one["input_ids"]) for one in samples]
@@ -351,3 +354,19 @@ def test_a_second_callback_that_is_added_later_is_refused_and_the_model_left(tmp
     trainer.pop_callback(HotLoop)
     trainer.train()
     assert trainer.state.global_step == 2
+
+
+def test_a_run_that_goes_on_counts_the_steps_that_are_to_come(tmp_path):
+    """What pays over a whole run may not over its last steps."""
+    told = []
+
+    class Counts(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            told.append(hot.loop.total_steps)
+
+    trainer_of(Trainer, tmp_path, save_strategy="steps", save_steps=4).train()
+    hot = HotLoop()
+    trainer = trainer_of(HotTrainer, tmp_path, hot)
+    trainer.add_callback(Counts())
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert set(told) == {2}
