@@ -12,7 +12,6 @@ unit by unit under FSDP2. So keys carry no ``_orig_mod.``, and ``eval()`` reache
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from hotloop.control import compile as compile_in_place
 from hotloop.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
 from hotloop.integrations.accelerate_state import asks, set_aside, settings_of, share_autocast, tell_tf32
-from hotloop.presets import expected
+from hotloop.integrations.named import check_names
 
 try:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from hotloop.presets import Preset
 
 _log = logging.getLogger("hotloop")
-_SETTINGS = tuple(name for name in inspect.signature(compile_in_place).parameters if name not in ("model", "preset"))
 
 
 def prepare(
@@ -114,12 +112,7 @@ def _check(accelerator: Any, objects: tuple[Any, ...], preset: Any, settings: Ma
             f"preset=..., or prepare with preset='none' and give the step to hotloop.Loop(model, optimizer, "
             f"run={settings['run']!r})"
         )
-    for name in settings:
-        if name not in _SETTINGS:
-            hint = "; what compiles is named by preset=" if name in ("backend", "mode") else ""
-            raise ConfigError(
-                f"prepare({name}={settings[name]!r}): there is no such setting: {expected(name, _SETTINGS)}{hint}"
-            )
+    check_names("prepare", settings)
     if any(isinstance(one, torch.nn.Module) for one in objects):
         return
     handed = ", ".join(type(one).__name__ for one in objects)

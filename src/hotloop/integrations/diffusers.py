@@ -25,6 +25,7 @@ from hotloop.apply import block_classes
 from hotloop.apply.targets import components_of, denoisers, refuse_wrapped
 from hotloop.control import compile as compile_in_place
 from hotloop.errors import ConfigError
+from hotloop.integrations.named import check_names
 from hotloop.observe import collector
 
 if TYPE_CHECKING:
@@ -73,6 +74,12 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
         ConfigError: a setting does not fit; ``pipeline`` has no ``components``; one preset was given and there is no
             denoiser (``unet`` or ``transformer``), or ``torch.compile`` wrapped it.
     """
+    check_names("compile", settings)
+    if preset == "auto":
+        raise ConfigError(
+            "compile(preset='auto'): expected a preset, as 'default': what measures and decides owns the step, "
+            "hotloop.Loop(pipeline.unet, optimizer)"
+        )
     target = components_of(pipeline)
     if target.kind != "pipeline":
         raise ConfigError(

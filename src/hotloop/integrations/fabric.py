@@ -11,9 +11,12 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hotloop.control import compile as compile_in_place
 from hotloop.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
+from hotloop.integrations.named import check_names
 from hotloop.step import Loop
 
 try:
@@ -23,8 +26,6 @@ except ImportError as error:
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import torch
 
     from hotloop.presets import Preset
 
@@ -64,6 +65,12 @@ def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
     Raises:
         ConfigError: a setting does not fit.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(
+            f"fabric.setup({type(fabric).__name__}, {type(module).__name__}, ...): expected the Fabric first, then the "
+            "model: setup(fabric, model, optimizer)"
+        )
+    check_names("fabric.setup", settings)
     more = {} if scheduler is None else {"scheduler": scheduler}
     if (given := compiled_by_user(module)) is not None:
         asked = "" if preset is None else f"preset={preset!r} is not applied: "

@@ -19,6 +19,7 @@ from hotloop.integrations.lightning.given import compiled_by_user
 from hotloop.integrations.lightning.owned import OwnedStep
 from hotloop.integrations.lightning.shadow import Shadows, own_method
 from hotloop.integrations.lightning.status import Stage, TrainerStatus
+from hotloop.integrations.named import check_names
 from hotloop.step.tiers import Tier, parse
 
 if TYPE_CHECKING:
@@ -62,8 +63,7 @@ class HotLoop(pl.Callback):
             raise ConfigError(f"HotLoop(run={run!r}): expected 'auto', a tier or a preset, by name")
         if run.strip().lower() != "auto":
             parse(run)
-        if unknown := sorted(set(settings) - set(_SETTINGS)):
-            raise ConfigError(f"HotLoop({unknown[0]}=...): there is no such setting; expected {', '.join(_SETTINGS)}")
+        check_names("HotLoop", settings, ("run", *_SETTINGS))
         self.run, self._settings = run, settings
         self._trainer: weakref.ref[pl.Trainer] | None = None
         self._fit: Stage | None = None

@@ -1,0 +1,39 @@
+"""Settings that an integration passes on by name: one that there is not is refused before anything is done."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from hotloop.control import compile as compile_in_place
+from hotloop.errors import ConfigError
+from hotloop.presets import expected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+OF_COMPILE = tuple(name for name in inspect.signature(compile_in_place).parameters if name not in ("model", "preset"))
+"""The settings of `hotloop.compile` beside the model and its preset."""
+_HINTS = {
+    "backend": "; what compiles is named by preset=",
+    "mode": "; what compiles is named by preset=",
+    "run": "; run= is of hotloop.Loop, which owns the step",
+}
+
+
+def check_names(call: str, settings: Mapping[str, Any], valid: Iterable[str] = OF_COMPILE) -> None:
+    """Refuse settings that there are not.
+
+    Args:
+        call: what was called, for the message.
+        settings: what it was given by name.
+        valid: the settings that there are.
+
+    Raises:
+        ConfigError: the message names the setting, its value and the nearest valid names.
+    """
+    valid = tuple(valid)
+    for name, value in settings.items():
+        if name not in valid:
+            hint = "" if name not in _HINTS or "run" in valid else _HINTS[name]
+            raise ConfigError(f"{call}({name}={value!r}): there is no such setting: {expected(name, valid)}{hint}")

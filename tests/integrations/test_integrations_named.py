@@ -1,0 +1,31 @@
+"""A setting that there is not is refused by name in every integration, before anything is done."""
+
+import lightning
+import pytest
+import torch
+
+from hotloop.errors import ConfigError
+from hotloop.integrations import diffusers, fabric
+from hotloop.integrations.lightning import HotLoop
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda one, model: fabric.setup(one, model, run="auto"), r"fabric.setup\(run='auto'\).*Loop, which owns"),
+        (lambda one, model: fabric.setup(one, model, dynamc=True), r"dynamc=True\).*did you mean 'dynamic'"),
+        (
+            lambda one, model: fabric.setup(one, [model]),
+            r"fabric.setup\(Fabric, list, ...\): expected the Fabric first",
+        ),
+        (lambda _, model: diffusers.compile(diffusers.Parts(unet=model), region="blocks"), "did you mean 'regions'"),
+        (lambda _, model: diffusers.compile(diffusers.Parts(unet=model), "auto"), r"preset='auto'.*hotloop.Loop"),
+        (lambda *_: HotLoop(rnu="auto"), r"HotLoop\(rnu='auto'\).*did you mean 'run'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(call, message):
+    one = lightning.Fabric(accelerator="cpu", devices=1)
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=message):
+        call(one, model)
+    assert "forward" not in vars(model)
