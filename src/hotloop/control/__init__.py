@@ -9,6 +9,7 @@ from hotloop.control.api import (
     uncompile,
     validate,
 )
+from hotloop.control.boundary import between_steps
 from hotloop.control.component_status import ComponentStatus, Status
 from hotloop.control.given import AS_GIVEN, compiled_by_user, given
 from hotloop.control.lifetime import own
@@ -21,6 +22,7 @@ __all__ = [
     "MethodEntry",
     "Note",
     "Status",
+    "between_steps",
     "compile",
     "compiled_by_user",
     "given",

@@ -50,14 +50,20 @@ def _after_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> N
     others.follow()
     steps.optimizer_stepped()
     trained: set[int] | None = None
+    between_steps()
     for component in tuple(_live):
-        for lane in component.lanes:
-            _move(component, lane)
-            lane.tally.per_step.boundary(lane.tally.calls)
         if _may_be_bypassed(component):
             if trained is None:
                 trained = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
             _look_for_no_effect(component, trained)
+
+
+def between_steps() -> None:
+    """Do what is due between two steps; for a replay, whose optimizers run no hook, its caller has to."""
+    for component in tuple(_live):
+        for lane in component.lanes:
+            _move(component, lane)
+            lane.tally.per_step.boundary(lane.tally.calls)
 
 
 def _move(component: Component, lane: Lane) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop import events as ev
+from hotloop.control import between_steps
 from hotloop.fallback.causes import describe
 from hotloop.measure import flatten
 from hotloop.step.ahead import worth_a_compile
@@ -248,9 +249,13 @@ class Runner:
         try:
             captured.save_others()
             self.rescue.save(gradients=bool(variant.seen.read_gradients), tensors=not captured.atomic)
-            return captured.replay(leaves)
+            result = captured.replay(leaves)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
             failed = error
+        else:
+            if captured.recorded:
+                between_steps()
+            return result
         # Out of the except clause, so that what eager raises does not carry our exception along.
         return self.rescue.recover(failed, run, tier, ours=not captured.in_users_code, wrote=captured.wrote)
 
