@@ -87,7 +87,7 @@ def test_what_is_logged_has_the_value_of_that_moment_wherever_it_is_logged(modul
 
 def test_settings_that_there_are_not_are_refused_when_the_callback_is_made():
     for setting in ("sentinle", "state", "model"):
-        with pytest.raises(ConfigError, match=rf"HotLoop\({setting}=.*did you mean 'sentinel'"):
+        with pytest.raises(ConfigError, match=rf"HotLoop\({setting}=.*there is no such setting: .*sentinel"):
             HotLoop("full", **{setting: None})
 
 
