@@ -20,9 +20,10 @@ from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
-from hotloop.step.holdings import RandomState, Snapshot, chunks
-from hotloop.step.optimizers import repeatable, rounded_scalars, step_again
+from hotloop.step.holdings import RandomState, Snapshot
+from hotloop.step.optimizers import rounded_scalars
 from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, updates_of
+from hotloop.step.own_gradients import beside_own_gradients
 from hotloop.step.undo import BufferTables, StepStart, overlaps
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 STEPS = 3
 """Consecutive steps on which a candidate must agree."""
-_PARTS = 8
-"""Parts that an optimizer's step is repeated in: a copy of one is little beside the copy of all that a proof makes."""
 _Made = TypeVar("_Made")
 Run = Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]
 """Runs a step; gives its result and the gradients that its optimizers found."""
@@ -99,7 +98,10 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     """
     devices = [program.device]
     before, theirs, after = _candidate(program, candidate, ready)
-    same_gradients = _beside_own_gradients(program, theirs, updated) if updated else {}
+    try:
+        same_gradients = beside_own_gradients(program.holdings, theirs, updated) if updated else {}
+    except Exception as error:
+        raise CandidateFailedError from error
 
     def copies() -> tuple[dict[str, torch.Tensor], StepStart]:
         start = _start(before) if limits.compute_dtype is not None else {}
@@ -149,64 +151,6 @@ def _beside(at_start: StepStart, reference: Run) -> tuple[Any, Mapping[str, torc
             raise
         at_start.restore()
         raise CandidateFailedError from error
-
-
-def _beside_own_gradients(
-    program: Program, theirs: Mapping[str, torch.Tensor | None], parameters: Collection[str]
-) -> dict[str, Difference]:
-    """Hold what a run made of parameters and optimizer state against eager's optimizer on the run's own gradients.
-
-    Adam divides a gradient by its own size, so of one that is rounding (of the bias of keys that are only compared) it
-    makes a full step in any direction: no repeat of the step tells how far two right ones are apart there. Given the
-    same gradients, which are judged themselves, an optimizer repeats itself.
-
-    Args:
-        program: its state is as before the step.
-        theirs: what the candidate left.
-        parameters: of which, by name.
-
-    Returns:
-        the differences by name, of optimizers whose step can be taken again. None where gradients are sparse, or not
-        finite: a GradScaler leaves such a step out.
-
-    Raises:
-        CandidateFailedError: an optimizer's step on copies failed.
-    """
-    named = {id(one): name for name, one in program.holdings.parameters().items()}
-    found: dict[str, Difference] = {}
-    try:
-        for optimizer in filter(repeatable, program.holdings.optimizers.values()):
-            stepped = {}
-            for one in (one for group in optimizer.param_groups for one in group["params"]):
-                gradient = theirs.get(f"gradient of {named[id(one)]} at the optimizer step")
-                if gradient is not None:
-                    stepped[named[id(one)]] = one, gradient
-            gradients = [gradient for _, gradient in stepped.values()]
-            dense = all(one.layout == torch.strided for one in gradients)
-            if not dense or not torch.nn.utils.get_total_norm(gradients).isfinite():
-                continue
-            for part in chunks({name: one for name, (one, _) in stepped.items() if name in parameters}, _PARTS):
-                again = step_again(optimizer, *zip(*(stepped[name] for name in part), strict=True))
-                made = _named_as_values(part, again)
-                found |= differences(made, {name: theirs.get(name) for name in made})[0]
-    except torch.OutOfMemoryError:
-        return found  # the others are judged by the reference, noise and all
-    except Exception as error:
-        raise CandidateFailedError from error
-    return found
-
-
-def _named_as_values(
-    parameters: Sequence[str], made: Sequence[tuple[torch.Tensor, Mapping[str, Any]]]
-) -> dict[str, torch.Tensor]:
-    """Name what `step_again` gave as `values_of` does."""
-    found = {}
-    for name, (parameter, state) in zip(parameters, made, strict=True):
-        found[f"parameter {name}"] = parameter
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                found[f"optimizer state of {name}: {key}"] = value
-    return found
 
 
 class _Before(Snapshot):
