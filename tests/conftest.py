@@ -24,6 +24,11 @@ _THIRD_PARTY = (
 # names: 20 s of the C++ compiler in an empty cache. Each compiler that takes torch's C++20 knows these units.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
+# Where Python is told to write no bytecode, each process that a test starts compiles hotloop's modules anew, for 1.5 s of
+# its CPU, and pytest rewrites each file of tests in each of its workers.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 # A busy machine is slow at whatever it does; that says nothing about a strategy. tests/gpu run without hypothesis, too.
 with contextlib.suppress(ImportError):

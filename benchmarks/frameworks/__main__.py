@@ -49,10 +49,10 @@ def main(arguments=None):
         child(json.loads(options.child))
         return 0
     if options.table:
-        print(show.tables(files.load(options.table)))
+        print(show.tables(load(options.table)))
         return 0
     if options.together:
-        print(show.together(files.load(options.together)))
+        print(show.together(load(options.together)))
         return 0
     size = "cpu" if options.cpu else "gpu"
     jobs = plan.choose(plan.jobs(size), options.only)
@@ -94,10 +94,15 @@ def parse(arguments):
     return parser.parse_args(arguments)
 
 
+def load(path):
+    """Read a result file that is there."""
+    return files.load(path, must_be_there=True, results="jobs", kind=dict)
+
+
 def begin(path, device, note):
     """Read a result file to add to it, or begin a new one."""
     if path.is_file():
-        return files.load(path)
+        return load(path)
     machine = files.machine(device) | {name: files._version(name) for name in ("lightning", "accelerate")}  # noqa: SLF001
     settings = SETTINGS | ({"note": note} if note else {})
     return {"date": files.today(), "machine": machine, "settings": settings, "jobs": {}}

@@ -52,8 +52,15 @@ def main(arguments=None):
 
         child(json.loads(options.child))
         return 0
-    if options.table or options.plot:
-        for path in filter(None, (options.table, options.plot)):
+    shown = [path for path in (options.table, options.plot) if path]
+    try:
+        for path in filter(None, (*shown, options.out)):
+            files.load(path, must_be_there=path in shown)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if shown:
+        for path in shown:
             found = files.load(path)
             files.summarise(found)
             show.tables(found) if path is options.table else plot.write(found, path.with_suffix(".svg"))
@@ -102,31 +109,34 @@ def run(options):
     document = files.begin(out, device, SETTINGS)
     if options.note:
         document["settings"]["note"] = options.note
-    failed = run_rows(todo, document, out, options)
+    failed, waiting = run_rows(todo, document, out, options)
     files.save(document, out)
     show.tables(document)
-    print(f"{out}: {len(document['rows'])} results; {len(todo)} rows were asked for, {failed} failed")
+    not_run = f", {waiting} did not run" if waiting else ""
+    print(f"{out}: {len(document['rows'])} results; {len(todo)} rows were asked for, {failed} failed{not_run}")
     return 0
 
 
 def run_rows(todo, document, out, options):
-    """Run rows one by one, each result put in the file at once; gives the number of those that failed."""
-    begin, failed = time.monotonic(), 0
+    """Run rows one by one, each result put in the file at once; gives how many failed, and how many did not run."""
+    begin, failed, waiting = time.monotonic(), 0, 0
     for place, row in enumerate(todo, 1):
         left = options.limit - (time.monotonic() - begin)
         if row.seconds > left:
             print(f"not begun, {left:.0f} s are left: {row.key} (about {row.seconds} s)")
+            waiting += 1
             continue
         why = plan.missing(row.workload)
         results = skipped(row, why, options) if why else measured(row, options, min(left, options.row_limit))
         if left < options.row_limit and LATE in results[-1].get("error", ""):
             print(f"cut off by --limit, to be run again: {row.key}")
+            waiting += 1
             continue
         failed += any("error" in result for result in results)
         files.add(document, row.key, results)
         files.save(document, out)
         print(f"[{place}/{len(todo)}] {row.key}: {'; '.join(map(show.in_short, results))}", flush=True)
-    return failed
+    return failed, waiting
 
 
 def skipped(row, why, options):

@@ -80,9 +80,32 @@ def default_path(device, name):
     return RESULTS / f"{today()}-{words[0] if words else 'gpu'}-suite.json"
 
 
-def load(path):
-    """Read a result file; an empty document where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"rows": []}
+def load(path, *, must_be_there=False, results="rows", kind=list):
+    """Read a result file; an empty document where there is none.
+
+    Args:
+        path: the file.
+        must_be_there: whether there has to be one.
+        results: under which name its results are.
+        kind: what they are, a list or a dictionary.
+
+    Raises:
+        ValueError: it is no file of the suite, or not there though it must be.
+    """
+    if not path.is_file():
+        if must_be_there:
+            raise ValueError(f"{path}: there is no such file: expected a result file of the suite")
+        return {results: kind()}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    known = isinstance(found, dict) and isinstance(found.get(results), kind)
+    if not known:
+        raise ValueError(
+            f"{path}: expected a result file of the suite, which is JSON with a {kind.__name__} of {results}"
+        )
+    return found
 
 
 def begin(path, device, settings):

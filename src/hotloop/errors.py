@@ -60,7 +60,12 @@ class CompiledRunError(HotloopError, RuntimeError):
     """Compiled code failed while it ran, where eager does not fail. ``__cause__`` is the original exception.
 
     It cannot be undone here, since a part of the step may have been executed; ``hotloop.Loop`` owns the step and can.
+    ``component`` is the name of the one whose code it was.
     """
+
+    def __init__(self, message: str, component: str = "") -> None:
+        super().__init__(message)
+        self.component = component
 
 
 class StaleOutputError(HotloopError, RuntimeError):

@@ -138,13 +138,18 @@ class Unavailable(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoEffect(Event):
-    """A compile was asked for and cannot take, or has not taken, effect."""
+    """A compile was asked for and cannot take, or has not taken, effect; ``partly``: the rest of it does.
+
+    ``problem`` is what it is: the kind of `hotloop.diagnose`'s rule of that name, whose cure is the ``hint``.
+    """
 
     kind: ClassVar[str] = "no_effect"
     reason: str
     hint: str
+    problem: str = "no_graph"
     file: str | None = None
     line: int | None = None
+    partly: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

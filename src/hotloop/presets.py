@@ -35,7 +35,7 @@ class Preset:
         options: Inductor options by name, e.g. ``{"shape_padding": True, "triton.cudagraphs": True}``.
         dynamic: None is torch's automatic kind (static until a second size comes); True forces dynamic shapes, which
             run slower; False compiles once per size.
-        ladder: the presets to step down to when this one fails, ending in ``none``.
+        ladder: the presets to step down to when this one fails, by name or as they are, ending in ``none``.
         needs: what the machine must have.
         sets, performance, overhead, memory, best_for: for the table.
     """
@@ -45,7 +45,7 @@ class Preset:
     mode: str | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     dynamic: bool | None = None
-    ladder: tuple[str, ...] = ("aot_eager", "none")
+    ladder: tuple[str | Preset, ...] = ("aot_eager", "none")
     needs: tuple[Need, ...] = ()
     sets: str = ""
     performance: str = ""
@@ -102,7 +102,8 @@ class Preset:
     def to_dict(self) -> dict[str, Any]:
         """Give the preset as plain JSON data."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**data, "options": dict(self.options), "ladder": list(self.ladder), "needs": list(self.needs)}
+        ladder = [rung.name if isinstance(rung, Preset) else rung for rung in self.ladder]
+        return {**data, "options": dict(self.options), "ladder": ladder, "needs": list(self.needs)}
 
 
 def _rebuild(fields: dict[str, Any]) -> Preset:

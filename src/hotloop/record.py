@@ -52,6 +52,7 @@ def empty() -> dict[str, Any]:
         "finished": None,
         "error": None,
         "starts": 0,
+        "idle_seconds": 0.0,
         **{name: {} for name in MAPPINGS},
         **{name: [] for name in LISTS},
     }
@@ -70,8 +71,8 @@ class RunRecord:
       ``verdicts``, ``advice`` (`hotloop.diagnose.Advice.to_dict`): lists, by `append`.
 
     ``status`` is ``running``, ``finished``, ``interrupted``, ``pruned`` or ``failed``; a record that says ``running``
-    with no process behind it was killed (`was_killed`). Opening a folder that holds a record goes on with it, and
-    ``starts`` counts how often.
+    with no process behind it was killed (`was_killed`). Opening a folder that holds a record goes on with it:
+    ``starts`` counts how often, and ``idle_seconds`` sums up the time between two starts in which nothing ran.
 
     A full or failing disk is reported once on the log and never stops the run. Calls from several threads are safe.
 
@@ -100,8 +101,10 @@ class RunRecord:
         if known and not has_lines:
             self._write_line({"set": self.document})
         started = {"schema": SCHEMA_VERSION, "status": "running", "finished": None, "error": None}
-        created = self._head["created"] or time.time()
-        self._set(**started, **this_process(), created=created, starts=(self._head.get("starts") or 0) + 1)
+        now, starts = time.time(), self._head.get("starts") or 0
+        created, last = self._head["created"] or now, self._head.get("updated") or now
+        idle = (self._head.get("idle_seconds") or 0.0) + max(0.0, now - last)
+        self._set(**started, **this_process(), created=created, starts=starts + 1, idle_seconds=idle)
 
     @property
     def document(self) -> dict[str, Any]:

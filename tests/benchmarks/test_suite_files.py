@@ -132,7 +132,9 @@ def test_a_row_in_the_file_is_not_run_again(tmp_path, monkeypatch, capsys):
     program.main([*arguments, "--again", "--limit", "0", "--note", "a shared machine"])
     assert files.load(path)["settings"]["note"] == "a shared machine"
     assert len(begun) == 4
-    assert "not begun" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "not begun" in said
+    assert "3 rows were asked for, 0 failed, 3 did not run" in said.splitlines()[-1]
 
 
 def test_a_row_cut_off_by_the_limit_is_left_for_later(tmp_path, monkeypatch):
@@ -154,3 +156,18 @@ def test_auto_has_a_line_of_its_runs():
     ]
     lines = plot.series(rows, "tiny")
     assert [steps for steps, _, _ in lines["auto"]] == [50, 50, 200, 200]
+
+
+@pytest.mark.parametrize("option", ["--table", "--plot", "--out"])
+def test_a_file_that_is_none_of_the_suites_is_refused(tmp_path, capsys, option):
+    other = tmp_path / "README.md"
+    other.write_text("# Words", encoding="utf-8")
+    assert program.main([option, str(other)]) == 2
+    assert "README.md: expected a result file of the suite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--table", "--plot"])
+def test_a_file_that_is_not_there_is_refused_and_draws_nothing(tmp_path, capsys, option):
+    assert program.main([option, str(tmp_path / "nofile.json")]) == 2
+    assert "nofile.json: there is no such file" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

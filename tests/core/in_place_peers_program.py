@@ -13,6 +13,7 @@ import time
 import warnings
 
 import torch
+import torch._dynamo  # what is imported later, one process waits for in the other, impatiently
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import hotloop
+import hotloop.control
 from hotloop._torch import backends
 
 warnings.simplefilter("ignore")
@@ -99,7 +101,7 @@ def sleeps(seconds):
         backends.aot_eager = real
 
 
-def compared(kind, *, seconds=5.0, **settings):
+def compared(kind, *, seconds=4.5, **settings):
     """Train eagerly, and compiled, where compiles are slow; gives whether they agree, and how it went."""
     eager, _, _ = train(kind, None, settings.get("short", ()), settings.get("steps", 8))
     torch.compiler.reset()
@@ -107,7 +109,7 @@ def compared(kind, *, seconds=5.0, **settings):
     with sleeps(seconds) as times:
         ours, calls, status = train(kind, "aot_eager", **settings)
     component = next(iter(status.components.values()))
-    time.sleep(3)  # the others are patient for a while after the last compile
+    no_longer_patient()
     dist.barrier()
     return {
         "same": all(torch.allclose(*pair, rtol=1e-5, atol=1e-6) for pair in zip(ours, eager, strict=True)),
@@ -115,8 +117,19 @@ def compared(kind, *, seconds=5.0, **settings):
         "calls": calls,
         "state": component.state,
         "causes": [cause.reason for cause in component.causes],
-        "timeout": dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout.total_seconds(),
+        "timeout": timeout().total_seconds(),
     }
+
+
+def timeout():
+    return dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout
+
+
+def no_longer_patient():
+    """Wait until nothing is patient in this process, as it is for a while after the last compile."""
+    until = time.monotonic() + 60
+    while timeout() != TIMEOUT and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def late(step):
@@ -127,9 +140,9 @@ def late(step):
 def behind(step):
     """The others are patient no more, and the one process waits in a collective as the other comes to its short batch."""
     if step == 3:
-        time.sleep(4)
+        no_longer_patient()
         dist.barrier()
-        time.sleep(0.5 * RANK)
+        time.sleep(1.5 * RANK)
 
 
 def regrouped():
@@ -142,7 +155,7 @@ def regrouped():
     dist.init_process_group("gloo", f"file://{FOLDER}/again", rank=RANK, world_size=2, timeout=started)
     dist.barrier()
     _set_pg_timeout(TIMEOUT)
-    return compared("ddp", seconds=10.0)
+    return compared("ddp", seconds=6.0)
 
 
 def lost():
@@ -151,7 +164,7 @@ def lost():
 
     def dies(graph, inputs):
         if RANK == 1:
-            time.sleep(6)
+            time.sleep(5)
             os._exit(3)
         return real()(graph, inputs)
 
@@ -165,13 +178,13 @@ def lost():
 
 
 RUNS = {
-    "sleep": lambda: compared("ddp", seconds=10.0),
+    "sleep": lambda: compared("ddp", seconds=6.0),
     "nobuffers": lambda: compared("nobuffers"),
     "breaks": lambda: compared("breaks", short=(3, 5), before=behind),
     "fullgraph": lambda: compared("ddp", short=(3, 5), before=behind, fullgraph=True),
     "fsdp2": lambda: compared("fsdp2", short=(3, 5), before=behind),
     "late": lambda: compared("ddp", before=late),
-    "short": lambda: compared("ddp", seconds=10.0, short=(3, 5), before=behind),
+    "short": lambda: compared("ddp", short=(3, 5), before=behind),
     "alone": lambda: compared("ddp", only=1),
     "lost": lost,
     "regrouped": regrouped,

@@ -28,7 +28,7 @@ def two_processes(folder, *scenarios, ends=(0, 0)):
         for rank in range(2)
     ]  # fmt: skip
     try:
-        done = [one.communicate(timeout=300) for one in running]
+        done = [one.communicate(timeout=900) for one in running]
     finally:
         for one in running:
             one.kill()
@@ -39,13 +39,13 @@ def two_processes(folder, *scenarios, ends=(0, 0)):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """What two processes tell of all that they live through: to start them takes longer than to train."""
-    scenarios = "sleep", "late", "short", "fullgraph", "breaks", "fsdp2"
+    scenarios = "alone", "sleep", "late", "short", "fullgraph", "breaks", "fsdp2", "regrouped"
     return two_processes(tmp_path_factory.mktemp("in_place"), *scenarios)
 
 
 @pytest.mark.parametrize(("name", "compiles"), [("sleep", 1), ("late", 1)])
 def test_a_process_that_compiles_for_longer_than_a_collective_may_take_is_waited_for(trained, name, compiles):
-    """A timeout of 4 s, and a backend that sleeps for 10 s in one process; afterwards the timeout is the user's."""
+    """A timeout of 4 s, and a backend that sleeps for longer in one process; afterwards the timeout is the user's."""
     for told in trained[0]:
         assert told[name]["same"], told[name]
         assert told[name]["state"] == "compiled", told[name]
@@ -66,13 +66,19 @@ def test_a_short_batch_of_one_process_runs_eager_while_the_other_waits_and_is_co
     assert sum("rank 0 has begun more collectives than this process" in cause for cause in second["causes"]) == 1
 
 
-def test_a_compile_in_one_process_alone_stays_eager_and_says_why(tmp_path):
-    told, _ = two_processes(tmp_path, "alone")
+def test_a_compile_in_one_process_alone_stays_eager_and_says_why(trained):
+    told, _ = trained
     assert [one["alone"]["same"] for one in told] == [True, True]
     alone = told[1]["alone"]
     assert alone["compiles"] == 0
     assert alone["state"] == "eager"
     assert "rank 0 does not answer" in alone["causes"][0]
+
+
+def test_processes_that_met_at_a_store_of_one_of_them_end_in_order(tmp_path):
+    """The threads that answer end before that store does: torch would abort the process, or tell of it at length."""
+    _, said = two_processes(tmp_path, "nobuffers")
+    assert not [line for one in said for line in one.splitlines() if "c10d" in line or "terminate called" in line]
 
 
 def test_a_process_that_is_lost_while_it_compiles_ends_the_other(tmp_path):
@@ -81,9 +87,9 @@ def test_a_process_that_is_lost_while_it_compiles_ends_the_other(tmp_path):
     assert told[0]["lost"]["seconds"] > 4.0  # it waited beyond the user's timeout, and no longer than the other lived
 
 
-def test_a_group_that_is_made_after_another_has_patience_of_its_own(tmp_path):
+def test_a_group_that_is_made_after_another_has_patience_of_its_own(trained):
     """The one before was destroyed right after a compile, while the processes still were patient."""
-    for told in two_processes(tmp_path, "regrouped")[0]:
+    for told in trained[0]:
         assert told["regrouped"]["same"], told
         assert told["regrouped"]["state"] == "compiled", told
         assert told["regrouped"]["timeout"] == 4.0

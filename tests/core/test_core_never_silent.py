@@ -1,6 +1,7 @@
 """What runs is what the status says, and the cause of any difference is named with file, line and remedy."""
 
 import copy
+import dataclasses
 import inspect
 import json
 import logging
@@ -13,6 +14,8 @@ from torch import nn
 
 import hotloop
 from hotloop import events as ev
+from hotloop.control import Status
+from hotloop.observe import Cause
 
 
 def line_of(function, text):
@@ -131,7 +134,7 @@ def test_a_call_that_reaches_no_graph(caplog):
     assert status.frames_eager == 3
     cause = next(c for c in status.causes if c.file == __file__)
     assert cause.line == line_of(Reaches, "return self.hidden(x)")
-    assert "disable" in cause.hint
+    assert "take the decorator off" in cause.hint
     assert "model:" in caplog.text
 
 
@@ -171,6 +174,40 @@ def test_a_graph_break_names_line_source_and_remedy(caplog):
     assert "print" in printed.hint
     assert {(c.file, c.line) for c in status.causes} == {(__file__, line) for line in found}
     assert caplog.text.count(f"graph break at {__file__}:{item.line}") == 1
+    places = "; ".join(f"{__file__}:{line}" for line in sorted(found))
+    assert Status({"model": status}).compile_lines()[0] == f"model: 2 graph breaks: {places}"
+
+
+class Anew(Net):
+    factor = 1
+
+    def forward(self, x):
+        return super().forward(x) * self.factor
+
+
+def test_the_status_says_how_often_and_where_code_was_compiled_anew():
+    model = hotloop.compile(Anew(), "aot_eager")
+    for model.factor in (1, 2, 3):
+        model(rows())
+    for model.factor in (1, 2, 3):
+        with torch.no_grad():
+            model(rows())
+    status = hotloop.status(model)
+    line = line_of(Anew, "self.factor")
+    told = status.compile_lines()
+    assert told == [f"model: 4 recompiles: {__file__}:{line}: module.factor == 2"]
+    assert told[0] in " ".join(str(status).split())
+    (cause,) = status.to_dict()["components"]["model"]["recompiled"]
+    assert (cause["file"], cause["line"]) == (__file__, line)
+    assert cause["source"] == "return super().forward(x) * self.factor"
+
+
+def test_places_beyond_a_few_are_counted():
+    causes = tuple(Cause("made for it", "recompiled", "model.py", line, "", "") for line in range(5))
+    part = dataclasses.replace(one(nn.Linear(2, 2)), recompiles=7, recompiled=causes)
+    (told,) = Status({"unet": part}).compile_lines()
+    assert told.startswith("unet: 7 recompiles: model.py:0: made for it; ")
+    assert told.endswith("; and 2 more places")
 
 
 def test_a_frame_that_torch_skips_is_named(monkeypatch):

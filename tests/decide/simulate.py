@@ -12,7 +12,7 @@ import functools
 import math
 import statistics
 
-from worlds import WORLDS, World, best_fixed, fixed, noise, steady
+from worlds import WORLDS, World, best_fixed, each, fixed, noise, steady
 
 from hotloop.decide import EAGER_STEPS, Facts, Option, Speeds, Standing, Trial, decide, expect, remaining
 from hotloop.decide.guard import CERTAIN
@@ -97,8 +97,7 @@ class Run:
             portion = min(end, self.step + max(1, (end - start) // 32))
             self.seconds += steady(self.world, self.noise, self.tier, self.step, portion)
             self.step = portion
-        for step in range(max(start, self.step - 100), self.step):
-            self.recent.append(self.world.ms(self.tier, step) / 1e3 * self.noise.at(step))
+        self.recent.extend(each(self.world, self.noise, self.tier, max(start, self.step - 100), self.step))
         if self.recent:
             self.speeds.see(self.tier, statistics.median(self.recent))
         self.saved += self.speeds.saved(self.tier, self.seconds - began)
@@ -157,7 +156,8 @@ class Run:
                     option = dataclasses.replace(
                         option, background_seconds=None, prepare_seconds=swap, prepare_worst_seconds=1.1 * swap
                     )
-                options.append(dataclasses.replace(option, rejected_at=self.speeds.rejected_at(tier)))
+                rejected = self.speeds.rejected_at(tier)
+                options.append(option if rejected is None else dataclasses.replace(option, rejected_at=rejected))
         return options
 
     def proven_option(self, tier: str) -> Option:
@@ -232,7 +232,7 @@ def play(name: str | World, **setup) -> Run:
     return _played(name, Setup(**setup)) if isinstance(name, str) else Run(name, Setup(**setup)).play()
 
 
-@functools.lru_cache(maxsize=512)
+@functools.cache
 def _played(name: str, setup: Setup) -> Run:
     return Run(WORLDS[name], setup).play()
 

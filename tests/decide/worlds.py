@@ -118,6 +118,15 @@ def steady(world: World, noise: Noise, tier: str, start: int, end: int) -> float
     return sum(world.ms(tier, low) / 1e3 * noise.sum(low, high) for low, high in itertools.pairwise(cuts))
 
 
+def each(world: World, noise: Noise, tier: str, start: int, end: int) -> list[float]:
+    """Seconds of each step from ``start`` up to ``end`` in ``tier``."""
+    factors = noise.factors[start:end] if noise.factors else [1.0] * (end - start)
+    if not world.phases:
+        took = world.ms(tier, start) / 1e3
+        return [took * factor for factor in factors]
+    return [world.ms(tier, step) / 1e3 * factor for step, factor in enumerate(factors, start)]
+
+
 def fixed(world: World, noise: Noise, tier: str, steps: int) -> float:
     """Seconds of a run that is in ``tier`` from its first step on: preparation, then steps."""
     warm = min(3, steps)

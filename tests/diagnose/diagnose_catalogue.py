@@ -30,7 +30,8 @@ for advice in diagnose.diagnose(record.load("runs/mine")):  # worst first, by wh
 - One problem is one advice, whatever the number of events; `Advice.times` says how often it was observed.
 - The line that ends in `# here` is the one that the advice has to name.
 - "By itself" names what `hotloop.Loop` can do about it without a change to your code.
-- Problems without a program need a GPU or what the doctor measures; their advice comes from events written by hand.
+- Problems without a program need a GPU, several processes, diffusers or what the doctor measures; their advice comes from
+  events written by hand.
 """
 
 

@@ -23,6 +23,7 @@ CURES = {
         ("model.training_step = hotloop.compile(model.training_step, ", "hotloop.compile(model.linear, "),
     ],
     "frame_eager": [("        try:\n            scale = y.abs().max().item()  # here\n        except RuntimeError:\n            scale = 1.0\n", "        scale = y.abs().max()\n")],
+    "frame_eager-raised": [('        if len(x) > 4:\n            raise ValueError("at most 4 rows")  # here\n', "")],
     "recompile-ragged_batch": [("(32, 32, 7, 32)", "(32, 32, 32)")],
     "recompile-dynamic_lengths": [
         (", dynamic=False", ""),

@@ -14,6 +14,7 @@ from torch import nn
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.module import inlined_by, inlined_in, root_function
+from hotloop.diagnose.breaks import BY_KIND, cause_of
 from hotloop.diagnose.guards import guard_of
 from hotloop.observe import explain
 
@@ -157,3 +158,36 @@ def test_a_hint_is_for_the_cause_and_not_for_what_torch_hints_at():
     )
     assert "print out of the model" not in explain.hint_of(text)
     assert "move the print" in explain.hint_of(text.replace("`open`", "`print`"))
+
+
+def test_a_print_is_told_to_be_moved_whatever_it_prints():
+    class Model(nn.Module):
+        def forward(self, x):
+            print("mean", x.mean().item(), end="")
+            return x * 2
+
+    class Formats(nn.Module):
+        def forward(self, x):
+            print(f"mean {float(x.mean()):.3f}", end="")
+            return x * 2
+
+    for model in (Model(), Formats()):
+        hotloop.compile(model, "aot_eager")
+        with hotloop.watch() as events:
+            model(torch.ones(2))
+            model(torch.zeros(2))
+        found = [*of(ev.GraphBreak, events), *of(ev.FrameEager, events)]
+        assert len({one.reason for one in found}) > 1, "what it prints stops tracing as well"
+        assert {one.hint for one in found} == {BY_KIND["print"].change}
+        assert {cause_of(one.reason, one.source).kind for one in found} == {"print"}
+
+
+def test_a_print_in_a_hook_of_the_model_breaks_its_graph_as_its_cure_says():
+    model = nn.Linear(2, 2)
+    model.register_forward_hook(lambda _module, _inputs, _output: print(end=""))
+    hotloop.compile(model, "aot_eager")
+    with hotloop.watch() as events:
+        model(torch.ones(1, 2))
+    found = of(ev.GraphBreak, events)
+    assert any("`print`" in one.reason for one in found)
+    assert "hook" in cause_of(found[0].reason, found[0].source).change

@@ -9,7 +9,8 @@ from test_diagnose_rules import ALSO, NAMES, problem_names
 from torch import nn
 
 import hotloop
-from hotloop.diagnose import diagnose
+from hotloop.diagnose import diagnose, no_effect
+from hotloop.diagnose.breaks import cause_of
 from hotloop.measure import Census, signature
 
 REAL = sorted(path.stem for path in PROGRAMS.glob("*.py") if not path.stem.startswith("clean-"))
@@ -21,11 +22,13 @@ INDUCTOR = {"cold_cache"}
     "name", [pytest.param(name, marks=[pytest.mark.inductor] if name in INDUCTOR else []) for name in REAL]
 )
 def test_a_program_gives_its_advice(name):
-    if name == "graph_break-self_log":
+    if name in ("graph_break-self_log", "no_effect-method"):
         pytest.importorskip("lightning")
     program = PROGRAMS / f"{name}.py"
-    found = diagnose(document_of(program))
+    document = document_of(program)
+    found = diagnose(document)
     assert problem_names(found) == {name} | ALSO.get(name, set())
+    hints_are_the_cures(document)
     (advice,) = [one for one in found if problem_names([one]) == {name}]
     if (line := line_of(program)) is not None:
         # torch tells where a relation of sizes comes from once a process; else it is where the function begins.
@@ -37,6 +40,16 @@ def test_a_program_gives_its_advice(name):
     assert advice.remedy == (None if name == "recompile_limit" else problem.remedy)
     if problem.remedy is not None and name != "recompile_limit":
         assert "hotloop.Loop" in told
+
+
+def hints_are_the_cures(document):
+    """The log and the status, which give the events' hints, say the same as the advice."""
+    for event in document["events"]:
+        if event["kind"] == "no_effect":
+            assert event["hint"] == no_effect.BY_KIND[event["problem"]].change
+        if event["kind"] in ("graph_break", "frame_eager"):
+            known = cause_of(event["reason"], event["source"])
+            assert event["hint"] == known.change or known.kind == "other", event
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -24,6 +24,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop.integrations.fabric import setup
 from hotloop.integrations.lightning import HotLoop
+from hotloop.record import load
 from hotloop.testing.fitting import small_batches
 
 warnings.simplefilter("ignore")
@@ -170,12 +171,18 @@ def fabrics():
     return told
 
 
+def recorded(hot):
+    """Give what the folder of this process's own record holds: how often it was started, and the steps."""
+    document = load(hot.record.folder)
+    return [document["starts"], [one["step"] for one in document["steps"]]]
+
+
 def main():
     told = {"fabric": fabrics()}
     for kind in KINDS:
         eager = fit(kind)
         torch.compiler.reset()
-        hot = HotLoop(run="aot_eager")
+        hot = HotLoop(run="aot_eager", record=f"{FOLDER}/{kind}")
         with hotloop.watch() as events:
             ours = fit(kind, hot)
         told[kind] = {
@@ -188,6 +195,7 @@ def main():
             "state": hot.status().model.components["model"].state,
             "graphs": hot.status().model.components["model"].frames_compiled,
             "why": list(hot.status().why),
+            "record": recorded(hot),
         }
         gc.collect()
     print(json.dumps(told), flush=True)

@@ -298,7 +298,7 @@ def test_two_processes_train_alike_compiled_inside_of_ddp(tmp_path):
     program.write_text(_TWO.format(folder=str(__file__).rpartition("/")[0]))
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(program)],
-        capture_output=True, text=True, check=False, timeout=240,
+        capture_output=True, text=True, check=False, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "done" in line) == ["rank 0 done", "rank 1 done"]

@@ -6,6 +6,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import ProjectConfiguration
+from python_in_steps import weighed
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
@@ -31,8 +32,10 @@ def fit_with_accelerate(task, hot):
         accelerator.load_state(str(task.resume))
         begun = 1
 
+    python = task.python
+
     def step(ids, labels, update=True):
-        loss = F.cross_entropy(model(ids), labels)
+        loss = weighed(F.cross_entropy(model(ids), labels), python)
         accelerator.backward(loss)
         if update:
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
@@ -45,6 +48,7 @@ def fit_with_accelerate(task, hot):
     for _ in range(begun, task.epochs):
         model.train()
         for number, (ids, labels) in enumerate(task.batches, 1):
+            task.begin()
             # `accumulate` counts in ``accelerator.step``, which a captured step may not read.
             with accelerator.accumulate(model) if task.accumulate > 1 else contextlib.nullcontext():
                 more = {"update": number % task.accumulate == 0} if task.accumulate > 1 else {}

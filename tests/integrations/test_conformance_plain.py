@@ -1,6 +1,7 @@
 """The conformance suite itself, on the plainest integration there is: a loop of one's own, and compile in place."""
 
 import torch
+from python_in_steps import weighed
 from torch.nn import functional as F
 
 import hotloop
@@ -17,8 +18,10 @@ def fit_plainly(task, hot):
         optimizer.load_state_dict(state["optimizer"])
         done = state["epochs"]
 
+    python = task.python
+
     def step(ids, labels, update=True):
-        loss = F.cross_entropy(task.model(ids), labels)
+        loss = weighed(F.cross_entropy(task.model(ids), labels), python)
         (loss / task.accumulate).backward()
         if update:
             optimizer.step()
@@ -30,6 +33,7 @@ def fit_plainly(task, hot):
     for _ in range(done, task.epochs):
         task.model.train()
         for number, (ids, labels) in enumerate(task.batches, 1):
+            task.begin()
             more = {"update": number % task.accumulate == 0} if task.accumulate > 1 else {}
             losses.append(float(train_step(ids, labels, **more).detach()))
         task.model.eval()

@@ -11,15 +11,16 @@ from transformers import CLIPTextConfig, CLIPTextModel
 
 import hotloop
 from hotloop import events as ev
+from hotloop.diagnose import diagnose
 from hotloop.errors import ConfigError
 from hotloop.integrations.diffusers import Parts, compile  # noqa: A004 - hotloop.compile's name
 
 
-def small_unet():
+def small_unet(up="CrossAttnUpBlock2D"):
     torch.manual_seed(0)
     return UNet2DConditionModel(
         sample_size=4, in_channels=2, out_channels=2, block_out_channels=(8,), norm_num_groups=4,
-        down_block_types=("CrossAttnDownBlock2D",), up_block_types=("CrossAttnUpBlock2D",), mid_block_type=None,
+        down_block_types=("CrossAttnDownBlock2D",), up_block_types=(up,), mid_block_type=None,
         layers_per_block=1, cross_attention_dim=8, attention_head_dim=4,
     )  # fmt: skip
 
@@ -129,7 +130,7 @@ def test_a_real_pipeline_its_denoiser_or_the_parts_that_are_named(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
 def test_adapters_that_come_and_are_switched_and_merged_leave_the_status_true():
-    unet = small_unet().requires_grad_(requires_grad=False)
+    unet = small_unet(up="UpBlock2D").requires_grad_(requires_grad=False)
     compile(Parts(unet=unet), "aot_eager")
     as_eager(unet)
     for name, rank in (("a", 2), ("b", 4)):
@@ -180,14 +181,31 @@ def test_a_model_that_is_offloaded_as_a_whole_is_compiled_inside_of_its_hooks():
     assert hasattr(unet, "_hf_hook")
     hotloop.uncompile(parts)
     assert {one.requested for one in hotloop.status(parts).components.values()} == {"none"}
+    named = Parts(unet=unet, vae=small_vae())
+    compile(named, {"unet": "aot_eager", "vae": "aot_eager"}, inference={"unet": "none"})
+    found = hotloop.status(named).components
+    assert {found[name].inference for name in blocks} == {"none"}
+    assert found["vae"].inference == "aot_eager"
+    with pytest.raises(ConfigError, match=r"inference={'uent': .*did you mean 'unet'"):
+        compile(parts, "aot_eager", inference={"uent": "none"})
 
 
-def test_a_model_that_is_offloaded_layer_by_layer_is_left_alone_and_said():
+def test_a_model_that_is_offloaded_layer_by_layer_is_left_alone_and_said(caplog):
     unet = small_unet()
     apply_group_offloading(unet, torch.device("cpu"), torch.device("cpu"), offload_type="leaf_level")
-    with hotloop.watch() as events:
-        compile(Parts(unet=unet, vae=small_vae()), {"unet": "aot_eager"})
+    parts = Parts(unet=unet, vae=small_vae())
+    with hotloop.watch() as events, caplog.at_level("WARNING", "hotloop"):
+        compile(parts, {"unet": "aot_eager"})
     (event,) = events
     assert isinstance(event, ev.NoEffect)
     assert "layer by layer" in event.reason
+    assert caplog.text.count("layer by layer") == 1
     gradients(unet)
+    found = hotloop.status(parts).components["unet"]
+    assert (found.requested, found.running, found.state) == ("aot_eager", "none", "eager")
+    assert [(cause.reason, cause.hint) for cause in found.causes] == [(event.reason, event.hint)]
+    (advice,) = diagnose({"events": [event.to_dict()], "components": hotloop.status(parts).to_dict()["components"]})
+    assert (advice.kind, advice.component) == ("offloaded", "unet")
+    assert "enable_model_cpu_offload" in advice.change
+    hotloop.uncompile(parts)
+    assert hotloop.status(parts).components["unet"].requested == "none"

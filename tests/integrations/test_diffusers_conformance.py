@@ -2,6 +2,7 @@
 
 import torch
 from diffusers import DiTTransformer2DModel
+from python_in_steps import weighed
 from torch.nn import functional as F
 
 import hotloop
@@ -48,8 +49,10 @@ class TestDiffusers(Conformance):
         for _ in range(begun, task.epochs):
             task.model.train()
             for number, (images, at) in enumerate(task.batches, 1):
+                task.begin()
                 noise = images.flip(0)
-                loss = F.mse_loss(task.model(images + noise, timestep=at, class_labels=at).sample, noise)
+                found = task.model(images + noise, timestep=at, class_labels=at).sample
+                loss = weighed(F.mse_loss(found, noise), task.python)
                 (loss / task.accumulate).backward()
                 if number % task.accumulate == 0:
                     optimizer.step()

@@ -132,7 +132,7 @@ def test_the_example_trains_on_one_device(monkeypatch, capsys):
 def test_the_example_trains_by_ddp_on_two_devices():
     command = [sys.executable, "-W", "ignore", str(EXAMPLE), "--accelerator", "cpu", "--devices", "2"]
     done = subprocess.run(
-        [*command, "--run", "eager", "--steps", "4"], capture_output=True, text=True, check=False, timeout=300
+        [*command, "--run", "eager", "--steps", "4"], capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stderr[-3000:]
     loss_falls(done.stdout)

@@ -2,6 +2,7 @@
 
 import lightning
 import torch
+from python_in_steps import weighed
 from torch.nn import functional as F
 
 import hotloop
@@ -18,8 +19,10 @@ def fit_with_fabric(task, hot, precision="32-true"):
     if task.resume is not None:
         fabric.load(task.resume, state)
 
+    python = task.python
+
     def step(ids, labels, update=True):
-        loss = F.cross_entropy(model(ids), labels)
+        loss = weighed(F.cross_entropy(model(ids), labels), python)
         fabric.backward(loss / task.accumulate)
         if update:
             optimizer.step()
@@ -32,6 +35,7 @@ def fit_with_fabric(task, hot, precision="32-true"):
     for _ in range(state["epochs"], task.epochs):
         model.train()
         for number, (ids, labels) in enumerate(task.batches, 1):
+            task.begin()
             more = {"update": number % task.accumulate == 0} if task.accumulate > 1 else {}
             losses.append(float(train_step(ids, labels, **more).detach()))
         model.eval()

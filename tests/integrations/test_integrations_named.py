@@ -20,6 +20,11 @@ from hotloop.integrations.lightning import HotLoop
         ),
         (lambda _, model: diffusers.compile(diffusers.Parts(unet=model), region="blocks"), "did you mean 'regions'"),
         (lambda _, model: diffusers.compile(diffusers.Parts(unet=model), "auto"), r"preset='auto'.*hotloop.Loop"),
+        (
+            lambda one, model: fabric.loop(one, one.setup(model), None, total_step=5),
+            r"fabric.loop\(total_step=5\).*did you mean 'total_steps'",
+        ),
+        (lambda one, model: fabric.loop(model, one, None), r"fabric.loop\(Linear, ...\): expected the Fabric first"),
         (lambda *_: HotLoop(rnu="auto"), r"HotLoop\(rnu='auto'\).*did you mean 'run'"),
     ],
 )

@@ -3,11 +3,13 @@
 import lightning.pytorch as pl
 import pytest
 import torch
+from python_in_steps import weighed
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing import Conformance, Fitted
+from hotloop.testing.fitting import plain_python
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -15,13 +17,13 @@ pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its
 class Task(pl.LightningModule):
     """A LightningModule as its users write it; the network is the suite's."""
 
-    def __init__(self, net):
+    def __init__(self, net, python=None):
         super().__init__()
-        self.net = net
+        self.net, self.python = net, python or plain_python()
 
     def training_step(self, batch, batch_idx):
         ids, labels = batch
-        loss = F.cross_entropy(self.net(ids), labels)
+        loss = weighed(F.cross_entropy(self.net(ids), labels), self.python)
         self.log("train_loss", loss, batch_size=len(ids))
         return loss
 
@@ -34,10 +36,13 @@ class Task(pl.LightningModule):
 
 
 class Losses(pl.Callback):
-    """Keeps the losses that the Trainer reports; what it reports is divided by the batches that are accumulated."""
+    """Tells the suite of each batch, and keeps the losses; the Trainer divides them by the batches it accumulates."""
 
-    def __init__(self):
-        self.seen = []
+    def __init__(self, begin=lambda: None):
+        self.seen, self.begin = [], begin
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.begin()
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         self.seen.append(float(outputs["loss"]) * trainer.accumulate_grad_batches)
@@ -48,7 +53,7 @@ def loader(batches):
 
 
 def fit_with_trainer(task, *callbacks, module=Task, **settings):
-    model = module(task.model)
+    model = module(task.model, task.python)
     settings = {"accumulate_grad_batches": task.accumulate, **settings}
     trainer = pl.Trainer(
         accelerator=task.device, devices=1, max_epochs=task.epochs, callbacks=list(callbacks), logger=False,
@@ -68,7 +73,7 @@ class TestTrainer(Conformance):
     callbacks = ()
 
     def fit(self, task):
-        hot, losses = [HotLoop(run=task.run)] if task.run is not None else [], Losses()
+        hot, losses = [HotLoop(run=task.run)] if task.run is not None else [], Losses(task.begin)
         trainer, _ = fit_with_trainer(task, losses, *self.callbacks, *hot)
         left = {"status": hot[0].status(), "record": hot[0].record} if hot else {}
         optimizer = trainer.optimizers[0].state_dict()

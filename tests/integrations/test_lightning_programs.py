@@ -197,6 +197,32 @@ def test_a_step_that_returns_nothing_is_skipped_as_lightning_skips_it(module, ru
     torch.testing.assert_close(left[1], left[0], rtol=1e-4, atol=1e-5)
 
 
+class TakesLabelsOut(Sgd):
+    def training_step(self, batch, batch_idx):
+        labels = batch.pop("labels")
+        return F.cross_entropy(self.net(batch["ids"]), labels)
+
+
+@pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
+def test_a_step_that_takes_labels_out_of_its_batch_trains_as_eager_and_says_why(run):
+    left = []
+    for callbacks in ((), (HotLoop(run),)):
+        torch.manual_seed(1)
+        model = TakesLabelsOut(SmallClassifier())
+        trainer = pl.Trainer(
+            accelerator="cpu", devices=1, max_epochs=1, callbacks=list(callbacks), logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        batches = [dict(zip(("ids", "labels"), batch, strict=True)) for batch in small_batches(8)]
+        with captured_step_emulation():
+            trainer.fit(model, loader(batches))
+        left.append(dict(model.state_dict()))
+    torch.testing.assert_close(left[1], left[0], rtol=0, atol=0)
+    told = callbacks[0].status()
+    assert told.running == "eager"
+    assert "the step changes the dict or list that holds its argument labels" in " ".join(str(told).split())
+
+
 class ReturnsNoLoss(Sgd):
     returned = {"losses": 1}
 

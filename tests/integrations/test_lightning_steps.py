@@ -105,13 +105,15 @@ class HidesTheCounter(Logs):
 
 
 @pytest.mark.parametrize("module", [ReadsTheCounter, HidesTheCounter])
-def test_a_step_that_reads_a_counter_is_left_to_its_modules(module):
+def test_a_step_that_reads_a_counter_is_left_to_its_modules(module, caplog):
     eager = fit(module, batches=12)
     with hotloop.watch() as events:
         ours = fit(module, batches=12, wrap=lambda model: hotloop.compile(model, "aot_eager"))
     same(eager, ours)
     part = hotloop.status(ours[0]).components["model"]
     assert "training_step itself stays eager" in part.causes[-1].reason
+    assert "model: training_step itself stays eager" in caplog.text
+    assert "no effect" not in caplog.text, "its modules are compiled"
     assert compiles(events) <= (1 if module is ReadsTheCounter else AGAIN + 3)
     assert part.modes["training"]["frames_compiled"] == 12, "the network ran compiled in each step"
 

@@ -25,7 +25,11 @@ def test_two_processes_train_as_eager_with_their_steps_compiled(tmp_path):
         )
         for rank in range(2)
     ]  # fmt: skip
-    done = [one.communicate(timeout=240) for one in running]
+    try:
+        done = [one.communicate(timeout=900) for one in running]
+    finally:
+        for one in running:
+            one.kill()
     assert [one.returncode for one in running] == [0, 0], "\n".join(error[-3000:] for _, error in done)
     for out, _ in done:
         told = json.loads(out.strip().splitlines()[-1])
@@ -34,6 +38,7 @@ def test_two_processes_train_as_eager_with_their_steps_compiled(tmp_path):
             assert one == {"same": True, "names": True, "state": "compiled", "graphs": graphs, "breaks": 0}, (how, one)
         for kind, one in told.items():
             assert one["same"], (kind, one)
+            assert one["record"] == [1, list(range(1, 11))], (kind, one["record"])
             assert one["metrics"][0] == pytest.approx(one["metrics"][1], rel=1e-5), kind
             assert one["names"][0] == one["names"][1]
             assert (one["state"], one["compiles"], one["breaks"]) == ("compiled", 2, 0), (kind, one)

@@ -10,7 +10,8 @@ from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, Trai
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.module import get_entry
-from hotloop.integrations.transformers import HotLoop, HotTrainer
+from hotloop.errors import ConfigError
+from hotloop.integrations.transformers import HotLoop, HotStep, HotTrainer
 from hotloop.testing import captured_step_emulation
 
 
@@ -298,6 +299,20 @@ def test_a_model_that_the_user_wrapped_trains_as_it_was_given(tmp_path):
     part = hot.status().components["model"]
     assert (part.requested, part.running) == ("aot_eager", "as-given")
     assert "torch.compile() wrapped the model" in part.causes[0].reason
+    assert "remove_unused_columns" not in part.causes[0].hint
+
+
+@pytest.mark.parametrize("kind", [Trainer, HotTrainer])
+def test_a_model_that_the_user_wrapped_is_told_why_the_trainer_finds_no_columns(kind, tmp_path):
+    hot = HotLoop("aot_eager")
+    args = TrainingArguments(str(tmp_path), max_steps=2, **ARGUMENTS)
+    model = torch.compile(small_bert(), backend="aot_eager")
+    trainer = kind(model, args, train_dataset=samples(8), callbacks=[hot])
+    with pytest.raises(ValueError, match="args,kwargs"):  # transformers' own: the columns that the wrapper names
+        trainer.train()
+    (cause,) = hot.status().components["model"].causes
+    assert "hand over the module itself" in cause.hint
+    assert "remove_unused_columns=False" in cause.hint
 
 
 @pytest.mark.parametrize("kind", [Trainer, HotTrainer])
@@ -370,3 +385,49 @@ def test_a_run_that_goes_on_counts_the_steps_that_are_to_come(tmp_path):
     trainer.add_callback(Counts())
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
     assert set(told) == {2}
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda _: HotLoop(total_step=5), r"HotLoop\(total_step=5\): there is no such setting"),
+        (lambda _: HotLoop("auto", bukets={}), r"HotLoop\(bukets={}\).*did you mean 'buckets'"),
+        (
+            lambda args: HotTrainer(fresh_bert(), args, run="auto"),
+            r"HotTrainer\(run='auto'\): its arguments are Trainer's.*callbacks=\[HotLoop\(run='auto'\)\]",
+        ),
+        (lambda args: HotTrainer(fresh_bert(), args, train_datset=[]), "train_datset=.*did you mean 'train_dataset'"),
+    ],
+)
+def test_arguments_that_there_are_not_are_refused_by_name(tmp_path, make, told):
+    with pytest.raises(ConfigError, match=told):
+        make(TrainingArguments(str(tmp_path), **ARGUMENTS))
+
+
+def test_a_trainer_below_that_takes_any_argument_is_handed_what_it_is_given(tmp_path):
+    class Mine(Trainer):
+        def __init__(self, *args, **kwargs):
+            self.run = kwargs.pop("run")
+            super().__init__(*args, **kwargs)
+
+    class Hot(HotStep, Mine):
+        pass
+
+    assert Hot(fresh_bert(), TrainingArguments(str(tmp_path), **ARGUMENTS), run="mine").run == "mine"
+
+
+@pytest.mark.parametrize("run", ["auto", "eager"])
+def test_torch_compile_that_gives_way_to_the_loop_is_in_the_status(tmp_path, run):
+    asks = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    trainer = trainer_of(HotTrainer, tmp_path, HotLoop(run), **asks)
+    trainer.train()
+    told = f"torch_compile=True of TrainingArguments (preset aot_eager) gives way to run='{run}'"
+    assert any(one.startswith(told) for one in trainer.hot.status().decisions)
+    assert told in str(trainer.hot.status()).replace("\n", "")
+    assert "HotLoop(run='aot_eager')" in trainer.hot.status().decisions[0]
+
+
+def test_without_torch_compile_nothing_gives_way(tmp_path):
+    trainer = trainer_of(HotTrainer, tmp_path, HotLoop("auto"))
+    trainer.train()
+    assert "torch_compile" not in str(trainer.hot.status())

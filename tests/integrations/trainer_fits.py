@@ -1,5 +1,6 @@
 """Fits of transformers' Trainer, as the conformance suite asks for them."""
 
+from python_in_steps import weighed
 from safetensors.torch import load_file
 from torch.nn import functional as F
 from torch.utils.data import SequentialSampler
@@ -9,6 +10,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
 )
 
@@ -50,14 +52,28 @@ class SmallModel(PreTrainedModel):
         return {"loss": F.cross_entropy(logits, labels), "logits": logits}
 
 
-def in_order(kind):
-    """A Trainer that takes its data in order."""
+def in_order(kind, python):
+    """A Trainer that takes its data in order, and whose loss is the suite's to weigh."""
 
     class InOrder(kind):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            found = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            return found if return_outputs else weighed(found, python)
+
         def _get_train_sampler(self, train_dataset=None):
             return SequentialSampler(self.train_dataset)
 
     return InOrder
+
+
+class Before(TrainerCallback):
+    """Tells the suite of a batch that begins."""
+
+    def __init__(self, begin):
+        self.begin = begin
+
+    def on_step_begin(self, args, state, control, **_):
+        self.begin()
 
 
 class TrainerConformance(Conformance):
@@ -74,9 +90,9 @@ class TrainerConformance(Conformance):
             **{**ARGUMENTS, "save_strategy": "epoch" if task.save else "no", "use_cpu": task.device == "cpu"},
         )  # fmt: skip
         hot = HotLoop(task.run, look=False) if task.run is not None else None
-        trainer = in_order(self.kind if hot else Trainer)(
+        trainer = in_order(self.kind if hot else Trainer, task.python)(
             task.model, args, data_collator=lambda samples: samples[0], train_dataset=batches,
-            eval_dataset=validation or None, callbacks=[hot] if hot else [],
+            eval_dataset=validation or None, callbacks=[Before(task.begin), *([hot] if hot else [])],
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=str(next(task.resume.iterdir())) if task.resume else None)
         begun = len(batches) if task.resume else 0

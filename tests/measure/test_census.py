@@ -68,6 +68,66 @@ def test_values_that_cannot_be_compared_are_told_by_type_and_said_to_be():
     assert str(one) == "args[0] numpy.ndarray, args[1] builtins.set"
 
 
+class Failing:
+    """Hashes alike, and raises where it is compared."""
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        raise ValueError("as arrays do")
+
+
+class Arrays(Failing):
+    """Gives no yes or no, as arrays and tables do."""
+
+    def __eq__(self, other):
+        return np.ones(3) == np.ones(3)
+
+    __hash__ = Failing.__hash__
+
+
+class Hashing:
+    def __hash__(self):
+        raise ValueError("of what it holds")
+
+
+@pytest.mark.parametrize("kind", [Failing, Arrays])
+def test_objects_whose_comparison_fails_are_told_apart_then_by_type(kind):
+    kind = type("Own", (kind,), {})  # another one each time: what fails once is remembered
+    census, same = Census(), kind()
+    assert [census.note(signature((same,), {})).count for _ in range(2)] == [1, 2]
+    assert census.note(signature((kind(),), {})).new
+    one, other = signature((kind(),), {}), signature((kind(),), {})
+    assert one == other
+    assert not one.exact
+    assert one.leaves[0].type_name.endswith("Own")
+
+
+def test_an_object_whose_hash_fails_is_told_by_type():
+    assert not signature((Hashing(),), {}).exact
+
+
+def test_objects_that_compare_by_value_are_alike():
+    class Size:
+        def __init__(self, sides):
+            self.sides = sides
+
+        def __eq__(self, other):
+            return self.sides == other.sides
+
+        def __hash__(self):
+            return hash(self.sides)
+
+        def __repr__(self):
+            return f"Size({self.sides})"
+
+    one, other, third = (signature((Size(sides),), {}) for sides in (2, 2, 3))
+    assert one == other != third
+    assert one.exact
+    assert str(third) == "args[0] Size(3)"
+
+
 def test_signatures_hold_no_tensor():
     x = torch.ones(3, 3).t().requires_grad_()
     kept, died = signature((x,), {}), weakref.ref(x)

@@ -223,7 +223,7 @@ def test_none_on_both_sides_agrees():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("apart", [1e-3, 1e-1, 3.0])
+@pytest.mark.parametrize("apart", [0.0, 1e-3, 1e-1, 3.0])
 @pytest.mark.parametrize("odd", [None, math.nan, math.inf])
 def test_large_tensors_are_measured_on_a_gpu_as_on_a_cpu(dtype, apart, odd, monkeypatch):
     draws = torch.Generator().manual_seed(0)

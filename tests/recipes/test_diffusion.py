@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from hotloop import recipes, record
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, DataError
 from hotloop.train import checkpoint, compiling, configure, fit, start
 from hotloop.train.diffusion import networks
 from hotloop.train.diffusion.sampling import Sampler
@@ -211,10 +211,26 @@ def test_resumed_from_a_checkpoint_it_is_the_run_that_was_not_interrupted(tmp_pa
     assert all(same(one, theirs["optimizer"]["state"][key]) for key, one in steps.items())
 
 
-def test_adapters_are_what_a_checkpoint_of_lora_holds_and_what_diffusers_loads(tmp_path, train, model):
+@pytest.mark.parametrize(("size", "step", "said"), [(64, 8, False), (80, 16, True)])
+def test_pictures_that_are_too_large_for_the_small_networks_are_said_with_what_to_set(
+    tmp_path, train, size, step, said
+):
+    settings = ["data.sample_size=10", "training.batch_size=4", "training.max_steps=1", "diffusion.ema_decay=null"]
+    train(*settings, f"pictures.size={size}", f"pictures.step={step}")
+    told = record.load(tmp_path / "run")["told"]["model"]
+    found = [one for one in told if f"pictures.size={size}: steps are slow" in one]
+    assert bool(found) is said
+    assert all("diffusion.model=FOLDER" in one and "set pictures.size=64 pictures.step=8" in one for one in found)
+
+
+def test_adapters_are_what_a_checkpoint_of_lora_holds_and_what_diffusers_loads(tmp_path, train, model, capsys):
     base = model[0] / "pipeline"
     lora = [f"diffusion.model={base}", "diffusion.lora_rank=2", "diffusion.lora_alpha=4", "diffusion.output=true"]
     outcome = train(*lora, "diffusion.train_text_encoder=true", "diffusion.ema_decay=null")
+    printed = capsys.readouterr().out.splitlines()
+    network, trained = record.load(tmp_path / "run")["told"]["model"]
+    assert {f"Model: {network}", trained} <= set(printed), "the report has the figures that were printed"
+    assert trained.startswith("Trained: adapters of rank 2 on the UNet and the text encoder, ")
     kept = load(tmp_path / "run")["model"]
     assert all("lora" in name for name in kept)
     assert {name.split(".")[0] for name in kept} == {"unet", "text_encoder"}
@@ -231,6 +247,13 @@ def test_adapters_are_what_a_checkpoint_of_lora_holds_and_what_diffusers_loads(t
     best = load(tmp_path / "run", "best.pt")
     judged = RECIPE.evaluate(configure.from_dict(best["settings"]), checkpoint.weights(best))
     assert judged == pytest.approx(outcome.best, rel=1e-6)
+    with pytest.raises(
+        ConfigError, match=r"diffusion cannot change .*lora_rank=2 to 4\): what is trained, or what it is"
+    ):
+        start.prepare([f"run.resume={tmp_path / 'run'}", "diffusion.lora_rank=4"])
+    other = configure.from_dict(best["settings"], ["diffusion.lora_rank=4"])
+    with pytest.raises(ConfigError, match=r"do not fit diffusion\.model=.* with diffusion\.lora_rank=4: "):
+        RECIPE.evaluate(other, checkpoint.weights(best))
 
 
 KILLED = """
@@ -422,3 +445,32 @@ def test_a_folder_of_pictures_of_several_sizes_is_trained_on_and_sampled(tmp_pat
     with Image.open(sheet) as image:
         assert image.mode == "RGB"
     assert (tmp_path / "run" / "pipeline" / "model_index.json").is_file()
+
+
+def test_a_resumed_run_takes_its_pictures_from_elsewhere_as_long_as_they_are_the_same(tmp_path, train):
+    folder, moved = tmp_path / "pictures", tmp_path / "moved"
+    folder.mkdir()
+    for number in range(12):
+        Image.new("RGB", (16, 16), (20 * number, 100, 200)).save(folder / f"{number:02}.png")
+        (folder / f"{number:02}.txt").write_text("a plain square")
+    Image.new("RGB", (16, 16)).save(folder / "bad.png")
+    train(
+        "pictures=folder", f"pictures.path={folder}", "pictures.size=8", "pictures.step=8", "pictures.min_size=8",
+        "pictures.skip_bad=true", "data.sample_size=null", "training.batch_size=4", "training.max_steps=1",
+    )  # fmt: skip
+    (folder / "bad.png").unlink()
+    folder.rename(moved)
+    again = [f"run.resume={tmp_path / 'run'}", f"pictures.path={moved}", "pictures.skip_bad=false"]
+    more = ["diffusion.samples=2", "diffusion.gradient_checkpointing=true", "training.max_steps=2"]
+    assert RECIPE.train(start.prepare([*again, *more])).step == 2
+    with pytest.raises(
+        ConfigError, match=r"pictures cannot change .*pictures\.size=8 to 16\): it would learn from other"
+    ):
+        start.prepare([*again, "pictures.size=16"])
+    with pytest.raises(
+        ConfigError, match=r"diffusion cannot change .*noise_offset=0\.0 to 0\.1\): what is trained, or"
+    ):
+        start.prepare([*again, "diffusion.noise_offset=0.1", "diffusion.samples=3"])
+    (moved / "00.txt").write_text("another caption")
+    with pytest.raises(DataError, match="was trained on other data"):
+        RECIPE.train(start.prepare(again))

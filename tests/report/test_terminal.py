@@ -39,6 +39,14 @@ def test_the_summary_says_what_ran_and_why(document):
     assert text.index("12 s  ") < text.index("≈ 5.97 s") < text.index("≈ 3.97 s")
 
 
+def test_what_runs_as_it_was_written_is_not_said_to_have_run_so_0_times():
+    counts = {"compiles": 0, "frames_compiled": 0, "frames_eager": 0}
+    eager = {"requested": "none", "running": "none", "state": "eager", **counts}
+    assert "ran eager, as asked" in shown(fresh(components={"gist": eager}))
+    assert "0 eager runs" not in shown(fresh(components={"gist": eager}))
+    assert "0 eager runs" in shown(fresh(components={"gist": {**eager, "state": "compiled"}}))
+
+
 def test_a_decision_has_its_reason_and_its_first_figures():
     decision = {
         "step": 8,

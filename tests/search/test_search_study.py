@@ -408,7 +408,7 @@ def all_taken_once(numbers, processes):
         one.start()
     for one in processes:
         one.join(120)
-    assert sorted(numbers.get(timeout=5) for _ in range(30)) == list(range(30))
+    assert sorted(numbers.get(timeout=120) for _ in range(30)) == list(range(30))
     assert numbers.empty()
 
 

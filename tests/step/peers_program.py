@@ -27,7 +27,7 @@ from hotloop._torch import backends
 from hotloop.testing import planted_failure
 
 warnings.simplefilter("ignore")
-TIMEOUT, PATIENT = 4.0, dt.timedelta(seconds=30)
+TIMEOUT, PATIENT = 3.0, dt.timedelta(seconds=30)
 FOLDER, RANK, SCENARIOS = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 BACKEND = os.environ.get("PEERS_BACKEND", "gloo")
 DEVICE = torch.device("cpu") if BACKEND == "gloo" else torch.device("cuda", RANK)
@@ -169,7 +169,7 @@ def scenario(name):
     elif what == "backward run" and RANK == 1:
         within = planted_failure(what, after=6)
     elif what == "sleep" and RANK == 1:
-        within = slow_backend(10.0)
+        within = slow_backend(5.0)
     elif what == "short":
         short = 8 if RANK == 1 else None
     elif what == "short-first":

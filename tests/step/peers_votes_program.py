@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import hotloop
 from hotloop.step import peers, proof
 
-VOTE_SECONDS = 4.0
+VOTE_SECONDS = 3.0
 
 
 def made(kind, run):
@@ -87,7 +87,7 @@ def alone():
 
 def late():
     """One process is at something else for longer than a vote waits."""
-    return compared("local", 70, before=lambda step: time.sleep(VOTE_SECONDS + 2) if (RANK, step) == (1, 32) else None)
+    return compared("local", 70, before=lambda step: time.sleep(VOTE_SECONDS + 1) if (RANK, step) == (1, 32) else None)
 
 
 def shapes():
@@ -129,7 +129,7 @@ def given_up(first):
         if len(votes) == 3:
             time.sleep(0.0 if first == RANK else 0.5)
             if RANK == 0:
-                raise RuntimeError("Timed out waiting 4000ms for recv operation to complete")
+                raise RuntimeError("Timed out waiting 3000ms for recv operation to complete")
 
     _, loop, _ = made("local", "aot_eager")
     dist.all_reduce = all_reduce

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -197,6 +198,79 @@ def test_a_numpy_argument_is_not_frozen(both):
 
     run = both.alike(calling(call, make), exact=True)
     assert run.replays() == 0
+
+
+@pytest.mark.parametrize("tier", ["eager+graph", "aot_eager"])
+def test_an_argument_whose_comparison_fails_ends_no_run(both, tier):
+    class Table:
+        """Compares what it holds, as a program's own table of arrays does."""
+
+        def __init__(self, scale):
+            self.scales = np.asarray([scale, 1.0])
+
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            return self.scales == other.scales
+
+    def make(model, optimizer):
+        def train_step(x, y, table):
+            return finish(F.cross_entropy(model(x), y) * float(table.scales[0]), optimizer)
+
+        return train_step
+
+    run = both.alike(calling(lambda step, n, x, y: step(x, y, Table(1 + n / 32)), make), asked=tier)
+    assert run.replays() == 0
+    if tier == "eager+graph":
+        (told,) = run.declined
+        assert told.reason == (
+            "argument table cannot be compared from call to call: it is a "
+            "test_step_arguments.test_an_argument_whose_comparison_fails_ends_no_run.<locals>.Table"
+        )
+
+
+class Pair:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+
+FRESH = {
+    "a Pair": Pair,
+    "a function": lambda x, y: lambda: (x, y),
+    "a list_iterator": lambda x, y: iter([x, y]),
+}
+
+
+def of_a_fresh_object(model, optimizer):
+    def train_step(batch):
+        if isinstance(batch, Pair):
+            x, y = batch.x, batch.y
+        else:
+            x, y = batch() if callable(batch) else batch
+        return finish(F.cross_entropy(model(x), y), optimizer)
+
+    return train_step
+
+
+@pytest.mark.parametrize("named", FRESH)
+def test_an_object_that_is_another_one_in_each_call_is_named(both, named):
+    program = calling(lambda step, n, x, y: step(FRESH[named](x, y)), of_a_fresh_object, 40)
+    told = both.declines(program, reason=f"argument batch is {named}, and another one in each of 16 calls")
+    assert len(both.run(program, "eager+graph")[0].declined) == 1
+    assert "a dict or a dataclass" in told.hint
+
+
+def test_a_few_objects_that_come_again_are_kinds_of_calls(both):
+    def make(model, optimizer):
+        def train_step(x, y, loss):
+            return finish(loss(model(x), y), optimizer)
+
+        return train_step
+
+    losses = [functools.partial(F.cross_entropy, label_smoothing=one / 16) for one in range(3)]
+    run = both.equal(calling(lambda step, n, x, y: step(x, y, losses[n % 3]), make, 60), exact=True)
+    assert run.calls() == 3 * PROVING
 
 
 def test_autocast_around_the_call_selects_a_recording(both):

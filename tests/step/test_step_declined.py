@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from hotloop.step import python_state
+
 
 def declining(make_step, steps=14, model=Classifier, outside=None):
     """A program around ``make_step(model, optimizer)``; ``outside`` is what the user does after each step."""
@@ -164,7 +166,9 @@ def test_dropout_inside_checkpointing(both, use_reentrant):
             run.note(train_step(x, y))
         return first, model, optimizer
 
-    told = both.declines(program, reason="random numbers are drawn inside activation checkpointing")
+    told = both.declines(
+        program, reason="random numbers are drawn where the random state is restored: activation checkpointing"
+    )
     assert told.line
 
 
@@ -271,3 +275,134 @@ def test_results_of_any_structure_are_given_as_eager_gives_them(both, shape):
     run = both.equal(program, exact=True)
     assert run.calls() == PROVING
     assert kept[0] == kept[1]
+
+
+def by_hand(model, optimizer):
+    def train_step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        with torch.no_grad():
+            for one in model.parameters():
+                one.sub_(one.grad * 0.125)
+                one.grad = None
+        return loss
+
+    return train_step
+
+
+def with_gradients_asked_for(model, optimizer):
+    def train_step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for one, gradient in zip(model.parameters(), gradients, strict=True):
+                one.sub_(gradient * 0.125)
+        return loss
+
+    return train_step
+
+
+@pytest.mark.parametrize("make", [by_hand, with_gradients_asked_for])
+def test_an_update_by_hand_has_done_its_backward_and_is_captured(both, make):
+    both.equal(declining(make, steps=20))
+
+
+def test_a_graph_that_a_step_keeps_is_said_to_be_kept(both):
+    def make(model, optimizer):
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward(retain_graph=True)
+            optimizer.zero_grad()
+            return loss
+
+        return train_step
+
+    both.declines(declining(make), reason="or has asked to keep", hint="return loss.detach()")
+
+
+def test_what_cannot_be_looked_at_is_said_with_its_cause(both, monkeypatch):
+    """A shelf that is closed, say, raises when it is asked for what it holds."""
+    real, weights = python_state._look, [1.0]
+
+    def look(*args):
+        if weights[0] == 2.0:
+            raise ValueError("invalid operation on closed shelf")
+        return real(*args)
+
+    monkeypatch.setattr(python_state, "_look", look)
+
+    def outside(number):
+        weights[0] = 2.0 if number >= 9 else 1.0
+
+    step = using(lambda logits, y: F.cross_entropy(logits, y) * weights[0])
+    run = both.alike(declining(step, steps=24, outside=outside))
+    (told,) = run.declined
+    assert told.reason == (
+        "what the step reads in Python cannot be looked at (ValueError: invalid operation on closed shelf)"
+    )
+    assert "where the step does not reach it" in told.hint
+
+
+class Answers:
+    """Settings that look up whatever they are asked for, and raise what a dictionary raises."""
+
+    def __init__(self, **values):
+        self.__dict__["_values"] = values
+
+    def __getattr__(self, name):
+        return self._values[name]
+
+    def __setattr__(self, name, value):
+        self._values[name] = value
+
+
+class Holder:
+    settings = Answers(weight=1.0)
+
+    def read(self):
+        return self.settings.weight
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_settings_that_answer_any_attribute_are_looked_at(both, held):
+    holder, settings = Holder(), Holder.settings
+
+    def outside(number):
+        settings.weight = 2.0 if number >= 9 else 1.0
+
+    read = holder.read if held else lambda: settings.weight
+    step = using(lambda logits, y: F.cross_entropy(logits, y) * read())
+    run = both.equal(declining(step, steps=24, outside=outside), exact=True, replays=6)
+    (dropped,) = run.dropped
+    assert "settings" in dropped
+    assert "_values['weight']" in dropped
+
+
+def test_an_object_that_is_a_key_is_named_by_its_kind(both):
+    def make(model, optimizer):
+        counts = {(model, "calls"): 0}
+
+        def train_step(x, y):
+            counts[model, "calls"] += 1
+            return finish(F.cross_entropy(model(x), y), optimizer)
+
+        return train_step
+
+    both.declines(declining(make), reason="closure variable counts[(<Classifier>, 'calls')]")
+
+
+class Running(Classifier):
+    """Binds its mean anew in each call, where others write into it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        self.mean = 0.5 * self.mean + 0.5 * x.mean(0)
+        return super().forward(x - self.mean)
+
+
+def test_a_tensor_that_the_step_binds_anew_is_told_to_be_written_into(both):
+    program = declining(using(F.cross_entropy), model=Running)
+    both.declines(program, reason="model.mean", hint="write into the tensor that is there")

@@ -345,7 +345,9 @@ def test_errors_of_shape_read_as_eager_says_them():
 @pytest.mark.parametrize("tier", TIERS)
 def test_an_interrupt_passes_at_once_and_the_loop_goes_on(tier, kind):
     """Not repeated: the state is what it was when it came, or, where a proof was going on, as before the step."""
-    for at, place in itertools.product((0, 2, 3, 5, 10), ("first", "backward", "optimizer")):
+    moments = itertools.product((0, 2, 3, 5, 10), ("first", "backward", "optimizer"))
+    # The others are caught by the same lines: each stage of a step once.
+    for at, place in moments if kind is KeyboardInterrupt else ((2, "first"), (3, "backward"), (10, "optimizer")):
         run, ours = ran(tier, at, place, kind)
         assert type(run.raised) is kind
         assert run.times == 1

@@ -96,7 +96,7 @@ def test_what_only_the_first_call_sets_up_declines_nothing(run):
         ours = Program(set_up).train(run)
     assert ours[0] == pytest.approx(theirs[0], rel=1e-5)
     assert ours[3].tier == run
-    assert not any(tier.why for tier in ours[3].tiers)
+    assert not any(tier.state == "declined" for tier in ours[3].tiers)
 
 
 def test_a_loss_whose_backward_is_the_callers_is_not_captured():
@@ -113,7 +113,7 @@ def test_a_loss_whose_backward_is_the_callers_is_not_captured():
             forward(torch.randn(3, 4)).backward()
             optimizer.step()
             optimizer.zero_grad()
-        assert any("leaves its backward to the caller" in tier.why for tier in loop.status().tiers)
+        assert any("whose backward it leaves to the caller" in tier.why for tier in loop.status().tiers)
 
 
 def test_a_subclass_that_calls_its_parents_step():

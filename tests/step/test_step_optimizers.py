@@ -92,6 +92,42 @@ def test_a_third_partys_optimizer_that_counts_in_python_runs_outside(both):
     assert run.outside == ("optimizer",)
 
 
+class Counting(Lion):
+    """Keeps what it counts on itself."""
+
+    taken = 0
+
+    def __init__(self, params):
+        super().__init__(params)
+        self.history = []
+
+    def step(self, closure=None):
+        self.taken += 1
+        self.history.append(self.taken)
+        self.parity = self.taken % 2
+        super().step(closure)
+
+
+@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
+def test_an_optimizer_that_counts_on_itself_counts_no_step_twice(both, asked):
+    seen = []
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = Counting(model.parameters())
+        held = optimizer.history
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        assert optimizer.history is held
+        seen.append((optimizer.taken, held, optimizer.parity))
+        return model, optimizer
+
+    run = both.alike(program, asked=asked)
+    assert run.status().tier == asked
+    assert seen == [(20, [*range(1, 21)], 0)] * 2
+
+
 class Renamed(torch.optim.AdamW):
     """A subclass may have another step: nothing is known of it."""
 
@@ -113,6 +149,80 @@ def test_a_subclass_of_a_known_optimizer_is_not_taken_for_it(both):
     run = both.alike(program, exact=True)
     assert run.replays() == 0
     assert "optimizer's settings" in run.declined[0].reason
+
+
+class LookaheadAround(torch.optim.Optimizer):
+    """As many write it: around an optimizer, whose groups and state it shares; the loop is given that one."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.updates = optimizer, 0
+        self.param_groups, self.state, self.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults
+        self.slow = [one.detach().clone() for one in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.optimizer.step()
+        self.updates += 1
+        if self.updates % 3 == 0:
+            for one, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+                slow.lerp_(one, 0.5)
+                one.copy_(slow)
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+
+class LookaheadOf(torch.optim.SGD):
+    """Is an optimizer itself, and is given to the loop."""
+
+    def __init__(self, params):
+        super().__init__(params, lr=RATE, momentum=0.5)
+        self._updates = 0
+        self.slow = [one.detach().clone() for one in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        self._updates += 1
+        if self._updates % 3 == 0:
+            for one, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+                slow.lerp_(one, 0.5)
+                one.copy_(slow)
+
+
+def averaging(make):
+    """A program whose weights are averaged at every third step; ``make`` gives its optimizer, and the loop's."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer, given = make(model.parameters())
+        train_step = run.loop(model, given).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, given, optimizer.slow
+
+    return program
+
+
+def test_an_optimizer_around_the_one_that_was_given_counts_its_steps(both):
+    """A proof would count them twice, and the weights be averaged at other steps."""
+
+    def make(params):
+        inner = torch.optim.SGD(params, lr=RATE, momentum=0.5)
+        return LookaheadAround(inner), inner
+
+    both.declines(averaging(make), reason="the step changes Python state: closure variable optimizer.updates")
+    both.alike(averaging(make), asked="aot_eager")
+
+
+@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
+def test_what_an_optimizer_keeps_on_itself_and_writes_at_some_steps_is_put_back(both, asked):
+    def make(params):
+        optimizer = LookaheadOf(params)
+        return optimizer, optimizer
+
+    run = both.alike(averaging(make), asked=asked)
+    assert run.status().tier == asked
 
 
 def test_several_optimizers_step_in_one_recording(both):

@@ -61,7 +61,7 @@ def chosen(ranks, kinds):
 
 
 def test_ddp_compiles_and_falls_back_in_one_process_alone(trained):
-    """A timeout of 4 s is kept outside of agreed steps only: one backend sleeps for 10 s."""
+    """A timeout of 3 s is kept outside of agreed steps only: one backend sleeps for 5 s."""
     ranks = chosen(trained, ("ddp", "local"))
     for told in ranks:
         for name, one in told.items():
@@ -126,11 +126,11 @@ def test_processes_that_do_not_keep_pace_go_on_eager(voted):
         for name, one in told.items():
             assert one["same"], (name, one)
             assert one["tiers"]["aot_eager"] >= 24, (name, one)  # up to the vote that was not answered
-    assert "waited 4 s for another process" in ranks[0]["uneven"]["status"]
+    assert "waited 3 s for another process" in ranks[0]["uneven"]["status"]
     assert ranks[1]["uneven"]["tiers"].get("eager", 0) <= 4  # it ended before that vote
     assert "rank 1 has closed its loop" in ranks[0]["closed"]["status"]
     for told in ranks:
-        assert "rank 0 waited 4 s" in told["late"]["status"], told["late"]
+        assert "rank 0 waited 3 s" in told["late"]["status"], told["late"]
 
 
 def test_shapes_that_vary_end_the_votes_and_groups_made_later_count(voted):
@@ -154,7 +154,7 @@ def test_a_vote_has_one_outcome_in_all_processes_though_one_gave_up_waiting(vote
         assert told["waiter first"]["votes"] == [*yes, "NEVER", "NEVER", "NEVER"]
         assert told["waiter last"]["votes"] == [*yes, "YES", "NEVER", "NEVER"]
         for name in ("waiter first", "waiter last"):
-            assert "rank 0 waited 4 s for another process" in told[name]["unanswered"]
+            assert "rank 0 waited 3 s for another process" in told[name]["unanswered"]
 
 
 def test_a_loop_is_not_told_of_the_end_of_one_before(voted):

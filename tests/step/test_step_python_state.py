@@ -247,3 +247,83 @@ def test_a_scheduler_stepped_inside_the_step(both):
         return train_step
 
     both.declines(declining(make), reason="optimizer's settings", hint="scheduler.step() outside")
+
+
+class Term:
+    """A part of a loss, by which its weight is kept."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["changed", "another"])
+def test_an_object_that_is_a_key(both, other):
+    weights = {}
+
+    def loss_of(logits, y):
+        return F.cross_entropy(logits, y) * sum(term.factor * weight for term, weight in weights.items())
+
+    def outside(number):
+        if number == -1:
+            weights.clear()
+            weights[Term(1.0)] = 1.0
+        elif number == 13 and other:
+            weights.clear()
+            weights[Term(0.25)] = 1.0
+        elif number == 13:
+            next(iter(weights)).factor = 0.25
+
+    run = both.equal(declining(using(loss_of), steps=26, outside=outside), exact=True)
+    assert len(run.dropped) == 1
+
+
+def test_a_large_array_that_the_step_writes_is_written_once_a_step(both):
+    """It cannot be watched before each replay; that the step writes it keeps the step from running twice as well."""
+
+    def make(model, optimizer):
+        seen = np.zeros(2**16)
+
+        def train_step(x, y):
+            loss = finish(F.cross_entropy(model(x), y) * (1 + float(seen[-1])), optimizer)
+            np.add(seen, 0.125, out=seen)
+            return loss
+
+        return train_step
+
+    both.declines(declining(make), reason="too much Python state to watch: closure variable seen")
+    run = both.alike(declining(make), asked="aot_eager")
+    assert "the step changes Python state: closure variable seen" in run.declined[0].reason
+
+
+def test_code_that_looks_at_all_attributes_is_compiled(both):
+    """What a tier puts on a model, so that its call is routed to compiled code, is no state of the program's."""
+
+    def make(model, optimizer):
+        term = Term(0.5)
+        return using(lambda logits, y: F.cross_entropy(logits, y) * vars(term)["factor"])(model, optimizer)
+
+    run = both.alike(declining(make), asked="aot_eager")
+    assert not run.declined
+
+
+class Shy:
+    """Cannot be asked for what it holds."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __length_hint__(self):
+        raise RuntimeError("planted: do not look at me")
+
+    def factor(self):
+        self.calls += 1
+        return 1 / self.calls
+
+
+def test_what_cannot_be_looked_at_runs_once_a_step(both):
+    def make(model, optimizer):
+        shy = Shy()
+        return using(lambda logits, y: F.cross_entropy(logits, y) * shy.factor())(model, optimizer)
+
+    run = both.alike(declining(make), asked="aot_eager")
+    assert "cannot be looked at (RuntimeError: planted" in run.declined[0].reason

@@ -12,6 +12,8 @@ from torch import nn
 
 import hotloop
 from hotloop import record
+from hotloop.report.components import components
+from hotloop.step.tiers import parse
 
 PROGRAM = """
 import sys
@@ -124,6 +126,20 @@ def test_the_record_of_a_closed_loop_tells_what_was_compiled():
     assert (found["requested"], found["state"]) == ("aot_eager", "compiled")
 
 
+@pytest.mark.parametrize(
+    ("tier", "state"), [("eager", "eager"), ("eager+graph", "captured"), ("aot_eager", "compiled")]
+)
+def test_what_auto_decided_is_told_as_that(monkeypatch, tier, state):
+    with hotloop.testing.captured_step_emulation(), trained(run="auto") as loop:
+        loop.put_on(parse(tier))
+        loop.compiled.models["model"](torch.ones(2, 4)).sum().backward()
+        monkeypatch.setattr(loop.account, "_in_force", lambda: tier)
+        (found,) = components(loop.record.document["components"])
+    assert (found.requested, found.running, found.state) == ("auto", tier, state)
+    assert found.sentence == f"ran {tier}, as auto decided"
+    assert found.as_asked
+
+
 def test_a_record_of_somebody_elses_gets_no_steps(tmp_path):
     owner = record.RunRecord(tmp_path / "run")
     with hotloop.testing.captured_step_emulation(), trained(record=owner):
@@ -149,4 +165,37 @@ def test_the_page_counts_the_steps_that_were_not_written_down(tmp_path):
     loop.report(tmp_path / "run.html")
     assert len(loop.record.document["steps"]) < 20
     assert "20 steps" in (tmp_path / "run.html").read_text(encoding="utf-8")
+    loop.close()
+
+
+class Breaks(nn.Linear):
+    factor = 1
+
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        return super().forward(x) * self.factor
+
+
+def test_the_status_says_how_often_and_where_graphs_broke_and_code_was_compiled_anew():
+    model = Breaks(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    loop = hotloop.Loop(model, optimizer, run="aot_eager")
+
+    @loop.step
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    for model.factor in (1,) * 8 + (2,) * 2:
+        step(torch.ones(2, 4))
+    begins = Breaks.forward.__code__.co_firstlineno
+    status = loop.status()
+    assert status.compiled == (
+        f"model: 1 graph break: {__file__}:{begins + 1}",
+        f"model: 1 recompile: {__file__}:{begins + 2}: self.factor == 1",
+    )
+    assert all(line in " ".join(str(status).split()) for line in status.compiled)
     loop.close()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import enum
+import functools
 import queue
 import threading
+import types
 
 import pytest
 import torch
 from step_programs import GRAPH, PROVING, STEPS, Classifier, Pictures, batches, images, plain_step
 from torch.nn import functional as F
+
+import hotloop
+from hotloop.errors import ConfigError
 
 
 def adamw(*modules):
@@ -284,3 +292,165 @@ def test_code_that_asks_for_a_capture_hears_one_answer_in_warm_up_and_capture(bo
     # Eager's 20; then eager, survey, warm-up and its reference, capture and its reference, two more references.
     later = [False, False, True, True, False, True, False, False, False] if reads else [False] * 8
     assert heard == [False] * STEPS + later
+
+
+class Outcome:
+    def __init__(self, loss):
+        self.loss = loss
+
+
+class Slotted:
+    __slots__ = ("loss",)
+
+    def __init__(self, loss):
+        self.loss = loss
+
+
+@dataclasses.dataclass
+class Carrying:
+    """Its field is plain; what its author sets besides is an object that travels along."""
+
+    name: str = "loss"
+
+
+def carrying(loss):
+    made = Carrying()
+    made.outcome = Outcome(loss)
+    return made
+
+
+HOLDERS = {
+    "an Outcome": (Outcome, lambda one: one.loss),
+    "a SimpleNamespace": (lambda loss: types.SimpleNamespace(loss=loss), lambda one: one.loss),
+    "a Slotted": (Slotted, lambda one: one.loss),
+    "a deque": (lambda loss: collections.deque([loss]), lambda one: one[0]),
+    "a set": (lambda loss: {loss}, lambda one: next(iter(one))),
+    "a partial": (lambda loss: functools.partial(torch.clone, loss), lambda one: one()),
+    "a function": (lambda loss: lambda: loss, lambda one: one()),
+    "a builtin_function_or_method": (lambda loss: loss.clone, lambda one: one()),
+    "an Outcome (result.held[1].of)": (
+        lambda loss: {"held": (loss, collections.UserDict(of=Outcome(loss)))},
+        lambda one: one["held"][1]["of"].loss,
+    ),
+    "an Outcome (result.outcome)": (carrying, lambda one: one.outcome.loss),
+}
+
+
+@pytest.mark.parametrize("named", HOLDERS)
+def test_what_is_not_copied_out_is_declined_by_name(both, named):
+    """The tensors in it would be the recording's own, which the next replay overwrites."""
+    make, loss_in = HOLDERS[named]
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return make(loss.detach())
+
+        held = [train_step(x, y) for x, y in batches(run.device)]
+        return {"model": model, "losses": [loss_in(one) for one in held]}
+
+    reason = f"the step returns {named}: the next replay would overwrite"
+    both.declines(program, reason=reason, hint="a dict, a list, a tuple or a dataclass")
+
+
+class Mode(enum.Enum):
+    TRAIN = "train"
+
+
+def test_plain_values_functions_and_what_there_was_before_may_be_returned(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+        batch_of_own = Outcome(None)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y, one):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            plain = (None, True, 3, "a", b"b", Mode.TRAIN, loss.dtype, loss.device, x.shape, range(2), torch.strided)
+            return loss, plain, adamw, torch.max, F.cross_entropy, dict, model.head, one
+
+        for x, y in batches(run.device):
+            loss, *_, head, one = train_step(x, y, batch_of_own)
+            assert head is model.head
+            assert one is batch_of_own
+            run.note(loss)
+        return model
+
+    both.equal(program, exact=True)
+
+
+def test_a_parameter_that_is_returned_is_the_parameter(both):
+    """Who gets it may write into it: CLIP's logit_scale is clamped so, outside of the model."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        model.scale = torch.nn.Parameter(torch.ones((), device=run.device))
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x) * model.scale, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss, model.scale, model.head.bias.data[:2]
+
+        for x, y in batches(run.device):
+            loss, scale, part = train_step(x, y)
+            assert scale is model.scale
+            with torch.no_grad():
+                scale.clamp_(0.75, 0.875)
+                part.mul_(0.5)
+            run.note(loss)
+        return model, optimizer
+
+    both.equal(program, exact=True)
+
+
+def a_generator(model):
+    def train_step(x):
+        yield model(x)
+
+    return train_step
+
+
+def a_coroutine(model):
+    async def train_step(x):
+        return model(x)
+
+    return train_step
+
+
+def an_object(model):
+    class Step:
+        def __call__(self, x):
+            yield model(x)
+
+    return Step()
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (a_generator, r"a_generator\.<locals>\.train_step is a generator function"),
+        (a_coroutine, r"a_coroutine\.<locals>\.train_step is an async function"),
+        (an_object, r"an_object\.<locals>\.Step is a generator function"),
+        (lambda model: functools.partial(a_generator(model)), "partial is a generator function"),
+    ],
+)
+@pytest.mark.parametrize("run", ["eager", "auto"])
+def test_a_step_whose_call_runs_none_of_it_is_refused(make, said, run):
+    model = Classifier()
+    loop = hotloop.Loop(model, adamw(model), run=run)
+    with pytest.raises(ConfigError, match=said):
+        loop.step(make(model))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
+import random
 from unittest import mock
 
 import pytest
@@ -264,12 +266,42 @@ def test_the_period_follows_from_what_a_check_costs():
     watched._steps, watched._extra = 100, 0.0
     watched._plan(0.060, tier)  # 50 ms more than a step
     assert watched.status.every == 500
-    assert watched._left == 900  # this check and the next one are 1% of 1,000 steps
+    assert 450 <= watched._left <= 1350  # around 900: this check and the next one are 1% of 1,000 steps
     watched._steps = 1000
     watched._plan(0.060, tier)
-    assert watched._left == 500
+    assert 250 <= watched._left <= 750
     watched._plan(0.0101, tier)
     assert watched.status.every == sentinel.LEAST
+
+
+def test_checks_come_at_every_phase_of_a_period_that_divides_theirs():
+    """With a distance of 500 steps each, what a step does at every 100th would be seen always or never."""
+    run = Run("aot_eager", 8, sentinel=0.01)
+    watched = run.loop._runners[0].sentinel
+    usual = run.loop.account.tiers["aot_eager"]
+    usual.samples.clear()
+    usual.samples.append(0.010)
+    usual._known, usual._known_at = 0.010, 10**9
+    before = torch.get_rng_state(), random.getstate()
+
+    def checked():
+        run.loop.steps, watched._steps, watched._extra = 0, 0, 0.0
+        steps = []
+        for _ in range(400):
+            watched._plan(0.060, Tier("aot_eager"))
+            run.loop.steps += watched._left
+            watched._steps += watched._left
+            steps.append(run.loop.steps)
+        return steps
+
+    steps = checked()
+    assert steps == checked()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    phases = collections.Counter(step % 100 // 10 for step in steps)
+    assert min(phases[one] for one in range(10)) >= 20  # of 40 in the mean
+    assert abs(steps[-1] / 400 - 500) <= 10  # what checks cost is as if they came at even distances
+    assert watched.status.every == 500
 
 
 def test_two_steps_have_a_sentinel_each():

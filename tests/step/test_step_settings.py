@@ -56,6 +56,30 @@ WRONG = {
         lambda model, optimizer: hotloop.Loop(model, optimizer, workload="nowhere.at.all:make"),
         "there is no module 'nowhere.at.all'",
     ),
+    "a workload's module without the function": (
+        lambda model, optimizer: hotloop.Loop(model, optimizer, workload="step_programs:nobody"),
+        "workload 'step_programs:nobody': .*step_programs.py has no function 'nobody'",
+    ),
+    "no batches": (
+        lambda model, optimizer: hotloop.Loop(model, optimizer, batches=[]),
+        "batches \\[\\]: there is none",
+    ),
+    "batches without tensors": (
+        lambda model, optimizer: hotloop.Loop(model, optimizer, batches=[3, 4]),
+        "batches: the first, '3', has no tensor: expected what the step is called with",
+    ),
+    "a record that cannot be written": (
+        lambda model, optimizer: hotloop.Loop(model, optimizer, record=f"{__file__}/record"),
+        "record '.*/record': expected a folder that can be written in, and .*leave record out",
+    ),
+    "one model twice": (
+        lambda model, optimizer: hotloop.Loop([model, model], optimizer),
+        r"model: 'model\[0\]' and 'model\[1\]' are one object: name each Module once",
+    ),
+    "one optimizer twice": (
+        lambda model, optimizer: hotloop.Loop(model, {"first": optimizer, "other": optimizer}),
+        "optimizer: 'first' and 'other' are one object",
+    ),
     "a bool": (lambda model, optimizer: hotloop.Loop(model, optimizer, total_steps=True), "total_steps True"),
     "a graph on a CPU": (
         lambda model, optimizer: hotloop.Loop(model, optimizer, run=GRAPH),
@@ -75,6 +99,44 @@ def test_wrong_arguments_are_refused_by_name(what):
     make, message = WRONG[what]
     with pytest.raises(ConfigError, match=message):
         make(*parts())
+
+
+def test_an_optimizer_of_another_model_is_told(caplog):
+    (model, _), (_, optimizer) = parts(), parts()
+    hotloop.Loop(model, optimizer, run="eager").close()
+    (line,) = caplog.messages
+    assert line.startswith("optimizer (AdamW): none of its parameters is one of model (Classifier): give")
+
+
+class Held:
+    def __init__(self, one):
+        self.one = one
+
+
+@pytest.mark.parametrize("how", ["the model's", "several", "frozen", "a module's in state", "in state"])
+def test_an_optimizer_of_what_the_loop_has_is_not_told(caplog, how):
+    (model, optimizer), (other, others) = parts(), parts()
+    free = torch.nn.Parameter(torch.zeros(3))
+    made = {
+        "the model's": lambda: hotloop.Loop(model, optimizer, run="eager"),
+        "several": lambda: hotloop.Loop([model, other], [optimizer, others], run="eager"),
+        "frozen": lambda: hotloop.Loop([model, other], optimizer, run="eager"),
+        "a module's in state": lambda: hotloop.Loop(model, others, run="eager", state=other),
+        "in state": lambda: hotloop.Loop(model, torch.optim.SGD([free]), run="eager", state=Held(free)),
+    }[how]()
+    made.close()
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("asked", ["full+graph", "Regional+Graph", "autotune+graph", "inductor+graph"])
+def test_kernels_that_the_stand_in_cannot_replay_are_refused_before_any_work(asked):
+    with captured_step_emulation(), pytest.raises(ConfigError, match=r"Inductor makes.*run='aot_eager.graph' can be"):
+        hotloop.Loop(*parts(), run=asked)
+
+
+def test_auto_leaves_kernels_that_cannot_be_replayed_out():
+    with captured_step_emulation(), hotloop.Loop(*parts()) as loop:
+        assert [name for name in loop.auto._names() if name.endswith("+graph")] == [GRAPH]
 
 
 def plain(run="eager"):
@@ -110,6 +172,28 @@ def test_eager_calls_the_function_itself(monkeypatch):
     assert loop.status().step == 1
 
 
+@pytest.mark.parametrize("disabled", [False, True])
+def test_eager_has_a_row_with_its_steps(monkeypatch, disabled):
+    if disabled:
+        monkeypatch.setenv("HOTLOOP_DISABLE", "1")
+    loop, step, _ = plain("full" if disabled else "eager")
+    loop.load_state_dict({"steps": 100})  # those before are in none of its rows
+    train_step = loop.step(step)
+    for done in (3, 5):
+        for x, y in batches("cpu", done):
+            train_step(x, y)
+        (row,) = loop.status().tiers
+        assert (row.name, row.state, row.steps) == ("eager", "in force", {3: 3, 5: 8}[done])
+    assert (loop.status().tier, loop.status().step) == ("eager", 108)
+
+
+def test_a_name_that_there_is_not_is_told_with_all_that_there_are():
+    with pytest.raises(ConfigError, match=r"\bautotune, autotune\+graph\b"):
+        hotloop.Loop(*parts(), run="nonsense")
+    with pytest.raises(ConfigError, match=r"\bautotune, autotune\+graph\b"):
+        hotloop.Loop(*parts(), run=None)
+
+
 def test_eager_lets_an_exception_pass(monkeypatch):
     forbid(monkeypatch)
     loop, _, _ = plain()
@@ -134,6 +218,12 @@ def test_disabled_by_the_environment_everything_runs_eager(monkeypatch, asked, v
         train_step(x, y)
     assert loop.status().tier == "eager"
     assert not torch.equal(model.head.weight, before)
+
+
+def test_disabled_by_the_environment_a_name_that_there_is_not_is_refused_all_the_same(monkeypatch):
+    monkeypatch.setenv("HOTLOOP_DISABLE", "1")
+    with pytest.raises(ConfigError, match=r"run 'eagre'.*eager"):
+        hotloop.Loop(*parts(), run="eagre")
 
 
 @pytest.mark.parametrize("value", ["", "0", "false", "no"])
@@ -197,3 +287,23 @@ def test_a_status_is_a_table_and_json():
     text = str(status)
     assert text.startswith("hotloop: eager+graph at step 20")
     assert "in force" in text
+
+
+def test_two_loops_that_own_one_optimizer_are_named(caplog):
+    model, optimizer = parts()
+    with hotloop.Loop(model, optimizer, run="aot_eager"), hotloop.Loop(model, optimizer) as second:
+        assert "AdamW" in caplog.text
+        assert "Loop(tier='aot_eager', steps=0) and Loop(tier='eager', steps=0)" in caplog.text
+        assert second.status().asked == "auto"
+
+
+def test_loops_with_an_optimizer_each_and_one_after_another_are_not_spoken_of(caplog):
+    model, optimizer = parts()
+    with (
+        hotloop.Loop(model, optimizer, run="aot_eager"),
+        hotloop.Loop(model, parts()[1], run="aot_eager"),  # a discriminator's, say
+        hotloop.Loop(model, optimizer, run="eager"),
+    ):
+        pass
+    hotloop.Loop(model, optimizer).close()
+    assert "two loops" not in caplog.text

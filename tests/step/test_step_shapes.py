@@ -247,3 +247,25 @@ def test_padding_a_mask_of_booleans_keeps_its_dtype(both):
         return model, optimizer
 
     assert both.equal(program).calls() == PROVING
+
+
+def test_inputs_that_are_new_in_each_call_are_not_remembered_for_ever(monkeypatch):
+    monkeypatch.setattr("hotloop.step.shapes._KNOWN", 8)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loop = hotloop.Loop(model, optimizer, run="aot_eager")
+
+    @loop.step
+    def step(x, weight):
+        loss = (model(x) * weight).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for number in range(80):
+        step(torch.ones(2, 4), 1 + number / 128)
+    loop.close()
+    (runner,) = loop._runners
+    (known,) = runner.shapes._compiled.values()
+    assert 0 < len(known) <= 8

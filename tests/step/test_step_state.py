@@ -9,6 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import swa_utils
 
+from hotloop.step.holdings import Holdings
+
 
 def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=2**-5, fused=True)
@@ -257,3 +259,26 @@ def test_a_loop_can_be_saved_and_go_on(both):
     run = both.alike(program, exact=True)
     assert run.replays() == 2 * 14
     assert run.status(1).step == 40
+
+
+def test_what_a_program_holds_is_looked_for_once_while_nothing_is_rebound(monkeypatch):
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    held = Holdings({"model": model}, {"optimizer": adamw(model)})
+    walks = {"parameters": 0, "buffers": 0}
+    for kind in walks:
+        plain = getattr(nn.Module, f"named_{kind}")
+
+        def counted(self, *given, kind=kind, plain=plain, **more):
+            walks[kind] += 1
+            return plain(self, *given, **more)
+
+        monkeypatch.setattr(nn.Module, f"named_{kind}", counted)
+    with held.still():
+        held.objects().clear()  # what is given is the caller's own
+        assert len(held.tensors()) == 4 + 3
+        assert len(held.buffers()) == 3
+        assert held.gradients().keys() == held.parameters().keys() == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    assert walks == {"parameters": 1, "buffers": 1}
+    model.append(nn.Linear(2, 2))
+    assert len(held.parameters()) == 6
+    assert "parameter 2.weight" in held.tensors()

@@ -2,7 +2,10 @@
 
 import collections
 import contextlib
+import itertools
+import os
 import signal
+import tempfile
 import time
 
 import pytest
@@ -26,17 +29,23 @@ LONG = {"training__num_epochs": 15, "training__batch_size": 2}  # 270 steps: tim
 
 @contextlib.contextmanager
 def launch_bound():
-    """Make the encoder's Python dear, and let steps be captured: a replay runs no Python."""
+    """Make the encoder's Python all that takes time, however busy the machine is, and let steps be captured.
+
+    A replay runs no Python. What has run is counted by a file's length: a counter would be Python state of the step.
+    """
     from transformers.models.bert.modeling_bert import BertEncoder
 
-    plain = BertEncoder.forward
+    plain, began = BertEncoder.forward, time.perf_counter()
 
-    def slow(self, *args, **kwargs):
-        time.sleep(0.04)
-        return plain(self, *args, **kwargs)
+    with tempfile.TemporaryFile() as ran, pytest.MonkeyPatch.context() as patch, captured_step_emulation():
+        file, reads = ran.fileno(), itertools.count()
 
-    with pytest.MonkeyPatch.context() as patch, captured_step_emulation():
+        def slow(self, *args, **kwargs):
+            os.write(file, b".")
+            return plain(self, *args, **kwargs)
+
         patch.setattr(BertEncoder, "forward", slow)
+        patch.setattr(time, "perf_counter", lambda: began + 0.04 * os.fstat(file).st_size + 1e-6 * next(reads))
         yield
 
 

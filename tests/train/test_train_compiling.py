@@ -9,6 +9,7 @@ from hotloop.errors import ConfigError
 from hotloop.events import Fallback, Unavailable
 from hotloop.fallback import emulation
 from hotloop.observe import NOBODY, collector
+from hotloop.prove.harness_result import Finding, Harness
 from hotloop.report import view
 from hotloop.testing import cudagraph_emulation
 from hotloop.train import compiling, configure, fit, rehearse
@@ -265,3 +266,17 @@ def test_without_a_gpu_there_is_nothing_to_try(tmp_path, train, monkeypatch):
     monkeypatch.setattr(Rehearsal, "unsafe", lambda self, plan: pytest.fail("there are no CUDA graphs here"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     train(**ON, compile__preset="triton", compile__ladder="[none]", training__max_steps=4)
+
+
+def test_what_a_rehearsal_says_is_what_the_harness_would(monkeypatch):
+    """What is not safe comes before what only does not run as asked, in whatever order it was found."""
+    findings = (
+        Finding(kind="held", what="kept", fails=False),
+        Finding(kind="stepped down", what="lens is eager"),
+        Finding(kind="held", what="an output of the lens"),
+    )
+    found = Harness(preset="reduce-overhead", inference="none", emulated=True, rounds=4, calls=2, findings=findings)
+    monkeypatch.setattr(rehearse, "rehearse", lambda *_, **__: found)
+    said = rehearse.tried(lambda: None, {}, {}, torch.device("cpu"), [])
+    assert said == "held: an output of the lens"
+    assert said in found.verdict

@@ -194,7 +194,10 @@ def test_a_resumed_run_keeps_its_data_and_model_and_may_change_its_rate(tmp_path
     recipes.load("criteria").train(changed)
     steps = record.load(tmp_path / "run")["steps"]
     assert steps[2]["learning_rate"] == pytest.approx(0.25)
-    (tmp_path / "pairs.csv").write_text((tmp_path / "pairs.csv").read_text().replace("x1,", "y1,"))
+    (tmp_path / "pairs.csv").rename(tmp_path / "moved.csv")
+    again.append(f"data.path={tmp_path / 'moved.csv'}")
+    assert recipes.load("criteria").train(start.prepare([*again, "data.on_bad_rows=skip"])).status == "finished"
+    (tmp_path / "moved.csv").write_text((tmp_path / "moved.csv").read_text().replace("x1,", "y1,"))
     with pytest.raises(DataError, match="trained on other data"):
         recipes.load("criteria").train(start.prepare(again))
 

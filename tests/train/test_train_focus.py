@@ -108,7 +108,9 @@ def test_a_resumed_run_takes_the_rate_and_the_decay_of_its_settings(tmp_path, tr
 
 def test_a_run_is_not_resumed_on_other_documents_or_with_another_budget(tmp_path, train, monkeypatch):
     train()
-    with pytest.raises(ConfigError, match=r"focus cannot change .* \(focus\.budget=104 to 135\): start a new run"):
+    with pytest.raises(
+        ConfigError, match=r"focus cannot change .* \(focus\.budget=104 to 135\): what is trained.* a new run"
+    ):
         start.prepare([f"run.resume={tmp_path / 'run'}", "focus.budget=135"])
     monkeypatch.setattr(texts, "load", lambda _: texts.Sides((), ()))
     with pytest.raises(DataError, match="was trained on other data"):
@@ -225,22 +227,29 @@ def test_the_harness_passes_on_the_recipes_own_program():
 
 
 def reading(emulation=None, preset=None):
-    """Train three steps and read a text after each, with the small networks under plain torch.compile."""
+    """Train three steps and read a text after each, with the small networks under plain torch.compile.
+
+    So is the preference loss, whose value and agreement are what a run keeps of a step.
+    """
     torch.manual_seed(0)
     workload = focus.make()
-    if emulation is not None:
-        for name in ("gist", "lens"):
-            workload.model[name].compile(backend=emulation.backend)
-    if preset is not None:
-        hotloop.compile({name: workload.model[name] for name in ("gist", "lens")}, preset)
-    torch.manual_seed(1)
-    found, kept = [], []
-    for batch, _ in zip(workload.endless(), range(3), strict=False):
-        found.append(workload.run(batch))
-        kept.append(workload.infer(*batch))
-    return [float(value) for told in found for value in told.values()] + [
-        one.sum().item() for each in kept for one in each
-    ]
+    with pytest.MonkeyPatch.context() as patch:
+        if emulation is not None:
+            for name in ("gist", "lens"):
+                workload.model[name].compile(backend=emulation.backend)
+            patch.setattr(
+                program.losses, "preference", torch.compile(program.losses.preference, backend=emulation.backend)
+            )
+        if preset is not None:
+            hotloop.compile({name: workload.model[name] for name in ("gist", "lens")}, preset)
+        torch.manual_seed(1)
+        found, kept = [], []
+        for batch, _ in zip(workload.endless(), range(3), strict=False):
+            found.append(workload.run(batch))
+            kept.append(workload.infer(*batch))
+        return [float(value) for told in found for value in told.values()] + [
+            one.sum().item() for each in kept for one in each
+        ]
 
 
 def test_every_score_that_is_kept_outlives_the_calls_after_it():
@@ -252,13 +261,26 @@ def test_every_score_that_is_kept_outlives_the_calls_after_it():
         assert reading(preset="reduce-overhead") == expected
 
 
-@pytest.mark.parametrize("where", [allocator, program], ids=["the scores of a context", "the allocator's cache"])
-def test_without_the_one_helper_the_emulation_finds_the_fault(monkeypatch, where):
-    without = types.SimpleNamespace(own=lambda output: output, harness=None)
-    monkeypatch.setattr(where, "hotloop", without)
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [(allocator, tuple), (program, torch.Tensor), (program, dict)],
+    ids=["the scores of a context", "the allocator's cache", "the telemetry of the preference"],
+)
+def test_without_the_one_helper_the_emulation_finds_the_fault(monkeypatch, where, kind):
+    """In one place alone: the others go through it as they do, and are told apart by what they hand to it."""
+    left_out = []
+
+    def own(output):
+        if not isinstance(output, kind):
+            return hotloop.own(output)
+        left_out.append(output)
+        return output
+
+    monkeypatch.setattr(where, "hotloop", types.SimpleNamespace(own=own, harness=None))
     with cudagraph_emulation() as emulation, pytest.raises(StaleOutputError, match=r"focus|test_train_focus"):
         reading(emulation)
     assert emulation.overwritten
+    assert left_out
 
 
 class Reads(TorchDispatchMode):
@@ -311,6 +333,27 @@ def test_settings_that_do_not_go_together_are_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"components\.lense: no such component"):
         focus.train(begun)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_ladder_that_was_given_is_walked(train, capsys):
+    outcome = train(
+        *ON, "compile.components.model.training=none", "compile.components.lens.training=reduce-overhead",
+        "compile.ladder=[aot_eager,none]", "training.max_steps=2",
+    )  # fmt: skip
+    assert outcome.components["lens"]["running"] == "aot_eager"
+    assert "no GPU that torch can use. Running in preset aot_eager" in capsys.readouterr().out
+
+
+def test_what_compiles_nothing_is_said_before_any_work_with_what_would(train, capsys):
+    train("compile.components.lens.training=reduce-overhead", "training.max_steps=1")
+    lines = capsys.readouterr().out
+    said = (
+        "compile.components.lens.training='reduce-overhead' has no effect while training.optimization.use_torch_compile"
+    )
+    assert f"{said}=false: nothing is compiled; set that to true" in lines
+    assert 0 <= lines.index(said) < lines.index("Recipe focus on")
+    assert lines.count(said) == 1
 
 
 def test_the_recipe_is_known_and_its_record_is_plain(tmp_path, train):

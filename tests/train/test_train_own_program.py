@@ -2,15 +2,20 @@
 
 import contextlib
 import dataclasses
+import random
 import signal
+import subprocess
+import sys
 import textwrap
 
+import lightning.fabric
+import numpy as np
 import pytest
 import torch
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, TrainingFailedError
-from hotloop.train import checkpoint, configure, own_loop, start
+from hotloop.train import checkpoint, configure, environment, own_loop, start
 from hotloop.train.search import before, space
 from hotloop.train.within import Within
 
@@ -234,3 +239,32 @@ def test_a_program_has_a_folder_of_its_own_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     begun = start.prepare(["recipe=../some/train me.py:make"])
     assert begun.folder.parts[:2] == ("runs", "train-me.py-make")
+
+
+def test_a_run_is_seeded_as_lightning_does():
+    drawn = []
+    for seed in (environment.seed, lightning.fabric.seed_everything):
+        seed(7)
+        drawn.append((random.random(), np.random.rand(), float(torch.rand(()))))  # noqa: NPY002 - the one it seeds
+    assert drawn[0] == drawn[1]
+
+
+ALONE = """
+import sys
+from hotloop import recipes
+from hotloop.train import start
+begun = start.prepare(sys.argv[1:])
+assert recipes.load(begun.settings.recipe.name).train(begun).status == "finished"
+print("lightning" in sys.modules)
+"""
+
+
+def test_its_process_imports_no_lightning(tmp_path, train):
+    """That takes longer than to import torch."""
+    train("training.max_steps=1")
+    settings = [f"recipe={tmp_path / 'program.py'}:make", "training.max_steps=1", f"run.folder={tmp_path / 'alone'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, *settings], capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "False"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hotloop.errors import ConfigError
-from hotloop.train import coerce, configure, documentation
+from hotloop.train import coerce, configure, documentation, start
 from hotloop.train.settings import Settings
 
 
@@ -73,6 +73,9 @@ def test_what_only_hydra_can_judge_is_judged_behind_the_values_before_it():
         ("use_torch_compile=true", "did you mean training.optimization.use_torch_compile"),
         ("compile.components.model.trainin=none", "did you mean compile.components.model.training"),
         ("data=cvs", "data=cvs: no such choice; did you mean csv"),
+        ("recipe=digit", "recipe=digit: no such choice; did you mean digits? (a program of your own: recipe=FILE.py:f"),
+        ("recipe=x", "expected one of criteria, diffusion, digits, focus, language (a program of your own"),
+        ("run=x", "run=x: no such choice; expected one of default"),
         ("training.num_epochs=abc", "training.num_epochs='abc': expected an integer of at least 1"),
         ("training.num_epochs=1.5", "training.num_epochs=1.5: expected an integer"),
         ("training.num_epochs=true", "training.num_epochs=true: expected an integer"),
@@ -168,8 +171,16 @@ def test_the_documentation_is_made_of_the_settings():
     assert page.read_text(encoding="utf-8") == documentation.render(), "run python -m hotloop.train.documentation"
 
 
+def test_the_documentation_says_which_settings_may_change_when_a_run_is_resumed():
+    _, resumed = documentation.render().split("## When a run is resumed")
+    for names in (*start.FIXED.values(), start.COMPARED, start.FREE):
+        assert all(f"`{one}`" in resumed for one in names)
+        assert all(one == "recipe" or coerce.kind_at(Settings, one) is not None for one in names)
+
+
 def test_every_setting_is_in_the_documentation_with_what_it_is_for():
-    rows = {row.split("`")[1]: row for row in documentation.render().splitlines() if row.startswith("| `")}
+    described, _ = documentation.render().split("## When a run is resumed")
+    rows = {row.split("`")[1]: row for row in described.splitlines() if row.startswith("| `")}
     for name in coerce.keys(Settings):
         kind = coerce.kind_at(Settings, name)
         if not dataclasses.is_dataclass(kind):

@@ -9,6 +9,8 @@ from hotloop.train.settings import Settings
 
 DIFFUSION = ["recipe=diffusion", "run.device=cpu"]
 AUTO = "training.optimization.use_torch_compile=auto"
+ON = "training.optimization.use_torch_compile=true"
+ENCODES = "compile.components.text_encoder.inference='default'"
 FOLDER = ["pictures=folder", "pictures.path=somewhere"]
 
 
@@ -31,6 +33,12 @@ FOLDER = ["pictures=folder", "pictures.path=somewhere"]
             r"diffusion\.width=32 has no effect while diffusion\.model=sd15",
         ),
         (["diffusion.lora_alpha=4"], r"diffusion\.lora_alpha=4\.0 has no effect while diffusion\.lora_rank=null"),
+        (
+            [ON, "compile.components.text_encoder.training=aot_eager"],
+            r"text_encoder\.training='aot_eager' has no effect while diffusion\.train_text_encoder=false: .*\.inference",
+        ),
+        ([ON, "compile.components.vae.training=aot_eager"], r"vae\.training='aot_eager' has no effect .*\.inference"),
+        ([ON, "compile.components.vae.inference=aot_eager"], r"has no effect while diffusion\.cache=true: .*once"),
     ],
 )
 def test_a_setting_that_does_nothing_beside_others_is_refused_before_anything_begins(tmp_path, settings, said):
@@ -52,6 +60,8 @@ def test_a_setting_that_does_nothing_beside_others_is_refused_before_anything_be
         [*FOLDER, "pictures.buckets=4", "pictures.min_size=9", "pictures.skip_bad=true"],
         ["diffusion.autoencoder_steps=90", "diffusion.width=32"],
         ["diffusion.model=folder", "diffusion.lora_rank=4", "diffusion.lora_alpha=4"],
+        ["diffusion.train_text_encoder=true", "compile.components.text_encoder.training=aot_eager"],
+        ["diffusion.cache=false", "compile.components.vae.inference=aot_eager"],
         ["recipe=digits", "pictures.buckets=4"],  # what a recipe never reads is refused by other words
     ],
 )
@@ -73,6 +83,18 @@ def test_settings_that_are_read_and_defaults_are_not_refused(settings):
             ["compile.preset=inductor"],
             ["compile.preset='inductor' has no effect while training.optimization.use_torch"],
         ),
+        (
+            ["compile.components.unet.training=inductor"],
+            [
+                "compile.components.unet.training='inductor' has no effect while training.optimization.use_torch_compile=f"
+            ],
+        ),
+        ([ON, ENCODES], []),
+        (
+            [ON, ENCODES, "diffusion.output=false"],
+            [f"{ENCODES} has no effect while diffusion.cache=true and diffusion."],
+        ),
+        ([ON, ENCODES, "diffusion.output=false", "diffusion.cache=false"], []),
         (["compile.preset=inductor", "training.optimization.use_torch_compile=true"], []),
         (
             ["data.validation_fraction=0.3", "kfold.n_splits=3"],
@@ -87,7 +109,7 @@ def test_settings_that_are_read_and_defaults_are_not_refused(settings):
                 "compile.dynamic=True",
             ],
         ),
-        ([AUTO, "compile.components.vae.inference=default", "compile.dynamic=true"], []),
+        ([AUTO, "compile.components.unet.inference=default", "compile.dynamic=true"], []),
         (["run.project=y", "run.logger=wandb"], []),
     ],
 )
@@ -135,7 +157,8 @@ def test_a_report_leaves_out_what_does_nothing_beside_others():
 
 
 def test_rules_name_settings_that_there_are():
-    names = {*coerce.keys(Settings), *dict(unread._leaves(configure.to_dict(configure.load([]))))}
+    known = [configure.to_dict(configure.load(given)) for given in ([], DIFFUSION)]  # components are their recipe's
+    names = {*coerce.keys(Settings), *(name for one in known for name in dict(unread._leaves(one)))}
     for rule in unread.RULES:
         assert set(rule.on) <= names
         assert all(any(unread._within(one, [name]) for one in names) for name in rule.names), rule.names

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.graphs import is_user_file
+from hotloop._torch.graphs import is_standard_library, is_user_file
 from hotloop._torch.ledger import private
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ _SIZES_FROM_DATA = (
     "aten.unique_consecutive",
     "aten._coalesce",
 )
+
+_KINDS = 4096
+"""Kinds of operations whose names and schemas are remembered: a step has a hundred of them, ten thousand times."""
 
 
 def observing(
@@ -51,6 +55,7 @@ def observing(
     return context
 
 
+@functools.lru_cache(_KINDS)
 def name_of(operation: Any) -> str:
     """Give ``namespace.name`` of an operation, without its overload."""
     return str(operation.overloadpacket)
@@ -67,11 +72,21 @@ def tensors_in(*values: Any) -> Iterator[torch.Tensor]:
 
 def written_by(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     """Give the arguments that an operation writes into, by its schema."""
-    for index, argument in enumerate(operation._schema.arguments):  # noqa: SLF001 - in the ledger
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from tensors_in(kwargs.get(argument.name, args[index] if index < len(args) else None))
+    for index, name in _written_places(operation):
+        yield from tensors_in(kwargs.get(name, args[index] if index < len(args) else None))
 
 
+@functools.lru_cache(_KINDS)
+def _written_places(operation: Any) -> tuple[tuple[int, str], ...]:
+    """Give place and name of each argument that an operation writes into."""
+    return tuple(
+        (index, argument.name)
+        for index, argument in enumerate(operation._schema.arguments)  # noqa: SLF001 - in the ledger
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+
+
+@functools.lru_cache(_KINDS)
 def is_random(operation: Any) -> bool:
     """Tell whether an operation draws random numbers."""
     return torch.Tag.nondeterministic_seeded in operation.tags
@@ -91,10 +106,10 @@ def host_read(operation: Any, args: tuple[Any, ...]) -> str:
 
 
 def user_place() -> tuple[str, int] | None:
-    """Give file and line of the innermost running frame of the user's own code."""
+    """Give file and line of the innermost running frame of the user's own code, not of Python's own (contextlib)."""
     found = inspect.currentframe()
     while found is not None:
-        if is_user_file(found.f_code.co_filename):
+        if is_user_file(found.f_code.co_filename) and not is_standard_library(found.f_code.co_filename):
             return found.f_code.co_filename, found.f_lineno
         found = found.f_back
     return None

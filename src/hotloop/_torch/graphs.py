@@ -142,6 +142,17 @@ def is_own_file(file: str) -> bool:
     return not any(_is_installed(one) for one in folders)
 
 
+def package_of(file: str) -> str:
+    """Give the folder of the installed package that a file is in, or the file of a single module; empty for others."""
+    if is_own_file(file) or not is_user_file(file) or file.startswith(_standard_library()):
+        return ""
+    parts = (pathlib.Path(file), *pathlib.Path(file).parents)
+    for one in parts:
+        if one.parent.name in {"site-packages", "dist-packages"} or _is_installed(one):
+            return file if one is parts[0] else os.path.join(one, "")  # noqa: PTH118
+    return ""
+
+
 @functools.lru_cache(maxsize=4096)
 def _is_installed(folder: pathlib.Path) -> bool:
     """Tell whether a folder is a package that an installer left a note of beside it (``pip install --target``)."""
@@ -154,6 +165,12 @@ def _lines(file: pathlib.Path) -> list[str]:
         return file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):  # somebody else's, or no text: then it tells nothing
         return []
+
+
+@functools.lru_cache(maxsize=4096)
+def is_standard_library(file: str) -> bool:
+    """Tell whether a file is a part of Python, beside which packages may be installed."""
+    return file.startswith(_standard_library()) and not {"site-packages", "dist-packages"} & {*pathlib.Path(file).parts}
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from hotloop.control.api import (
     Installed,
     compile,  # noqa: A004 - the public name is torch's own
+    leave_eager,
     method_of,
     paused,
     status,
@@ -26,6 +27,7 @@ __all__ = [
     "compile",
     "compiled_by_user",
     "given",
+    "leave_eager",
     "method_of",
     "own",
     "paused",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from hotloop import events as ev
 from hotloop import presets
 from hotloop._torch.inductor_options import list_options
 from hotloop._torch.module import Method, get_entry, set_entry
@@ -78,7 +79,7 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
         dynamic: None is torch's automatic kind, True forces dynamic shapes, False compiles once per size; unset takes
             the preset's.
         fullgraph: raise at the first graph break with file and line, as in torch.
-        options: Inductor options, added to the preset's.
+        options: Inductor options, added to the preset's; one that is stepped down to has its own alone.
         ladder: the presets to step down to, in order; unset takes the preset's. ``none`` is always last.
         strict: raise `CompileFailedError` or `PresetUnavailableError` instead of stepping down.
         strict_lifetime: raise `StaleOutputError` where an output of a CUDA graph is still held when a later call is
@@ -267,6 +268,17 @@ def _attach(part: torch.nn.Module, component: Component) -> None:
         return
     component.methods = methods.make(part, component)
     methods.put(part, component.methods)
+
+
+def leave_eager(name: str, part: torch.nn.Module, config: ComponentConfig, why: ev.NoEffect) -> None:
+    """Leave a module as it is where a compile was asked for and cannot take effect; its status says why."""
+    component = _build(name, part, config)
+    asked = component.asks
+    for one in component.lanes:
+        one.eager = True
+    _attach(part, component)
+    if asked:
+        collector.emit(why, component.lanes[0].tally)
 
 
 def uncompile(model: Any) -> Any:

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from hotloop import events as ev
 from hotloop.control import others
 from hotloop.fallback.lifetime import steps
-from hotloop.observe import collector
+from hotloop.observe import collector, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,11 +102,11 @@ def _look_for_no_effect(component: Component, trained: set[int]) -> None:
     place = next((found for module in modules if (found := _forward_call(type(module)))), None)
     kind = type(modules[0]).__name__
     collector.emit(
-        ev.NoEffect(
-            component=component.name,
-            reason=f"{component.bypassed} steps trained {kind}, but its compiled call was never entered: the code "
+        explain.no_effect(
+            "bypassed",
+            component.name,
+            f"{component.bypassed} steps trained {kind}, but its compiled call was never entered: the code "
             "calls its forward() or another method directly",
-            hint="call the module itself, model(x), or compile what is called: hotloop.compile(model.method)",
             file=place[0] if place else None,
             line=place[1] if place else None,
         ),

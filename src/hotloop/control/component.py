@@ -53,7 +53,7 @@ class Lane:
 
     def start(self, device: str) -> None:
         """Settle where the ladder starts on this machine, and say what is missing."""
-        index, lacking = first_available(self.rungs, device)
+        index, lacking = first_available(self.rungs, device, chosen=self.config.ladder is not None)
         self.tally.ladder = Ladder(self.rungs, index, lacking)
         self.eager = self.rungs[index].backend == "eager"
         if lacking:
@@ -125,13 +125,8 @@ class Lane:
         if not self.tally.executed:  # to ask costs time as well
             self._put_off += 1
             self._rests = min(2**self._put_off, _MOST_RESTS) - 2
-        event = ev.NoEffect(
-            component=self.tally.component,
-            reason=f"a call ran eager, as {why}, and a compile takes long",
-            hint="a later call is compiled where all processes call it alike: hotloop.compile in each, batches padded, "
-            "the short last one dropped",
-        )
-        collector.emit(event, self.tally)
+        reason = f"a call ran eager, as {why}, and a compile takes long"
+        collector.emit(explain.no_effect("put_off", self.tally.component, reason, partly=True), self.tally)
 
     def _look_at(self, target: Any, root: Root, failed: int, before: int) -> None:
         """After a call: tell what tracing gave up in it, or that no graph ran."""
@@ -166,12 +161,8 @@ class Lane:
         tally.calls += 1
         tally.healed_calls += 1
         if tally.healed_calls == 1:
-            event = ev.NoEffect(
-                component=tally.component,
-                reason="a call under a transform of torch.func (grad, vmap, ...) runs eager",
-                hint="compile the function that applies the transform instead",
-            )
-            collector.emit(event, tally)
+            reason = "a call under a transform of torch.func (grad, vmap, ...) runs eager"
+            collector.emit(explain.no_effect("transform", tally.component, reason, partly=True), tally)
         return eager_call(target, *args, **kwargs)
 
     def _refused(self, error: Exception, before: int) -> bool:
@@ -204,12 +195,8 @@ class Lane:
             collector.emit(dataclasses.replace(event, component=tally.component), tally)
         if all(cause.stage == ev.GraphBreak.kind for cause in tally.causes.values()):  # these are told, not warned of
             kind = type(target).__name__
-            nothing = ev.NoEffect(
-                component=tally.component,
-                reason=f"no tensor operation of {kind} reached a graph in this call",
-                hint="compile the module or function that does the work",
-            )
-            collector.emit(nothing, tally)
+            reason = f"no tensor operation of {kind} reached a graph in this call"
+            collector.emit(explain.no_effect("no_graph", tally.component, reason), tally)
 
     def users_own(self, failed: int, target: Any, root: Root) -> None:
         """The user's own exception passed, after tracing had met it: the code itself can be compiled another time."""

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hotloop import events as ev
+from hotloop.diagnose import words
 from hotloop.observe import Cause
 
 if TYPE_CHECKING:
@@ -34,6 +36,9 @@ class ComponentStatus:
     ``compile_seconds`` is their wall-clock time. ``modes`` holds the same counts for training and inference apart,
     and ``calls_per_step``: how often so many calls were made between two optimizer steps.
 
+    ``recompiles`` counts all of them, and ``recompiled`` names the places, with the newest reason of each; the places
+    of ``graph_breaks`` are among the ``causes``.
+
     Under presets with CUDA graphs also, by mode: ``calls_per_mark`` (between two marked steps), ``shapes`` (calls by
     the shapes of their tensors) and ``calls_in_backward`` (made while a backward ran). ``outputs_copied`` and
     ``bytes_copied`` tell what was copied so that it may be held, ``cudagraphs_skipped`` why torch captured no graph.
@@ -51,6 +56,7 @@ class ComponentStatus:
     graph_breaks: int = 0
     fallbacks: int = 0
     causes: tuple[Cause, ...] = ()
+    recompiled: tuple[Cause, ...] = ()
     compile_seconds: float = 0.0
     cache_hits: int = 0
     cache_misses: int = 0
@@ -63,10 +69,8 @@ class ComponentStatus:
     def to_dict(self) -> dict[str, Any]:
         """Give the status as plain JSON data."""
         data = dataclasses.asdict(self)
-        causes = [cause.to_dict() for cause in self.causes]
-        return {
-            **data, "regions": list(self.regions), "cudagraphs_skipped": list(self.cudagraphs_skipped), "causes": causes
-        }  # fmt: skip
+        lists = ("regions", "cudagraphs_skipped", "causes", "recompiled")
+        return {**data, **{name: list(data[name]) for name in lists}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +85,10 @@ class Status:
         """Give the status as plain JSON data."""
         parts = {name: status.to_dict() for name, status in self.components.items()}
         return {"components": parts, "skipped": list(self.skipped), "hint": self.hint}
+
+    def compile_lines(self) -> list[str]:
+        """Say for people how often each component's graphs broke, and how often it was compiled anew, and where."""
+        return [line for name, status in self.components.items() for line in _compile_lines(name, status)]
 
     def __rich__(self) -> Table:
         table = Table(title="hotloop", title_justify="left", show_edge=False)
@@ -99,6 +107,7 @@ class Status:
         for name, status in self.components.items():
             table.add_row(*(Text(cell) for cell in _cells(name, status)))
         notes = [f"left out: {', '.join(self.skipped)}"] if self.skipped else []
+        notes += self.compile_lines()
         notes += [line for name, status in self.components.items() for line in graph_lines(name, status)]
         table.caption_justify = "left"
         table.caption = "\n".join([*notes, *([self.hint] if self.hint else [])]) or None
@@ -113,6 +122,24 @@ class Status:
 
 
 _NUMBERS = ("compiles", "graphs run", "eager", "seconds")
+_PLACES = 3
+"""Places of graph breaks, and of recompiles, that are named for people."""
+
+
+def _compile_lines(name: str, status: ComponentStatus) -> list[str]:
+    breaks = [_place(cause) or cause.reason for cause in status.causes if cause.stage == ev.GraphBreak.kind]
+    anew = [f"{at}: {one.reason}" if (at := _place(one)) else one.reason for one in status.recompiled]
+    found = (("graph break", status.graph_breaks, breaks), ("recompile", status.recompiles, anew))
+    return [f"{name}: {words.count(many, what)}: {_listed(places)}" for what, many, places in found if many]
+
+
+def _listed(places: list[str]) -> str:
+    left = len(places) - _PLACES
+    return "; ".join([*places[:_PLACES], *([f"and {words.count(left, 'more place')}"] if left > 0 else [])])
+
+
+def _place(cause: Cause) -> str:
+    return f"{cause.file}:{cause.line}" if cause.file else ""
 
 
 def graph_lines(name: str, status: ComponentStatus) -> list[str]:
@@ -180,6 +207,7 @@ def status_of(name: str, component: Component) -> ComponentStatus:
         compile_seconds=sum(tally.compile_seconds for tally in tallies),
         cache_hits=_total(tallies, "cache_hits"),
         cache_misses=_total(tallies, "cache_misses"),
+        recompiled=tuple({place: cause for tally in tallies for place, cause in tally.recompiled.items()}.values()),
         regions=tuple(sorted({info.region for info in graphs})),
         outputs_copied=_total(tallies, "copied"),
         bytes_copied=_total(tallies, "copied_bytes"),

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop import events as ev
 from hotloop._torch.module import Method, eager_call
 from hotloop.apply import step_methods
 from hotloop.control.component import Entry, inlined
-from hotloop.observe import collector
+from hotloop.observe import collector, explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -138,8 +137,7 @@ def make(module: torch.nn.Module, component: Component) -> dict[str, MethodEntry
 def _left(lane: Lane, name: str, why: str) -> None:
     """Say that a method is left to the modules that it calls."""
     reason = f"{name} itself stays eager, and the modules that it calls are compiled: {why}"
-    hint = "what it computes beside them (a loss) can be a module, or a function that it calls compiled"
-    collector.emit(ev.NoEffect(component=lane.tally.component, reason=reason, hint=hint), lane.tally)
+    collector.emit(explain.no_effect("method", lane.tally.component, reason, partly=True), lane.tally)
 
 
 def put(module: torch.nn.Module, entries: dict[str, MethodEntry]) -> None:

@@ -13,6 +13,7 @@ import datetime as dt
 import json
 import logging
 import math
+import os
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ from typing import Any
 from torch import distributed
 
 from hotloop._torch.collectives import AGREED, patience, store
+from hotloop.fallback.causes import describe
 from hotloop.observe import collector
 
 _log = logging.getLogger("hotloop")
@@ -34,7 +36,8 @@ _SETTLE_SECONDS = 0.01
 _AGAIN_SECONDS = 0.02
 _LOOK_SECONDS = 0.002
 _IDLE = dt.timedelta(days=1)
-_LEAVE_SECONDS = 1.0
+_LEAVE_SECONDS = 5.0
+"""How long a process that ends waits for a thread; one that answers is waited for a few milliseconds."""
 _PREFIX = "hotloop/waits"
 _Answers = dict[int, dict[str, tuple[int, int]]]
 
@@ -48,7 +51,9 @@ class Others:
 
     def __init__(self, world: Any) -> None:
         self._rank, self._size = distributed.get_rank(), distributed.get_world_size()
-        self._store, self._inbox = store().clone(), store().clone()  # a wait keeps its connection to itself
+        # Its server lives in the process that holds this one, and would end with the group, before `close` is called.
+        self._held: Any = store()
+        self._store, self._inbox = self._held.clone(), self._held.clone()  # a wait keeps its connection to itself
         # A store outlives a group that is destroyed and made again: each group has messages of its own.
         generation = self._store.add(f"{_PREFIX}/generation/{self._rank}", 1)
         self._prefix = f"{_PREFIX}/{generation}"
@@ -58,6 +63,9 @@ class Others:
         """When what was asked for is given up, by `time.monotonic`."""
         self._round = self._silent = 0
         self._waited = self._ended = self._closed = False
+        self._failed = ""
+        """Why this process answers nobody any more, though the run goes on."""
+        self._process = os.getpid()
         self._store.set(f"{self._prefix}/here/{self._rank}", "1")
         self._store.add(f"{self._prefix}/here", 1)
         self._thread = threading.Thread(target=self._answer, name="hotloop-waits", daemon=True)
@@ -66,8 +74,15 @@ class Others:
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
+    @property
+    def inherited(self) -> bool:
+        """Tell whether this process is a fork, a data loader's worker say: the connections are its parent's alone."""
+        return os.getpid() != self._process
+
     def leave(self) -> str:
         """Ask for leave to compile; gives nothing, or why this process may not yet."""
+        if self._failed:
+            return f"this process {self._failed}"
         if self._ended:  # as the run does
             return ""
         with self._lock:
@@ -106,6 +121,8 @@ class Others:
             absent = next((rank for rank in everyone if not self._has("here", rank)), self._rank)
             hopeless, self._waited = self._waited, True  # one that is late is waited for once
             return f"rank {absent} does not answer (hotloop.compile runs in some processes only)", hopeless
+        if failed := self._who_failed():
+            return failed, True
         left = self._store.add(f"{self._prefix}/gone", 0)
         asked = [rank for rank in everyone if not left or not self._has("gone", rank)]
         self._round += 1
@@ -115,7 +132,7 @@ class Others:
         keys = {rank: self._answer_key(self._rank, self._round, rank) for rank in asked}
         if not self._came(list(keys.values()), BEHIND_SECONDS / 2**self._silent):
             self._silent += 1
-            return "another process did not answer in time", True
+            return self._who_failed() or "another process did not answer in time", True
         self._silent = 0
         answers: _Answers = {rank: json.loads(self._store.get(key)) for rank, key in keys.items()}
         for key in keys.values():
@@ -130,6 +147,13 @@ class Others:
                 return False
             time.sleep(_LOOK_SECONDS)
         return True
+
+    def _who_failed(self) -> str:
+        """Name a process that answers nobody any more, and why; empty where all do."""
+        if not self._store.add(f"{self._prefix}/failed", 0):
+            return ""
+        rank = next(rank for rank in range(self._size) if self._has("failed", rank))
+        return f"rank {rank} {self._store.get(f'{self._prefix}/failed/{rank}').decode()}"
 
     def _has(self, what: str, rank: int) -> bool:
         return bool(self._store.check([f"{self._prefix}/{what}/{rank}"]))
@@ -158,10 +182,27 @@ class Others:
                 self._inbox.delete_key(key)
                 number += 1
                 self._heard(what, asker, asked)
-        except RuntimeError:
-            _log.debug("the processes of this run cannot be asked any more", exc_info=True)  # their store has ended
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody may wait for this thread
+            self._fail(error)
         finally:
             self._ended = True
+
+    def _fail(self, error: Exception) -> None:
+        """Say that this process answers nobody any more, and tell the others; where the store has ended, it is over."""
+        why = f"cannot be asked any more: {describe(error)}"
+        try:
+            self._inbox.set(f"{self._prefix}/failed/{self._rank}", why)
+            self._inbox.add(f"{self._prefix}/failed", 1)  # is answered, so that it is known to have come
+        except RuntimeError:
+            _log.debug("the processes of this run cannot be asked any more", exc_info=True)
+            return
+        self._failed = why
+        _log.warning(
+            "rank %d %s. While collectives have a timeout, what is not compiled yet stays eager in all processes",
+            self._rank,
+            why,
+            exc_info=error,
+        )
 
     def _heard(self, what: str, asker: int, asked: int) -> None:
         who = _who(asker)
@@ -189,7 +230,7 @@ class Others:
 
     def close(self) -> None:
         """End the threads, before the store ends: each would complain of a connection that was closed."""
-        if self._closed:
+        if self._closed or self.inherited:
             return
         self._closed = True
         for rank in range(self._size):  # a later group has the same names, and timeouts of its own
@@ -197,12 +238,16 @@ class Others:
         with contextlib.suppress(RuntimeError):  # the store has ended before
             if not self._ended:
                 self._send(self._rank, "end")
+        # Also where the store has ended: a thread that the interpreter's end meets in torch's code aborts the process.
+        if threading.current_thread() is not self._thread:  # which may be the one that collects the group
             self._thread.join(_LEAVE_SECONDS)
+        with contextlib.suppress(RuntimeError):
             if self._rank == 0:  # it mostly holds the store
                 others = [rank for rank in range(1, self._size) if self._has("here", rank)]
                 for rank in others:
                     self._send(rank, "end")
                 self._came([f"{self._prefix}/gone/{rank}" for rank in others], _LEAVE_SECONDS)
+        self._held = None
 
 
 def _who(rank: int) -> str:
@@ -264,13 +309,13 @@ def _leave() -> str:
     """Give nothing where this process may compile now, else why it has to wait."""
     follow()
     others = _Current.others
-    if others is None or patience.held_by(AGREED) or not patience.needed():
+    if others is None or others.inherited or patience.held_by(AGREED) or not patience.needed():
         return ""
     return others.leave()
 
 
 def _compiled() -> None:
-    if _Current.others is not None:
+    if _Current.others is not None and not _Current.others.inherited:
         _Current.others.compiled()
 
 

@@ -63,7 +63,8 @@ PROBLEMS = (
         "print",
         symptom="a print breaks the graph",
         cause="a print happens in Python, between two graphs",
-        change="move the print out of the model, or print from a hook outside it",
+        change="move the print out of the model: return the value, and print it outside; a hook of the model's is "
+        "compiled with it, and breaks the graph as well",
     ),
     _problem(
         "logging",
@@ -96,7 +97,16 @@ PROBLEMS = (
         change="rewrite the line so that it can be traced, or move it out of the model",
     ),
 )
-BY_KIND = {problem.kind: problem for problem in PROBLEMS}
+RAISED = Problem(
+    rule="frame_eager",
+    kind="raised",
+    symptom="a function stays eager after it raised exceptions of its own",
+    cause="it raised in one call after another while torch traced it, which gives up a function that ends so",
+    cost="everything in that function runs at eager speed; what it calls may still be compiled",
+    change="check what it raises for before the model is called, or raise it outside of the model",
+)
+"""No graph break: an exception that leaves a function ends its trace. Its advice is `frame_eager`'s."""
+BY_KIND = {problem.kind: problem for problem in (*PROBLEMS, RAISED)}
 
 
 def _is_numpy(reason: str, source: str) -> bool:
@@ -105,12 +115,13 @@ def _is_numpy(reason: str, source: str) -> bool:
 
 _TESTS: tuple[tuple[str, Callable[[str, str], bool]], ...] = (
     ("self_log", lambda reason, _: "_ResultCollection.log" in reason),
+    ("print", lambda reason, source: "`print`" in reason or source.startswith("print(")),  # whatever it prints
     ("numpy", _is_numpy),
+    ("raised", lambda reason, _: "Observed exception" in reason),
     ("item", lambda reason, _: any(one in reason for one in (".item()", ".tolist()", "_local_scalar_dense"))),
     ("assert", lambda reason, source: _branches(reason) and source.startswith("assert")),
     ("branch", lambda reason, _: _branches(reason)),
     ("shape", lambda reason, _: "ynamic shape operator" in reason),
-    ("print", lambda reason, _: "`print`" in reason),
     ("logging", lambda reason, _: "logging.Logger" in reason or "`_warnings.warn`" in reason),
     ("disabled", lambda reason, _: "compiler.disable" in reason or "dynamo.disable" in reason),
     ("asked", lambda reason, _: "graph_break()" in reason),

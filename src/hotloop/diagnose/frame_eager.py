@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.breaks import cause_of, what_of
+from hotloop.diagnose.breaks import RAISED, cause_of, what_of
 from hotloop.diagnose.problem import Problem
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ PROBLEMS = (
         cost="everything in that function runs at eager speed; what it calls may still be compiled",
         change="mend the line as a graph break is mended, or move it out of the try, with or loop",
     ),
+    RAISED,
 )
 _RESUMED = "torch_dynamo_resume_in_"
 
@@ -43,6 +44,12 @@ def find(case: Case) -> Iterator[Advice]:
         function = event.function
         if function.startswith(_RESUMED):
             function = f"the rest of {function.removeprefix(_RESUMED).rpartition('_at_')[0]}"
+        place = {"file": event.file, "line": event.line, "source": source, "times": len(group)}
+        if known is RAISED:
+            yield RAISED.advice(
+                f"{function} stays eager: it raised exceptions of its own", component=event.component, **place
+            )
+            continue
         change = (
             PROBLEMS[0].change if known.kind == "other" else f"{known.change}; or move the line out of the try or with"
         )
@@ -50,10 +57,7 @@ def find(case: Case) -> Iterator[Advice]:
         yield PROBLEMS[0].advice(
             f"{function} stays eager: {why}",
             component=event.component,
-            file=event.file,
-            line=event.line,
-            source=source,
-            times=len(group),
+            **place,
             milliseconds=case.waited_ms(event.file, event.line),
             cause=PROBLEMS[0].cause if "Unsupported" in event.reason else "torch's tracing failed in it",
             change=event.hint if known.kind == "other" and event.hint and not event.file else change,

@@ -26,6 +26,24 @@ PROBLEMS = (
     ),
     Problem(
         rule=RULE,
+        kind="put_off",
+        symptom="a call of one process ran eager, since its compile was put off",
+        cause="other processes waited in a collective, which they give up after their timeout, or did not answer: a "
+        "compile there takes long",
+        cost="these calls run eager; a later one is compiled where all processes come to it alike",
+        change="call hotloop.compile in every process, and have all of them compile at the same step: pad batches, and "
+        "drop the short last one",
+    ),
+    Problem(
+        rule=RULE,
+        kind="offloaded",
+        symptom="a part that is offloaded layer by layer is left as it is",
+        cause="its layers are loaded and unloaded by hooks between them, which no graph can hold",
+        cost=_COST,
+        change="offload it as a whole (enable_model_cpu_offload) or by blocks, which are compiled",
+    ),
+    Problem(
+        rule=RULE,
         kind="no_graph",
         symptom="no tensor operation of a component reaches a graph",
         cause="its call does no work that torch traces: it hands on to code that is skipped or compiled apart",
@@ -42,6 +60,15 @@ PROBLEMS = (
     ),
     Problem(
         rule=RULE,
+        kind="method",
+        symptom="a step method is left eager, and the modules that it calls are compiled",
+        cause="it reads what changes from step to step (self.global_step, a metric's count), so torch would compile it "
+        "anew again and again",
+        cost="what the method computes beside its modules (a loss) runs operation by operation",
+        change="put what it computes beside its modules into a module, or read what changes outside of the method",
+    ),
+    Problem(
+        rule=RULE,
         kind="copy",
         symptom="a copy of a compiled model is eager",
         cause="deepcopy and pickling drop the compile, in torch as well",
@@ -49,7 +76,7 @@ PROBLEMS = (
         change="call hotloop.compile on the copy",
     ),
 )
-_BY_KIND = {problem.kind: problem for problem in PROBLEMS}
+BY_KIND = {problem.kind: problem for problem in PROBLEMS}
 CONTAINERS = ("Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict")
 
 
@@ -57,12 +84,11 @@ def find(case: Case) -> Iterator[Advice]:
     """Give one advice a component and reason; containers have a rule of their own."""
     groups: dict[tuple[str | None, str], list[ev.NoEffect]] = {}
     for event in case.of(ev.NoEffect):
-        if not container_of(event.reason):
-            groups.setdefault((event.component, kind_of(event.reason)), []).append(event)
+        if event.problem in BY_KIND and not container_of(event.reason):  # a later version may know more of them
+            groups.setdefault((event.component, event.problem), []).append(event)
     for (component, kind), group in groups.items():
         event = next((one for one in group if one.file), group[0])
-        problem = _BY_KIND[kind]
-        yield problem.advice(
+        yield BY_KIND[kind].advice(
             event.reason,
             component=component,
             file=event.file,
@@ -72,14 +98,7 @@ def find(case: Case) -> Iterator[Advice]:
         )
     for component, cause in case.causes():
         if cause.get("stage") == "copy":
-            yield _BY_KIND["copy"].advice(_BY_KIND["copy"].symptom, component=component)
-
-
-def kind_of(reason: str) -> str:
-    """Give the problem behind a reason."""
-    if "never entered" in reason:
-        return "bypassed"
-    return "transform" if "transform of torch.func" in reason else "no_graph"
+            yield BY_KIND["copy"].advice(BY_KIND["copy"].symptom, component=component)
 
 
 def container_of(reason: str) -> str | None:

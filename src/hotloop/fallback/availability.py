@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 _COMPILERS = {"win32": ("cl",), "darwin": ("clang++",)}
 
 
-def first_available(rungs: tuple[Preset, ...], device: str) -> tuple[int, str]:
+def first_available(rungs: tuple[Preset, ...], device: str, *, chosen: bool = False) -> tuple[int, str]:
     """Give the first rung that can run on a device type, and what the requested one misses ("" when nothing).
 
     ``aot_eager`` is passed over, unless it was asked for: where the machine lacks a part, all graphs would run on it,
-    and its eager kernels cost more than plain eager ones.
+    and its eager kernels cost more than plain eager ones. ``chosen`` says that the user named the rungs.
     """
     lacking = missing(rungs[0], device)
     if not lacking:
         return 0, ""
     for index, rung in enumerate(rungs[1:], start=1):
-        if rung.backend == "aot_eager" or missing(rung, device):
+        if (rung.backend == "aot_eager" and not chosen) or missing(rung, device):
             continue
         return index, lacking
     return len(rungs) - 1, lacking

@@ -14,24 +14,24 @@ once, and counted.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop import events as ev
 from hotloop.apply import block_classes
 from hotloop.apply.targets import components_of, denoisers, refuse_wrapped
+from hotloop.config import component_config
 from hotloop.control import compile as compile_in_place
+from hotloop.control import leave_eager
 from hotloop.errors import ConfigError
 from hotloop.integrations.named import check_names
-from hotloop.observe import collector
+from hotloop.observe import explain
+from hotloop.presets import expected
 
 if TYPE_CHECKING:
     from hotloop.presets import Preset
 
-_log = logging.getLogger("hotloop")
 _HOOKS = ("_hf_hook", "_diffusers_hook")
 """Where Accelerate and diffusers keep the hooks that they run a module's forward between; offloading is one."""
 
@@ -60,7 +60,7 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
 
     A part that is moved between host and device as it is called (``enable_model_cpu_offload``, group offloading by
     blocks) is compiled block by block, inside of the hooks that move it. One that is moved layer by layer is left as it
-    is, and an event says so.
+    is, and the status says so.
 
     Args:
         pipeline: a diffusers pipeline, or `Parts`.
@@ -89,22 +89,27 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
     names = tuple(preset) if isinstance(preset, Mapping) else denoisers(target)
     refuse_wrapped(target, [name for name in names if name in target.components])
     plain = dict(preset) if isinstance(preset, Mapping) else dict.fromkeys(names, preset)
+    inference = _known(settings.get("inference"), target.components)
     blocks: dict[str, torch.nn.Module] = {}
     chosen: dict[str, Any] = {}
+    off: dict[str, Any] = {}
     for name in names:
         part = target.components.get(name)
         if part is None or not (hooked := _hooked(part)):
             continue
-        part_preset = plain.pop(name)
+        part_preset, part_off = plain.pop(name), inference.get(name) if isinstance(inference, Mapping) else inference
         found = _units(part, hooked)
         if not found:
-            _left_alone(name, part)
+            config = component_config(part_preset, **{**settings, "inference": part_off})
+            reason = f"{type(part).__name__} is offloaded layer by layer, and is left as it is: it runs eager"
+            leave_eager(name, part, config, explain.no_effect("offloaded", name, reason))
         blocks |= {f"{name}.{path}": block for path, block in found.items()}
         chosen |= dict.fromkeys((f"{name}.{path}" for path in found), part_preset)
+        off |= dict.fromkeys((f"{name}.{path}" for path in found), part_preset if part_off is None else part_off)
     if plain:
         compile_in_place(pipeline, plain, **settings)
     if blocks:
-        compile_in_place(blocks, chosen, **{**settings, "regions": "whole"})
+        compile_in_place(blocks, chosen, **{**settings, "inference": off, "regions": "whole"})
     return pipeline
 
 
@@ -123,11 +128,9 @@ def _units(part: torch.nn.Module, hooked: set[str]) -> dict[str, torch.nn.Module
     return {} if inside else found
 
 
-def _left_alone(name: str, part: torch.nn.Module) -> None:
-    event = ev.NoEffect(
-        component=name,
-        reason=f"{type(part).__name__} is offloaded layer by layer, and is left as it is: it runs eager",
-        hint="offload it as a whole (enable_model_cpu_offload) or by blocks, which are compiled",
-    )
-    collector.emit(event)
-    _log.warning("%s: %s; %s", name, event.reason, event.hint)
+def _known(inference: Any, components: Mapping[str, Any]) -> Any:
+    """Give the presets for inference as they are; by name, they have to be of components that there are."""
+    for name in inference if isinstance(inference, Mapping) else ():
+        if name not in components:
+            raise ConfigError(f"inference={{{name!r}: ...}}: there is no such component: {expected(name, components)}")
+    return inference

@@ -16,7 +16,7 @@ import torch
 from hotloop.control import compile as compile_in_place
 from hotloop.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
-from hotloop.integrations.named import check_names
+from hotloop.integrations.named import OF_LOOP, check_names
 from hotloop.step import Loop
 
 try:
@@ -124,8 +124,14 @@ def loop(
         settings: further settings of `hotloop.Loop`.
 
     Raises:
-        ConfigError: an argument does not fit; the model was not set up.
+        ConfigError: an argument does not fit, or there is no setting of that name; the model was not set up.
     """
+    if not hasattr(fabric, "strategy"):
+        raise ConfigError(
+            f"fabric.loop({type(fabric).__name__}, ...): expected the Fabric first, then what its setup() returned: "
+            "loop(fabric, model, optimizer)"
+        )
+    check_names("fabric.loop", settings, OF_LOOP)
     models = model.values() if isinstance(model, Mapping) else model if isinstance(model, list | tuple) else [model]
     for one in models:
         if not lightning.fabric.is_wrapped(one):

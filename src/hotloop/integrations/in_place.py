@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.control import AS_GIVEN, ComponentStatus, Status, status, uncompile
 from hotloop.control import compile as compile_in_place
+from hotloop.measure.machine import record_folder
 from hotloop.observe import Cause, watch
 from hotloop.record import RunRecord
 
@@ -49,7 +50,7 @@ class InPlace:
         if isinstance(folder, RunRecord):
             self.record = folder  # whoever handed it over settles it
         else:
-            self.record = self._open.enter_context(RunRecord(folder))
+            self.record = self._open.enter_context(RunRecord(record_folder(folder)))
         self.record.update("settings", run=run)
         self._events = self._open.enter_context(watch())
         if settings:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 from hotloop.control import compile as compile_in_place
 from hotloop.errors import ConfigError
 from hotloop.presets import expected
+from hotloop.step import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 OF_COMPILE = tuple(name for name in inspect.signature(compile_in_place).parameters if name not in ("model", "preset"))
 """The settings of `hotloop.compile` beside the model and its preset."""
+OF_LOOP = tuple(name for name in inspect.signature(Loop).parameters if name not in ("model", "optimizer"))
+"""The settings of `hotloop.Loop` beside model and optimizer."""
 _HINTS = {
     "backend": "; what compiles is named by preset=",
     "mode": "; what compiles is named by preset=",

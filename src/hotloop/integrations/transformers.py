@@ -15,6 +15,7 @@ any other subclass of Trainer: ``class MyTrainer(HotStep, SFTTrainer)``.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from hotloop.control import Status, given
 from hotloop.errors import ConfigError, missing_extra
 from hotloop.integrations.accelerate_state import asks, share_autocast, take_over, tell_tf32
 from hotloop.integrations.in_place import InPlace
+from hotloop.integrations.named import check_names
 from hotloop.report import write_html
 from hotloop.step import Loop
 from hotloop.step.sentinel import SHARE
@@ -51,6 +53,11 @@ _OWN_STEP = "a plain Trainer keeps its training step to itself"
 _GIVE_STEP = "HotTrainer in the place of Trainer gives the step to hotloop"
 _OWN_LOOP = "hotloop.Loop runs whole steps in several processes, in a training loop of your own"
 _IN_ANY_CASE = "HotLoop(run='default') compiles in place in any case"
+_DROPS = (
+    "wrapped, its forward names no arguments, so that the Trainer drops every column of the data set, unless "
+    "TrainingArguments(remove_unused_columns=False)"
+)
+_SETTINGS = ("run", "look", "buckets", "sentinel", "record")
 _NO_RUN_YET = Status({}, hint="no training run has begun yet: trainer.train() decides what runs, and why")
 _live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
 """Every HotLoop that a Trainer has told of: a callback is not told which others there are."""
@@ -73,7 +80,7 @@ class HotLoop(TrainerCallback):
         record: a folder for the run record; without one it is kept in memory.
 
     Raises:
-        ConfigError: there is no such tier or preset.
+        ConfigError: there is no such tier, preset or setting.
     """
 
     def __init__(
@@ -84,7 +91,9 @@ class HotLoop(TrainerCallback):
         buckets: Mapping[str, Pad] | None = None,
         sentinel: float | None = SHARE,
         record: str | os.PathLike[str] | None = None,
+        **unknown: Any,
     ) -> None:
+        check_names("HotLoop", unknown, _SETTINGS)
         if not isinstance(run, str):
             raise ConfigError(f"HotLoop(run={run!r}): expected 'auto', a tier or a preset, by name")
         self.tier = None if run.strip().lower() == "auto" else parse(run)
@@ -247,6 +256,13 @@ class HotLoop(TrainerCallback):
                 record=self.folder,
             )
         )
+        if self._asked:
+            instead = "which chooses by measuring" if self.tier is None else "which was named"
+            self.loop.decided(
+                f"torch_compile=True of TrainingArguments (preset {self._asked['preset']}) gives way to "
+                f"run={self.run!r}, {instead}; to compile so in any case: HotLoop(run={self._asked['preset']!r})",
+                {"action": "give way"},
+            )
         self.step = self.loop.step(owner.own_training_step())
 
 
@@ -261,6 +277,7 @@ class HotStep:
     accelerator: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _check_arguments(type(self).__name__, super().__init__, kwargs)
         super().__init__(*args, **kwargs)
         trainer: Any = self
         found = [one for one in trainer.callback_handler.callbacks if isinstance(one, HotLoop)]
@@ -322,6 +339,21 @@ class HotStep:
         return training_step
 
 
+def _check_arguments(name: str, init: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuse what the Trainer below takes no argument for; settings of ours are its callback's."""
+    parameters = inspect.signature(init).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return
+    unknown = {key: value for key, value in given.items() if key not in parameters}
+    if ours := {key: value for key, value in unknown.items() if key in _SETTINGS}:
+        said = ", ".join(f"{key}={value!r}" for key, value in ours.items())
+        raise ConfigError(
+            f"{name}({said}): its arguments are Trainer's; settings of hotloop's are its callback's: "
+            f"{name}(..., callbacks=[HotLoop({said})])"
+        )
+    check_names(name, unknown, parameters)
+
+
 def _named(*_: Any) -> None:
     """Name what the Trainer's own code calls, which nobody follows: so it is known what a user's overrides read."""
 
@@ -338,7 +370,7 @@ def _not_ours(model: torch.nn.Module, args: Any) -> tuple[str, str] | None:
             "hand it HotLoop when it is made, Trainer(..., callbacks=[HotLoop()]), which takes that over",
         )
     if hasattr(model, "_orig_mod") and (before := given(model)) is not None:
-        return before.reason, before.hint
+        return before.reason, f"{before.hint}; {_DROPS}" if args.remove_unused_columns else before.hint
     if args.n_gpu > 1:
         return "the Trainer copies it to several GPUs at each step (DataParallel), and copies run eager", "use torchrun"
     return None

@@ -17,7 +17,7 @@ from hotloop.measure.numerics import (
 from hotloop.measure.roundings import BLIND, DRAWS, beside_roundings
 from hotloop.measure.steps import over_steps, that_stays
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
-from hotloop.measure.tree import Structure, flatten, unflatten
+from hotloop.measure.tree import Structure, carried, flatten, names, unflatten
 
 __all__ = [
     "ALL",
@@ -46,10 +46,12 @@ __all__ = [
     "against",
     "beside_roundings",
     "bucket_edges",
+    "carried",
     "compare",
     "differences",
     "flatten",
     "interval",
+    "names",
     "over_steps",
     "ratio_interval",
     "signature",

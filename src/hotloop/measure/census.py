@@ -16,6 +16,9 @@ from hotloop.measure.tree import Structure, flatten, names
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+_VALUES = frozenset(
+    {bool, int, complex, str, bytes, type(None), range, torch.dtype, torch.device, torch.Size, torch.layout}
+)
 _LISTED = 10  # signatures in the run record, the most frequent first
 
 
@@ -33,14 +36,54 @@ class Inputs(NamedTuple):
         """Whether equal signatures mean equal values of all that is no tensor."""
         return not any(isinstance(leaf, Unhashed) for leaf in self.leaves)
 
+    def unhashed(self) -> dict[str, str]:
+        """Give the type of each leaf whose value cannot be compared, by the leaf's name."""
+        pairs = zip(self.names(), self.leaves, strict=True)
+        return {name: leaf.type_name for name, leaf in pairs if isinstance(leaf, Unhashed)}
+
+    def objects(self) -> dict[int, tuple[type, Any]]:
+        """Give type and stand-in of each leaf that is told by identity alone, by its place."""
+        places = enumerate(self.leaves)
+        return {place: leaf for place, leaf in places if type(leaf) is tuple and leaf[0].__eq__ is object.__eq__}
+
+    def names(self) -> list[str]:
+        """Name each leaf as the step's author would: ``args[0]``, or a keyword with what is inside it."""
+        found = names(self.structure)
+        return ["args" + name[3:] if name.startswith("[0]") else name[3:].removeprefix(".") for name in found]
+
     def __str__(self) -> str:
-        return ", ".join(f"{name} {_text(leaf)}" for name, leaf in zip(_input_names(self), self.leaves, strict=True))
+        return ", ".join(f"{name} {_text(leaf)}" for name, leaf in zip(self.names(), self.leaves, strict=True))
 
 
 class Unhashed(NamedTuple):
     """A leaf whose value cannot be compared (a numpy array, a set): known by its type's name alone."""
 
     type_name: str
+
+
+_incomparable: weakref.WeakSet[type] = weakref.WeakSet()
+"""Types whose ``==`` was seen to fail, so that their objects are ``Unhashed`` from then on."""
+
+
+class _Own:
+    """An object with an ``==`` of its own, which is the user's: where that gives no yes or no, it is unequal."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Own):
+            return False
+        try:
+            return self.value is other.value or bool(self.value == other.value)
+        except Exception:  # noqa: BLE001 - it compares arrays, say: no reason for a run to end
+            _incomparable.update((type(self.value), type(other.value)))
+            return False
 
 
 class Look(NamedTuple):
@@ -88,20 +131,24 @@ def _leaf(leaf: Any) -> Any:
         )
     if cls is float:
         return cls, leaf.hex()
+    if cls in _VALUES:
+        return cls, leaf
     try:
         hash(leaf)
-    except TypeError:
+    except Exception:  # noqa: BLE001 - TypeError where there is none; a user's own may raise anything
         return Unhashed(f"{cls.__module__}.{cls.__qualname__}")
-    return cls, _held(leaf)
+    return Unhashed(f"{cls.__module__}.{cls.__qualname__}") if cls in _incomparable else (cls, _held(leaf))
 
 
 def _held(leaf: Any) -> Any:
     """Tell a value from others without keeping alive what compares by identity: a batch may be an object of a class."""
-    if not getattr(leaf, "__dict__", None) or isinstance(leaf, type):
-        return leaf
     cls: Any = type(leaf)
+    if cls.__module__ == "builtins" or isinstance(leaf, type):  # functions and classes among them
+        return leaf
+    if cls.__eq__ is not object.__eq__:
+        return _Own(leaf)
     try:
-        return weakref.ref(leaf) if cls.__eq__ is object.__eq__ else leaf
+        return weakref.ref(leaf)
     except TypeError:
         return leaf
 
@@ -115,13 +162,9 @@ def _text(leaf: Any) -> str:
     cls, value = leaf
     if isinstance(value, weakref.ref):
         value = value()
+    if isinstance(value, _Own):
+        value = value.value
     return repr(float.fromhex(value) if cls is float else value)
-
-
-def _input_names(inputs: Inputs) -> list[str]:
-    """Name each leaf as the step's author would: ``args[0]``, or a keyword with what is inside it."""
-    found = names(inputs.structure)
-    return ["args" + name[3:] if name.startswith("[0]") else name[3:].removeprefix(".") for name in found]
 
 
 @dataclasses.dataclass(slots=True)
@@ -265,7 +308,7 @@ class Census:
 
 
 def _sizes(inputs: Inputs) -> Iterator[tuple[tuple[str, int], int]]:
-    for name, leaf in zip(_input_names(inputs), inputs.leaves, strict=True):
+    for name, leaf in zip(inputs.names(), inputs.leaves, strict=True):
         if isinstance(leaf, Look):
             for dim, size in enumerate(leaf.shape):
                 yield (name, dim), size

@@ -6,9 +6,11 @@ import importlib.metadata
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import distributed
 
 import hotloop
 from hotloop import host
@@ -17,6 +19,18 @@ _PACKAGES = (
     "lightning", "transformers", "tokenizers", "diffusers", "peft", "torchmetrics", "hydra-core", "scikit-learn",
     "triton", "numpy",
 )  # fmt: skip
+
+
+def record_folder(folder: str | os.PathLike[str] | None) -> Path | None:
+    """Give the folder of this process's own run record, where all processes of a run name the same one.
+
+    Two that write into one folder would mix their steps, and each would take the other's record for an earlier start.
+    So the first has the folder itself, and each other one a folder in it, by its rank.
+    """
+    if folder is None:
+        return None
+    rank = distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
+    return Path(folder) / f"rank-{rank}" if rank else Path(folder)
 
 
 def describe(device: torch.device) -> dict[str, Any]:

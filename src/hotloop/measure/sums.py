@@ -19,6 +19,9 @@ CHUNK = 1 << 22
 _CHUNK_ON_GPU = 1 << 24
 """There, where a launch takes longer than many elements, and 512 MB are little as well."""
 
+_MOST_ON_GPU, _SHARE_OF_FREE = 1 << 26, 1 << 10
+"""Elements of many tensors that are measured at once where much memory is free, and bytes of it for each of them."""
+
 _SMALL = 1 << 18
 """Elements up to which a tensor is measured together with others: a segment is summed by one block of threads."""
 _TOGETHER = 1 << 21
@@ -62,7 +65,8 @@ def sums_of(pairs: Sequence[Pair], *, sized: bool) -> list[list[float]]:
     apart = _unequal(pairs)
     if not sized and not any(apart):
         return [[0.0] * _WIDTH for _ in pairs]
-    light = _lightly([place for place, pair in enumerate(pairs) if apart[place] and _is_light(*pair)], pairs)
+    wanted = [place for place in range(len(pairs)) if sized or apart[place]]
+    light = _lightly([place for place in wanted if _is_light(*pairs[place])], pairs)
     found: dict[int, torch.Tensor] = {}
     many = [place for place, pair in enumerate(pairs) if place not in light and _of_many(*pair)]
     if not sized:  # one launch for each of them would be long
@@ -85,9 +89,10 @@ def sums_of(pairs: Sequence[Pair], *, sized: bool) -> list[list[float]]:
 
 def _is_light(r: torch.Tensor, c: torch.Tensor) -> bool:
     """Tell whether a pair is large, on a GPU, and of single precision or less."""
-    plain = type(r) in _PLAIN and type(c) in _PLAIN and r.device == c.device and r.layout == torch.strided
-    kind = r.is_floating_point() and r.itemsize in _HALF_AND_SINGLE and r.device.type in _LIGHT_ON
-    return plain and kind and r.numel() > _SMALL
+    if r.numel() <= _SMALL or r.device.type not in _LIGHT_ON or r.device != c.device:
+        return False
+    plain = type(r) in _PLAIN and type(c) in _PLAIN and r.layout == torch.strided
+    return plain and r.is_floating_point() and r.itemsize in _HALF_AND_SINGLE
 
 
 def _lightly(places: list[int], pairs: Sequence[Pair]) -> dict[int, list[float]]:
@@ -168,7 +173,16 @@ def _of_many(r: torch.Tensor, c: torch.Tensor) -> bool:
 
 
 def _most(tensor: torch.Tensor) -> int:
-    return _CHUNK_ON_GPU if tensor.device.type == "cuda" else CHUNK
+    return _CHUNK_ON_GPU if tensor.is_cuda else CHUNK
+
+
+def _most_together(device: torch.device) -> int:
+    """Give how many elements of several tensors may be held once more, a few times over: launches are dear."""
+    if device.type != "cuda":
+        return CHUNK
+    free, _ = torch.cuda.mem_get_info(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return min(_MOST_ON_GPU, max(_CHUNK_ON_GPU, (free + unused) // _SHARE_OF_FREE))
 
 
 def _bunches(places: list[int], pairs: Sequence[Pair], at_most: int | None = None) -> Iterator[list[int]]:
@@ -176,16 +190,17 @@ def _bunches(places: list[int], pairs: Sequence[Pair], at_most: int | None = Non
     groups: dict[Any, list[int]] = {}
     for place in places:
         groups.setdefault((pairs[place][0].device, pairs[place][0].dtype), []).append(place)
-    for group in groups.values():
+    for (device, _), group in groups.items():
+        most = at_most or _most_together(device)
         bunch: list[int] = []
         held = 0
         for place in group:
-            one = pairs[place][0]
-            if bunch and held + one.numel() > (at_most or _most(one)):
+            size = pairs[place][0].numel()
+            if bunch and held + size > most:
                 yield bunch
                 bunch, held = [], 0
             bunch.append(place)
-            held += one.numel()
+            held += size
         yield bunch
 
 

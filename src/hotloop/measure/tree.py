@@ -81,10 +81,29 @@ def names(structure: Structure, prefix: str = "") -> list[str]:
     if structure == _LEAF:
         return [prefix]
     cls, keys, parts = cast("tuple[type, Any, tuple[Structure, ...]]", structure)
+    steps = zip(_steps(cls, keys, parts), parts, strict=True)
+    return [name for step, part in steps for name in names(part, prefix + step)]
+
+
+def _steps(cls: type, keys: Any, parts: Sequence[Structure]) -> Iterable[str]:
     kind = _kind(cls)
     assert kind is not None
-    steps = kind.name(keys) if kind.name else (f"[{place}]" for place in range(len(parts)))
-    return [name for step, part in zip(steps, parts, strict=True) for name in names(part, prefix + step)]
+    return kind.name(keys) if kind.name else (f"[{place}]" for place in range(len(parts)))
+
+
+def carried(structure: Structure) -> list[tuple[str, Any]]:
+    """Give what travels in a structure beside its leaves, each with its path: the same object in each copy."""
+    return list(_carried(structure, ""))
+
+
+def _carried(structure: Structure, prefix: str) -> Iterator[tuple[str, Any]]:
+    if structure == _LEAF:
+        return
+    cls, keys, parts = cast("tuple[type, Any, tuple[Structure, ...]]", structure)
+    if isinstance(keys, _Keys):
+        yield from ((f"{prefix}.{name}", value) for name, value in keys.aside.attributes.items())
+    for step, part in zip(_steps(cls, keys, parts), parts, strict=True):
+        yield from _carried(part, prefix + step)
 
 
 @dataclasses.dataclass(frozen=True)

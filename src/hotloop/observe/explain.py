@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from hotloop import events as ev
 from hotloop._torch.graphs import is_user_file, last_user_frame
 from hotloop._torch.module import inlined_in, root_name
+from hotloop.diagnose import breaks
+from hotloop.diagnose import no_effect as effects
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,22 +31,6 @@ _DECORATORS = 20
 """Lines between the first decorator of a function and its ``def``, at most."""
 _LONGEST_REASON = 300
 _RAISED_BY = re.compile(r"^backend='.*' raised:$")
-
-_BREAK_HINTS: tuple[tuple[str, str], ...] = (
-    (".item()", "keep the value a tensor inside the model, and call .item() outside it"),
-    ("_local_scalar_dense", "keep the value a tensor inside the model, and read it outside"),
-    ("Data-dependent branching", "use torch.where, or move the branch out of the model"),
-    ("data-dependent", "use torch.where, or move the branch out of the model"),
-    ("`print`", "move the print out of the model, or log from a hook outside it"),
-    ("logging", "move the log call out of the model"),
-    ("Observed exception", "the code raised an exception of its own here, again and again, so it is no longer traced"),
-    ("graph_break()", "remove the call to torch._dynamo.graph_break()"),
-    (
-        "torch.compiler.disable",
-        "the function is disabled for torch.compile; take the decorator off if it can be traced",
-    ),
-)
-_TRACE_HINT = "leave it eager, or rewrite the line so that it can be traced; HOTLOOP_DISABLE=1 rules compilation out"
 
 
 def metric_events(metric: Metric, component: str | None) -> list[ev.Event]:
@@ -186,7 +172,7 @@ def _failure(metric: Metric, function: str, component: str | None, *, whole: boo
         file=file,
         line=line,
         reason=f"{metric.fail_type}: {summary(text)}",
-        hint=hint_of(text),
+        hint=hint_of(text, _source(file, line)),
         source=_source(file, line),
     )
 
@@ -199,7 +185,7 @@ def break_event(entry: Break, component: str | None) -> ev.GraphBreak:
         line=entry.line,
         source=entry.source,
         reason=summary(entry.reason),
-        hint=hint_of(f"{entry.source}\n{entry.reason}"),
+        hint=hint_of(entry.reason, entry.source),
         by_file=entry.by_file,
         by_line=entry.by_line,
         by_source=entry.by_source,
@@ -215,14 +201,17 @@ def summary(text: str) -> str:
     return textwrap.shorten(full.rstrip("."), _LONGEST_REASON, placeholder=" ...")
 
 
-def hint_of(text: str) -> str:
-    """Give how to mend it: our own words for the common causes, else torch's first hint."""
-    found = _HINT.search(text)
-    told = _HINT.sub("", text)  # torch's hints name other causes than this one
-    for needle, hint in _BREAK_HINTS:
-        if needle in told:
-            return hint
-    return found[1].strip() if found else _TRACE_HINT
+def hint_of(text: str, source: str = "") -> str:
+    """Give how to mend it, from torch's words and the line: the cure of the catalogue, else torch's first hint."""
+    problem = breaks.cause_of(summary(text), source)  # of torch's words without its hints, which name other causes too
+    found = _HINT.search(text) if problem.kind == "other" else None
+    return found[1].strip() if found else problem.change
+
+
+def no_effect(problem: str, component: str | None, reason: str, **fields: Any) -> ev.NoEffect:
+    """Give the event of a compile that takes no effect, with the catalogue's cure of the problem for its hint."""
+    hint = effects.BY_KIND[problem].change
+    return ev.NoEffect(component=component, problem=problem, reason=reason, hint=hint, **fields)
 
 
 def clean_guard(reason: str) -> str:
@@ -282,7 +271,8 @@ def _unavailable(event: ev.Unavailable, _at: str) -> str:
 
 
 def _no_effect(event: ev.NoEffect, at: str) -> str:
-    return f"compile has no effect{at}: {event.reason}. {event.hint}"
+    told = f"{event.reason}{at}" if event.partly else f"compile has no effect{at}: {event.reason}"
+    return f"{told}. {event.hint}"
 
 
 _PHRASES: dict[type[ev.Event], Callable[[Any, str], str]] = {

@@ -94,6 +94,7 @@ class Tally:
         "mode",
         "per_mark",
         "per_step",
+        "recompiled",
         "recompiles",
         "said",
         "shapes",
@@ -122,6 +123,7 @@ class Tally:
         self.limited: list[ev.RecompileLimit] = []
         self.failures: list[ev.FrameEager] = []
         self.causes: dict[tuple[str, str | None, int | None], Cause] = {}
+        self.recompiled: dict[tuple[str, str | None, int | None], Cause] = {}
         self.events: collections.deque[ev.Event] = collections.deque(maxlen=_KEPT_EVENTS)
 
     def note(self, event: ev.Event) -> None:
@@ -136,6 +138,8 @@ class Tally:
                 self.cudagraphs_skipped[event.cudagraphs_skipped] += 1
         elif isinstance(event, ev.Recompiled):
             self.recompiles += 1
+            place = event.function, event.file, event.line
+            self.recompiled[place] = Cause(event.reason, event.kind, event.file, event.line, event.source, "")
         elif isinstance(event, ev.GraphBreak):
             # One place breaks once in the component's entry, and again in the function that holds it.
             self.graph_breaks += (event.reason, event.file, event.line) not in self.causes

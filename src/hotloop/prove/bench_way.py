@@ -147,9 +147,10 @@ class Running:
 
     def why(self) -> str:
         """Say why its tier does not run, as far as the loop knows."""
-        known = {one.name: one.why for one in self.loop.status().tiers if one.why}
-        below = self.tier.without_graph().name
-        return known.get(self.tier.name) or known.get(below) or next(iter(known.values()), "no reason is known")
+        tiers = [one for one in self.loop.status().tiers if one.why]
+        known, below = {one.name: one.why for one in tiers}, self.tier.without_graph().name
+        declined = (one.why for one in tiers if one.state == "declined")
+        return known.get(self.tier.name) or known.get(below) or next(declined, "no reason is known")
 
     def close(self) -> None:
         """Give back what it holds; a failure of that is no result of a bench."""

@@ -88,15 +88,20 @@ class Harness:
     @property
     def passed(self) -> bool:
         """Whether nothing is wrong."""
-        return not any(one.fails for one in self.findings)
+        return self.worst is None
+
+    @property
+    def worst(self) -> Finding | None:
+        """The first of what is wrong, what is not safe before what does not run as asked; None where nothing is."""
+        failing = [one for one in self.findings if one.fails]
+        return min(failing, key=lambda one: one.kind in _NOT_AS_ASKED, default=None)
 
     @property
     def verdict(self) -> str:
         """The answer in one sentence."""
         where = "under the emulation of CUDA graphs, since there is no GPU" if self.emulated else "on the GPU"
         done = f"{self.rounds} training steps and {self.rounds * self.calls} calls between them, {where}"
-        if not self.passed:
-            first = min((one for one in self.findings if one.fails), key=lambda one: one.kind in _NOT_AS_ASKED)
+        if (first := self.worst) is not None:
             wrong = "does not run as asked" if first.kind in _NOT_AS_ASKED else "is not safe"
             return f"{self.name} {wrong} here ({done}): {first.kind}: {first.what.rstrip('.')}."
         copies = " (its outputs that are held are copied)" if self.held else ""

@@ -21,13 +21,13 @@ from hotloop.train import (
     encoder,
     environment,
     icd10,
+    opening,
     unread,
 )
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import Outcome, fit
 from hotloop.train.folds import Side, Sides
-from hotloop.train.optional import require
 from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal, Task
 
@@ -59,7 +59,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    unread.refuse(settings, READS)
+    opening.begin(settings, display, READS)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -71,7 +71,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     display.say("\n".join(["Data: " + split.describe(), *split.notes]))
 
     # The model. The seed comes first, for the new head.
-    require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
+    environment.seed(settings.run.seed)
     loaded = load_model(start, display)
 
     # What needs no training, to judge the result by; a resumed run's record has the untrained encoder's already.

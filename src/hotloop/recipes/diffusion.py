@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.measure import machine
-from hotloop.train import checkpoint, closing, compiling, environment, unread
+from hotloop.train import checkpoint, closing, compiling, environment, opening, unread
 from hotloop.train import evaluate as evaluation
 from hotloop.train.diffusion import autoencoder, encoded, lora, networks, output, tokens
 from hotloop.train.diffusion.denoiser import VOCABULARY, Denoiser, mean_square
@@ -30,7 +30,6 @@ from hotloop.train.display import Display
 from hotloop.train.encoder import count
 from hotloop.train.fit import Outcome, fit
 from hotloop.train.folds import Side, Sides, split_rows
-from hotloop.train.optional import require
 from hotloop.train.pictures import load as load_pictures
 from hotloop.train.pictures import recognise
 from hotloop.train.pictures.latents import Latents
@@ -73,7 +72,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    unread.refuse(settings, READS)
+    opening.begin(settings, display, READS)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -87,12 +86,15 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         display.say(line)
 
     # The networks: made here with random weights, or loaded.
-    require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
+    environment.seed(settings.run.seed)
     weights = start.resume["model"] if start.resume else None
     found = load_networks(settings, pictures, rows[0], weights, display.say)
     fingerprint = f"{digest(pictures, rows)} {found.fingerprint()}"
     start.check_data(fingerprint)
-    display.say(f"Model: {found.describe()}")
+    # Described as it is before adapters are put into it: these are told by what is trained.
+    model = [found.describe(), *networks.beyond(settings.diffusion.model, settings.pictures.size)]
+    for line in model:
+        display.say(f"Model: {line}")
     cut = found.cut(pictures.captions)
     long = [f"Captions that are longer than the model's {found.length} tokens, and are cut there: {cut}"] if cut else []
     for line in long:
@@ -118,7 +120,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
         compiled=("unet",),
         average=settings.diffusion.ema_decay,
         show=show(settings, found, pictures, start.folder, display.say),
-        told={"data": [about, *pictures.notes, *long], "model": [found.describe(), trained]},
+        told={"data": [about, *pictures.notes, *long], "model": [*model, trained]},
     )
 
     # The run. Its report is written however it ends.
@@ -246,7 +248,8 @@ def make(  # noqa: PLR0913 - what a model is made of
         found, noise, embedded=once, caption_dropout=chosen.caption_dropout, noise_offset=chosen.noise_offset
     ).to(place.device)
     if weights is not None:
-        checkpoint.fit_weights(denoiser, weights, chosen.model, "diffusion.model")
+        adapters = f" with diffusion.lora_rank={'null' if chosen.lora_rank is None else chosen.lora_rank}"
+        checkpoint.fit_weights(denoiser, weights, chosen.model + adapters, "diffusion.model")
         if found.name == networks.SMALL:  # of others the configuration has it, to more digits than a tensor
             found.vae.register_to_config(scaling_factor=float(denoiser.scale))
 
@@ -275,7 +278,8 @@ def prediction(settings: Settings, found: Networks) -> Prediction:
 def trains(made: Made, settings: Settings) -> str:
     """Say what is trained, and how many pictures cannot be."""
     many = sum(one.numel() for one in made.denoiser.parameters() if one.requires_grad)
-    what = f"adapters of rank {settings.diffusion.lora_rank}" if settings.diffusion.lora_rank else "the UNet"
+    adapters = f"adapters of rank {settings.diffusion.lora_rank} on " if settings.diffusion.lora_rank else ""
+    what = f"{adapters}the UNet"
     text = " and the text encoder" if settings.diffusion.train_text_encoder else ""
     left = made.train.unfilled(settings.training.batch_size, settings.training.gradient_accumulation)
     return f"Trained: {what}{text}, {count(many)} parameters, which predict {made.denoiser.noise.prediction}" + (

@@ -17,14 +17,13 @@ import torch
 from hotloop.measure import machine
 from hotloop.recipes.language import Tokens
 from hotloop.step import Workload
-from hotloop.train import closing, compiling, configure, environment, unread
+from hotloop.train import closing, compiling, configure, environment, opening, unread
 from hotloop.train.display import Display
 from hotloop.train.focus import texts
 from hotloop.train.focus.context import BLOCK, Frame
 from hotloop.train.focus.program import Controller, Data
 from hotloop.train.focus.telling import paces, ways
 from hotloop.train.folds import Side, Sides
-from hotloop.train.optional import require
 from hotloop.train.own_loop import fit
 from hotloop.train.own_task import OwnTask, judge
 from hotloop.train.start import Start, write_settings
@@ -46,9 +45,8 @@ OVERLAP = 4
 """Each token stands in so many pieces of its document."""
 TINY = (
     "focus.documents=1", "focus.blocks=6", "focus.budget=104", "focus.vocabulary=257", "focus.hidden_size=32",
-    "focus.layers=1",
-    "focus.heads=2", "focus.lens_size=16", "focus.lens_layers=1", "focus.contexts=3", "training.batch_size=4",
-    "training.eval_batch_size=4",
+    "focus.layers=1", "focus.heads=2", "focus.lens_size=16", "focus.lens_layers=1", "focus.contexts=3",
+    "training.batch_size=4", "training.eval_batch_size=4",
 )  # fmt: skip
 """The settings of `make`, but for its rate."""
 ON_AND_ON = ("training.num_epochs=1000000", "training.max_steps=null", "training.warmup_fraction=0")
@@ -66,7 +64,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    unread.refuse(settings, READS, NOT_READ)
+    opening.begin(settings, display, READS, NOT_READ)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -89,7 +87,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     display.say(f"Data: {about}\nWorking context: {context}")
 
     # The networks, with random weights, and the program around them.
-    require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
+    environment.seed(settings.run.seed)
     controller = Controller(settings, tokens.count, data, device)
     task = OwnTask(
         name="focus",

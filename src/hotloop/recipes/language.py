@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from hotloop.errors import DataError
 from hotloop.measure import machine
-from hotloop.train import batches, checkpoint, closing, compiling, encoder, environment, unread
+from hotloop.train import batches, checkpoint, closing, compiling, encoder, environment, opening, unread
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import Outcome, fit
@@ -80,7 +80,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     settings, display = start.settings, Display(console)
 
     # What can be refused is refused here, before anything is loaded or written.
-    unread.refuse(settings, READS)
+    opening.begin(settings, display, READS)
     chosen = compiling.plan(settings, COMPONENTS)
     device = environment.choose_device(settings.run.device)
     compiling.check(chosen, settings.compile, device.type)
@@ -95,7 +95,7 @@ def train(start: Start, console: Console | None = None) -> Outcome:
     display.say(f"Data: {about}")
 
     # The model, with random weights.
-    require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
+    environment.seed(settings.run.seed)
     model = make_model(settings, tokens.count)
     display.say(f"Model: a GPT-2, {encoder.count(sum(one.numel() for one in model.parameters()))} parameters")
 

@@ -11,9 +11,8 @@ from hotloop.errors import ConfigError
 from hotloop.measure import machine
 from hotloop.step.asked import device_of
 from hotloop.step.workload import load_factory
-from hotloop.train import closing, compiling, unread
+from hotloop.train import closing, compiling, environment, opening, unread
 from hotloop.train.display import Display
-from hotloop.train.optional import require
 from hotloop.train.own_loop import fit
 from hotloop.train.own_task import OwnTask, components, judge
 from hotloop.train.start import Start, write_settings
@@ -55,11 +54,11 @@ class Program:
         settings, display = start.settings, Display(console)
 
         # What can be refused is refused here, before anything of the program runs.
-        unread.refuse(settings, READS, NOT_READ)
+        opening.begin(settings, display, READS, NOT_READ)
         goal = goal_of(settings)
 
         # The program. The seed comes first, for its weights. What can be compiled of it, it says itself.
-        require("lightning.fabric", "hotloop train").seed_everything(settings.run.seed, verbose=False)
+        environment.seed(settings.run.seed)
         make = load_factory(self.name)
         workload = make()
         device = device_of(workload.holdings())

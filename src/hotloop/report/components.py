@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _SHOWN_APART = {
     *("name", "requested", "inference", "running", "state", "causes", "compile_seconds", "regions", "modes"),
-    *("outputs_copied", "bytes_copied", "cudagraphs_skipped"),
+    *("outputs_copied", "bytes_copied", "cudagraphs_skipped", "recompiled"),
 }
 _SKIPS = 5
 """Reasons for graphs that were not captured which are shown."""
@@ -135,9 +135,11 @@ def _sentence(requested: str, running: str, state: str, *, as_asked: bool) -> st
 def _facts(entry: Mapping[str, Any]) -> list[str]:
     """Say the counts that are not zero, the compile time, and whatever a later version added."""
     facts = []
+    # What runs as it was written is not counted: that it ran eager 0 times would be untrue.
+    counted = entry.get("state") != "eager" or any(number(entry.get(key)) for key in _ALWAYS)
     for key, noun in _COUNTS.items():
         many = number(entry.get(key))
-        if many is not None and (many or key in _ALWAYS):
+        if many is not None and (many or (counted and key in _ALWAYS)):
             facts.append(_plural(int(many), noun))
     spent = number(entry.get("compile_seconds"))
     if spent:

@@ -109,8 +109,8 @@ def _title(document: Mapping[str, Any]) -> str:
 
 def _sentence(document: Mapping[str, Any], steps: Steps, status: str) -> str:
     begun, ended = number(document.get("created")), number(document.get("finished") or document.get("updated"))
-    known = steps.entries and begun is not None and ended is not None and ended >= begun
-    took = f" in {seconds((ended or 0.0) - (begun or 0.0))}" if known else ""
+    ran = -1.0 if begun is None or ended is None else ended - begun - (number(document.get("idle_seconds")) or 0.0)
+    took = f" in {seconds(ran)}" if steps.entries and ran >= 0 else ""
     # A hot loop does not write every step down, and says how many it did.
     measured = document.get("measurements")
     told = number(measured.get("steps_done")) if isinstance(measured, Mapping) else None

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
 from hotloop.measure import typical
+from hotloop.measure.machine import record_folder
 from hotloop.record import RunRecord
 from hotloop.report import write_html
 from hotloop.step.status import LoopStatus, TierStatus
+from hotloop.step.tiers import GRAPH, Tier
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +71,7 @@ class Account:
     def __init__(self, loop: Loop, record: str | os.PathLike[str] | RunRecord | None) -> None:
         self._loop = loop
         self._owned = not isinstance(record, RunRecord)
-        self.record = record if isinstance(record, RunRecord) else RunRecord(record)
+        self.record = record if isinstance(record, RunRecord) else RunRecord(record_folder(record))
         self.tiers: dict[str, TierAccount] = collections.defaultdict(TierAccount)
         self.saved = self.proof_seconds = self.prepare_seconds = 0.0
         self.undone = 0
@@ -80,6 +82,8 @@ class Account:
         self._closed = False
         self._copied = 0
         self._failure: BaseException | None = None
+        self._unproven: str | None = None
+        """What the tier aimed at lacked as the loop was closed; asked of the loop before."""
         if self._owned:  # a program that never closes its loop has a settled record as well
             weakref.finalize(self, _end, self.record, os.getpid())
 
@@ -89,7 +93,7 @@ class Account:
         account = self.tiers[tier]
         account.steps += 1
         changed, self.running = tier != self.running, tier
-        eager = self.tiers[self._loop.given].seconds
+        eager = known.seconds if (known := self.tiers.get(self._loop.given)) is not None else None
         if kind == "run":
             account.time(timing.seconds)
             if tier != self._loop.given and eager is not None and self._loop.auto is None:
@@ -142,7 +146,11 @@ class Account:
     def status(self) -> LoopStatus:
         """Sum up."""
         loop = self._loop
-        running = self._in_force()
+        if loop.plain:
+            self._count_plain()
+        running, unproven = self._in_force(), self._lacks()
+        begun = {loop.goal.name: TierAccount()} if unproven or loop.auto is not None else {}
+        tiers = {**self.tiers, **{name: self.tiers.get(name, one) for name, one in begun.items()}}
         return LoopStatus(
             asked="auto" if loop.auto is not None else loop.asked.name,
             tier=loop.goal.name if loop.plain else running,
@@ -151,12 +159,19 @@ class Account:
             eager_seconds=self._eager(),
             seconds_saved=self._saved(),
             prepare_seconds=self.prepare_seconds,
-            tiers=tuple(self._tier(name, one, running) for name, one in self.tiers.items()),
+            tiers=tuple(self._tier(name, one, running, unproven) for name, one in tiers.items()),
             decisions=tuple(self.decisions),
             undone=self.undone,
             dropped=tuple(self.dropped),
+            compiled=tuple(loop.compiled.status().compile_lines()),
             sentinels=tuple(loop.sentinels()),
         )
+
+    def _count_plain(self) -> None:
+        """Count the steps that ran as the model was given since the last look: none of them tells anybody."""
+        if (more := self._loop.steps - self._steps) > 0:
+            self.tiers[self._loop.given].steps += more
+            self._steps, self.running = self._loop.steps, self._loop.given
 
     def _in_force(self) -> str:
         """Name the tier that steps run in: the last one's, unless that was of a kind which a proven tier leaves out."""
@@ -177,11 +192,22 @@ class Account:
         samples = list(self.tiers[tier].samples)[-50:] if tier in self.tiers else []
         return statistics.median(samples) if samples else None
 
-    def _tier(self, name: str, one: TierAccount, running: str) -> TierStatus:
+    def _lacks(self) -> str:
+        """Say what the tier that is aimed at lacks, in the run or as it ended."""
+        return self._loop.unproven() if self._unproven is None else self._unproven
+
+    def _tier(self, name: str, one: TierAccount, running: str, unproven: str) -> TierStatus:
         state = "in force" if name == running else "proven" if one.proven else "timed" if one.samples else "trying"
         if one.declined and name != running:
             state = "declined"
-        why = one.declined or (self._loop.compiled.why_given if name.startswith("as-given") else "")
+        lacks = unproven if name == self._loop.goal.name else ""
+        if lacks and not one.proven and not one.declined:  # though its last step was one of a proof, say
+            state = "trying"
+        given = self._loop.compiled.why_given if name.startswith("as-given") else ""
+        instead = self._loop.compiled.instead(name.removesuffix(GRAPH))
+        undecided = self._loop.auto.undecided if self._loop.auto is not None and name == self._loop.given else ""
+        beside = f"ran {one.timed} times beside another, to compare the two" if one.timed and not one.steps else ""
+        why = one.declined or "; ".join(filter(None, (lacks, instead, given, undecided))) or beside
         return TierStatus(name=name, state=state, steps=one.steps, step_seconds=one.seconds, why=why)
 
     def settle(self) -> None:
@@ -189,7 +215,7 @@ class Account:
         if not self._owned or self._closed:
             return
         status = self.status()
-        self.record.update("components", **self._loop.compiled.status().to_dict()["components"])
+        self.record.update("components", **self._components(status.tier))
         measured = {
             "steady_step_ms": status.step_seconds and 1e3 * status.step_seconds,
             "eager_step_ms": status.eager_seconds and 1e3 * status.eager_seconds,
@@ -204,6 +230,16 @@ class Account:
         if status.sentinels:
             self.record.update("measurements", **_figures(status.sentinels))
         self.record.update("settings", run=status.asked, total_steps=self._loop.total_steps)
+
+    def _components(self, tier: str) -> dict[str, Any]:
+        """Give what ran of each model. With `auto` no preset was asked for, so that what it decided is as asked."""
+        found: dict[str, Any] = self._loop.compiled.status().to_dict()["components"]
+        if self._loop.auto is None or self._loop.compiled.given:
+            return found
+        asked = {"requested": "auto", "running": tier}
+        if not Tier(tier.removesuffix(GRAPH)).compiles:
+            asked["state"] = "captured" if tier.endswith(GRAPH) else "eager"
+        return {name: {**one, **asked} for name, one in found.items()}
 
     def report(self, path: str | os.PathLike[str]) -> None:
         """Write the record as a page."""
@@ -228,7 +264,7 @@ class Account:
     def close(self) -> None:
         """Settle the record, where it is the loop's own."""
         self.settle()
-        self._closed = True
+        self._closed, self._unproven = True, self._lacks()
         if self._owned:
             self.record.__exit__(type(self._failure) if self._failure else None, self._failure, None)
 

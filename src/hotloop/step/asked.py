@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import importlib.util
+import inspect
 import math
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from hotloop.errors import ConfigError
+from hotloop.measure import flatten
 from hotloop.record import RunRecord
-from hotloop.step.tiers import NAMED
+from hotloop.step.tiers import ASKED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hotloop.step.holdings import Holdings
 
 _One = TypeVar("_One")
@@ -31,7 +36,7 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
         ConfigError: one does not fit; the message names it, its value and what was expected.
     """
     if not isinstance(run, str):
-        raise ConfigError(f"run {run!r}: expected 'auto', a tier ({', '.join(NAMED)}) or a preset, by name")
+        raise ConfigError(f"run {run!r}: expected 'auto', a tier ({', '.join(ASKED)}) or a preset, by name")
     if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
         raise ConfigError(f"total_steps {total_steps!r}: expected a whole number of 1 or more, or None")
     if workload is not None and (not isinstance(workload, str) or ":" not in workload):
@@ -46,6 +51,26 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
     return others
 
 
+def refuse_suspended(step: Callable[..., Any]) -> None:
+    """Refuse a step whose call runs none of its Python: its body runs later, where nobody captures or proves it.
+
+    Raises:
+        ConfigError: it is a generator function, or an async one.
+    """
+    for one in (step, type(step).__call__):
+        name = getattr(step, "__qualname__", type(step).__qualname__)
+        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            raise ConfigError(
+                f"loop.step: {name} is a generator function, whose body runs after its call has returned: expected a "
+                "function that does the step and returns what it made (return loss, not yield loss)"
+            )
+        if inspect.iscoroutinefunction(one):
+            raise ConfigError(
+                f"loop.step: {name} is an async function, whose body runs after its call has returned: expected a "
+                "plain function that does the step; await outside of it, and hand it what that gave"
+            )
+
+
 def check_name(name: str) -> None:
     """Refuse a factory's name that leads nowhere, as far as can be told without running its file.
 
@@ -55,15 +80,9 @@ def check_name(name: str) -> None:
     place, _, function = name.rpartition(":")
     if not place or not function:
         raise ConfigError(f"workload {name!r}: expected FILE.py:function or module:function")
-    if not place.endswith(".py"):
-        try:
-            known = importlib.util.find_spec(place) is not None
-        except (ImportError, ValueError):
-            known = place in sys.modules
-        if not known:
-            raise ConfigError(f"workload {name!r}: there is no module {place!r}; for a file write FILE.py:function")
+    path = existing(place, name) if place.endswith(".py") else _module_file(place, name)
+    if path is None:
         return
-    path = existing(place, name)
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -71,8 +90,25 @@ def check_name(name: str) -> None:
     words = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     words |= {getattr(node, "name", "") or "" for node in ast.walk(tree)}  # functions, classes, names of imports
     words |= {getattr(node, "asname", "") or "" for node in ast.walk(tree)}
-    if function not in words and "*" not in words:
+    if function not in words and words.isdisjoint({"*", "__getattr__"}):
         raise ConfigError(f"workload {name!r}: {path} has no function {function!r}")
+
+
+def _module_file(module: str, name: str) -> Path | None:
+    """Give the file of Python code that a module is; None where there is none to read.
+
+    Raises:
+        ConfigError: there is no such module.
+    """
+    try:
+        spec = importlib.util.find_spec(module)
+        known = spec is not None
+    except (ImportError, ValueError):
+        spec, known = None, module in sys.modules
+    if not known:
+        raise ConfigError(f"workload {name!r}: there is no module {module!r}; for a file write FILE.py:function")
+    origin = spec.origin if spec is not None else None
+    return Path(origin) if origin is not None and origin.endswith(".py") else None
 
 
 def existing(place: str, name: str) -> Path:
@@ -98,6 +134,58 @@ def check_runs(runs: Any) -> float | None:
     if isinstance(runs, bool) or not isinstance(runs, int | float) or not math.isfinite(runs) or runs < 1:
         raise ConfigError(f"runs {runs!r}: expected how many runs share compiled code, 1 or more, or None")
     return float(runs)
+
+
+def check_batches(batches: Any) -> None:
+    """Refuse batches that nothing can be looked at in.
+
+    Raises:
+        ConfigError: they are none, there is none, or the first is plain Python values, which have no shape.
+    """
+    if batches is None or callable(batches):
+        return
+    if not isinstance(batches, Iterable):
+        raise ConfigError(f"batches {batches!r}: expected a DataLoader, a list, or a function that gives them")
+    if not isinstance(batches, list | tuple):
+        return
+    if not batches:
+        raise ConfigError(f"batches {batches!r}: there is none to look at; give the run's, or leave batches out")
+    if all(one is None or isinstance(one, bool | int | float | str | bytes) for one in flatten(batches[0])[0]):
+        raise ConfigError(
+            f"batches: the first, {str(batches[0])[:_SHOWN]!r}, has no tensor: expected what the step is called with, "
+            "a batch each, as it is their shapes that are looked at"
+        )
+
+
+_SHOWN = 60
+"""Characters of a wrong value that an error repeats."""
+
+
+@contextlib.contextmanager
+def recording_in(record: Any) -> Iterator[None]:
+    """Say of a folder that no record can be written in that it is the setting that is wrong.
+
+    Raises:
+        ConfigError: the folder cannot be made, or not be written in.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"record {str(record)!r}: expected a folder that can be written in, and {error}; name another, or leave "
+            "record out to keep it in memory"
+        ) from error
+
+
+def strange_optimizers(holdings: Holdings) -> list[str]:
+    """Name the optimizers none of whose parameters anything else of a loop's has: another model's, mostly."""
+    known = {id(one) for module in holdings.modules.values() for one in module.parameters()}
+    known |= {id(one) for one in holdings.other_tensors().values()}
+    return [
+        name
+        for name, optimizer in holdings.optimizers.items()
+        if not any(id(one) in known for group in optimizer.param_groups for one in group["params"])
+    ]
 
 
 def check_shapes(shapes: Any, batches: Any) -> int:
@@ -131,6 +219,10 @@ def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
             f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}; a "
             "mapping of names to them will do as well"
         )
+    first: dict[int, str] = {}
+    for name, one in found.items():
+        if (before := first.setdefault(id(one), name)) != name:
+            raise ConfigError(f"{what}: {before!r} and {name!r} are one object: name each {kind.__name__} once")
     if odd := [name for name in found if not isinstance(name, str) or not name.strip() or "." in name]:
         raise ConfigError(f"{what}: {odd[0]!r} is no name; expected text without a dot, which parts names in settings")
     return found

@@ -138,6 +138,16 @@ class Auto:
         return (self.trial, self.turn) if self.trial is not None and self.turn is not None else None
 
     @property
+    def undecided(self) -> str:
+        """Say of the first steps of a run why they are as the model was given; empty once something was decided."""
+        if self._said:
+            return ""
+        first = self._ask_at - (self._first or 0)
+        few = self.loop.total_steps is not None and self.loop.total_steps <= first
+        so = f"and this run takes {self.loop.total_steps}" if few else "and then it is decided what others run in"
+        return f"the first {first} steps are timed as they are, {so}"
+
+    @property
     def preparing(self) -> bool:
         """Tell whether a tier is on its way to its first proven step."""
         return self._trying is not None and self.trial is None
@@ -402,7 +412,11 @@ class Auto:
         names = ["as-given", "as-given+graph"] if given == "as-given" else list(NAMED)
         if not self.loop.compiled.in_blocks:
             names = [name for name in names if not name.startswith("regional")]
-        return [name for name in names if self.loop.engine is not None or not name.endswith("+graph")]
+        return [name for name in names if not (tier := parse(name)).graph or self._records(tier)]
+
+    def _records(self, tier: Tier) -> bool:
+        engine = self.loop.engine
+        return engine is not None and (engine.kernels or not tier.makes_kernels)
 
     def _offers(self, name: str, facts: Facts) -> list[Option]:
         rejected = self._speeds.rejected_at(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import operator
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import torch
 
 from hotloop._torch.hooks import gradient_hooks
 from hotloop.measure import flatten, unflatten
+from hotloop.step.holdings import Memory
 from hotloop.step.inputs import Inputs
 from hotloop.step.known import answered
 from hotloop.step.optimizers import Recorded, move_step_counts
@@ -109,6 +111,7 @@ class CapturedStep:
         named = program.holdings.parameters()
         self._parameters = list(named.values())
         self._start = [parameter.grad if name in seen.read_gradients else None for name, parameter in named.items()]
+        self._start_memory = Memory([one for one in self._start if one is not None])
         self._unread = [None if name in seen.read_gradients else parameter.grad for name, parameter in named.items()]
         self._facts = _facts(self._parameters)
         self._buffers = list(program.holdings.buffers().values())
@@ -118,8 +121,10 @@ class CapturedStep:
         self._parts: list[Segment | _OutsideCall] = []
         self._inputs: Inputs | None = None
         self._end: list[Any] = []
+        self._end_memory = Memory([])
         self._left_alone: list[int] = []
-        self._results: tuple[Any, list[Any]] = (None, [])
+        self._results: tuple[Any, list[Callable[[], Any]]] = (None, [])
+        """The structure of what the step returns, and what gives each part of it after a replay."""
         self.gradients_at_step: dict[str, torch.Tensor] = {}
         """The gradients as an optimizer found them: kept, so that a proof can read them after a replay."""
         self._watch: Watch | None = None
@@ -136,6 +141,7 @@ class CapturedStep:
         self._inputs.fill(leaves)
         for one in self.recorded.values():
             one.refresh()
+        self._start_memory.bring_back()
         for parameter, expected in zip(self._parameters, self._start, strict=True):
             if expected is not None and parameter.grad is not expected and parameter.grad is not None:
                 expected.copy_(parameter.grad)
@@ -148,6 +154,7 @@ class CapturedStep:
                 part.replay()
             self._done += 1
         self.in_users_code = False
+        self._end_memory.restore()
         bind(self._parameters, self._end)
         return self.result()
 
@@ -173,8 +180,8 @@ class CapturedStep:
 
     def result(self) -> Any:
         """Copy out what the step returned: the recording's own tensors are overwritten by the next replay."""
-        structure, leaves = self._results
-        return unflatten(structure, [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in leaves])
+        structure, makers = self._results
+        return unflatten(structure, [make() for make in makers])
 
     def keep_gradients(self) -> None:
         """Have what eager left as gradients where a replay leaves them, after a step that was run eagerly instead."""
@@ -214,14 +221,15 @@ class CapturedStep:
     def _finish(self, inputs: Inputs, result: Any) -> None:
         self._inputs = inputs
         leaves, structure = flatten(result)
-        # Detached: a graph that a result kept alive would tie other steps to the stream of this recording.
-        self._results = (structure, [one.detach() if isinstance(one, torch.Tensor) else one for one in leaves])
+        own = list(self.program.holdings.objects().values())
+        self._results = (structure, _givers(leaves, own))
         self._end, self._unread = self._gradients(), []
         self._left_alone = [index for index, one in enumerate(self._end) if one is _AS_FOUND]
         made = [one for one in self._end if isinstance(one, torch.Tensor)]
+        self._end_memory = Memory(made)
         _recorded_gradients.update({id(one): one for one in made})
         program = self.program
-        self._watch = Watch(program.step, program.holdings, program.ignore, objects_in(inputs.leaves))
+        self._watch = Watch(program.step, program.holdings, program.ignore, objects_in(inputs.leaves), self.recorded)
 
     @contextlib.contextmanager
     def _optimizers(self, recording: Recording) -> Iterator[None]:
@@ -381,6 +389,31 @@ def bind(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[Any]) -> 
             parameter.grad = gradient
 
 
+def _givers(leaves: Sequence[Any], own: Sequence[torch.Tensor]) -> list[Callable[[], Any]]:
+    """Give what makes each result after a replay: a copy, unless it is a tensor of the program's own, or a part of one.
+
+    Who gets a parameter may write into it, as ``logit_scale.clamp_()`` does, and means the parameter.
+    """
+    known, memory = {id(one) for one in own}, {_place_of(one) for one in own} - {0}
+    givers: list[Callable[[], Any]] = []
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor) or id(leaf) in known:
+            givers.append(functools.partial(_itself, leaf))
+        else:  # detached: a graph that a result kept alive would tie other steps to the stream of this recording
+            result = leaf.detach()
+            givers.append(result.detach if _place_of(leaf) in memory else result.clone)
+    return givers
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _place_of(tensor: torch.Tensor) -> int:
+    """Give where the memory that a tensor is a part of begins; 0 where it has none of its own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
 def _facts(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, bool, Any]]:
     return [(parameter.data_ptr(), parameter.requires_grad, gradient_hooks(parameter)) for parameter in parameters]
 
@@ -396,15 +429,18 @@ class _State:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer, self._state = optimizer, optimizer.state
         self._entries = [(entry, list(entry.values())) for entry in optimizer.state.values()]
+        tensors = [one for _, values in self._entries for one in values if isinstance(one, torch.Tensor)]
+        self._memory = Memory(tensors)
 
     def changed(self) -> bool:
         """Tell whether a tensor, or a dictionary around it, is another one. No tensor is hashed, which is slow."""
         if self._optimizer.state is not self._state or len(self._state) != len(self._entries):
             return True
-        return any(
+        replaced = any(
             entry is not held or len(entry) != len(values) or not all(map(operator.is_, entry.values(), values))
             for entry, (held, values) in zip(self._state.values(), self._entries, strict=True)
         )
+        return replaced or bool(self._memory.moved())
 
 
 def _group_sizes(holdings: Holdings) -> list[int]:

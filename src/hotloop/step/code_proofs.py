@@ -50,6 +50,10 @@ class CodeProofs:
         """Tell whether code compiled as a base asks has agreed with eager often enough."""
         return base in self._agree
 
+    def steps_left(self, base: str) -> int:
+        """Give the steps that have to be run both ways before the code is proven, as far as none differs."""
+        return max(1, proof.STEPS - len(self._outcomes[base]))
+
     def not_proven(self, base: str) -> None:
         """Take a proof back: another process has not come to it."""
         self._agree.discard(base)

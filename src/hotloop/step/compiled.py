@@ -3,37 +3,45 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
 from hotloop.apply import block_classes
 from hotloop.control import ComponentStatus, Installed, Status, given, paused, status, uncompile
 from hotloop.control import compile as compile_in_place
-from hotloop.presets import Preset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import torch
 
+    from hotloop.presets import Preset
     from hotloop.step.tiers import Tier
 
 _EAGER_RANDOM = "fallback_random"
 """Inductor's option to draw the random numbers that eager draws, so that a proof can compare the two."""
 _AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True}
-"""What torch's mode ``max-autotune-no-cudagraphs`` sets; given as options, so that another can be added."""
+_GRAPHS = {"triton.cudagraphs": True}
+OF_MODES: Mapping[str | None, Mapping[str, Any]] = {
+    "reduce-overhead": _GRAPHS,
+    "max-autotune": {**_AUTOTUNE, **_GRAPHS},
+    "max-autotune-no-cudagraphs": _AUTOTUNE,
+}
+"""What torch's modes set: given as options, so that another can be added."""
 
 
 def as_eager_draws(preset: Preset) -> Preset:
-    """Give a preset whose compiled code draws the random numbers that eager draws, where there is one."""
+    """Give a preset whose compiled code draws the random numbers that eager draws, where there is one.
+
+    So do the presets below it: one of them runs where the machine lacks what this one needs, or it fails.
+    """
+    below = tuple(as_eager_draws(presets.get(rung)) for rung in preset.ladder)
+    preset = dataclasses.replace(preset, ladder=below)
     if preset.backend != "inductor":
         return preset
-    options: dict[str, Any] = {**preset.options, _EAGER_RANDOM: True}
-    if preset.mode is None:
-        return preset.with_(options=options)
-    if preset.mode != "max-autotune-no-cudagraphs":
-        return preset
-    return Preset(name=preset.name, backend="inductor", options={**_AUTOTUNE, **options}, ladder=preset.ladder)
+    options = {**OF_MODES.get(preset.mode, {}), **preset.options, _EAGER_RANDOM: True}
+    return dataclasses.replace(preset, mode=None, options=options)
 
 
 class Compiled:
@@ -87,6 +95,15 @@ class Compiled:
         """
         settings = {**tier.settings, **({"dynamic": False} if self.static else {})}
         return {**settings, "preset": as_eager_draws(presets.get(settings["preset"]))}
+
+    def instead(self, base: str) -> str:
+        """Say what runs in place of the preset of the base in force, and why; empty where it runs itself."""
+        if self.given or base != self.base or base == "eager":
+            return ""
+        for one in self.status().components.values():
+            if one.causes and one.running not in ("none", one.requested):
+                return f"runs preset {one.running}: {one.causes[0].reason}"
+        return ""
 
     def idle(self) -> str:
         """Say why nothing of the models runs compiled; empty where something does."""

@@ -59,9 +59,15 @@ class Recording(Protocol):
 
 
 class Engine(Protocol):
-    """Records steps on the devices of one type."""
+    """Records steps on the devices of one type.
+
+    Attributes:
+        name: what messages call it.
+        kernels: whether what a compiler's own kernels do is recorded as well.
+    """
 
     name: str
+    kernels: bool
 
     def begin(self, device: torch.device, *, told_capturing: bool) -> Recording:
         """Begin to record; the first segment is open, and code that asks for a capture hears what it is told."""
@@ -83,6 +89,7 @@ class CudaEngine:
     """
 
     name = "cuda"
+    kernels = True
 
     def __init__(self) -> None:
         self._pool: _Pool | None = None

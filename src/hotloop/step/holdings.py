@@ -6,14 +6,17 @@ import contextlib
 import copy
 import random
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 
-from hotloop._torch.foreach import copy_all
+from hotloop._torch.foreach import copies, copy_all
 
+_Kind = TypeVar("_Kind")
 _DEPTH = 4
+_EVERY_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1)])))
+"""Attributes that each optimizer has: its groups, state and hooks."""
 _CHUNK_BYTES = 64 * 2**20
 """Tensors are exchanged in groups of at most this size (or one by one, if larger), so that little extra is needed."""
 
@@ -36,19 +39,29 @@ class Holdings:
         self.models, self.optimizers, self.state = dict(models), dict(optimizers), tuple(state)
         self.found: list[torch.Tensor] = []
         """Tensors that nobody named, which a step was seen to write into."""
-        self._parameters: dict[str, torch.nn.Parameter] | None = None
+        self.strangers: dict[str, torch.nn.Parameter] = {}
+        """Parameters of others, which a step may leave gradients in for an optimizer that steps outside; what they
+        hold counts where it is found to be written, like any tensor of others."""
+        self._kept: dict[str, Any] = {}
         self._still = 0
 
     @contextlib.contextmanager
     def still(self) -> Iterator[None]:
-        """Look for the parameters once while the block runs: it runs no code of the user's, and rebinds nothing."""
+        """Look for each kind of tensor once while the block runs: it runs no user's code, and rebinds nothing."""
         self._still += 1
         try:
             yield
         finally:
             self._still -= 1
             if not self._still:
-                self._parameters = None
+                self._kept.clear()
+
+    def _once_a_block(self, kind: str, find: Callable[[], dict[str, _Kind]]) -> dict[str, _Kind]:
+        if not self._still:
+            return find()
+        if kind not in self._kept:
+            self._kept[kind] = find()
+        return {**self._kept[kind]}
 
     @property
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -57,12 +70,8 @@ class Holdings:
         return {**self.models, **others}
 
     def parameters(self) -> Mapping[str, torch.nn.Parameter]:
-        """Give every parameter once, by name: of the modules, then those that only an optimizer knows."""
-        if not self._still:
-            return self._named_parameters()
-        if self._parameters is None:
-            self._parameters = self._named_parameters()
-        return self._parameters
+        """Give every parameter once, by name: of the modules, those that only an optimizer knows, and strangers."""
+        return self._once_a_block("parameters", self._named_parameters)
 
     def _named_parameters(self) -> dict[str, torch.nn.Parameter]:
         named: dict[str, torch.nn.Parameter] = {}
@@ -80,10 +89,15 @@ class Holdings:
         for optimizer_name, optimizer in self.optimizers.items():
             for group, index, parameter in _in_groups(optimizer):
                 add(f"{optimizer_name}.param_groups[{group}][{index}]", parameter)
+        for name, parameter in self.strangers.items():
+            add(name, parameter)
         return named
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """Give every buffer once, by name."""
+        return self._once_a_block("buffers", self._named_buffers)
+
+    def _named_buffers(self) -> dict[str, torch.Tensor]:
         modules = self.modules
         named = {
             _joined(module_name, name, modules): buffer
@@ -115,17 +129,34 @@ class Holdings:
             named[f"a tensor outside the model, {tuple(tensor.shape)} (#{index})"] = tensor
         return named
 
+    def _optimizers_own(self) -> dict[str, torch.Tensor]:
+        """Give the tensors that an optimizer keeps on itself: Lookahead writes its slow weights at every k-th step."""
+        return {
+            f"{name}.{attribute}{path}": tensor
+            for name, optimizer in self.optimizers.items()
+            for attribute, value in vars(optimizer).items()
+            if attribute not in _EVERY_OPTIMIZERS
+            for path, tensor in _tensors_of(value, _DEPTH)
+        }
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Give every tensor that a step may write into, but for gradients, each memory once."""
+        objects = self.objects()
+        return _once({name: in_place(one) for name, one in objects.items()})
+
+    def objects(self) -> dict[str, torch.Tensor]:
+        """Give what `tensors` names as the objects that the program knows, those that share memory as well."""
         with self.still():
-            return _once(
-                {
-                    **{f"parameter {name}": one.detach() for name, one in self.parameters().items()},
-                    **{f"optimizer state of {name}": one for name, one in self.optimizer_state().items()},
-                    **{f"buffer {name}": one for name, one in self.buffers().items()},
-                    **self.other_tensors(),
-                }
-            )
+            return self._once_a_block("objects", self._named_objects)
+
+    def _named_objects(self) -> dict[str, torch.Tensor]:
+        return {
+            **{f"parameter {name}": one for name, one in self.parameters().items() if name not in self.strangers},
+            **{f"optimizer state of {name}": one for name, one in self.optimizer_state().items()},
+            **{f"buffer {name}": one for name, one in self.buffers().items()},
+            **self._optimizers_own(),
+            **self.other_tensors(),
+        }
 
     def gradients(self) -> dict[str, torch.Tensor | None]:
         """Give each parameter's gradient as it is now."""
@@ -172,8 +203,53 @@ def _tensors_of(value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:
             yield from ((f".{name}{path}", tensor) for path, tensor in _tensors_of(item, depth - 1))
 
 
+def in_place(tensor: torch.Tensor) -> torch.Tensor:
+    """Give the memory that a tensor has now, without gradients: a later ``tensor.data = other`` leaves it as it is.
+
+    A sparse tensor has several, and is given itself.
+    """
+    return tensor.detach() if tensor.layout == torch.strided else tensor
+
+
+def addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Give where the memory of each begins; 0 of a sparse tensor, and of one that is spread over processes."""
+    return [one.data_ptr() if one.layout == torch.strided else 0 for one in tensors]
+
+
+class Memory:
+    """Which memory tensors have: ``tensor.data = other`` gives a tensor other memory, and neither counts as a write.
+
+    Args:
+        tensors: the objects that the program knows.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors, self._at = list(tensors), addresses(tensors)
+        self._had = [in_place(one) for one in tensors]
+
+    def moved(self) -> list[int]:
+        """Give the places of the tensors that have another memory now."""
+        now = addresses(self._tensors)
+        return [] if now == self._at else [place for place, at in enumerate(self._at) if now[place] != at]
+
+    def restore(self) -> None:
+        """Give each the memory that it had; what is in it is not touched."""
+        for place in self.moved():
+            self._tensors[place].data = self._had[place]
+
+    def bring_back(self) -> None:
+        """Give each the memory that it had, with what the tensor holds now."""
+        for place in self.moved():
+            tensor, had = self._tensors[place], self._had[place]
+            had.copy_(tensor.detach())
+            tensor.data = had
+
+
 class Bindings:
-    """What holds those tensors in Python: gradients, the optimizers' dictionaries, attributes of the other state."""
+    """What holds those tensors in Python: gradients, the optimizers' dictionaries, attributes of the other state.
+
+    An optimizer's own attributes as well: one of the user's may count its steps, and those that are undone are none.
+    """
 
     def __init__(self, holdings: Holdings) -> None:
         self._parameters = list(holdings.parameters().values())
@@ -183,6 +259,7 @@ class Bindings:
                 optimizer,
                 [(group, {**group, "params": list(group["params"])}) for group in optimizer.param_groups],
                 [(key, entry, _copied(entry)) for key, entry in optimizer.state.items()],
+                [(name, one, _copied(one)) for name, one in vars(optimizer).items() if name not in _EVERY_OPTIMIZERS],
             )
             for optimizer in holdings.optimizers.values()
         ]
@@ -197,7 +274,7 @@ class Bindings:
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             if parameter.grad is not gradient:
                 parameter.grad = gradient
-        for optimizer, groups, state in self._optimizers:
+        for optimizer, groups, state, attributes in self._optimizers:
             for group, values in groups:
                 group.clear()
                 group.update({**values, "params": list(values["params"])})
@@ -208,6 +285,11 @@ class Bindings:
                 if isinstance(entry, MutableMapping):  # the same dictionary, which recordings know
                     entry.clear()
                     entry.update(_copied(values))
+            for name in vars(optimizer).keys() - _EVERY_OPTIMIZERS - {name for name, _, _ in attributes}:
+                delattr(optimizer, name)
+            for name, one, value in attributes:
+                _fill(one, value)
+                vars(optimizer)[name] = one
         for one, values in self._others:
             vars(one).clear()
             vars(one).update({name: _copied(value) for name, value in values.items()})
@@ -221,6 +303,15 @@ def _copied(value: Any) -> Any:
             copied[key] = _copied(item)
         return copied
     return [_copied(item) for item in value] if type(value) is list else value
+
+
+def _fill(container: Any, values: Any) -> None:
+    """Have a list or a dictionary hold what it held when it was copied; leave anything else alone."""
+    if type(container) is dict:
+        container.clear()
+        container.update(_copied(values))
+    elif type(container) is list:
+        container[:] = _copied(values)
 
 
 class RandomState:
@@ -284,14 +375,17 @@ class Snapshot:
         self.random = RandomState(devices)
         with holdings.still():
             self.bindings = Bindings(holdings)
+            objects = holdings.objects()
+            existing = {f"gradient {name}": one for name, one in holdings.gradients().items() if one is not None}
+            self._memory = Memory([*objects.values(), *existing.values()])
             if everything:
                 self.live = holdings.tensors()
             else:
                 buffers = {f"buffer {name}": one for name, one in holdings.buffers().items()}
-                self.live = _once({**buffers, **holdings.other_tensors()})
+                others = {**buffers, **holdings.other_tensors()}
+                self.live = _once({name: in_place(one) for name, one in others.items()})
             if gradients:
-                existing = {f"gradient {name}": one for name, one in holdings.gradients().items() if one is not None}
-                self.live = _once({**self.live, **existing})
+                self.live = _once({**self.live, **{name: in_place(one) for name, one in existing.items()}})
         sparse = [name for name, one in self.live.items() if one.layout != torch.strided]
         self._rebound = {name: self.live.pop(name) for name in sparse}
         self._sparse = {name: one.clone() for name, one in self._rebound.items()}
@@ -305,15 +399,17 @@ class Snapshot:
         return sum(_bytes(one) for one in self.saved.values())
 
     def restore(self) -> None:
-        """Undo: values, bindings and random streams are as they were."""
+        """Undo: values, memory, bindings and random streams are as they were."""
+        self._memory.restore()
         copy_all(list(self.live.values()), list(self.saved.values()))
         self._restore_rest()
 
     def exchange(self) -> None:
-        """Undo, and keep in `saved` what the undone step had made of each tensor."""
+        """Undo, and keep in `saved` what the undone step had made in the memory of each tensor."""
+        self._memory.restore()
         for names in chunks(self.live):
             live, saved = [self.live[name] for name in names], [self.saved[name] for name in names]
-            between = [one.detach().clone() for one in live]
+            between = copies(live)
             copy_all(live, saved)
             copy_all(saved, between)
         self._restore_rest()

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from hotloop._torch.autograd import was_freed
 from hotloop._torch.fake import version_of
 from hotloop.fallback.causes import describe
-from hotloop.measure import flatten
+from hotloop.measure import flatten, signature
 from hotloop.step import python_state
 from hotloop.step.engines import collector_paused
+from hotloop.step.heard import Heard
 from hotloop.step.holdings import RandomState
 from hotloop.step.optimizers import frozen
 from hotloop.step.proof import CandidateFailedError, undone_if_it_fails
+from hotloop.step.results import not_copied
+from hotloop.step.standins import Same
 from hotloop.step.survey import Obstacle, Survey, survey
 from hotloop.step.tiers import Tier
 
@@ -30,8 +35,24 @@ if TYPE_CHECKING:
 
 _NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
 _SCHEDULE_OUTSIDE = "call scheduler.step() outside the step"
-_BACKWARD = "call loss.backward() inside the step"
+_CHANGES_SETTINGS = Obstacle(
+    "the step changes its optimizer's settings",
+    f"{_SCHEDULE_OUTSIDE}; an optimizer that sets them itself is not captured",
+    once=True,
+)
+_WAITS = "the step returns a loss with its graph, whose backward it leaves to the caller or has asked to keep"
+_BACKWARD = "call loss.backward() inside the step; where it is done there, return loss.detach()"
+_COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
+_IN_PLACE = (
+    "write into the tensor that is there (.copy_(), .mul_(), .lerp_()), which a replay does too; in place of "
+    "torch.nn.utils.weight_norm and spectral_norm take those of torch.nn.utils.parametrizations"
+)
 _RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
+_SAID_OUTSIDE = "A replay runs no Python, so this is not said there: return what it says, and say it outside the step"
+_OVERWRITTEN = "the next replay would overwrite what it holds"
+_PLAIN = "return tensors, alone or in a dict, a list, a tuple or a dataclass"
+_UNSEEN = "what the step reads in Python cannot be looked at"
+_OUT_OF_REACH = "keep what raises there where the step does not reach it, and hand the step what it needs as a tensor"
 _KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
 
 
@@ -44,6 +65,8 @@ class Looking:
         self._watch: python_state.Watch | None = None
         self._objects: list[Any] = []
         self._moving: dict[str, int] = {}
+        self._blind = ""
+        """Why the last look around failed; empty where it did not."""
 
     def look_again(self) -> None:
         """Something changed between two steps: what is reached from now on is compared with itself."""
@@ -53,9 +76,10 @@ class Looking:
     def survey(self, variant: Variant, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Run the step eagerly and look at it: a real step."""
         self._runner.kind = "survey"
+        self._find_strangers(args, kwargs)
         self._loop.look_again()
-        self._find_buffers(args, kwargs)
         obstacles = self.moved_outside(args, kwargs)
+        given = self._named(args, kwargs)
         inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
         random = RandomState([self._program.device])
         settings, gradients = self._settings(), self._gradients()
@@ -69,8 +93,9 @@ class Looking:
             )
         failed: Obstacle | None = None
         strangers: list[str] = []
+        heard = Heard()
         try:
-            with self._loop.eager(), ambience, self._noting_strangers(strangers):
+            with self._loop.eager(), ambience, self._noting_strangers(strangers), heard.listening():
                 looked = functools.partial(survey, self._program.holdings, self._program.device, inputs, run)
                 (result, seen), _ = undone_if_it_fails(self._program, looked)
         except CandidateFailedError as error:
@@ -81,42 +106,64 @@ class Looking:
             self._loop.decided(f"{self._runner.name} could not be looked at, so it is not captured: {failed}", {})
             return result
         if settings != self._settings():
-            obstacles.append(Obstacle("the step changes its optimizer's settings", _SCHEDULE_OUTSIDE, once=True))
+            obstacles.append(_CHANGES_SETTINGS)
         obstacles += self.changed_inside()
-        moved = RandomState([self._program.device]).moved_since(random)
-        hosts = ("Python's random", "numpy.random") + (
-            ("torch's CPU generator",) if self._loop.device.type != "cpu" else ()
-        )
-        obstacles += [
-            Obstacle(
-                f"the step draws from {name}", "draw on the device (torch.rand(..., device=...)), or outside the step"
-            )
-            for name in moved
-            if name in hosts
-        ]
+        obstacles += self._of_arguments(given, self._named(args, kwargs))
+        obstacles += self._drawn_since(random)
         obstacles += [
             Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, once=True)
             for name in strangers
         ]
         leaves = flatten(result)[0]
-        waits = any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in leaves)
+        waits = any(isinstance(one, torch.Tensor) and one.grad_fn is not None and not was_freed(one) for one in leaves)
         if waits and not seen.stepped and gradients == self._gradients():
-            obstacles.append(Obstacle("the step returns a loss and leaves its backward to the caller", _BACKWARD))
-        if any(one.requires_grad for one in inputs):
-            obstacles.append(Obstacle("an argument requires gradients", "set requires_grad inside the step, on a copy"))
+            obstacles.append(Obstacle(_WAITS, _BACKWARD))
         if any(isinstance(one, float | complex) for one in leaves):
             obstacles.append(
                 Obstacle("the step returns a Python number, which a replay would repeat", "return a tensor instead")
             )
+        if what := not_copied(result, (*flatten((args, kwargs))[0], *self._loop.modules())):
+            obstacles.append(Obstacle(f"the step returns {what}: {_OVERWRITTEN}", _PLAIN))
         if seen.written_found:
             self._program.holdings.found += seen.written_found
             self._runner.rescue.look_again()
         variant.seen = seen
         seen.asked = bool(asked)
         seen.obstacles += obstacles
-        self._runner.found_once(obstacles)
+        self._tell(heard, seen)
+        self._runner.found_once(seen.obstacles)
         self._loop.surveyed(seen)
         return result
+
+    @staticmethod
+    def _named(args: Any, kwargs: Any) -> dict[str, Any]:
+        """Give what a call is handed, by name: what is in its containers as well."""
+        return dict(zip(signature(args, kwargs).names(), flatten((args, kwargs))[0], strict=True))
+
+    def _of_arguments(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Obstacle]:
+        """Say what is wrong with what a step was handed: what it took out of a dict it would not find another time."""
+        found, nothing = [], object()
+        changed = [one for one in {**before, **now} if before.get(one, nothing) is not now.get(one, nothing)]
+        if changed:
+            reason = "the step changes the dict or list that holds its argument"
+            found.append(Obstacle(f"{reason} {self._runner.shapes.argument(changed[0])}", _COPY_IT, once=True))
+        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in before.values()):
+            found.append(Obstacle("an argument requires gradients", "set requires_grad inside the step, on a copy"))
+        return found
+
+    def _drawn_since(self, before: RandomState) -> list[Obstacle]:
+        """Name the streams on the host that the step drew from: a replay draws from none of them."""
+        hosts = {"Python's random", "numpy.random"}
+        if self._loop.device.type != "cpu":
+            hosts.add("torch's CPU generator")
+        how = "draw on the device (torch.rand(..., device=...)), or outside the step"
+        moved = RandomState([self._program.device]).moved_since(before)
+        return [Obstacle(f"the step draws from {name}", how) for name in moved if name in hosts]
+
+    def _tell(self, heard: Heard, seen: Survey) -> None:
+        """Warn of what the step says and a replay will not, where there may be one."""
+        if (said := str(heard)) and self._loop.may_capture and not seen.obstacles:
+            self._loop.say_once(f"{self._runner.name}: {said}. {_SAID_OUTSIDE}", logging.WARNING)
 
     @contextlib.contextmanager
     def _noting_strangers(self, found: list[str]) -> Iterator[None]:
@@ -142,13 +189,14 @@ class Looking:
         optimizers = self._program.holdings.optimizers.values()
         return [(frozen(one), [float(group["lr"]) for group in one.param_groups]) for one in optimizers]
 
-    def _find_buffers(self, *call: Any) -> None:
-        """Name the buffers of modules that nobody named, so that a proof undoes what a step does to them."""
+    def _find_strangers(self, *call: Any) -> None:
+        """Name the parameters and buffers that nobody named, so that a proof undoes what a step does to them."""
         program, objects = self._program, python_state.objects_in(flatten(call)[0])
         with contextlib.suppress(Exception):  # an object of the user's that cannot be looked at: told by the next look
-            found = python_state.strange_buffers(program.step, program.holdings, program.ignore, objects)
-            if found:
-                program.holdings.found += found
+            parameters, buffers = python_state.strangers(program.step, program.holdings, program.ignore, objects)
+            if parameters or buffers:
+                program.holdings.strangers |= parameters
+                program.holdings.found += buffers
                 self._runner.rescue.look_again()
 
     def _reachable(self) -> Mapping[str, Any]:
@@ -156,9 +204,12 @@ class Looking:
             program = self._program
             if self._watch is None:
                 self._watch = python_state.Watch(program.step, program.holdings, program.ignore, self._objects)
-            return self._watch.now()
+            found = self._watch.now()
         except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
-            return {f"Python state that cannot be looked at ({describe(error)})": self._loop.steps}
+            self._blind = describe(error)
+            return {}
+        self._blind = ""
+        return found
 
     def moved_outside(self, *call: Any) -> list[Obstacle]:
         """Note what the step reads in Python and somebody changed since the last look; twice is too often.
@@ -171,11 +222,13 @@ class Looking:
             self._python = self._watch = None  # another kind of call: what it reaches is not compared with this one's
         self._objects = objects
         before, self._python = self._python, self._reachable()
+        if self._blind:
+            return [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, once=True)]
         obstacles = [
             Obstacle(f"there is too much Python state to watch: {name}", _KEEP_LESS)
             for name in python_state.unwatchable(self._python)[:1]
         ]
-        for name in python_state.differences(before, self._python) if before is not None else ():
+        for name in python_state.differences(before, self._python) if before else ():
             self._moving[name] = self._moving.get(name, 0) + 1
             if self._moving[name] > 1:
                 obstacles.append(
@@ -191,12 +244,16 @@ class Looking:
         """Give what Python state the step that has just run changed, since `moved_outside` was asked before it."""
         before, self._python = self._python, self._reachable()
         assert before is not None
+        if self._blind or not before:  # what the step itself has put out of sight, it may not do twice
+            return [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, once=bool(before))] if self._blind else []
         modules = self._program.holdings.modules.items()
         buffers = {f"{root}.{path}" for root, module in modules for path, _ in module.named_buffers()}
         found = []
         for name in python_state.differences(before, self._python)[:3]:
             schedule = isinstance(now := self._python.get(name), tuple) and now[:1] == ("schedule",)
             hint = _SCHEDULE_OUTSIDE if schedule else _RETURN_IT
+            if isinstance(now, Same) and now.is_tensor:
+                hint = _IN_PLACE
             # A buffer that the step puts in place of another goes back with the rest of the module's.
             found.append(Obstacle(f"the step changes Python state: {name}", hint, once=name not in buffers))
         return found

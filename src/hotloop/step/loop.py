@@ -6,6 +6,8 @@ import contextlib
 import functools
 import logging
 import os
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -17,7 +19,18 @@ from hotloop.errors import ConfigError
 from hotloop.observe import collector
 from hotloop.step.account import Account
 from hotloop.step.ahead import choose_buckets, look_ahead
-from hotloop.step.asked import check, check_runs, check_shapes, device_of, named, unwrapped
+from hotloop.step.asked import (
+    check,
+    check_batches,
+    check_runs,
+    check_shapes,
+    device_of,
+    named,
+    recording_in,
+    refuse_suspended,
+    strange_optimizers,
+    unwrapped,
+)
 from hotloop.step.auto import Auto
 from hotloop.step.buckets import Buckets, Pad
 from hotloop.step.compiled import Compiled
@@ -50,6 +63,19 @@ _UNTIMED = 7
 """Steps that run untimed after each timed one, while eager stays and nothing is tried."""
 _NOTHING = contextlib.nullcontext()
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+_owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Loop]] = weakref.WeakKeyDictionary()
+"""The latest loop of each optimizer."""
+
+
+class _Inside(threading.local):
+    """Whether a step of a loop runs in this thread: one that is called in it is a part of it, like any function."""
+
+    a_step = False
+
+
+_inside = _Inside()
 
 
 class Loop:
@@ -93,7 +119,8 @@ class Loop:
         workload: ``module:function`` or ``file.py:function`` that makes the program anew, for the background compile.
         sentinel: the share of time that it may cost to run a compiled or captured step eagerly as well, now and then,
             and compare; 0 or None for none.
-        record: a folder in which the run record is written as the run goes; without one it is kept in memory.
+        record: a folder in which the run record is written as the run goes; without one it is kept in memory. Of
+            several processes each but the first writes into a folder of its own in it, ``rank-1`` and so on.
 
     Raises:
         ConfigError: an argument does not fit.
@@ -130,8 +157,7 @@ class Loop:
         self.given = self.compiled.base
         self.engine = engine_for(self.device)
         self.buckets, self._batches = Buckets(buckets or {}), batches
-        if batches is not None and not isinstance(batches, Iterable) and not callable(batches):
-            raise ConfigError(f"batches {batches!r}: expected a DataLoader, a list, or a function that gives them")
+        check_batches(batches)
         if self.buckets.without_sizes and batches is None:
             name = self.buckets.without_sizes[0]
             raise ConfigError(
@@ -142,7 +168,8 @@ class Loop:
         self.not_watched: tuple[Any, ...] = ()
         """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
         self.steps = 0
-        self.account = Account(self, record)
+        with recording_in(record):
+            self.account = Account(self, record)
         self._runners: list[Runner] = []
         self._latest: Runner | None = None
         self._said: set[str] = set()
@@ -155,6 +182,13 @@ class Loop:
         self._closed = self._settled = False
         self.auto: Auto | None = None
         self.peers = peers_of_this_run()
+        for name in strange_optimizers(self.holdings):
+            _log.warning(
+                "%s (%s): none of its parameters is one of %s: give the optimizer that was made of model.parameters(), "
+                "or what has them as state=",
+                name, type(optimizers[name]).__name__,
+                ", ".join(f"{each} ({type(one).__name__})" for each, one in self.holdings.modules.items()),
+            )  # fmt: skip
         self.asked = self._requested(run)
         self._agree_with_peers()
         self.goal = Tier(self.given) if self.auto is not None else self.asked
@@ -162,19 +196,21 @@ class Loop:
         self._hooks = [one.register_state_dict_post_hook(with_host_step_counts) for one in optimizers.values()]
         self.plain = self.auto is None and self.goal == Tier("eager")
         if not self.plain:
+            self._tell_of_another()
             self.aim(self.goal, "asked for")
 
     def _requested(self, run: str) -> Tier:
         if self.compiled.given:
             self.account.decided(f"the model runs as it was given: {self.compiled.why_given}", {})
             _log.warning("run=%r: the model runs as it was given: %s", run, self.compiled.why_given)
+        by_itself = run.strip().lower() == "auto"
+        tier = Tier(self.given) if by_itself else parse(run)
         if os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no"):
             self.decided(f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set: steps run eager", {})
             return Tier("eager")
-        if run.strip().lower() == "auto":
+        if by_itself:
             self.auto = Auto(self)
-            return Tier(self.given)
-        tier = parse(run)
+            return tier
         if self.compiled.given and tier.base != "as-given":
             tier = Tier("as-given", tier.graph)
         elif tier.base == "as-given" and not self.compiled.given:
@@ -184,7 +220,24 @@ class Loop:
                 f"run {run!r}: whole steps can be captured on a GPU only, and the model is on {self.device}; "
                 f"without a graph: run={tier.without_graph().name!r}"
             )
+        if tier.graph and tier.makes_kernels and self.engine is not None and not self.engine.kernels:
+            raise ConfigError(
+                f"run {run!r}: captured_step_emulation() replays torch's operations, and not the kernels that Inductor "
+                "makes: of compiled code run='aot_eager+graph' can be captured under it, on a GPU all of it"
+            )
         return tier
+
+    def _tell_of_another(self) -> None:
+        """Warn where another open loop owns one of the optimizers: what one steps, the other finds changed."""
+        for name, optimizer in self.holdings.optimizers.items():
+            before = _owners.get(optimizer, lambda: None)()
+            if before is not None and not before.plain:
+                _log.warning(
+                    "%s (%s) is owned by two loops, %r and %r, of which each takes the other's steps for changes from "
+                    "outside: decorate both steps with one loop, or close() the first",
+                    name, type(optimizer).__name__, before, self,
+                )  # fmt: skip
+            _owners[optimizer] = weakref.ref(self)
 
     def _agree_with_peers(self) -> None:
         """In several processes a tier is agreed: what they could not agree on is left out, and said."""
@@ -210,9 +263,14 @@ class Loop:
     # -- the public face -------------------------------------------------------------------------------------------
 
     def step(self, function: _F) -> _F:
-        """Decorate a training step; several may share a loop."""
+        """Decorate a training step; several may share a loop. Called within another one, it is a part of that.
+
+        Raises:
+            ConfigError: it is no function, or a generator or async function, whose call runs none of it.
+        """
         if not callable(function):
             raise ConfigError(f"loop.step: expected a function, got {type(function).__name__}")
+        refuse_suspended(function)
         prepare = self.buckets.of(function)
         choose_buckets(self, prepare, self._batches)
         runner = Runner(self, function)
@@ -222,11 +280,17 @@ class Loop:
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
+            args, kwargs = prepare(args, kwargs)  # padding is the program's own, whatever runs it
             if self.plain:
                 self.steps += 1
-                args, kwargs = prepare(args, kwargs)  # padding is the program's own, whatever runs it
                 return function(*args, **kwargs)
-            return self._run(runner, *prepare(args, kwargs))
+            if _inside.a_step:
+                return function(*args, **kwargs)
+            _inside.a_step = True
+            try:
+                return self._run(runner, args, kwargs)
+            finally:
+                _inside.a_step = False
 
         return run  # type: ignore[return-value]
 
@@ -276,8 +340,8 @@ class Loop:
             if self.peers is not None:
                 last.callback(self.peers.close)
             last.callback(self.compiled.take_off)
-            last.callback(self.account.close)  # before it is taken off, so that the record tells what ran
             last.callback(self._forget_recordings)
+            last.callback(self.account.close)  # before they are taken off, so that record and status tell what ran
             last.callback(self._settle_last)
             if self.auto is not None:
                 last.callback(self.auto.close)  # first: its child must go in any case
@@ -337,8 +401,12 @@ class Loop:
         return self._returned(result)
 
     def _returned(self, result: Any) -> Any:
-        may_capture = self.engine is not None and (self.auto is not None or self.asked.graph)
-        return without_used_graph(result) if may_capture else result
+        return without_used_graph(result) if self.may_capture else result
+
+    @property
+    def may_capture(self) -> bool:
+        """Tell whether steps may be captured."""
+        return self.engine is not None and (self.auto is not None or self.asked.graph)
 
     def _carefully(self, do: Callable[..., None], *args: Any) -> None:
         """Do what belongs to deciding and accounting; where it fails, steps go on as the model was given."""
@@ -378,6 +446,16 @@ class Loop:
     def shapes(self) -> dict[str, Any]:
         """Give the shapes that each step has seen, as far as they were looked at."""
         return {runner.name: runner.shapes.census.to_dict() for runner in self._runners}
+
+    def unproven(self) -> str:
+        """Say what the tier that is aimed at lacks before steps run in it; empty where it is proven, or needs none."""
+        if not (self.goal.compiles or self.goal.graph):
+            return ""
+        called = [runner for runner in self._runners if runner.shapes.census.steps]
+        if not called:
+            return "no step has run yet"
+        lacks = {runner.name: what for runner in called if (what := runner.lacks(self.goal))}
+        return "; ".join(what if len(called) == 1 else f"{name}: {what}" for name, what in lacks.items())
 
     def sentinels(self) -> list[SentinelStatus]:
         """Give what the sentinels of the steps did, of those that made a check."""
@@ -437,11 +515,11 @@ class Loop:
         self.outside.add(name)
         self.say_once(f"{name} runs outside the captured step from now on: {why}")
 
-    def say_once(self, line: str) -> None:
+    def say_once(self, line: str, level: int = logging.INFO) -> None:
         """Put a line on the log, the first time."""
         if line not in self._said:
             self._said.add(line)
-            _log.info("%s", line)
+            _log.log(level, "%s", line)
 
     def emit(self, event: ev.Event) -> None:
         """Hand an event to the record, the watchers and the log."""

@@ -16,6 +16,9 @@ from typing import Any
 
 import torch
 
+from hotloop._torch.foreach import copies
+from hotloop.step import standins
+
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Recorded by their fused kernel, which takes learning rate and step count from the device on CPU and GPU alike."""
 _CAPTURABLE = (
@@ -131,7 +134,15 @@ def frozen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _comparable(value: Any) -> Any:
-    return id(value) if isinstance(value, torch.Tensor) else value
+    """Give what stands for a setting: a copy, as a list may be changed in place; tensors by identity."""
+    if isinstance(value, torch.Tensor):
+        return id(value)
+    if standins.is_array(value):
+        content = standins.content_of(value)  # a large one is too much to read before each replay
+        return id(value) if isinstance(content, standins.Unwatchable) else content
+    if isinstance(value, dict):
+        return {key: _comparable(one) for key, one in value.items()}
+    return type(value)(map(_comparable, value)) if type(value) in (list, tuple, set) else value
 
 
 def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
@@ -169,27 +180,30 @@ def step_again(
     Returns:
         each parameter after the step, and the optimizer's state of it.
     """
-    copies = {}
-    for one, gradient in zip(parameters, gradients, strict=True):
-        copies[id(one)] = copied = torch.nn.Parameter(one.detach().clone())
-        copied.grad = gradient.detach().to(one.device, copy=True)
+    copied = {}
+    there = [gradient.detach().to(one.device) for one, gradient in zip(parameters, gradients, strict=True)]
+    for one, values, gradient in zip(parameters, copies(list(parameters)), copies(there), strict=True):
+        copied[id(one)] = torch.nn.Parameter(values)
+        copied[id(one)].grad = gradient
     # Not a copy of the optimizer, which would read its state anew, and has its hooks.
     again = type(optimizer).__new__(type(optimizer))
     again.defaults = optimizer.defaults
     groups = [
-        {**group, "params": [copies[id(one)] for one in group["params"] if id(one) in copies]}
+        {**group, "params": [copied[id(one)] for one in group["params"] if id(one) in copied]}
         for group in optimizer.param_groups
     ]
     again.param_groups = [group for group in groups if group["params"]]
     again.state = collections.defaultdict(dict)
-    for one in parameters:
-        again.state[copies[id(one)]] = {
-            key: value.clone() if isinstance(value, torch.Tensor) else value
-            for key, value in optimizer.state.get(one, {}).items()
+    states = [optimizer.state.get(one, {}) for one in parameters]
+    own = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    own_copies = iter(copies(own))
+    for one, state in zip(parameters, states, strict=True):
+        again.state[copied[id(one)]] = {
+            key: next(own_copies) if isinstance(value, torch.Tensor) else value for key, value in state.items()
         }
     step = type(again).step
     getattr(step, "__wrapped__", step)(again) if hasattr(step, "hooked") else step(again)  # without global hooks
-    return [(copies[id(one)].detach(), again.state[copies[id(one)]]) for one in parameters]
+    return [(copied[id(one)].detach(), again.state[copied[id(one)]]) for one in parameters]
 
 
 def move_step_counts(optimizer: torch.optim.Optimizer, device: torch.device) -> None:

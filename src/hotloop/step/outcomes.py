@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -157,6 +158,7 @@ def _by_kind(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
     return found
 
 
+@functools.lru_cache(1 << 14)
 def kind_of(name: str) -> str:
     """Give the kind of tensor that a name is of; kinds of optimizer state are told apart by their key."""
     first = name.partition(" ")[0].partition("[")[0].partition(".")[0]

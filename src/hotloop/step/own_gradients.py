@@ -58,7 +58,7 @@ def beside_own_gradients(
             for part in chunks({name: one for name, (one, _) in stepped.items() if name in parameters}, _PARTS):
                 again = step_again(optimizer, *zip(*(stepped[name] for name in part), strict=True))
                 made = _named_as_values(part, again)
-                found |= differences(made, {name: theirs.get(name) for name in made})[0]
+                found |= differences(made, {name: theirs.get(name) for name in made}, sized=False)[0]
     except torch.OutOfMemoryError:
         pass
     return found

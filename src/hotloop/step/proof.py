@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from hotloop._torch.foreach import copies
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
-from hotloop.step.holdings import RandomState, Snapshot
+from hotloop.step.holdings import RandomState, Snapshot, in_place
 from hotloop.step.optimizers import rounded_scalars
 from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, updates_of
 from hotloop.step.own_gradients import beside_own_gradients
@@ -98,28 +99,56 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
     """
     devices = [program.device]
     before, theirs, after = _candidate(program, candidate, ready)
-    try:
-        same_gradients = beside_own_gradients(program.holdings, theirs, updated) if updated else {}
-    except Exception as error:
-        raise CandidateFailedError from error
 
-    def copies() -> tuple[dict[str, torch.Tensor], StepStart]:
+    def saved() -> tuple[dict[str, torch.Tensor], StepStart]:
         start = _start(before) if limits.compute_dtype is not None else {}
         at_start = StepStart(program.holdings, [program.device])
         at_start.save(gradients=True)
         return start, at_start
 
-    start, at_start = _copied(copies, ready)
+    with program.holdings.still():
+        try:
+            same_gradients = beside_own_gradients(program.holdings, theirs, updated) if updated else {}
+        except Exception as error:
+            raise CandidateFailedError from error
+        start, at_start = _copied(saved, ready)
     result, at_step = _beside(at_start, reference)
     moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
     comparisons, failed = {}, ""
     try:
-        ours = values_of(program.holdings, result, at_step)
+        with program.holdings.still():
+            _find_unseen_writes(program, at_start.untouched() - _stepped(program, at_step), start)
+            ours = values_of(program.holdings, result, at_step)
         scalars = rounded_scalars(program.holdings.optimizers.values())
         comparisons = compare_kinds(ours, theirs, start, limits, spread, wide, scalars, same_gradients=same_gradients)
     except Exception as error:  # noqa: BLE001 - the step is done and right; that the tier is not known to be, is told
         failed = describe(error)
     return Outcome(result, comparisons, before.nbytes, before.on_host, moved, failed)
+
+
+def _find_unseen_writes(program: Program, untouched: set[int], start: Mapping[str, torch.Tensor]) -> None:
+    """Have parameters copied at each step that the step writes past torch's counters: ``parameter.data.mul_(0.9)``.
+
+    Averages of weights are written so. Where code fails after that, the step can be undone by a copy alone.
+
+    Args:
+        program: what the step changes.
+        untouched: ids of the parameters that no write of the step has counted for.
+        start: the parameters before the step, by the names of `values_of`.
+    """
+    found = program.holdings.found
+    known = {one.data_ptr() for one in found}
+    for name, one in program.holdings.parameters().items():
+        was = start.get(f"parameter {name}")
+        if was is None or id(one) not in untouched or one.data_ptr() in known:
+            continue
+        if not torch.equal(one, was.to(one.device)):
+            found.append(in_place(one))
+
+
+def _stepped(program: Program, at_step: Mapping[str, torch.Tensor]) -> set[int]:
+    """Give the ids of the parameters that optimizers stepped: fused kernels write without counting."""
+    return {id(one) for name, one in program.holdings.parameters().items() if name in at_step}
 
 
 def _start(before: Snapshot) -> dict[str, torch.Tensor]:
@@ -157,8 +186,9 @@ class _Before(Snapshot):
     """What a step found, with the tensors that its buffers were."""
 
     def __init__(self, program: Program) -> None:
-        super().__init__(program.holdings, [program.device])
-        self._buffers = BufferTables(program.holdings)
+        with program.holdings.still():
+            super().__init__(program.holdings, [program.device])
+            self._buffers = BufferTables(program.holdings)
         for name in [name for name, one in self.live.items() if overlaps(one)]:
             del self.live[name], self.saved[name]  # an expanded buffer: torch lets nobody write into it, so not us
 
@@ -222,7 +252,9 @@ def _candidate(
 
 def _parameters(live: Mapping[str, torch.Tensor], *, on_host: bool) -> dict[str, torch.Tensor]:
     found = {name: one for name, one in live.items() if name.startswith("parameter ")}
-    return {name: one.to("cpu", copy=True) if on_host else one.clone() for name, one in found.items()}
+    if on_host:
+        return {name: one.to("cpu", copy=True) for name, one in found.items()}
+    return dict(zip(found, copies(list(found.values())), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -378,8 +410,11 @@ def values_of(holdings: Holdings, result: Any, at_step: Mapping[str, torch.Tenso
     with holdings.still():
         return {
             **{name: one.detach() for name, one in pairs if isinstance(one, torch.Tensor)},
-            **{f"gradient of {name} at the optimizer step": one for name, one in at_step.items()},
-            **{f"gradient of {name}": one for name, one in holdings.gradients().items()},
+            **{f"gradient of {name} at the optimizer step": in_place(one) for name, one in at_step.items()},
+            **{
+                f"gradient of {name}": None if one is None else in_place(one)
+                for name, one in holdings.gradients().items()
+            },
             **holdings.tensors(),
         }
 

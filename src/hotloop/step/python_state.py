@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch import hooks
-from hotloop._torch.graphs import is_own_file
+from hotloop._torch.graphs import package_of
 from hotloop.step import reading, standins
 from hotloop.step.standins import ABSENT, SCALARS, Unwatchable
 from hotloop.step.walk import Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from hotloop.step.holdings import Holdings
 
@@ -27,14 +27,16 @@ def objects_in(leaves: Iterable[Any]) -> list[Any]:
     return [one for one in leaves if not isinstance(one, (torch.Tensor, *SCALARS))]
 
 
-def strange_buffers(
+def strangers(
     step: Callable[..., Any], holdings: Holdings, ignore: Iterable[Any], objects: Iterable[Any]
-) -> list[torch.Tensor]:
-    """Give the buffers of modules that the step reaches and that the loop was not given: a step may move them.
+) -> tuple[dict[str, Any], list[torch.Tensor]]:
+    """Give the parameters, by name, and the buffers that the step reaches and that the loop was not given.
 
-    A survey sees what most operations write into, but not the running statistics of a BatchNorm.
+    A step may leave gradients in the ones and move the others. A survey sees what most operations write into, but not
+    the running statistics of a BatchNorm, and no gradient where there was none.
     """
-    return list({id(one): one for one in _look(step, holdings, ignore, objects).buffers}.values())
+    walk = _look(step, holdings, ignore, objects)
+    return walk.strangers, list({id(one): one for one in walk.buffers}.values())
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -50,26 +52,29 @@ def unwatchable(found: Mapping[str, Any]) -> list[str]:
     return [f"{name} ({value.why})" for name, value in found.items() if isinstance(value, Unwatchable)]
 
 
-def _look(step: Callable[..., Any], holdings: Holdings, ignore: Iterable[Any], objects: Iterable[Any]) -> Walk:
-    walk = Walk((*ignore, *holdings.optimizers.values()), holdings)
+def _look(
+    step: Callable[..., Any],
+    holdings: Holdings,
+    ignore: Iterable[Any],
+    objects: Iterable[Any],
+    recorded: Collection[str] | None = None,
+) -> Walk:
+    walk = Walk((*ignore, *holdings.optimizers.values()), holdings, package_of(reading.file_of(step)))
     walk.function(step, "", 0)
     for index, one in enumerate(holdings.state):
-        if not isinstance(one, torch.nn.Module):  # those are among the modules
+        # Modules are among the modules; a schedule that is given to be saved may go on outside of the step.
+        if not isinstance(one, torch.nn.Module | torch.optim.lr_scheduler.LRScheduler):
             name = f"{type(one).__name__} (state[{index}])"
-            walk.value(one, name, 0, every=not _is_own_object(one))
+            walk.value(one, name, 0, every=not walk.is_own_object(one))
     for one in objects:
         walk.value(one, f"argument {type(one).__name__}", 0)
     for name, optimizer in holdings.optimizers.items():
         walk.optimizer(optimizer, name)
+        if recorded is not None:
+            walk.settings(optimizer, name, ("lr",) if name in recorded else ())
     walk.hooks(hooks.global_hooks(), "all modules or optimizers")
     walk.finish()
     return walk
-
-
-def _is_own_object(value: Any) -> bool:
-    """Tell whether the code of an object's class is followed, so that it is known which attributes it reads."""
-    members = (reading.function_of(one) for base in type(value).__mro__ for one in vars(base).values())
-    return any(is_own_file(reading.file_of(one)) for one in members if hasattr(one, "__code__"))
 
 
 class Watch:
@@ -85,12 +90,19 @@ class Watch:
             hooks; and the other state.
         ignore: objects of ours.
         objects: arguments of the step that are no tensors or plain values.
+        recorded: names of the optimizers whose learning rate a recording reads on the device. What code reads of any
+            other in Python is frozen. None where nothing is recorded: then parameter groups are not looked at.
     """
 
     def __init__(
-        self, step: Callable[..., Any], holdings: Holdings, ignore: Iterable[Any], objects: Iterable[Any]
+        self,
+        step: Callable[..., Any],
+        holdings: Holdings,
+        ignore: Iterable[Any],
+        objects: Iterable[Any],
+        recorded: Collection[str] | None = None,
     ) -> None:
-        self._look = functools.partial(_look, step, holdings, tuple(ignore), tuple(objects))
+        self._look = functools.partial(_look, step, holdings, tuple(ignore), tuple(objects), recorded)
         self._take(self._look())
 
     def changed(self) -> str:

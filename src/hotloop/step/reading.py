@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import sys
 import types
 from typing import Any
 
@@ -11,6 +12,8 @@ from hotloop._torch.graphs import is_user_file
 
 _WRAPPERS = 6
 """Decorators around one function that are looked through."""
+_JOINED = 5
+"""Within so many instructions a text becomes a part of another: what is put after it is a variable, seldom more."""
 
 
 @functools.lru_cache(maxsize=1024)
@@ -35,6 +38,40 @@ def attributes(code: types.CodeType) -> tuple[str, ...]:
     }
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return tuple(sorted(texts.union(code.co_names, *(attributes(one) for one in inner))))
+
+
+@functools.lru_cache(maxsize=1024)
+def beginnings(code: types.CodeType) -> tuple[str, ...]:
+    """Give what names begin with that code puts together for ``getattr``, that of functions inside it too."""
+    found: set[str] = set()
+    if "getattr" in names(code):
+        steps = list(dis.get_instructions(code))
+        for index, one in enumerate(steps):
+            joined = any(after.opname in ("BUILD_STRING", "BINARY_OP") for after in steps[index + 1 : index + _JOINED])
+            if one.opname == "LOAD_CONST" and isinstance(one.argval, str) and one.argval.isidentifier() and joined:
+                found.add(one.argval)
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return tuple(sorted(found.union(*(beginnings(one) for one in inner))))
+
+
+def imports(function: types.FunctionType) -> list[types.ModuleType]:
+    """Give the modules that a function imports as it runs, where they are imported."""
+    package = function.__globals__.get("__package__") or ""
+    wanted = [f"{package}.{name}" if level else name for level, name in _imported(function.__code__)]
+    return [sys.modules[name] for name in wanted if name in sys.modules]
+
+
+@functools.lru_cache(maxsize=1024)
+def _imported(code: types.CodeType) -> tuple[tuple[int, str], ...]:
+    """Give the modules that code imports, and how many packages up; further up than its own are left out."""
+    steps = list(dis.get_instructions(code))
+    found = [
+        (steps[index - 2].argval, one.argval)
+        for index, one in enumerate(steps)
+        if one.opname == "IMPORT_NAME" and steps[index - 2].argval in (0, 1)
+    ]
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*found, *(pair for one in inner for pair in _imported(one)))
 
 
 def function_of(member: Any) -> Any:

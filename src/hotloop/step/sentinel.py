@@ -1,9 +1,10 @@
 """The sentinel: now and then a step of a proven tier is also run eagerly, from the same state, and compared.
 
 A proof looks at three steps, and a run has a million. A recording may go stale, a size may come that compiled code does
-not fit, and gradients that are wrong by 1% kill nothing. So every N steps one is run both ways, as in a proof: eager's
-outcome stays, so it is a training step like any other. N follows from what such a step costs and the share of time that
-it may cost.
+not fit, and gradients that are wrong by 1% kill nothing. So every N steps or so one is run both ways, as in a proof:
+eager's outcome stays, so it is a training step like any other. N follows from what such a step costs and the share of
+time that it may cost. The distance is another one each time, from half of N to one and a half: what a step does only
+every so often would else never be checked where N is a multiple of that.
 
 One comparison past its limits is a suspicion only: there are hundreds of checks of hundreds of tensors in a run, and as
 a model learns, its gradients become small beside their rounding. So the next three steps are run both ways too, and in
@@ -20,6 +21,7 @@ import dataclasses
 import functools
 import logging
 import math
+import random
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +54,7 @@ _log = logging.getLogger("hotloop")
 SHARE = 0.01
 """The share of time that sentinel steps may cost, unless the user says otherwise."""
 FIRST, LEAST = 100, 10
-"""Steps in a tier before the first check, which tells what one costs; and between two checks, at least."""
+"""Steps in a tier before the first check, which tells what one costs; and between two checks in the mean, at least."""
 SEARCH_SECONDS = 60.0
 """How long a run may stand still for the search for the region at fault."""
 _SHAPES = ("missing", "shape", "dtype", "layout")
@@ -384,7 +386,13 @@ class Sentinel:
         self._extra += extra
         of_one = self._share * usual
         self._every = max(LEAST, math.ceil(extra / of_one))
-        self._left = max(LEAST, math.ceil((self._extra + extra) / of_one) - self._steps)
+        planned = max(LEAST, math.ceil((self._extra + extra) / of_one) - self._steps)
+        self._left = _spread_out(planned, self._loop.steps)
+
+
+def _spread_out(distance: int, seed: int) -> int:
+    """Draw a distance around one, which is the mean, from a generator of its own: no stream of the program moves."""
+    return distance + random.Random(seed).randint(-(distance // 2), distance // 2)  # noqa: S311 - nothing is secret
 
 
 def _to_judge(outcome: Outcome, *, referred: bool) -> Outcome:

@@ -22,6 +22,8 @@ RECURS = 3
 _MANY = 0.25
 """Where more than this share of the latest steps have shapes of their own, waiting for one to recur is no use."""
 _LATEST = 40
+_KNOWN = 4096
+"""Kinds of inputs that are remembered, at most."""
 _ADVISE_AFTER = 100
 
 
@@ -116,6 +118,8 @@ class Shapes:
         else:
             may = not known or self.many or recurs
         if may:
+            if len(known) == _KNOWN:  # a value or an object that is new in each call
+                known.clear()
             known.add(inputs)
         return may
 
@@ -145,7 +149,7 @@ class Shapes:
             edges = census.suggest_buckets(varying.name, varying.dim, BUCKETS, multiple=MULTIPLE)
         except ConfigError:
             return ""
-        name = self._argument(varying.name)
+        name = self.argument(varying.name)
         return (
             f"{name} had {varying.distinct} sizes in dimension {varying.dim}, {varying.least} to {varying.most}: each "
             "new one costs set-up time, and is not captured. Declare "
@@ -154,8 +158,8 @@ class Shapes:
             "as fast, or more"
         )
 
-    def _argument(self, name: str) -> str:
-        """Give the name that `buckets` takes: of the argument, or of the entry in a mapping."""
+    def argument(self, name: str) -> str:
+        """Give the name that a user knows, and `buckets` takes: of the argument, or of the entry in a mapping."""
         if "." in name:
             return name.rpartition(".")[2]
         if name.startswith("args["):

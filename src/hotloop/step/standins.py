@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import array
+import collections
 import collections.abc
 import dataclasses
+import enum
 import hashlib
 import itertools
 import random
 import sys
 import types
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 SCALARS = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 ABSENT: Any = object()
-_BYTES = 64 * 2**10
-"""An array is compared by what it holds up to this size; a larger one cannot be, before each replay."""
+_BYTES, _MOST_BYTES = 64 * 2**10, 2**28
+"""An array is compared by what it holds up to the first size; a larger one cannot be, before each replay. A survey,
+which is made once, compares what is within the second one as well."""
 _NO_MEMORY = -1
+_ITEMS, _NESTED = 200, 4
+"""Of a container in an object of a library: the most items, and containers in one another, that are looked at."""
 
 
 class Same:
@@ -37,6 +45,11 @@ class Same:
             self._ref: Any = weakref.ref(value)
         except TypeError:  # an object without weak references is kept
             self._ref = lambda: value
+
+    @property
+    def is_tensor(self) -> bool:
+        """Tell whether it stands for a tensor."""
+        return isinstance(self._ref(), torch.Tensor)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Same):
@@ -60,9 +73,13 @@ class Unknown:
 
 @dataclasses.dataclass(frozen=True)
 class Unwatchable:
-    """State that no look before a replay can follow: a capture has to be declined for it."""
+    """State that no look before a replay can follow: a capture has to be declined for it.
+
+    ``content`` tells whether a step that was looked at has changed it: its Python then must not run twice.
+    """
 
     why: str
+    content: Any = None
 
 
 def plain(value: Any) -> Any:
@@ -77,6 +94,27 @@ def alike(one: Any, other: Any) -> bool:
     return type(one) is type(other) and isinstance(one, SCALARS) and plain(one) == plain(other)
 
 
+def is_plain(value: Any, owner: type, depth: int = 0) -> bool:
+    """Tell whether a value is one that code keeps between two steps: a number, a text, a tensor, or some of these.
+
+    Caches, locks, handles and other objects are not, but for those of the owner's own class: settings within settings.
+    """
+    if isinstance(value, (*SCALARS, torch.Tensor)) or number_of(value) is not None:
+        return True
+    if depth >= _NESTED:
+        return False
+    if isinstance(value, dict):
+        return len(value) <= _ITEMS and all(is_plain(one, owner, depth + 1) for one in value.values())
+    if isinstance(value, list | tuple | set | frozenset | collections.deque):
+        return len(value) <= _ITEMS and all(is_plain(one, owner, depth + 1) for one in value)
+    return depth > 0 and type(value) is owner
+
+
+def plain_ones(fields: Mapping[str, Any], owner: type) -> set[str]:
+    """Name the attributes of an object of a library that `is_plain` tells of."""
+    return {key for key, value in fields.items() if is_plain(value, owner)}
+
+
 class Slot:
     """What a slot holds: equal to the same object, or to a scalar like it."""
 
@@ -89,6 +127,13 @@ class Slot:
         return isinstance(other, Slot) and alike(self._value, other._value)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def key_of(key: Any) -> str:
+    """Give what stands for a key of a mapping in names; of an object, which may print itself at length, its kind."""
+    if isinstance(key, tuple):
+        return f"({', '.join(map(key_of, key))})"
+    return repr(key) if isinstance(key, (*SCALARS, enum.Enum)) else f"<{type(key).__name__}>"
 
 
 def forward_of(cls: type[torch.nn.Module]) -> Slot:
@@ -119,12 +164,12 @@ def is_array(value: Any) -> bool:
 def content_of(value: Any) -> Any:
     """Give what an array holds; of a large one, or one of objects, that it cannot be watched."""
     view = memoryview(value) if isinstance(value, bytearray | array.array) else value
-    if view.nbytes > _BYTES:
-        return Unwatchable(f"an array of {view.nbytes // 2**10} KiB")
     if not isinstance(value, bytearray | array.array) and value.dtype.hasobject:
         return Unwatchable("an array of objects")
     kind = getattr(value, "dtype", type(value).__name__)
-    return str(kind), tuple(view.shape or ()), hashlib.blake2b(view.tobytes(), digest_size=16).digest()
+    held = hashlib.blake2b(view.tobytes(), digest_size=16).digest() if view.nbytes <= _MOST_BYTES else b""
+    content = str(kind), tuple(view.shape or ()), held
+    return content if view.nbytes <= _BYTES else Unwatchable(f"an array of {view.nbytes // 2**10} KiB", content)
 
 
 def number_of(value: Any) -> Any:
@@ -174,9 +219,9 @@ def position(value: Any) -> Any:
         return "count", repr(value)
     if isinstance(value, types.GeneratorType):  # a generator is where its code is: a loop stops at the same place
         return "generator", value.gi_frame.f_lasti if value.gi_frame is not None else -1
-    length = getattr(value, "__length_hint__", None)
-    if callable(length) and not isinstance(value, type):
-        return "left", length()
+    # Asked of the class, as Python does: settings that answer any attribute have none, or raise.
+    if (length := getattr(type(value), "__length_hint__", None)) is not None and not isinstance(value, type):
+        return "left", length(value)
     return _position_of_others(value)
 
 
@@ -196,6 +241,13 @@ def _is_numpys(value: Any) -> bool:
 
 
 _LIBRARIES = ("torch", "numpy", "builtins", "hotloop", "logging", "threading", "lightning", "tqdm", "rich")
+
+
+def is_frameworks(cls: type) -> bool:
+    """Tell whether a class is a trainer's or hotloop's, of whose objects it is known what a step changes."""
+    if cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning", "lightning_fabric", "hotloop"):
+        return True
+    return cls.__module__.startswith("transformers.trainer")  # its schedule goes on outside the step
 
 
 def is_users_object(value: Any) -> bool:

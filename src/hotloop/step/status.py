@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TierStatus:
-    """One tier: ``state`` is ``in force``, ``proven``, ``trying``, ``declined`` or ``timed``; times in seconds."""
+    """One tier: ``state`` is ``in force``, ``proven``, ``trying``, ``declined`` or ``timed``; times in seconds.
+
+    ``why`` it is declined; what one lacks that is aimed at and not proven yet; why the first steps run as given.
+    """
 
     name: str
     state: str
@@ -42,6 +45,7 @@ class LoopStatus:
         decisions: each with its reason, in order.
         undone: steps that failed in a tier, and were undone and run eagerly.
         dropped: recordings that no longer fitted, with what changed.
+        compiled: of each compiled component, how often its graphs broke, how often it was recompiled, and where.
         sentinels: of each decorated step, how often it was also run eagerly and compared, and what was found.
     """
 
@@ -56,6 +60,7 @@ class LoopStatus:
     decisions: tuple[str, ...] = ()
     undone: int = 0
     dropped: tuple[str, ...] = ()
+    compiled: tuple[str, ...] = ()
     sentinels: tuple[SentinelStatus, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -75,7 +80,7 @@ class LoopStatus:
             f"saved {self.seconds_saved:.1f} s so far, {self.prepare_seconds:.1f} s spent on preparing and proving"
         ]
         notes += [f"undone: {self.undone} steps"] if self.undone else []
-        notes += map(str, self.sentinels)
+        notes += [*self.compiled, *map(str, self.sentinels)]
         notes += [f"recorded anew: {reason}" for reason in self.dropped[-3:]]
         notes += [f"decided: {line}" for line in self.decisions[-5:]]
         return Group(table, Text("\n".join(notes)))

@@ -22,14 +22,15 @@ from hotloop._torch.frames import stack_of
 from hotloop._torch.hooks import first_after_step
 from hotloop._torch.replaced import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED
+from hotloop.step.holdings import Memory
 from hotloop.step.known import answered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from hotloop.step.holdings import Holdings
 
-_MATRIX_PRODUCTS = tuple(
+_MATRIX_PRODUCTS = frozenset(
     f"aten.{name}"
     for name in (
         "mm",
@@ -47,6 +48,7 @@ _MOVE_IT_OUT = "move it out of the step: return the tensor, and read it outside 
 _READ_ON_HOST = "a value is read on the host"
 _SILENT_READS = {"__repr__": "print", "tolist": "tolist", "numpy": "numpy", "__array__": "numpy"}
 """Methods of a tensor that read it, and what their user knows them as."""
+_INTO_IT = "write into the memory that it has: tensor.data.copy_(...), .mul_(), .clamp_()"
 _MAKE_IT = "make it on the device (torch.full, arange, zeros with device=...), or before the first step"
 _COPIES = ("aten._to_copy", "aten.copy_")
 _MOVE_IT = (
@@ -110,10 +112,12 @@ def survey(
         inputs: its tensor arguments.
         run: the step.
     """
-    look = _Look(holdings, device, inputs)
+    with holdings.still():
+        look = _Look(holdings, device, inputs)
     with answered(holdings.modules), observing(look.operation), look.following():
         result = run()
     look.seen.updated = look.updated()
+    look.seen.obstacles += look.moved()
     return result, look.seen
 
 
@@ -141,6 +145,8 @@ class _Look:
         self._gradient_found: dict[int, torch.Tensor] = {}
         self._places: set[tuple[str, int] | None] = set()
         self._restored = self._stepping_now = 0
+        self._named = holdings.objects()
+        self._had = Memory(list(self._named.values()))
         self._of_arguments = {_memory(one) for one in inputs if one.device.type == "cpu"}
         """Memory on the host that a capture has on the device: arguments, and what was made of them."""
         self._of_outside: set[int] = set()
@@ -148,19 +154,21 @@ class _Look:
 
     def operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.seen.operations += 1
-        if name_of(operation) in _MATRIX_PRODUCTS:
+        name, found = name_of(operation), list(tensors_in(*args, *kwargs.values()))
+        if name in _MATRIX_PRODUCTS:
             self.seen.matrix_dtypes |= {one.dtype for one in tensors_in(*args) if one.is_floating_point()}
-        self._look_before(operation, args, kwargs)
-        given = {_memory(one) for one in tensors_in(*args, *kwargs.values())}
+        self._look_before(operation, name, args, kwargs)
+        given = set(map(_memory, found))
         for memory in given & self._gradients.keys():
             self.seen.read_gradients.add(self._gradients[memory])
         written = list(written_by(operation, args, kwargs))
         result = operation(*args, **kwargs)
-        if self._device.type != "cpu":
-            self._look_at_host(operation, args, kwargs, result)
-        fresh = name_of(operation) == "aten.lift_fresh"  # torch.tensor(...) shows only here
-        self._made |= {memory for one in tensors_in(result) if (memory := _memory(one)) not in given or fresh}
-        unscales = name_of(operation).startswith("aten._fused_")  # for a GradScaler: before it uses them
+        made = list(tensors_in(result))
+        fresh = name == "aten.lift_fresh"  # torch.tensor(...) shows only here
+        if self._device.type != "cpu" and (fresh or any(one.is_cpu for one in (*found, *made))):
+            self._look_at_host(name, found, made)
+        self._made |= {memory for one in made if (memory := _memory(one)) not in given or fresh}
+        unscales = name.startswith("aten._fused_")  # for a GradScaler: before it uses them
         for one in written:
             memory = _memory(one)
             if not self._stepping_now:
@@ -188,47 +196,56 @@ class _Look:
                     found.add(self._parameters[id(one)])
         return {name for name in found if self._updates[name] == 1}
 
-    def _look_before(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def moved(self) -> list[Obstacle]:
+        """Name what was given other memory: a recording keeps writing and reading the old one."""
+        places = self._had.moved()
+        if not places:
+            return []
+        first = list(self._named)[places[0]]
+        others = f", and {len(places) - 1} more tensors" if len(places) > 1 else ""
+        return [Obstacle(f"`.data = ` in the step gives {first} other memory{others}", _INTO_IT)]
+
+    def _look_before(self, operation: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._stepping_now:  # a captured optimizer is told to stay on the device, another runs outside
             return
         if why := host_read(operation, args):
             self._obstacle(why, _MOVE_IT_OUT)
-        elif self._device.type != "cpu" and name_of(operation) in _COPIES and self._leaves(operation, args, kwargs):
+        elif self._device.type != "cpu" and name in _COPIES and self._leaves(name, args, kwargs):
             self._obstacle("a tensor is copied to the host", "return the tensor, and copy it outside the step")
         if is_random(operation):
             self.seen.random_operations += 1
             if self._restored:
                 self._obstacle(
-                    "random numbers are drawn inside activation checkpointing, which restores the random state",
-                    "leave dropout out of the checkpointed part, or checkpoint without dropout",
+                    "random numbers are drawn where the random state is restored: activation checkpointing, fork_rng",
+                    "leave dropout out of the checkpointed part, or checkpoint without it; draw outside of fork_rng",
                 )
 
-    def _look_at_host(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def _look_at_host(self, name: str, found: Sequence[torch.Tensor], result: Sequence[torch.Tensor]) -> None:
         """Find tensors on the host whose value a capture would read once, for good.
 
         One without elements has no value. Where it gets some at another step, what fills it is Python state that is
         looked at before a replay, or an argument's shape; a proof sees the rest.
         """
-        given = [one for one in tensors_in(*args, *kwargs.values()) if one.numel()]
+        given = [one for one in found if one.numel()]
         host = {_memory(one) for one in given if one.device.type == "cpu"}
-        arguments, made = host & self._of_arguments, [one for one in tensors_in(result) if one.numel()]
+        arguments, made = host & self._of_arguments, [one for one in result if one.numel()]
         outside = {one for one in host - arguments if one not in self._made or one in self._of_outside}
         on_device = any(one.device.type == self._device.type for one in (*given, *made))
-        if name_of(operation) == "aten.lift_fresh" and on_device and not self._stepping_now:
+        if name == "aten.lift_fresh" and on_device and not self._stepping_now:
             self._obstacle("Python numbers are copied to the device: torch.tensor(..., device=...)", _MAKE_IT)
         elif not self._stepping_now and (on_device or arguments):
             if outside:
                 self._obstacle(
                     "a tensor on the host that is no argument meets the device: its value is frozen", _MOVE_IT
                 )
-            elif host - arguments and name_of(operation) in _COPIES:
+            elif host - arguments and name in _COPIES:
                 self._obstacle("a tensor made on the host is copied to the device", _MAKE_IT)
         fresh = {_memory(one) for one in made if one.device.type == "cpu"} - host
         self._of_arguments = self._of_arguments - fresh | (fresh if arguments else set())
         self._of_outside = self._of_outside - fresh | (fresh if outside and not arguments else set())
 
-    def _leaves(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if name_of(operation) == "aten.copy_":
+    def _leaves(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if name == "aten.copy_":
             return bool(args[0].device.type == "cpu" and args[1].device.type != "cpu")
         target = kwargs.get("device")
         return bool(target is not None and torch.device(target).type == "cpu" and args[0].device.type != "cpu")
@@ -236,12 +253,12 @@ class _Look:
     def _wrote(self, tensor: torch.Tensor) -> None:
         memory = _memory(tensor)
         if memory in self._inputs:
-            self._obstacle("the step writes into its own argument", "work on a copy: x = x.clone()")
+            self._obstacle("the step writes into its own argument", "work on a copy: x = x.clone()", once=True)
         elif memory not in self._known and memory not in self._made:
             self._known.add(memory)
             self.seen.written_found.append(tensor.detach())
 
-    def _obstacle(self, reason: str, hint: str) -> None:
+    def _obstacle(self, reason: str, hint: str, *, once: bool = False) -> None:
         place = user_place()
         if (stack := stack_of(inspect.currentframe())).scaling:
             # A trainer's line that calls the scaler tells its user nothing: the program's own is named.
@@ -249,7 +266,7 @@ class _Look:
         if place not in self._places:
             self._places.add(place)
             file, line = place or (None, None)
-            self.seen.obstacles.append(Obstacle(reason, hint, file, line))
+            self.seen.obstacles.append(Obstacle(reason, hint, file, line, once))
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -306,7 +323,7 @@ class _Look:
             if any(callable(one) for one in (*args[1:], *kwargs.values())):
                 self._obstacle(
                     "the optimizer runs the model itself, through a closure",
-                    "none: such an optimizer (LBFGS) decides on the host how often it runs the model",
+                    "such an optimizer (LBFGS) decides on the host how often it runs the model",
                 )
             self._stepping_now += 1
 

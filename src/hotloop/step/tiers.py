@@ -20,6 +20,9 @@ BASES: dict[str, dict[str, Any]] = {
 NAMED = ("eager", "eager+graph", "regional", "regional+graph", "full", "full+graph", "autotune+graph")
 """The tiers that `run="auto"` chooses among; on a CPU those without a graph."""
 
+ASKED = (*NAMED[:-1], "autotune", NAMED[-1])
+"""The tiers that a setting may name; ``auto`` prepares autotuned code for a graph alone."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
@@ -42,6 +45,11 @@ class Tier:
     def settings(self) -> dict[str, Any]:
         """Give the arguments for `hotloop.compile`."""
         return dict(BASES.get(self.base) or {"preset": self.base})
+
+    @property
+    def makes_kernels(self) -> bool:
+        """Tell whether a compiler makes kernels of its own for it, in the place of torch's."""
+        return self.compiles and presets.get(self.settings["preset"]).backend == "inductor"
 
     def without_graph(self) -> Tier:
         """Give the same code, run call by call."""
@@ -69,5 +77,5 @@ def parse(name: str) -> Tier:
             )
         if found:
             return Tier("eager" if found == "none" else found, bool(plus))
-    known = ("auto", *NAMED, *presets.PRESETS)
+    known = ("auto", *ASKED, *presets.PRESETS)
     raise ConfigError(f"run {name!r}: {presets.expected(name, known)}; a preset may end in {GRAPH}")

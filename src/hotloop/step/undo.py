@@ -13,7 +13,7 @@ import torch
 from hotloop._torch.fake import version_of
 from hotloop._torch.foreach import copy_all
 from hotloop._torch.hooks import module_tables
-from hotloop.step.holdings import Bindings, Holdings, RandomState
+from hotloop.step.holdings import Bindings, Holdings, Memory, RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,6 +64,8 @@ class StepStart:
         """Whether all of it was saved: where memory ran out in between, the step has not begun."""
         self._devices = devices
         self._parameters = list(holdings.parameters().values())
+        self._owned = [one for name, one in holdings.parameters().items() if name not in holdings.strangers]
+        self._places = Memory(self._owned)
         others = Holdings({}, {}, holdings.state)
         others.found = holdings.found
         self._others = others
@@ -95,7 +97,9 @@ class StepStart:
             copy_all(self._copies, self._live)
         self._gradients = [parameter.grad for parameter in self._parameters]
         self._values = self._copied() if gradients else []
-        self._versions = [version_of(parameter) for parameter in self._parameters]
+        self._versions = [version_of(parameter) for parameter in self._owned]
+        if self._places.moved():
+            self._places = Memory(self._owned)
         self._random = RandomState(self._devices, python=buffers)
         self._bindings = Bindings(self._others)
         self.complete = True
@@ -126,13 +130,23 @@ class StepStart:
         return pairs + sparse
 
     def wrote(self) -> bool:
-        """Tell whether the step has changed a parameter since, through an optimizer or by hand."""
-        return [version_of(parameter) for parameter in self._parameters] != self._versions
+        """Tell whether the step has changed a parameter since, through an optimizer or by hand.
+
+        One that was given other memory (``parameter.data = ...``) is not: what it had is there still.
+        """
+        return [version_of(parameter) for parameter in self._owned] != self._versions
+
+    def untouched(self) -> set[int]:
+        """Give the ids of the parameters whose writes count none since, and that have the memory that they had."""
+        moved = set(self._places.moved())
+        versions = enumerate(zip(self._owned, self._versions, strict=True))
+        return {id(one) for place, (one, version) in versions if version_of(one) == version and place not in moved}
 
     def restore(self) -> None:
         """Go back to the start of the step."""
         assert self._random is not None
         assert self._bindings is not None
+        self._places.restore()
         if self._with_buffers:
             self._buffers.restore()
             copy_all(self._live, self._copies)

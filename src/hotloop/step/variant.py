@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop.step import proof
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
 
@@ -66,6 +68,12 @@ class Variant:
     def begun(self) -> bool:
         """Tell whether it is on its way to be captured, or is captured."""
         return bool(self.measured) or self.captured is not None
+
+    @property
+    def steps_left(self) -> int:
+        """Give the calls that it takes until it is proven, as far as none differs: a look, a warm-up, the proof."""
+        first = (self.seen is None) + (self.spread is None)
+        return max(1, first + proof.STEPS - len(self.outcomes))
 
     def forget(self) -> None:
         """Begin anew, with a survey."""

@@ -14,6 +14,7 @@ import torch
 
 from hotloop._torch.dispatch import host_read, observing, tensors_in
 from hotloop.step import engines
+from hotloop.step.holdings import in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,9 +25,11 @@ class CaptureForbiddenError(RuntimeError):
 
 
 def captured_step_emulation() -> contextlib.AbstractContextManager[None]:
-    """Let ``hotloop.Loop`` capture steps on the CPU while the block runs, so that every ``+graph`` tier can be tested.
+    """Let ``hotloop.Loop`` capture steps on the CPU while the block runs, so that programs can be tested on them.
 
-    A replay runs the recorded operations one by one: it is as slow as eager, and equal to it bit by bit.
+    A replay runs the recorded operations one by one: it is as slow as eager, and equal to it bit by bit. Inductor's
+    kernels are no such operations: of compiled code ``run="aot_eager+graph"`` can be captured here, while a tier or
+    preset of Inductor's with a graph is a `ConfigError`, and ``run="auto"`` leaves it out.
     """
     return engines.using("cpu", TapeEngine)
 
@@ -35,6 +38,7 @@ class TapeEngine:
     """Records operations on a tape."""
 
     name = "tape"
+    kernels = False
 
     def begin(self, device: torch.device, *, told_capturing: bool) -> TapeRecording:  # noqa: ARG002 - one CPU
         """Begin a tape."""
@@ -92,7 +96,10 @@ class TapeRecording:
 
 
 class Tape:
-    """Recorded operations, each with the tensors that it was given and those that it made."""
+    """Recorded operations, each with the memory that it was given and what it made.
+
+    Not with the tensors: ``tensor.data = other`` gives one other memory later, of which a recording knows nothing.
+    """
 
     def __init__(self) -> None:
         self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
@@ -106,7 +113,8 @@ class Tape:
         if why := host_read(operation, args):
             raise CaptureForbiddenError(f"operation not permitted while a step is captured: {why}")
         result = operation(*args, **kwargs)
-        self._operations.append((operation, args, kwargs, list(tensors_in(result))))
+        given = {name: _memory_of(value) for name, value in kwargs.items()}
+        self._operations.append((operation, _memory_of(args), given, [in_place(one) for one in tensors_in(result)]))
         return result
 
     def replay(self) -> None:
@@ -117,6 +125,12 @@ class Tape:
                     for ours, theirs in zip(_dense_parts(old), _dense_parts(new), strict=True):
                         if ours.data_ptr() != theirs.data_ptr():
                             ours.copy_(theirs)
+
+
+def _memory_of(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return in_place(value)
+    return type(value)(map(_memory_of, value)) if type(value) in (list, tuple) else value
 
 
 def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

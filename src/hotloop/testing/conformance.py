@@ -31,11 +31,22 @@ from hotloop.errors import CompiledRunError
 from hotloop.observe import watch
 from hotloop.testing.assertions import assert_max_recompiles
 from hotloop.testing.captured import captured_step_emulation
-from hotloop.testing.fitting import Fitted, SmallClassifier, Task, flat, inventory, placed, said, small_batches
+from hotloop.testing.fitting import (
+    Fitted,
+    SmallClassifier,
+    Task,
+    flat,
+    inventory,
+    placed,
+    plain_python,
+    said,
+    small_batches,
+)
 from hotloop.testing.planted import TELLS, Stage, forget_compiled_code, planted_failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from types import SimpleNamespace
 
 
 _eager_fits: collections.defaultdict[type, dict[Any, Fitted]] = collections.defaultdict(dict)
@@ -153,6 +164,26 @@ class Conformance:
         captured = [one for one in ours.record.document["events"] if one["kind"] == ev.Captured.kind]
         _check(bool(captured), f"no step was captured: {told}")
 
+    def test_python_that_a_step_reads(self) -> None:
+        """What a callback sets in Python between two steps is read by the next, compiled and captured ones too."""
+        for run in self._runs():
+            eager, ours = (self._fit_with_python(one, changes=2 * self.steps // 3)[0] for one in (None, run))
+            self._same(eager, ours)
+
+    def test_python_that_a_step_counts(self) -> None:
+        """What a step counts in Python counts each batch once; where it stays eager for that, the status says so."""
+        for run in self._runs():
+            eager, expected = self._fit_with_python(None, counting=True)
+            _check(expected.steps == self.steps, f"eager counts {expected.steps} steps in {self.steps} batches")
+            with watch() as seen:
+                ours, found = self._fit_with_python(run, counting=True)
+            self._same(eager, ours)
+            told = said(ours)
+            _check(found.steps == self.steps, f"run={run!r} counts {found.steps} steps in {self.steps} batches: {told}")
+            made = [one for one in seen if isinstance(one, ev.Captured if "+graph" in run else ev.Compiled)]
+            why = self.limits.get("test_captured_step", "changes Python state") if "+graph" in run else "Python state"
+            _check(bool(made) or why in told, f"run={run!r} ran eager, and {why!r} is not in the status: {told}")
+
     def test_status_and_record(self) -> None:
         """The status says what was asked for and what runs; the record holds the same, and can be read back."""
         with watch() as seen:
@@ -265,6 +296,34 @@ class Conformance:
         return self.fit(
             Task(model=model, batches=placed(batches, self.device), run=run, device=self.device, **settings)
         )
+
+    def _runs(self) -> list[str]:
+        """Name what a program is asked to run as: compiled; captured too where anybody captures here."""
+        return [self.run] if self.test_captured_step is None else [self.run, "eager+graph"]
+
+    def _fit_with_python(
+        self, run: str | None, *, changes: int | None = None, counting: bool = False
+    ) -> tuple[Fitted, SimpleNamespace]:
+        """Fit a program that keeps Python state, captured by the stand-in where a capture is asked for.
+
+        After ``changes`` batches, what the step reads is set to something else, and the model's dropout switched off.
+        """
+        model, python, begun = self._model(), plain_python(counting=counting), 0
+        drops = [one for one in model.modules() if isinstance(one, nn.Dropout)]
+
+        def begin() -> None:
+            nonlocal begun
+            if begun == changes:
+                python.weight = 0.25
+                for one in drops:
+                    one.p = 0.0
+            begun += 1
+
+        stand_in = self.device == "cpu" and run is not None and "+graph" in run
+        with captured_step_emulation() if stand_in else contextlib.nullcontext():
+            fitted = self._fit(run=run, model=model, python=python, begin=begin)
+        _check(begun == self.steps, f"Task.begin was called {begun} times in {self.steps} batches")
+        return fitted, python
 
     def _eager(self, **settings: Any) -> Fitted:
         """Fit eagerly; what many tests compare with is fitted once a suite."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,6 +56,11 @@ def small_batches(count: int, *, ragged: bool = False) -> list[tuple[torch.Tenso
     ]
 
 
+def plain_python(*, counting: bool = False) -> SimpleNamespace:
+    """Give Python that a program keeps beside its tensors; no object of ours, which are none of a program's state."""
+    return SimpleNamespace(counting=counting, steps=0, weight=1.0)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
     """One fit that an integration is asked for.
@@ -69,6 +75,11 @@ class Task:
         save: where to write a checkpoint when the fit has ended; None for none.
         resume: a checkpoint to go on from; None to begin.
         device: where model and batches are, and the fit has to run: ``"cpu"`` or ``"cuda"``.
+        begin: to be called before each training batch, outside of the step: where a user's callback would be.
+        python: what the user's own step (``training_step``, ``compute_loss``) reads and counts in Python, in the
+            integration's own file: ``loss = loss * python.weight``, with the loss as the model gives it, and
+            ``python.steps += 1`` where ``python.counting``. It is taken out of the task before (``python =
+            task.python``): objects of hotloop's own are no state of a program.
     """
 
     model: nn.Module
@@ -80,6 +91,8 @@ class Task:
     save: Path | None = None
     resume: Path | None = None
     device: str = "cpu"
+    begin: Callable[[], None] = lambda: None
+    python: SimpleNamespace = dataclasses.field(default_factory=plain_python)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -154,6 +154,14 @@ def _own_program(text: str) -> list[str]:
     return ["recipe=workload", f"recipe.name='{quoted}'"]
 
 
+def _choices(group: str, asked: str, available: list[str]) -> str:
+    """Say what may be chosen: not the choices that others stand on."""
+    known = set(available) - {"default"} or {"default"}
+    if group != "recipe":
+        return coerce.nearest(asked, known)
+    return f"{coerce.nearest(asked, known - {'workload'})} (a program of your own: recipe=FILE.py:function)"
+
+
 def _checked(text: str, available: Mapping[str, list[str]]) -> str:
     """Check one override's key against the settings, and give it in the form that Hydra takes for new keys too."""
     from hydra.core.override_parser.overrides_parser import OverridesParser  # noqa: PLC0415 - checked by the caller
@@ -165,7 +173,7 @@ def _checked(text: str, available: Mapping[str, list[str]]) -> str:
     value = text.split("=", 1)[1].strip()
     if key in available:
         if value not in available[key]:
-            raise ConfigError(f"{key}={value}: no such choice; {coerce.nearest(value, available[key])}")
+            raise ConfigError(f"{key}={value}: no such choice; {_choices(key, value, available[key])}")
         return f"{key}={value}"
     if coerce.kind_at(Settings, key) is None:
         parent = key.rpartition(".")[0]

@@ -7,11 +7,11 @@ import sys
 import typing
 from importlib import resources
 
-from hotloop.train import coerce, configure
+from hotloop.train import coerce, configure, start
 from hotloop.train.settings import Settings
 
 if typing.TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 HEAD = """# Settings of `hotloop train`
 
@@ -30,7 +30,8 @@ hotloop train data=csv data.path=pairs.csv model=bge-reranker
   `settings.yaml` in a run's folder is one); a group given as text there is a choice (`data: csv`). `--config FOLDER`
   takes a folder of groups of your own, such as `training/long.yaml`, as further choices.
 - `--show` prints the settings that a command would run with.
-- `hotloop train run.resume=FOLDER` goes on with a run that was interrupted; further settings go on top of its own.
+- `hotloop train run.resume=FOLDER` goes on with a run that was interrupted; further settings go on top of its own, as
+  far as [they may change](#when-a-run-is-resumed).
 - `hotloop kfold` is `hotloop train kfold.n_splits=5`: a cross-validation ([kfold.md](kfold.md)).
 - `hotloop eval run=FOLDER` (or `checkpoint=FILE`) judges a checkpoint on the validation side of its data.
 """
@@ -72,7 +73,36 @@ def render() -> str:
     parts = [HEAD]
     for group, names in sorted(choices.items(), key=lambda item: list(hints).index(item[0])):
         parts.append(_section(group, names))
-    return "\n".join(parts)
+    return "\n".join([*parts, *_resumed()])
+
+
+def _resumed() -> list[str]:
+    """Say which settings may change when a run is resumed."""
+
+    def named(names: Iterable[str]) -> str:
+        return ", ".join(f"`{one}`" for one in names)
+
+    rows = [(named(names), f"no: {why}") for why, names in start.FIXED.items()]
+    rows += [
+        (named(start.COMPARED), "as long as the data stay the same: they are compared, and other data are refused"),
+        (named(start.FREE), "yes: what is drawn and written of a model, and how much memory a step takes"),
+        (
+            "all others: `training`, `compile`, and of `run` the device and the logger",
+            "yes; the sizes of a folder's pictures follow from `training.batch_size`, and are compared with the data",
+        ),
+        ("`run.folder`, `run.resume`", "they say which run it is"),
+    ]
+    return [
+        "## When a run is resumed",
+        "",
+        "`hotloop train run.resume=FOLDER NAME=VALUE ...`. A group stands for what is in it and has no row of its own.",
+        "A run that stopped before its first checkpoint takes any; of a cross-validation see [kfold.md](kfold.md).",
+        "",
+        "| setting | may change |",
+        "|---|---|",
+        *(f"| {what} | {may} |" for what, may in rows),
+        "",
+    ]
 
 
 def _section(group: str, names: list[str]) -> str:

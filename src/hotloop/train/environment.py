@@ -1,7 +1,8 @@
-"""Where a run runs: the device of ``run.device``, and the memory that it took."""
+"""Where a run runs: its seed, the device of ``run.device``, and the memory that it took."""
 
 from __future__ import annotations
 
+import random
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,16 @@ from hotloop.train.optional import require
 
 if TYPE_CHECKING:
     from hotloop.train.settings import OptimizationSettings
+
+
+def seed(number: int) -> None:
+    """Seed the random numbers of Python, NumPy and torch.
+
+    As ``seed_everything`` of Lightning does, whose import takes longer than torch's: a run without Fabric does without.
+    """
+    random.seed(number)
+    require("numpy", "hotloop train").random.seed(number)
+    torch.manual_seed(number)
 
 
 def choose_device(wanted: str) -> torch.device:

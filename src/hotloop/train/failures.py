@@ -47,8 +47,11 @@ def explain(error: Exception, smaller: str = SMALLER) -> TrainingFailedError | N
     if isinstance(error, TrainingFailedError):
         return error
     if isinstance(error, CompiledRunError):
+        off = " ".join(f"compile.components.{error.component}.{mode}=none" for mode in ("training", "inference"))
+        known = error.component.isidentifier()  # a program of several models has names that no setting has
+        without = f"{off}, which leaves others compiled" if known else "compile.preset=aot_eager"
         return TrainingFailedError(
-            f"{error} To go on without it: compile.preset=aot_eager, or training.optimization.use_torch_compile=false"
+            f"{error} To go on without it: {without}, or training.optimization.use_torch_compile=false"
         )
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text or isinstance(error, MemoryError):

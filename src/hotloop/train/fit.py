@@ -88,7 +88,7 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
     """
     with contextlib.ExitStack() as stack:
         record = stack.enter_context(RunRecord(start.folder))
-        opening.write(start.settings, task.told, record, display)
+        opening.write(start.settings, task.told, record)
         record.update("measurements", **{f"validation_{task.rows}": len(task.validation), **task.context})
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(hotloop.watch()) if chosen or auto else []

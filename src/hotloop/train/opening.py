@@ -16,19 +16,29 @@ if TYPE_CHECKING:
     from hotloop.train.settings import Settings
 
 
-def write(settings: Settings, told: Mapping[str, Sequence[str]], record: RunRecord, display: Display) -> None:
-    """Write down what a run reads of its settings and what it is about, and say which settings do nothing in it.
+def begin(settings: Settings, display: Display, reads: Sequence[str], beside: Sequence[str] = ()) -> None:
+    """Before any work: refuse settings that the recipe does not read, and say which of the others do nothing.
+
+    ``reads`` and ``beside`` as for `unread.refuse`.
+
+    Raises:
+        ConfigError: settings that were changed and are not read.
+    """
+    unread.refuse(settings, reads, beside)
+    for line in unread.remarks(settings):
+        display.say(line)
+
+
+def write(settings: Settings, told: Mapping[str, Sequence[str]], record: RunRecord) -> None:
+    """Write down what a run reads of its settings, which of them do nothing, and what it is about.
 
     Args:
         settings: the run's.
         told: what the recipe has said already of the data and the like: lines by their subject.
         record: the run's.
-        display: prints the run.
     """
     record.update("settings", **unread.only_read(settings))
     remarks = unread.remarks(settings)
-    for line in remarks:
-        display.say(line)
     found = {**told, **({"settings": remarks} if remarks else {})}
     record.update("told", **{subject: "\n".join(lines).splitlines() for subject, lines in found.items()})
 

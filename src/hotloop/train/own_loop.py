@@ -51,7 +51,7 @@ def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
     """
     with contextlib.ExitStack() as stack:
         record = stack.enter_context(RunRecord(start.folder))
-        opening.write(start.settings, task.told, record, display)
+        opening.write(start.settings, task.told, record)
         record.update("measurements", **task.context)
         record.update("environment", **machine.describe(task.device))
         auto = start.settings.training.optimization.use_torch_compile == "auto"

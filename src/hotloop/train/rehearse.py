@@ -156,8 +156,7 @@ def tried(
         for index in reversed(range(observed, len(events))):  # one by one: other threads may append at any time
             if (events[index].component or "") in chosen:
                 del events[index]
-    failing = next((one for one in found.findings if one.fails), None)
-    return "" if failing is None else f"{failing.kind}: {failing.what}"
+    return "" if found.worst is None else f"{found.worst.kind}: {found.worst.what}"
 
 
 def without_graphs(plan: Plan, device: str) -> Plan:

@@ -10,20 +10,29 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, study
-from hotloop.train import checkpoint, configure, unread
+from hotloop.train import checkpoint, coerce, configure, unread
+from hotloop.train.settings import Settings
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from hotloop.train.settings import Settings
+    from collections.abc import Iterator, Mapping, Sequence
 
 SETTINGS = "settings.yaml"
-_FIXED = (
-    "recipe", "data", "model", "digits", "language", "pictures", "diffusion", "focus",
-    "training.freeze_embeddings", "kfold", "run.seed",
-)  # fmt: skip
-"""What a resumed run cannot change: its batches and its parameters would be others."""
+FIXED: Mapping[str, tuple[str, ...]] = {
+    "it would be another run": ("recipe",),
+    "it would learn from other data, or from another share of them": ("data", "pictures", "kfold", "run.seed"),
+    "what is trained, or what it is to learn, would be another": (
+        "model", "digits", "language", "diffusion", "focus", "training.freeze_embeddings",
+    ),
+}  # fmt: skip
+"""Settings, and groups of them, that a resumed run cannot change, by the reason."""
+COMPARED = ("data.path", "data.on_bad_rows", "pictures.path", "pictures.skip_bad", "pictures.min_size")
+"""Of these, what may change as long as the data stay the same, which `Start.check_data` compares."""
+FREE = (
+    *(f"diffusion.{name}" for name in ("output", "sample_every", "sample_steps", "guidance", "prompts", "samples")),
+    "diffusion.gradient_checkpointing",
+)
+"""Of these, what may change anyhow: what is drawn and written of a model, and how much memory its step takes."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +64,12 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
         ConfigError: settings that cannot be used or would do nothing, a folder that holds another run, or nothing to
             resume from.
     """
-    settings = configure.load(overrides, config)
-    if settings.run.resume:
+    composed = configure.compose(overrides, config)
+    if resumed := composed["run"]["resume"]:  # what fits together is the run's own settings' affair, not the defaults'
         if config:
             raise ConfigError(f"--config {config} does not go with run.resume: a resumed run keeps its own settings")
-        return _resume(Path(settings.run.resume), overrides)
+        return _resume(Path(str(resumed)), overrides)
+    settings = coerce.build(Settings, composed)
     unread.refuse_idle(settings)  # of a new run alone: those of a resumed one cannot be taken back
     return Start(settings, new_folder(settings))
 
@@ -113,9 +123,13 @@ def _resume(given: Path, overrides: Sequence[str]) -> Start:
     before = configure.from_dict(document["settings"])
     _check_recipe(folder, path, before)
     now = configure.from_dict(document["settings"], changed)
-    for name in _FIXED:
-        if what := ", ".join(_changes(before, now, name)):
-            raise ConfigError(f"{name} cannot change while a run is resumed ({what}): start a new run instead")
+    for why, names in FIXED.items():
+        for name in names:
+            if what := ", ".join(_changes(before, now, name)):
+                raise ConfigError(
+                    f"{name} cannot change while a run is resumed ({what}): {why}. Start a new run instead "
+                    "(docs/settings.md lists what may change)"
+                )
     run = dataclasses.replace(now.run, folder=str(folder), resume=str(given))
     return Start(dataclasses.replace(now, run=run), folder, document)
 
@@ -143,12 +157,12 @@ def is_about_folder(override: str) -> bool:
 
 
 def _changes(before: Settings, now: Settings, name: str) -> Iterator[str]:
-    """Say what of a setting, or of a group of them, is no longer as it was."""
+    """Say what of a setting, or of a group of them, is no longer as it was and has to be."""
     old, new = (_at(one, name) for one in (before, now))
     if dataclasses.is_dataclass(old):
         for field in dataclasses.fields(old):
             yield from _changes(before, now, f"{name}.{field.name}")
-    elif old != new:
+    elif old != new and name not in (*COMPARED, *FREE):
         yield f"{name}={old!r} to {new!r}"
 
 

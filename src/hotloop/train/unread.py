@@ -72,6 +72,11 @@ class Rule:
     refused: bool = True
 
 
+def _samples(settings: Settings) -> bool:
+    """Say whether a diffusion model is sampled."""
+    return settings.diffusion.output or settings.diffusion.sample_every is not None
+
+
 RULES = (
     Rule(
         ("pictures.path",),
@@ -101,7 +106,7 @@ RULES = (
     Rule(
         ("diffusion.sample_steps", "diffusion.guidance", "diffusion.prompts", "diffusion.samples"),
         ("diffusion.output", "diffusion.sample_every"),
-        lambda one: one.diffusion.output or one.diffusion.sample_every is not None,
+        _samples,
         "nothing is sampled",
         refused=False,
     ),
@@ -123,7 +128,34 @@ RULES = (
         ("compile",),
         ("training.optimization.use_torch_compile",),
         lambda one: one.training.optimization.use_torch_compile is not False,
-        "nothing is compiled",
+        "nothing is compiled; set that to true to compile what the group compile says, or to auto to do what pays",
+        refused=False,
+    ),
+    Rule(
+        ("compile.components.text_encoder.training",),
+        ("diffusion.train_text_encoder",),
+        lambda one: one.diffusion.train_text_encoder,
+        "a text encoder that is not trained is called without gradients alone, in the preset of "
+        "compile.components.text_encoder.inference",
+    ),
+    Rule(
+        ("compile.components.vae.training",),
+        ("recipe.name",),
+        lambda one: one.recipe.name != "diffusion",
+        "its VAE is not trained: it is called without gradients alone, in the preset of "
+        "compile.components.vae.inference",
+    ),
+    Rule(
+        ("compile.components.vae.inference",),
+        ("diffusion.cache",),
+        lambda one: not one.diffusion.cache,
+        "pictures are encoded once, before anything is compiled",
+    ),
+    Rule(
+        ("compile.components.text_encoder.inference",),
+        ("diffusion.cache", "diffusion.output", "diffusion.sample_every"),
+        lambda one: not one.diffusion.cache or one.diffusion.train_text_encoder or _samples(one),
+        "captions are encoded once, before anything is compiled, and nothing is sampled",
         refused=False,
     ),
     Rule(

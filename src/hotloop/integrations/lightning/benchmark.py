@@ -123,7 +123,7 @@ class Benchmark(pl.Callback):
         if fast:
             came = f"only {len(fast)} of {len(counted)} counted batches ran in {fast[-1]}"
             return f"{came}: make the fit longer, and count later ones by Benchmark(skip=...)"
-        declined = [f"{one.name}: {one.why}" for one in status.loop.tiers if one.why]
+        declined = [f"{one.name}: {one.why}" for one in status.loop.tiers if one.state == "declined"]
         causes = (*status.notes, *declined, *reversed(status.loop.decisions))
         return causes[0] if causes else f"in its {status.loop.step} steps nothing was decided yet: make the fit longer"
 

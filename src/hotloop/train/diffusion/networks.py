@@ -35,6 +35,21 @@ _SCHEDULE = {
     "clip_sample": False, "steps_offset": 1,
 }  # fmt: skip
 _LATENT_CHANNELS = 4
+MOST_SMALL = 64
+"""Pixels a side up to which the small networks are meant: their steps take as long as there are pixels."""
+
+
+def beyond(model: str, size: int) -> list[str]:
+    """Say where pictures are larger than the small networks are meant for, and what to set; nothing where they fit."""
+    if model != SMALL or size <= MOST_SMALL:
+        return []
+    said = (
+        f"diffusion.model={SMALL} is meant for pictures of up to about {MOST_SMALL} pixels a side, and pictures.size="
+        f"{size}: steps are slow, and three networks with random weights learn little of such pictures. For pictures "
+        f"of this size name a trained model (diffusion.model=FOLDER); for this model set pictures.size={MOST_SMALL} "
+        "pictures.step=8"
+    )
+    return [said]
 
 
 @dataclasses.dataclass(frozen=True)

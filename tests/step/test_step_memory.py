@@ -1,0 +1,255 @@
+"""`tensor.data = other` gives a tensor other memory, past torch's dispatcher; neither that nor `tensor.data.mul_()` counts."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from step_failures import Failure, Plan, planted
+from torch import nn
+from torch.nn import functional as F
+
+import hotloop
+from hotloop import events as heard
+from hotloop.testing import captured_step_emulation
+
+STEPS = 24
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 12), nn.Linear(12, 4)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x)))
+
+
+class Momentum(nn.Module):
+    """MoCo's key network follows its query network in forward, as its authors wrote it."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = Net(), Net().requires_grad_(requires_grad=False)
+
+    def forward(self, x):
+        found = self.query(x)
+        with torch.no_grad():
+            follow(self.key, self.query)
+            known = self.key(x)
+        return found - 0.1 * known
+
+
+class Centred(Net):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(4))
+
+    def forward(self, x):
+        found = super().forward(x) - self.centre
+        self.centre.data = self.centre * 0.9 + found.detach().mean(0) * 0.1
+        return found
+
+
+def follow(slow, fast):
+    for one, other in zip(slow.parameters(), fast.parameters(), strict=True):
+        one.data = one.data * 0.9 + other.data * 0.1
+
+
+def clip(model):
+    for one in model.parameters():
+        one.data = one.data.clamp(-0.3, 0.3)
+
+
+def batches():
+    draws = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        yield torch.randn(6, 8, generator=draws), torch.randint(4, (6,), generator=draws)
+
+
+def trained(make, run, *, between=None, step=None, **more):
+    """Train; gives all tensors that there are then, the declines and drops, and the status."""
+    torch.manual_seed(0)
+    model, after, state = make()
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=2**-5, fused=True)
+    emulated = captured_step_emulation() if run is not None and run.endswith(("+graph", "auto")) else None
+    with emulated or contextlib.nullcontext(), hotloop.watch() as events:
+        loop = hotloop.Loop(model, optimizer, state=state, run=run or "eager", sentinel=0.3, **more)
+        step = step or plain(after)
+        called = [loop.step(each) for each in step(model, optimizer)]
+        losses = []
+        for number, (x, y) in enumerate(batches()):
+            losses.append(called[0](x, y))
+            if between is not None:
+                between(number, model, optimizer)
+            for other in called[1:]:
+                other()
+        status = loop.status()
+        loop.close()
+    held = [one for entry in optimizer.state.values() for one in entry.values()]
+    tensors = [*model.state_dict().values(), *(one for each in state for one in each.parameters()), *held, *losses]
+    declined = [one.reason for one in events if isinstance(one, heard.TierDeclined)]
+    dropped = [one.reason for one in events if isinstance(one, heard.CaptureDropped)]
+    return [one.detach().clone() for one in tensors], declined, dropped, status
+
+
+def plain(after):
+    def steps(model, optimizer):
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            after(model)
+            return loss
+
+        return [train_step]
+
+    return steps
+
+
+def nothing(model):
+    pass
+
+
+def averaged():
+    model = Net()
+    average = copy.deepcopy(model)
+    return model, lambda model: follow(average, model), [average]
+
+
+IN_THE_STEP = {
+    "moco": lambda: (Momentum(), nothing, []),
+    "clipped": lambda: (Net(), clip, []),
+    "centred": lambda: (Centred(), nothing, []),
+    "averaged": averaged,
+}
+NAMED = {
+    "moco": "parameter key.",
+    "clipped": "parameter first.weight",
+    "centred": "buffer centre",
+    "averaged": "state[0]",
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "run"),
+    [
+        *((program, "eager+graph") for program in IN_THE_STEP),
+        ("clipped", "aot_eager"),
+        ("averaged", "aot_eager"),
+        ("clipped", "aot_eager+graph"),
+        ("averaged", "auto"),
+    ],
+)
+def test_a_step_that_gives_tensors_other_memory_trains_as_eager_does(program, run):
+    more = {"total_steps": 100_000} if run == "auto" else {}
+    reference, *_ = trained(IN_THE_STEP[program], None)
+    found, declined, _, status = trained(IN_THE_STEP[program], run, **more)
+    assert all(map(torch.equal, reference, found)), status
+    assert len(reference) == len(found)
+    if run.endswith(("+graph", "auto")):
+        assert len(declined) == 1, declined
+        assert declined[0].startswith("`.data = ` in the step gives "), declined
+        assert NAMED[program] in declined[0]
+    else:
+        assert (status.tier, declined) == ("aot_eager", [])
+
+
+def follow_in_place(slow, fast):
+    for one, other in zip(slow.parameters(), fast.parameters(), strict=True):
+        one.data.mul_(0.9).add_(other.data, alpha=0.1)  # counts as no write of the parameter
+
+
+@pytest.mark.parametrize("fails", [4, 9, 17])
+@pytest.mark.parametrize("follows", [follow, follow_in_place])
+def test_compiled_code_that_fails_after_it_is_undone(fails, follows):
+    """Proof steps are among the first; the others are undone by what each step saves."""
+
+    def pair():
+        model = Momentum()
+        model.forward = lambda x: model.query(x) - 0.1 * model.key(x).detach()
+        return model, nothing, []
+
+    def steps(model, optimizer):
+        def train_step(x, y):
+            follows(model.key, model.query)  # before what fails
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return [train_step]
+
+    reference, *_ = trained(pair, None, step=steps)
+    plan = Plan(Failure("backward kernel", fails))
+
+    def counted(number, model, optimizer):
+        plan.begin(number + 1)
+
+    plan.begin(0)
+    with planted(plan):
+        found, declined, _, status = trained(pair, "aot_eager", between=counted, step=steps)
+    assert plan.failures[0].fired
+    assert len(declined) == 1, declined
+    assert all(map(torch.equal, reference, found)), status
+
+
+def moved_state(number, model, optimizer):
+    if number == STEPS // 2:
+        for one in (one for entry in optimizer.state.values() for one in entry.values()):
+            one.data = one.data.clone()  # as programs do that send an optimizer to the host and back
+
+
+def moved_parameters(number, model, optimizer):
+    if number in (STEPS // 2, STEPS // 2 + 1):
+        for one in model.parameters():
+            one.data = one.data * 0.9
+
+
+@pytest.mark.parametrize("between", [moved_state, moved_parameters])
+def test_memory_that_is_replaced_between_steps_drops_the_recording(between):
+    reference, *_ = trained(lambda: (Net(), nothing, []), None, between=between)
+    found, declined, dropped, status = trained(lambda: (Net(), nothing, []), "eager+graph", between=between)
+    assert all(map(torch.equal, reference, found))
+    assert status.tier == "eager+graph"
+    assert (declined, len(dropped) > 0) == ([], True)
+
+
+@pytest.mark.parametrize("from_step", [0, STEPS // 2])
+def test_gradients_whose_memory_is_replaced_between_two_steps_are_those_that_are_used(from_step):
+    def steps(model, optimizer):
+        def gradients(x, y):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            return loss
+
+        def update():
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+        return [gradients, update]
+
+    def halved(number, model, optimizer):
+        if number >= from_step:
+            for one in model.parameters():
+                one.grad.data = one.grad.data * 0.5 + 0.01
+
+    reference, *_ = trained(lambda: (Net(), nothing, []), None, between=halved, step=steps)
+    found, _, _, status = trained(lambda: (Net(), nothing, []), "eager+graph", between=halved, step=steps)
+    assert all(map(torch.equal, reference, found))
+    assert status.tier == "eager+graph"
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_what_an_optimizer_writes_is_not_copied_at_each_step(fused):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+    loop = hotloop.Loop(model, optimizer, run="aot_eager")
+    step = loop.step(plain(nothing)(model, optimizer)[0])
+    for x, y in batches():
+        step(x, y)
+    loop.close()
+    assert loop.status().tier == "aot_eager"
+    assert loop.holdings.found == []

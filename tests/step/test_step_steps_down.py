@@ -1,0 +1,71 @@
+"""A preset that this machine cannot run, under a loop: what runs in its place, what it draws, and what is said of it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+import torch._inductor
+from step_programs import batches
+from torch import nn
+from torch.nn import functional as F
+
+import hotloop
+from hotloop import presets
+from hotloop._torch import backends
+from hotloop.step.compiled import OF_MODES, as_eager_draws
+
+
+def train(run, steps=6):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+    loop = hotloop.Loop(model, optimizer, run=run, total_steps=steps)
+
+    @loop.step
+    def train_step(x, y):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for x, y in batches("cpu", steps):
+        train_step(x, y)
+    return loop
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the preset itself")
+@pytest.mark.parametrize(("run", "below"), [("reduce-overhead", "default"), ("triton", "inductor")])
+def test_what_runs_in_place_of_a_preset_draws_what_eager_draws(monkeypatch, run, below):
+    asked = []
+
+    def inductor(mode, options, dynamic):
+        asked.append((mode, dict(options)))
+        return backends.eager
+
+    monkeypatch.setattr(backends, "inductor", inductor)
+    loop = train(run)
+    assert asked
+    assert all(one == (None, {**presets.get(below).options, "fallback_random": True}) for one in asked)
+    row = {one.name: one for one in loop.status().tiers}[run]
+    assert (row.state, row.why) == ("in force", f"runs preset {below}: no GPU that torch can use")
+    loop.close()
+
+
+@pytest.mark.parametrize("name", presets.NAMES)
+def test_all_rungs_below_draw_what_eager_draws(name):
+    made = as_eager_draws(presets.get(name))
+    assert pickle.loads(pickle.dumps(made)) == made  # as a child gets it
+    assert made.to_dict()["ladder"] == list(presets.get(name).ladder)
+    asked = presets.get(name)
+    for preset, one in zip((asked, *map(presets.get, asked.ladder)), (made, *made.ladder), strict=True):
+        assert one.options.get("fallback_random", False) == (preset.backend == "inductor")
+        assert (one.cudagraphs, one.autotunes, one.needs) == (preset.cudagraphs, preset.autotunes, preset.needs)
+
+
+def test_modes_are_written_as_the_options_that_torch_makes_of_them():
+    of_torch = torch._inductor.list_mode_options()
+    assert set(OF_MODES) == {preset.mode for preset in map(presets.get, presets.NAMES) if preset.mode}
+    assert {mode: of_torch[mode] for mode in OF_MODES} == OF_MODES

@@ -1,0 +1,110 @@
+"""Values that a step's code gets at by a name: of a module, of the environment, put together, or through a method."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import sys
+import types
+import weakref
+
+import pytest
+from test_step_watch import changing, dropped
+from torch.nn import functional as F
+
+WEIGHT = 1.0
+
+
+class Table(dict):
+    weight = 1.0
+
+
+KEPT = Table()
+"""What a weak reference is of."""
+
+
+class Numbered:
+    def __init__(self):
+        self.weight_0 = 1.0
+
+
+def in_a_closure(held):
+    return lambda: held.weight
+
+
+def imported(_):
+    def read():
+        import settings_of_this_test
+
+        return settings_of_this_test.weight
+
+    return read
+
+
+def one_imported(_):
+    def read():
+        from settings_of_this_test import weight
+
+        return weight
+
+    return read
+
+
+def put_together(held):
+    index = 0
+    return lambda: getattr(held, f"weight_{index}")
+
+
+def through_a_method(held):
+    get = held.get
+    return lambda: get("weight")
+
+
+def referred(held):
+    held.weight = 1.0
+    reference = weakref.ref(held)
+    return lambda: reference().weight
+
+
+def set_weight(held):
+    held.weight = -1.0
+
+
+KINDS = {
+    "a module in a closure": ("module", in_a_closure, set_weight),
+    "a module that the step imports": ("module", imported, set_weight),
+    "a name that the step imports": ("module", one_imported, set_weight),
+    "a name that is put together": (Numbered, put_together, lambda held: setattr(held, "weight_0", -1.0)),
+    "a method of a dictionary": (lambda: {"weight": 1.0}, through_a_method, lambda held: held.update(weight=-1.0)),
+    "an attribute of a dictionary": (Table, in_a_closure, set_weight),
+    "a weak reference": (lambda: KEPT, referred, set_weight),
+    "a context variable": (
+        lambda: contextvars.ContextVar("weight", default=1.0),
+        lambda held: lambda: float(held.get()),
+        lambda held: held.set(-1.0),
+    ),
+    "the environment": (
+        lambda: os.environ,
+        lambda _: lambda: float(os.environ.get("WEIGHT_OF_THIS_TEST", "1")),
+        lambda held: held.update(WEIGHT_OF_THIS_TEST="-1"),
+    ),
+    "globals": (globals, lambda _: lambda: globals()["WEIGHT"], lambda held: held.update(WEIGHT=-1.0)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_step_reads_by_name(both, kind, tmp_path, monkeypatch):
+    make, reader_of, change = KINDS[kind]
+    module = types.ModuleType("settings_of_this_test")
+    module.__file__, module.weight = str(tmp_path / "settings_of_this_test.py"), 1.0
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def program(run):
+        monkeypatch.setenv("WEIGHT_OF_THIS_TEST", "1")
+        monkeypatch.setitem(globals(), "WEIGHT", 1.0)
+        module.weight = 1.0
+        held = module if make == "module" else make()
+        read = reader_of(held)
+        return changing(lambda _: lambda logits, y: F.cross_entropy(logits, y) * read(), lambda *_: change(held))(run)
+
+    dropped(both, program, "")
