@@ -20,6 +20,10 @@ _THIRD_PARTY = (
     "ignore:dynamo_pgo force disabled:UserWarning",
 )
 
+# Two workers whose operations each wait for two threads take turns at the cores: one test took 27 s so instead of 1.3.
+# Whoever runs pytest without `make` gets it as well, and so do the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # At its first kernel torch compiles and loads, in each new cache and process, a probe for each vector unit that the CPU
 # names: 20 s of the C++ compiler in an empty cache. Each compiler that takes torch's C++20 knows these units.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
