@@ -36,7 +36,7 @@ def strangers(
     the running statistics of a BatchNorm, and no gradient where there was none.
     """
     walk = _look(step, holdings, ignore, objects)
-    return walk.strangers, list({id(one): one for one in walk.buffers}.values())
+    return walk.torchs.strangers, list({id(one): one for one in walk.torchs.buffers}.values())
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -60,19 +60,19 @@ def _look(
     recorded: Collection[str] | None = None,
 ) -> Walk:
     walk = Walk((*ignore, *holdings.optimizers.values()), holdings, package_of(reading.file_of(step)))
-    walk.function(step, "", 0)
+    walk.code.function(step, "", 0)
     for index, one in enumerate(holdings.state):
         # Modules are among the modules; a schedule that is given to be saved may go on outside of the step.
         if not isinstance(one, torch.nn.Module | torch.optim.lr_scheduler.LRScheduler):
             name = f"{type(one).__name__} (state[{index}])"
-            walk.value(one, name, 0, every=not walk.is_own_object(one))
+            walk.value(one, name, 0, every=not walk.code.is_own_object(one))
     for one in objects:
         walk.value(one, f"argument {type(one).__name__}", 0)
     for name, optimizer in holdings.optimizers.items():
-        walk.optimizer(optimizer, name)
+        walk.torchs.optimizer(optimizer, name)
         if recorded is not None:
-            walk.settings(optimizer, name, ("lr",) if name in recorded else ())
-    walk.hooks(hooks.global_hooks(), "all modules or optimizers")
+            walk.torchs.settings(optimizer, name, ("lr",) if name in recorded else ())
+    walk.torchs.hooks(hooks.global_hooks(), "all modules or optimizers")
     walk.finish()
     return walk
 
@@ -124,9 +124,9 @@ class Watch:
         tables = list({id(one): one for one in walk.tables}.values())
         self._empty, self._tables = [one for one in tables if not one], [one for one in tables if one]
         holders = [(holder, [key for key in holder if counts(key)]) for holder, counts in walk.holders]
-        self._getters = [_getter(holder, keys) for holder, keys in (*holders, *walk.globals) if keys]
-        self._cells, self._lists, self._typed = walk.cells, walk.lists, walk.typed
-        self._functions, self._computed, self._tensors = walk.functions, walk.computed, walk.tensors
+        self._getters = [_getter(holder, keys) for holder, keys in (*holders, *walk.code.globals) if keys]
+        self._cells, self._lists, self._typed = walk.code.cells, walk.lists, walk.typed
+        self._functions, self._computed, self._tensors = walk.code.functions, walk.computed, walk.torchs.tensors
         self._sized = [*(holder for holder, _ in holders), *walk.lists, *self._tables]
         self._lengths = list(map(len, self._sized))
         self._keys = list(itertools.chain.from_iterable(self._tables))

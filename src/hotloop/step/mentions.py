@@ -1,0 +1,51 @@
+"""The names that stand in code which a step can reach: attributes and methods count once code mentions them."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_NOT_IN_STEPS = ("__init__", "__new__", "__post_init__", "__del__", "__repr__", "__str__", "__reduce__", "__getstate__")
+"""Methods that Python calls by itself, but not of an object that a step uses."""
+LOOKS_AT_ALL = frozenset({"vars", "__dict__"})
+"""Code that names one of these may read any attribute."""
+
+
+class Mentions:
+    """Tells which attributes the code that was reached may read, and follows others when their names come up."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = {"forward"}  # which torch calls
+        self._beginnings: set[str] = set()
+        """Of names that code puts together: ``getattr(self, f"weight_{index}")``."""
+        self._waiting: dict[str, list[Callable[[], None]]] = collections.defaultdict(list)
+
+    def may_read(self, attribute: str) -> bool:
+        """Tell whether code that was reached may read an attribute of this name."""
+        if attribute in self._names or not LOOKS_AT_ALL.isdisjoint(self._names):
+            return True
+        if attribute.startswith("__"):
+            return attribute not in _NOT_IN_STEPS
+        return any(attribute.startswith(one) for one in self._beginnings)
+
+    def follow(self, name: str, follow: Callable[[], None]) -> None:
+        """Follow an attribute or method, now or when its name comes up."""
+        if self.may_read(name):
+            follow()
+        else:
+            self._waiting[name].append(follow)
+
+    def add(self, names: Iterable[str], beginnings: Iterable[str] = ()) -> None:
+        """Take names that stand in code, and what other names begin with that it puts together."""
+        self._beginnings.update(beginnings)
+        fresh = set(names) - self._names
+        self._names |= fresh
+        every = not LOOKS_AT_ALL.isdisjoint(self._names)
+        if not every and self._beginnings:
+            fresh |= {name for name in self._waiting if self.may_read(name)}
+        for name in list(self._waiting) if every else sorted(fresh & self._waiting.keys()):
+            for follow in self._waiting.pop(name, ()):
+                follow()
