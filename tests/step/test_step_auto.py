@@ -12,6 +12,7 @@ from hotloop.cache import BackgroundUnavailableError, Done, Failed
 from hotloop.decide import Facts
 from hotloop.measure import Timing
 from hotloop.step import auto, background, compiled, sharing
+from hotloop.step.course import Course
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018, "as-given": 0.010}
 
@@ -45,8 +46,8 @@ class References(Clock):
 
 def planted(loop, times):
     """Have a loop's clocks say what the test sets."""
-    loop.times.clock = Clock(loop.times.what, times)
-    loop.reference_times.clock = References(loop.reference_times.what, times)
+    loop.stepping.times.clock = Clock(loop.stepping.times.what, times)
+    loop.stepping.reference_times.clock = References(loop.stepping.reference_times.what, times)
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +130,7 @@ def test_a_tier_that_becomes_slower_is_compared_again_and_left():
         step = next(iter(loop._runners))
         generator = torch.Generator().manual_seed(3)
         for _ in range(2_000):
-            loop._run(step, (torch.randn(4, 8, generator=generator),), {})
+            loop.stepping.run(step, (torch.randn(4, 8, generator=generator),), {})
             if loop.status().tier == "eager":
                 break
         assert loop.status().tier == "eager"
@@ -434,13 +435,13 @@ def test_a_kind_of_call_that_does_not_come_back_holds_nobody_up():
 
 
 def test_what_a_tier_needs_imported_is_part_of_its_cost(monkeypatch):
-    aim = hotloop.Loop.aim
+    aim = Course.aim
 
     def slowly(self, tier, reason):
         time.sleep(0.2 if tier.graph else 0.0)
         aim(self, tier, reason)
 
-    monkeypatch.setattr(hotloop.Loop, "aim", slowly)
+    monkeypatch.setattr(Course, "aim", slowly)
     with hotloop.testing.captured_step_emulation():
         loop = train("auto", 10, total=50_000)[2]
         assert loop.auto.preparing

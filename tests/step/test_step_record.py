@@ -131,7 +131,7 @@ def test_the_record_of_a_closed_loop_tells_what_was_compiled():
 )
 def test_what_auto_decided_is_told_as_that(monkeypatch, tier, state):
     with hotloop.testing.captured_step_emulation(), trained(run="auto") as loop:
-        loop.put_on(parse(tier))
+        loop.course.put_on(parse(tier))
         loop.compiled.models["model"](torch.ones(2, 4)).sum().backward()
         monkeypatch.setattr(loop.account, "_in_force", lambda: tier)
         (found,) = components(loop.record.document["components"])

@@ -60,9 +60,9 @@ def trial(
     model = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Dropout(dropout), nn.Linear(width, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, fused=True)
     loop = hotloop.Loop(model, optimizer, run=run, total_steps=total, runs=runs)
-    loop.times.clock, loop.reference_times.clock = (
-        Clock(loop.times.what, times),
-        Clock(loop.reference_times.what, times),
+    loop.stepping.times.clock, loop.stepping.reference_times.clock = (
+        Clock(loop.stepping.times.what, times),
+        Clock(loop.stepping.reference_times.what, times),
     )
     if prepared is not None:
         prepared(loop)

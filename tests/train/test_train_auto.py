@@ -300,6 +300,7 @@ def test_events_are_said_in_the_words_that_people_look_for(event, line):
 def test_a_lost_step_is_not_hidden_by_a_device_that_is_lost_with_it(train, monkeypatch):
     from hotloop.step.auto import Auto
     from hotloop.step.runner import Runner
+    from hotloop.step.stepping import Stepping
 
     lost, stopped = [], []
 
@@ -307,7 +308,7 @@ def test_a_lost_step_is_not_hidden_by_a_device_that_is_lost_with_it(train, monke
         lost.append(self)
         raise StepLostError("planted")
 
-    plain = hotloop.Loop.settle
+    plain = Stepping.settle
 
     def settle(self):
         if lost:
@@ -315,7 +316,7 @@ def test_a_lost_step_is_not_hidden_by_a_device_that_is_lost_with_it(train, monke
         plain(self)
 
     monkeypatch.setattr(Runner, "run", lose)
-    monkeypatch.setattr(hotloop.Loop, "settle", settle)
+    monkeypatch.setattr(Stepping, "settle", settle)
     monkeypatch.setattr(Auto, "close", lambda *_: stopped.append(True))
     with pytest.raises(StepLostError, match="planted"):
         train(**AUTO)

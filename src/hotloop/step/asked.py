@@ -177,17 +177,6 @@ def recording_in(record: Any) -> Iterator[None]:
         ) from error
 
 
-def strange_optimizers(holdings: Holdings) -> list[str]:
-    """Name the optimizers none of whose parameters anything else of a loop's has: another model's, mostly."""
-    known = {id(one) for module in holdings.modules.values() for one in module.parameters()}
-    known |= {id(one) for one in holdings.other_tensors().values()}
-    return [
-        name
-        for name, optimizer in holdings.optimizers.items()
-        if not any(id(one) in known for group in optimizer.param_groups for one in group["params"])
-    ]
-
-
 def check_shapes(shapes: Any, batches: Any) -> int:
     """Refuse a number of shapes that cannot be meant; gives 0 where none were declared.
 

@@ -119,7 +119,7 @@ class Auto:
                 self._ask()
         if self.trial is not None:  # one that was begun just now has its first turn in this very step
             self.turn = self.trial.turn()
-            self.loop.turn(parse(self.turn.tier))
+            self.loop.course.turn(parse(self.turn.tier))
         self._step_began = time.perf_counter()
         if self.preparing and self._began == self.loop.steps:  # a compiler that was imported for it is part of the cost
             self._extra += self._step_began - entered
@@ -211,7 +211,7 @@ class Auto:
     def _go(self, tier: Tier, reason: str) -> None:
         left, self.in_force = self.in_force, tier
         self._recent.clear()
-        self.loop.aim(tier, reason)
+        self.loop.course.aim(tier, reason)
         if left != tier:
             self._release(left)
 
@@ -219,7 +219,7 @@ class Auto:
         """Give back the memory of recordings that are not replayed any more; they would be proven anew."""
         if tier.graph:
             self._proven.discard(tier.name)
-            self.loop.release(tier)
+            self.loop.course.release(tier)
 
     def _try(self, tier: Tier, reason: str, limit: float | None) -> None:
         self._trying, self._began, self._prepared, self._extra = tier, self.loop.steps, 0.0, 0.0
@@ -228,7 +228,7 @@ class Auto:
         if tier.name in self._proven:
             self._start_trial(tier)
         else:
-            self.loop.aim(tier, reason)
+            self.loop.course.aim(tier, reason)
 
     def _start_trial(self, tier: Tier) -> None:
         self._recent.clear()
@@ -240,7 +240,7 @@ class Auto:
         self._trying = self.trial = None
         self._ask_at = self.loop.steps
         self._recent.clear()
-        self.loop.aim(self.in_force, reason)
+        self.loop.course.aim(self.in_force, reason)
 
     def _spent(self) -> float:
         """Give the seconds that the preparation has taken so far beyond what its steps would have taken without it."""
@@ -285,7 +285,7 @@ class Auto:
         self._recent.clear()
         line = f"{tier.name}: proven in {self._prepared:.2f} s, timed in an earlier run of this process"
         self.loop.decided(line, {"action": "known", "tier": tier.name, "prepare_seconds": self._prepared})
-        self.loop.turn(self.in_force)  # until `decide` switches, which it need not
+        self.loop.course.turn(self.in_force)  # until `decide` switches, which it need not
 
     def declined(self, tier: Tier, reason: str) -> None:
         """A tier cannot run; one that was captured runs on without its graph, or as given."""
@@ -340,7 +340,7 @@ class Auto:
         self.earlier.timed(candidate, self._speeds, self._prepared, warm=warm, faster=faster)
         self._ask_at = self.loop.steps
         self._recent.clear()
-        self.loop.turn(self.in_force)
+        self.loop.course.turn(self.in_force)
         if not faster:
             self._release(parse(candidate))
 

@@ -80,14 +80,14 @@ class CodeProofs:
         runner, loop = self._runner, self._loop
         runner.kind = "proof"
         runner.looking.moved_outside()
-        loop.put_on(tier)
+        loop.course.put_on(tier)
         holdings, began = runner.program.holdings, time.perf_counter()
 
         def eager() -> Any:
             with self.as_given():
-                return loop.beside(Tier(loop.given), functools.partial(plain_run, holdings, run))
+                return loop.stepping.beside(Tier(loop.given), functools.partial(plain_run, holdings, run))
 
-        limits = Limits.compiled(loop.compute_dtype())
+        limits = Limits.compiled(loop.surveyed.compute_dtype())
         candidate = functools.partial(plain_run, holdings, run)
         obstacle: Obstacle | None = None
         try:
@@ -105,7 +105,7 @@ class CodeProofs:
         loop.proof_costs(time.perf_counter() - began, outcome)
         runner.found_once(runner.looking.changed_inside())
         if runner.once is not None:
-            loop.failed(tier.without_graph(), runner.once, runner)
+            loop.course.failed(tier.without_graph(), runner.once, runner)
         else:
             self._judge(outcome, run, tier)
         return outcome.result
@@ -144,11 +144,11 @@ class CodeProofs:
             self._agree.discard(base)
             reason = f"compiled code does not agree with eager: {verdict.why}"
             hint = TOO_ROUGH if verdict.undecided else REPORT_IT
-            loop.failed(tier.without_graph(), Obstacle(reason, hint), runner)
+            loop.course.failed(tier.without_graph(), Obstacle(reason, hint), runner)
         elif len(outcomes) == proof.STEPS and (idle := loop.compiled.idle()):
-            loop.failed(
+            loop.course.failed(
                 tier.without_graph(), Obstacle(f"nothing of the model was compiled: {idle}", _COMPILE_IT), runner
             )
         elif len(outcomes) == proof.STEPS and base not in self._agree:
             self._agree.add(base)
-            loop.base_accepted(tier, runner, verdict)
+            loop.course.base_accepted(tier, runner, verdict)

@@ -57,14 +57,14 @@ class GraphProofs:
         assert engine is not None
         began = time.perf_counter()
         on_side = functools.partial(self.reference, variant, run)
-        reference = functools.partial(self._loop.beside, tier.without_graph(), on_side)
+        reference = functools.partial(self._loop.stepping.beside, tier.without_graph(), on_side)
         obstacle: Obstacle | None = None
         try:
             if variant.spread is None:  # on the way of the capture, so that libraries and lazy code are set up there
                 self._runner.kind = "proof"
                 return self._warm_up(variant, run)
             if variant.captured is None:
-                prepare(self._program, variant.seen, self._loop.outside_of(variant.seen.stepped))
+                prepare(self._program, variant.seen, self._loop.recorded.outside_of(variant.seen.stepped))
             candidate = functools.partial(self.candidate, variant, variant.captured, args, kwargs)
             self._runner.kind = "capture" if variant.captured is None else "proof"
             timed = functools.partial(self._timed, reference)
@@ -154,7 +154,7 @@ class GraphProofs:
         cuDNN's convolutions are in TF32 by default, whatever matrix products are in; and a kernel that is not
         deterministic makes of one other rounding there as much as an honest compile makes.
         """
-        compute = self._loop.compute_dtype()
+        compute = self._loop.surveyed.compute_dtype()
         return Limits.compiled("tf32" if compute == "float32" and self._program.device.type == "cuda" else compute)
 
     def differs_by_chance(self, run: Callable[[], Any]) -> bool:
@@ -170,7 +170,9 @@ class GraphProofs:
 
         try:
             made = proof.kept(self._program, plain)
-            held = proof.held_against(self._program, on_path, made, Limits.compiled(self._loop.compute_dtype()))
+            held = proof.held_against(
+                self._program, on_path, made, Limits.compiled(self._loop.surveyed.compute_dtype())
+            )
         except CandidateFailedError as error:
             if not error.undone:
                 raise
@@ -214,7 +216,7 @@ class GraphProofs:
         engine = self._loop.engine
         assert engine is not None
         assert variant.seen is not None
-        outside = self._loop.outside_of(variant.seen.stepped)
+        outside = self._loop.recorded.outside_of(variant.seen.stepped)
         told = variant.told_capturing
         captured, result = capture(self._program, engine, variant.seen, outside, (args, kwargs), told_capturing=told)
         variant.captured = captured
@@ -236,4 +238,4 @@ class GraphProofs:
         variant.outcomes.clear()
         if self._runner.sentinel is None:  # else it compares them
             variant.captured.forget_gradients()
-        self._loop.accepted(self._runner, outcome)
+        self._loop.course.accepted(self._runner, outcome)

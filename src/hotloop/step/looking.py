@@ -132,7 +132,7 @@ class Looking:
         seen.obstacles += obstacles
         self._tell(heard, seen)
         self._runner.found_once(seen.obstacles)
-        self._loop.surveyed(seen)
+        self._loop.surveyed.add(seen)
         return result
 
     @staticmethod

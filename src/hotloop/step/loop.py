@@ -5,16 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 
 from hotloop import events as ev
-from hotloop.apply import sharded_flat
 from hotloop.errors import ConfigError
 from hotloop.observe import collector
 from hotloop.step.account import Account
@@ -28,45 +25,37 @@ from hotloop.step.asked import (
     named,
     recording_in,
     refuse_suspended,
-    strange_optimizers,
     unwrapped,
 )
 from hotloop.step.auto import Auto
 from hotloop.step.buckets import Buckets, Pad
 from hotloop.step.compiled import Compiled
+from hotloop.step.course import Course
 from hotloop.step.engines import engine_for
 from hotloop.step.holdings import Holdings
-from hotloop.step.optimizers import recordable, return_step_counts, with_host_step_counts
+from hotloop.step.owners import tell_of_another, tell_of_strangers
 from hotloop.step.peers import peers_of_this_run
-from hotloop.step.proof import STEPS as PROOF_STEPS
-from hotloop.step.results import without_used_graph
+from hotloop.step.recorded_optimizers import RecordedOptimizers
+from hotloop.step.requested import agree_with_peers, requested
 from hotloop.step.runner import Runner
 from hotloop.step.sentinel import SHARE, share_of
+from hotloop.step.stepping import Stepping
+from hotloop.step.surveyed import Surveyed
 from hotloop.step.telling import line_of
-from hotloop.step.tiers import Tier, parse
-from hotloop.step.timed import Ran, Timed
+from hotloop.step.tiers import Tier
 from hotloop.step.undo import WriteWatch
-from hotloop.step.variant import compute_dtype
 
 if TYPE_CHECKING:
+    import os
     import types
 
-    from hotloop.measure.limits import ComputeDtype
     from hotloop.record import RunRecord
     from hotloop.step.outcomes import Outcome
     from hotloop.step.sentinel import SentinelStatus
     from hotloop.step.status import LoopStatus
-    from hotloop.step.survey import Obstacle, Survey
 
 _log = logging.getLogger("hotloop")
-_UNTIMED = 7
-"""Steps that run untimed after each timed one, while eager stays and nothing is tried."""
-_NOTHING = contextlib.nullcontext()
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-
-_owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Loop]] = weakref.WeakKeyDictionary()
-"""The latest loop of each optimizer."""
 
 
 class _Inside(threading.local):
@@ -163,102 +152,30 @@ class Loop:
             raise ConfigError(
                 f"buckets[{name!r}] has no sizes: give to=(64, 128), or batches=loader to choose them from"
             )
-        self.outside: set[str] = set()
-        self.draws_random = False
         self.not_watched: tuple[Any, ...] = ()
         """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
         self.steps = 0
         with recording_in(record):
             self.account = Account(self, record)
         self._runners: list[Runner] = []
-        self._latest: Runner | None = None
         self._said: set[str] = set()
         self._parameters: list[torch.nn.Parameter] | None = None
         self._modules: list[torch.nn.Module] | None = None
-        self.times: Timed[Ran] = Timed(self.device)
-        self.reference_times: Timed[str] = Timed(self.device)
-        self._surveys = self._untimed = 0
-        self._matrix_dtypes: set[torch.dtype] = set()
-        self._closed = self._settled = False
-        self.auto: Auto | None = None
+        self.stepping, self.surveyed = Stepping(self), Surveyed(self.device)
+        self._closed = False
         self.peers = peers_of_this_run()
-        for name in strange_optimizers(self.holdings):
-            _log.warning(
-                "%s (%s): none of its parameters is one of %s: give the optimizer that was made of model.parameters(), "
-                "or what has them as state=",
-                name, type(optimizers[name]).__name__,
-                ", ".join(f"{each} ({type(one).__name__})" for each, one in self.holdings.modules.items()),
-            )  # fmt: skip
-        self.asked = self._requested(run)
-        self._agree_with_peers()
-        self.goal = Tier(self.given) if self.auto is not None else self.asked
+        tell_of_strangers(self.holdings)
+        asked = requested(self, run)
+        self.auto = Auto(self) if asked is None else None
+        self.asked = Tier(self.given) if asked is None else asked
+        agree_with_peers(self)
+        self.course = Course(self, Tier(self.given) if self.auto is not None else self.asked, self._runners)
         self.writes = WriteWatch(optimizers.values())
-        self._hooks = [one.register_state_dict_post_hook(with_host_step_counts) for one in optimizers.values()]
+        self.recorded = RecordedOptimizers(self)
         self.plain = self.auto is None and self.goal == Tier("eager")
         if not self.plain:
-            self._tell_of_another()
-            self.aim(self.goal, "asked for")
-
-    def _requested(self, run: str) -> Tier:
-        if self.compiled.given:
-            self.account.decided(f"the model runs as it was given: {self.compiled.why_given}", {})
-            _log.warning("run=%r: the model runs as it was given: %s", run, self.compiled.why_given)
-        by_itself = run.strip().lower() == "auto"
-        tier = Tier(self.given) if by_itself else parse(run)
-        if os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no"):
-            self.decided(f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set: steps run eager", {})
-            return Tier("eager")
-        if by_itself:
-            self.auto = Auto(self)
-            return tier
-        if self.compiled.given and tier.base != "as-given":
-            tier = Tier("as-given", tier.graph)
-        elif tier.base == "as-given" and not self.compiled.given:
-            tier = Tier("eager", tier.graph)
-        if tier.graph and self.engine is None:
-            raise ConfigError(
-                f"run {run!r}: whole steps can be captured on a GPU only, and the model is on {self.device}; "
-                f"without a graph: run={tier.without_graph().name!r}"
-            )
-        if tier.graph and tier.makes_kernels and self.engine is not None and not self.engine.kernels:
-            raise ConfigError(
-                f"run {run!r}: captured_step_emulation() replays torch's operations, and not the kernels that Inductor "
-                "makes: of compiled code run='aot_eager+graph' can be captured under it, on a GPU all of it"
-            )
-        return tier
-
-    def _tell_of_another(self) -> None:
-        """Warn where another open loop owns one of the optimizers: what one steps, the other finds changed."""
-        for name, optimizer in self.holdings.optimizers.items():
-            before = _owners.get(optimizer, lambda: None)()
-            if before is not None and not before.plain:
-                _log.warning(
-                    "%s (%s) is owned by two loops, %r and %r, of which each takes the other's steps for changes from "
-                    "outside: decorate both steps with one loop, or close() the first",
-                    name, type(optimizer).__name__, before, self,
-                )  # fmt: skip
-            _owners[optimizer] = weakref.ref(self)
-
-    def _agree_with_peers(self) -> None:
-        """In several processes a tier is agreed: what they could not agree on is left out, and said."""
-        if self.peers is None:
-            return
-        several = f"torch.distributed runs {self.peers.size} processes"
-        self.sentinel = 0.0  # it runs a step twice whenever one process thinks it time
-        if self.auto is not None:
-            self.decided(f"run='auto': {several}, each with times of its own: steps run {self.given}; name a tier", {})
-            self.auto, self.asked = None, Tier(self.given)
-        flat = any(sharded_flat(one) for one in self.holdings.modules.values())
-        if self.asked.compiles and (flat or any(hasattr(one, "placements") for one in self.parameters())):
-            how = "FSDP1" if flat else "FSDP2"
-            why = f"parameters are sharded ({how}), and a proof cannot exchange them: hotloop.compile the model instead"
-            self.decided(f"{self.asked.name}: {why}", {})
-            self.asked = Tier(self.given)
-        if self.asked.graph:
-            self.decided(f"{self.asked.name}: {several}: steps with collectives are not captured", {})
-            self.asked = self.asked.without_graph()
-        if self.asked.compiles:  # else nothing is agreed, and one process may have a loop alone
-            self.peers.meet()
+            tell_of_another(self)
+            self.course.aim(self.goal, "asked for")
 
     # -- the public face -------------------------------------------------------------------------------------------
 
@@ -276,7 +193,7 @@ class Loop:
         runner = Runner(self, function)
         self._runners.append(runner)
         if self._batches is not None and not self.plain:
-            self._carefully(look_ahead, self, runner, prepare, self._batches)
+            self.stepping.carefully(look_ahead, self, runner, prepare, self._batches)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -288,7 +205,7 @@ class Loop:
                 return function(*args, **kwargs)
             _inside.a_step = True
             try:
-                return self._run(runner, args, kwargs)
+                return self.stepping.run(runner, args, kwargs)
             finally:
                 _inside.a_step = False
 
@@ -313,7 +230,7 @@ class Loop:
 
     def state_dict(self) -> dict[str, Any]:
         """Give what a checkpoint needs beside model and optimizer: steps done, and what was learnt about tiers."""
-        return {"steps": self.steps, "outside": sorted(self.outside), "account": self.account.state_dict()}
+        return {"steps": self.steps, "outside": sorted(self.recorded.outside), "account": self.account.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint. Tiers are proven anew: another machine may run it.
@@ -325,7 +242,7 @@ class Loop:
         if type(given.get("steps")) is not int or not isinstance(given.get("account", {}), Mapping):
             raise ConfigError("load_state_dict: expected what Loop.state_dict() gave")
         self.steps = int(state["steps"])
-        self.outside |= set(state.get("outside", ())) & set(self.holdings.optimizers)
+        self.recorded.outside |= set(state.get("outside", ())) & set(self.holdings.optimizers)
         self.account.load_state_dict(state.get("account", {}))
 
     def close(self) -> None:
@@ -334,24 +251,17 @@ class Loop:
             return
         self._closed = self.plain = True
         with contextlib.ExitStack() as last:  # each is done though another fails, as they do when the device is lost
-            for hook in self._hooks:
+            for hook in self.recorded.hooks:
                 last.callback(hook.remove)
             last.callback(self.writes.close)
             if self.peers is not None:
                 last.callback(self.peers.close)
             last.callback(self.compiled.take_off)
-            last.callback(self._forget_recordings)
+            last.callback(self.course.forget_recordings)
             last.callback(self.account.close)  # before they are taken off, so that record and status tell what ran
-            last.callback(self._settle_last)
+            last.callback(self.stepping.settle_last)
             if self.auto is not None:
                 last.callback(self.auto.close)  # first: its child must go in any case
-
-    def _settle_last(self) -> None:
-        """Wait for the last steps, whose times are known then; none is added to a record that is finished."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.settle()
-        self._settled = True
 
     def __enter__(self) -> Self:
         return self
@@ -371,75 +281,25 @@ class Loop:
     def __repr__(self) -> str:
         return f"Loop(tier={self.goal.name!r}, steps={self.steps})"
 
-    # -- one step --------------------------------------------------------------------------------------------------
+    # -- what runs -------------------------------------------------------------------------------------------------
 
-    def _run(self, runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._untimed and self.auto is not None:
-            self._untimed -= 1
-            self.steps += 1
-            self._latest = None
-            self.account.untimed(self.given)
-            return self._returned(runner.step(*args, **kwargs))
-        if self.auto is not None:
-            self._carefully(self.auto.at_step_boundary, runner.step, args, kwargs)
-        self._latest = runner
-        tier, trial = self.goal, self.auto.now() if self.auto is not None else None
-        # Turns of a trial are of two kinds, and begin on an idle device: launches hide behind no earlier step.
-        alone = trial is not None or (self.auto is not None and self.auto.looks_at_launches)
-        with self.auto.noting_calls() if self.auto is not None else _NOTHING:
-            result = self.times.run(
-                lambda: runner.run(args, kwargs, tier),
-                lambda: Ran(runner.ran, runner.kind, trial, alone=alone),
-                alone=alone,
-            )
-        self.steps += 1
-        if self.auto is not None:
-            self.auto.took(runner.kind)
-        self._carefully(self.settle)
-        if self.auto is not None and self.auto.quiet:
-            self._untimed = _UNTIMED
-        return self._returned(result)
+    @property
+    def goal(self) -> Tier:
+        """Give the tier that steps run in, or are on the way to."""
+        return self.course.goal
 
-    def _returned(self, result: Any) -> Any:
-        return without_used_graph(result) if self.may_capture else result
+    def last_ran(self) -> tuple[str, str]:
+        """Give the last step's tier and what it did: ``run``, ``survey``, ``proof``, ``capture`` or ``undone``."""
+        return self.stepping.last_ran()
+
+    def settle(self) -> None:
+        """Take note of the steps whose times have become known."""
+        self.stepping.settle()
 
     @property
     def may_capture(self) -> bool:
         """Tell whether steps may be captured."""
         return self.engine is not None and (self.auto is not None or self.asked.graph)
-
-    def _carefully(self, do: Callable[..., None], *args: Any) -> None:
-        """Do what belongs to deciding and accounting; where it fails, steps go on as the model was given."""
-        try:
-            do(*args)
-        except Exception:  # noqa: BLE001 - none of it is worth the user's run
-            _log.warning("deciding how steps run failed, so they run %s from now on", self.given, exc_info=True)
-            if self.auto is not None:
-                self.auto.background.stop()
-            self.auto = None
-            self.goal = Tier(self.given)
-            self.compiled.take_off()
-            for runner in self._runners:
-                runner.forget_recordings()
-            self.times, self.reference_times = Timed(self.device), Timed(self.device)
-            self.plain = True
-
-    def settle(self) -> None:
-        """Take note of the steps whose times have become known."""
-        if self._settled:
-            return
-        for tier, timing in self.reference_times.known():
-            self.account.beside(tier, timing)
-        for ran, timing in self.times.known():
-            self.account.step(ran.tier, ran.kind, timing)
-            if self.auto is not None:
-                self.auto.timed(ran, timing)
-
-    def last_ran(self) -> tuple[str, str]:
-        """Give the last step's tier and what it did: ``run``, ``survey``, ``proof``, ``capture`` or ``undone``."""
-        if self.plain or self._latest is None:
-            return self.given, "run"
-        return self._latest.ran, self._latest.kind
 
     # -- what runners ask and tell ---------------------------------------------------------------------------------
 
@@ -490,31 +350,6 @@ class Loop:
         """Tell whether compiled code is in force."""
         return self.compiled.base != "eager"
 
-    def compute_dtype(self) -> ComputeDtype:
-        """Name the narrowest dtype that matrix products were seen in, which sets how much rounding is honest."""
-        return compute_dtype(self._matrix_dtypes, self.device)
-
-    def surveyed(self, seen: Survey) -> None:
-        """Take note of what a survey saw that concerns all steps."""
-        self._surveys += 1
-        self.draws_random |= seen.random_operations > 0
-        self._matrix_dtypes |= seen.matrix_dtypes
-
-    def outside_of(self, stepped: Iterable[str]) -> set[str]:
-        """Name those of the optimizers that step which run outside of a recording, and say why."""
-        found = self.outside & set(stepped)
-        for name in stepped:
-            why = recordable(self.holdings.optimizers[name], self.device)
-            if why and name not in found:
-                found.add(name)
-                self.say_once(f"{name} runs outside the captured step: {why}")
-        return found
-
-    def run_outside(self, name: str, why: str) -> None:
-        """Leave an optimizer out of recordings from now on."""
-        self.outside.add(name)
-        self.say_once(f"{name} runs outside the captured step from now on: {why}")
-
     def say_once(self, line: str, level: int = logging.INFO) -> None:
         """Put a line on the log, the first time."""
         if line not in self._said:
@@ -537,10 +372,6 @@ class Loop:
         self.account.decided(reason, numbers)
         _log.info("step %d: %s", self.steps, reason)
 
-    def beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
-        """Run the reference of a proof, and take its time for what a step in its tier takes."""
-        return self.reference_times.run(run, lambda: tier.name)
-
     def proof_costs(self, seconds: float, outcome: Outcome | None = None) -> None:
         """Add to what proofs have cost."""
         self.account.proof(seconds, outcome)
@@ -554,95 +385,3 @@ class Loop:
         """Take note of what a recording that is being proven saves a step, by its share of all calls."""
         if self.auto is not None:
             self.auto.replay_saves(seconds)
-
-    def accepted(self, runner: Runner, outcome: Outcome) -> None:
-        """A recording was proven."""
-        self._proven(self.goal, runner, outcome)
-
-    def base_accepted(self, tier: Tier, runner: Runner, outcome: Outcome) -> None:
-        """Compiled code was proven."""
-        self._proven(tier.without_graph(), runner, outcome)
-
-    def _proven(self, tier: Tier, runner: Runner, outcome: Outcome) -> None:
-        self.emit(
-            ev.TierProven(
-                step=self.steps,
-                function=runner.name,
-                tier=tier.name,
-                steps=PROOF_STEPS,
-                worst=outcome.worst,
-                seconds=self.account.proof_seconds,
-                copied_bytes=outcome.nbytes,
-                on_host=outcome.on_host,
-            )
-        )
-        if self.auto is not None:
-            self.auto.proven(tier)
-
-    def declined(self, tier: Tier, obstacle: Obstacle, runner: Runner) -> None:
-        """A kind of call cannot be captured; others may."""
-        self._tell_declined(tier, obstacle, runner)
-        if any(variant.declined is None for variant in runner.variants.values() if variant.calls > 1):
-            return
-        if self.auto is not None:
-            self.auto.declined(tier, str(obstacle))
-
-    def failed(self, tier: Tier, obstacle: Obstacle, runner: Runner) -> None:
-        """A tier's code failed or was wrong: from the next step on, another one runs."""
-        self._tell_declined(tier, obstacle, runner)
-        if self.auto is not None:
-            self.auto.declined(tier, str(obstacle))
-        else:
-            below = Tier(self.given, graph=self.goal.graph) if tier.compiles else tier.without_graph()
-            self.aim(below, str(obstacle))
-
-    def _tell_declined(self, tier: Tier, obstacle: Obstacle, runner: Runner) -> None:
-        event = ev.TierDeclined(
-            step=self.steps,
-            function=runner.name,
-            tier=tier.name,
-            reason=obstacle.reason,
-            hint=obstacle.hint,
-            file=obstacle.file,
-            line=obstacle.line,
-            source=obstacle.source,
-        )
-        self.emit(event)
-
-    # -- tiers -----------------------------------------------------------------------------------------------------
-
-    def aim(self, tier: Tier, reason: str) -> None:
-        """From the next step on, run in a tier, or on the way to it."""
-        before = self.goal
-        self.turn(tier)
-        if before.graph and not tier.graph:
-            self._return_step_counts()
-        if before != tier:
-            self.emit(ev.TierChanged(step=self.steps, from_tier=before.name, to_tier=tier.name, reason=reason))
-
-    def turn(self, tier: Tier) -> None:
-        """Run the next step in a tier, as part of a trial: no more is changed than that."""
-        self.goal = tier
-        if self._surveys or not tier.compiles:  # a survey tells whether to compile at all
-            self.put_on(tier)
-
-    def put_on(self, tier: Tier) -> None:
-        """Have the code of a tier in force; what has to be compiled is so in the steps that follow."""
-        self.compiled.put_on(tier)
-
-    def release(self, tier: Tier) -> None:
-        """Give back what the recordings of a tier hold: a whole step's memory each."""
-        for runner in self._runners:
-            runner.release(tier.base)
-        if not self.goal.graph:
-            self._return_step_counts()
-
-    def _forget_recordings(self) -> None:
-        for runner in self._runners:
-            runner.forget_recordings()
-        self._return_step_counts()
-
-    def _return_step_counts(self) -> None:
-        if self.engine is not None:
-            for optimizer in self.holdings.optimizers.values():
-                return_step_counts(optimizer)

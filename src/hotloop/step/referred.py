@@ -72,9 +72,9 @@ def in_more_bits(runner: Runner, call: Call) -> dict[str, torch.Tensor | None] |
             return proof.plain_run(program.holdings, functools.partial(runner.step, *call[0], **call[1]))
 
     with aside(runner):
-        if loop.draws_random:
+        if loop.surveyed.draws_random:
             proof.kept(program, noted)
-        for dtype in candidates(loop.compute_dtype()):
+        for dtype in candidates(loop.surveyed.compute_dtype()):
             try:
                 return wide_step(program, call, dtype, draws)
             except NotRepeatableError as error:
@@ -103,7 +103,9 @@ def roundings(runner: Runner, call: Call, candidate: Run) -> dict[str, Compariso
         made_and_draws = _tried(runner, drawn)
         if made_and_draws is not None:
             made, draws = made_and_draws
-            return proof.held_against(program, candidate, made, Limits.compiled(runner.loop.compute_dtype()), draws)
+            return proof.held_against(
+                program, candidate, made, Limits.compiled(runner.loop.surveyed.compute_dtype()), draws
+            )
     return None
 
 
@@ -200,7 +202,7 @@ def _drawn(runner: Runner, run: Run, made: proof.Made) -> list[dict[str, Differe
         CandidateFailedError: a run failed.
         _TellsNothingError: one is not finite.
     """
-    share, draws = _OF_EPS * _EPS[runner.loop.compute_dtype()], []
+    share, draws = _OF_EPS * _EPS[runner.loop.surveyed.compute_dtype()], []
     for draw in range(DRAWS):
         with _changed(runner.program, functools.partial(_nudge, share=share), 1 + draw):
             draws.append(proof.apart(runner.program, run, made))

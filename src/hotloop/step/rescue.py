@@ -86,7 +86,7 @@ class Rescue:
             step=self._loop.steps, function=self._runner.name, tier=tier.name, reason=obstacle.reason
         )
         self._loop.emit(undone)
-        self._loop.failed(tier, obstacle, self._runner)
+        self._loop.course.failed(tier, obstacle, self._runner)
         return result
 
     def candidate_failed(self, failed: CandidateFailedError, tier: Tier) -> Obstacle:

@@ -108,7 +108,7 @@ class Runner:
                 one.seen = None
             return self.looking.survey(variant, run, args, kwargs)
         if self.once is not None:
-            self.loop.failed(tier.without_graph(), self.once, self)
+            self.loop.course.failed(tier.without_graph(), self.once, self)
             return self.eagerly(run)
         return self.code.prove(run, tier) if self.shapes.may_compile(tier.base, variant.inputs) else self.eagerly(run)
 
@@ -227,8 +227,8 @@ class Runner:
         self.looking.look_again()
         self.rescue.look_again()
         self.loop.emit(ev.CaptureDropped(step=step, function=self.name, reason=what))
-        if too_often and change.optimizer is not None and change.optimizer not in self.loop.outside:
-            self.loop.run_outside(change.optimizer, f"{what} changes again and again")
+        if too_often and change.optimizer is not None and change.optimizer not in self.loop.recorded.outside:
+            self.loop.recorded.run_outside(change.optimizer, f"{what} changes again and again")
             variant.drops.clear()
         elif too_often:
             hint = "keep it constant, pass it as a tensor, or set it less often"
@@ -242,7 +242,7 @@ class Runner:
     def decline(self, variant: Variant, obstacle: Obstacle) -> None:
         """Never capture calls of this kind."""
         variant.decline(obstacle)
-        self.loop.declined(Tier(self.loop.goal.base, graph=True), obstacle, self)
+        self.loop.course.declined(Tier(self.loop.goal.base, graph=True), obstacle, self)
 
     # -- in several processes --------------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class Runner:
         """The sentinel found a tier wrong: its recordings where one of them is at fault, else its compiled code."""
         if variant is None:
             self.code.forget(tier.base)
-            self.loop.failed(tier.without_graph(), obstacle, self)
+            self.loop.course.failed(tier.without_graph(), obstacle, self)
             return
         for one in [one for one in self.variants.values() if one.captured is not None]:
             self.decline(one, obstacle)

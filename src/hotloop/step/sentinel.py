@@ -179,11 +179,11 @@ class Sentinel:
             torch.cuda.synchronize(loop.device)  # what earlier steps launched is not this one's cost
         began = time.perf_counter()
         code = self._of_code(variant, tier)
-        limits = Limits.compiled(loop.compute_dtype()) if code else Limits.rounding()
+        limits = Limits.compiled(loop.surveyed.compute_dtype()) if code else Limits.rounding()
         wide = in_more_bits(self._runner, call) if self._suspects and code and not self._rounds else None
         other = Tier(loop.given) if code else tier.without_graph()
         reference = functools.partial(
-            loop.beside, other, functools.partial(self._otherwise, variant, call, tier, code=code)
+            loop.stepping.beside, other, functools.partial(self._otherwise, variant, call, tier, code=code)
         )
         if self._measures and variant is not None:
             return self._measured(variant, reference, tier)
@@ -272,7 +272,7 @@ class Sentinel:
     def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier) -> None:
         if outcome.failed:
             self.stop(outcome.why)
-        elif _certain(outcome, self._loop.compute_dtype()):
+        elif _certain(outcome, self._loop.surveyed.compute_dtype()):
             self._disagrees(outcome, [call], variant, tier)
         elif not self._suspects and not outcome.agrees:
             self._suspicions += 1
@@ -361,7 +361,7 @@ class Sentinel:
             program,
             loop.compiled.models,
             made,
-            limits=Limits.compiled(loop.compute_dtype()),
+            limits=Limits.compiled(loop.surveyed.compute_dtype()),
             settings=loop.compiled.settings(Tier(loop.compiled.base)),
             seconds=SEARCH_SECONDS,
         )

@@ -138,5 +138,5 @@ class Together:
             obstacle = Obstacle(self._peers.unanswered, _EVEN)
         runner.code.not_proven(tier.base)
         if runner.loop.goal.compiles:
-            runner.loop.failed(tier, obstacle, runner)
+            runner.loop.course.failed(tier, obstacle, runner)
         self._asked_for = None
