@@ -29,10 +29,10 @@ from hotloop.step.blame import Blamed
 from hotloop.step.captured import Program
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.engines import traced_path
-from hotloop.step.holdings import Snapshot
 from hotloop.step.outcomes import Outcome, over_steps
 from hotloop.step.proof import CandidateFailedError
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
+from hotloop.step.snapshot import Snapshot
 from hotloop.step.survey import survey
 from hotloop.step.tiers import parse
 from hotloop.step.variant import compute_dtype

@@ -13,9 +13,9 @@ import torch
 
 from hotloop._torch.hooks import gradient_hooks
 from hotloop.measure import flatten, unflatten
-from hotloop.step.holdings import Memory
 from hotloop.step.inputs import Inputs
 from hotloop.step.known import answered
+from hotloop.step.memory import Memory
 from hotloop.step.optimizers import Recorded, move_step_counts
 from hotloop.step.python_state import Watch, objects_in
 

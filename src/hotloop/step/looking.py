@@ -17,9 +17,9 @@ from hotloop.measure import flatten, signature
 from hotloop.step import python_state
 from hotloop.step.engines import collector_paused
 from hotloop.step.heard import Heard
-from hotloop.step.holdings import RandomState
 from hotloop.step.optimizers import frozen
 from hotloop.step.proof import CandidateFailedError, undone_if_it_fails
+from hotloop.step.random_state import RandomState
 from hotloop.step.results import not_copied
 from hotloop.step.standins import Same
 from hotloop.step.survey import Obstacle, Survey, survey

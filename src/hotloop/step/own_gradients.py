@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.measure import differences
-from hotloop.step.holdings import chunks
 from hotloop.step.optimizers import repeatable, step_again
+from hotloop.step.snapshot import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

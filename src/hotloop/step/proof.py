@@ -21,10 +21,12 @@ from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
-from hotloop.step.holdings import RandomState, Snapshot, in_place
+from hotloop.step.memory import in_place
 from hotloop.step.optimizers import rounded_scalars
 from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, updates_of
 from hotloop.step.own_gradients import beside_own_gradients
+from hotloop.step.random_state import RandomState
+from hotloop.step.snapshot import Snapshot
 from hotloop.step.undo import BufferTables, StepStart, overlaps
 
 if TYPE_CHECKING:

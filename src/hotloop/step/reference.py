@@ -18,7 +18,7 @@ from hotloop.fallback.causes import describe
 from hotloop.measure import flatten, unflatten
 from hotloop.measure.machine import free_bytes
 from hotloop.step import proof
-from hotloop.step.holdings import Snapshot
+from hotloop.step.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

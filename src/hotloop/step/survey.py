@@ -22,8 +22,8 @@ from hotloop._torch.frames import stack_of
 from hotloop._torch.hooks import first_after_step
 from hotloop._torch.replaced import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED
-from hotloop.step.holdings import Memory
 from hotloop.step.known import answered
+from hotloop.step.memory import Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

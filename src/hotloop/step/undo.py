@@ -13,7 +13,10 @@ import torch
 from hotloop._torch.fake import version_of
 from hotloop._torch.foreach import copy_all
 from hotloop._torch.hooks import module_tables
-from hotloop.step.holdings import Bindings, Holdings, Memory, RandomState
+from hotloop.step.bindings import Bindings
+from hotloop.step.holdings import Holdings
+from hotloop.step.memory import Memory
+from hotloop.step.random_state import RandomState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

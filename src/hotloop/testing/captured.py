@@ -14,7 +14,7 @@ import torch
 
 from hotloop._torch.dispatch import host_read, observing, tensors_in
 from hotloop.step import engines
-from hotloop.step.holdings import in_place
+from hotloop.step.memory import in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

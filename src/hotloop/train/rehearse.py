@@ -16,8 +16,8 @@ from hotloop.fallback import missing
 from hotloop.fallback.causes import describe
 from hotloop.prove.harness import Settings, rehearse
 from hotloop.step import Workload
-from hotloop.step.holdings import RandomState
 from hotloop.step.preview import generators_of
+from hotloop.step.random_state import RandomState
 
 if TYPE_CHECKING:
     from hotloop.events import Event

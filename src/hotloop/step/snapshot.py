@@ -1,0 +1,131 @@
+"""A copy of everything that a step may change, to undo it by."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch.foreach import copies, copy_all
+from hotloop.step.bindings import Bindings
+from hotloop.step.holdings import once
+from hotloop.step.memory import Memory, in_place
+from hotloop.step.random_state import RandomState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from hotloop.step.holdings import Holdings
+
+_CHUNK_BYTES = 64 * 2**20
+"""Tensors are exchanged in groups of at most this size (or one by one, if larger), so that little extra is needed."""
+
+
+class Snapshot:
+    """Everything that a step may change, copied: the step can be undone, or run twice.
+
+    Args:
+        holdings: what may change.
+        devices: where random numbers may be drawn.
+        everything: parameters and optimizer state too; else buffers, other state and gradients only, which is enough
+            as long as no optimizer has stepped.
+        gradients: whether the gradients that exist have to be copied; False where the step never reads them.
+
+    Memory: one copy of the tensors, on their device; where that does not fit, in host memory (`on_host` is True then).
+    """
+
+    def __init__(
+        self, holdings: Holdings, devices: Sequence[torch.device], *, everything: bool = True, gradients: bool = True
+    ) -> None:
+        self.random = RandomState(devices)
+        with holdings.still():
+            self.bindings = Bindings(holdings)
+            objects = holdings.objects()
+            existing = {f"gradient {name}": one for name, one in holdings.gradients().items() if one is not None}
+            self._memory = Memory([*objects.values(), *existing.values()])
+            if everything:
+                self.live = holdings.tensors()
+            else:
+                buffers = {f"buffer {name}": one for name, one in holdings.buffers().items()}
+                others = {**buffers, **holdings.other_tensors()}
+                self.live = once({name: in_place(one) for name, one in others.items()})
+            if gradients:
+                self.live = once({**self.live, **{name: in_place(one) for name, one in existing.items()}})
+        sparse = [name for name, one in self.live.items() if one.layout != torch.strided]
+        self._rebound = {name: self.live.pop(name) for name in sparse}
+        self._sparse = {name: one.clone() for name, one in self._rebound.items()}
+        self.on_host = not _fits(self.live.values())
+        self.saved = {name: _like(one, on_host=self.on_host) for name, one in self.live.items()}
+        copy_all(list(self.saved.values()), list(self.live.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory the copies take."""
+        return sum(_bytes(one) for one in self.saved.values())
+
+    def restore(self) -> None:
+        """Undo: values, memory, bindings and random streams are as they were."""
+        self._memory.restore()
+        copy_all(list(self.live.values()), list(self.saved.values()))
+        self._restore_rest()
+
+    def exchange(self) -> None:
+        """Undo, and keep in `saved` what the undone step had made in the memory of each tensor."""
+        self._memory.restore()
+        for names in chunks(self.live):
+            live, saved = [self.live[name] for name in names], [self.saved[name] for name in names]
+            between = copies(live)
+            copy_all(live, saved)
+            copy_all(saved, between)
+        self._restore_rest()
+
+    def _restore_rest(self) -> None:
+        self.bindings.restore()
+        self.random.restore()
+        for name, tensor in self._rebound.items():
+            with torch.no_grad():
+                tensor.copy_(self._sparse[name])
+
+
+def _like(tensor: torch.Tensor, *, on_host: bool) -> torch.Tensor:
+    if not on_host or tensor.device.type == "cpu":
+        return torch.empty_like(tensor, requires_grad=False)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _fits(tensors: Iterator[torch.Tensor] | Any) -> bool:
+    """Tell whether a GPU has room for a copy, with a fifth to spare for what the step itself needs beyond its peak."""
+    needed: dict[torch.device, int] = {}
+    for tensor in tensors:
+        if tensor.device.type == "cuda":
+            needed[tensor.device] = needed.get(tensor.device, 0) + _bytes(tensor)
+    for device, size in needed.items():
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        if size * 1.2 > free + unused:
+            return False
+    return True
+
+
+def chunks(tensors: Mapping[str, torch.Tensor], parts: int | None = None) -> Iterator[list[str]]:
+    """Give the tensors' names in parts so small that another copy of one is no matter.
+
+    Args:
+        tensors: by name.
+        parts: as many of about one size, if that is larger: fewer calls take less time.
+    """
+    most = max(_CHUNK_BYTES, sum(map(_bytes, tensors.values())) // parts if parts else 0)
+    chunk: list[str] = []
+    size = 0
+    for name, tensor in tensors.items():
+        if chunk and size + _bytes(tensor) > most:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(name)
+        size += _bytes(tensor)
+    if chunk:
+        yield chunk
