@@ -387,7 +387,7 @@ def test_two_eager_steps_begin_on_an_idle_device_and_tell_whether_launches_hold_
     monkeypatch.setattr(Clock, "start", lambda _self, *, alone: begun.append(alone))
     _, _, loop = train("auto", 8, total=400)
     assert [step for step, one in enumerate(begun) if one] == [3, 4]
-    assert loop.auto._waiting == [pytest.approx(0.9)] * 2
+    assert loop.auto.offers.waiting == [pytest.approx(0.9)] * 2
 
 
 def test_auto_closes_to_eager_and_the_record_is_finished():

@@ -136,7 +136,7 @@ def test_kernels_that_the_stand_in_cannot_replay_are_refused_before_any_work(ask
 
 def test_auto_leaves_kernels_that_cannot_be_replayed_out():
     with captured_step_emulation(), hotloop.Loop(*parts()) as loop:
-        assert [name for name in loop.auto._names() if name.endswith("+graph")] == [GRAPH]
+        assert [name for name in loop.auto.offers.names() if name.endswith("+graph")] == [GRAPH]
 
 
 def plain(run="eager"):

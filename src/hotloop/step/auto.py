@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import math
 import re
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hotloop.decide import (
     EAGER_STEPS,
-    Facts,
-    Option,
     Speeds,
     Standing,
     Trial,
@@ -29,15 +24,16 @@ from hotloop.decide import (
     decide,
     remaining,
 )
-from hotloop.measure.machine import free_bytes
 from hotloop.step import sharing
 from hotloop.step.background import Background
 from hotloop.step.earlier import Earlier
-from hotloop.step.tiers import NAMED, Tier, parse
+from hotloop.step.offers import Offers
+from hotloop.step.tiers import Tier, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hotloop.decide import Option
     from hotloop.measure import Timing
     from hotloop.step.loop import Loop
     from hotloop.step.timed import Ran
@@ -69,6 +65,7 @@ class Auto:
         self.turn: Turn | None = None
         self.background, self.earlier = Background(loop), Earlier(loop)
         self._speeds = Speeds(loop.given)
+        self.offers = Offers(loop, self._speeds, self.earlier, self.background)
         self._recent: collections.deque[float] = collections.deque(maxlen=_RECENT)
         self._trying: Tier | None = None
         self._began = 0
@@ -85,8 +82,6 @@ class Auto:
         self._trial_seconds = self._prepare_seconds = 0.0
         self.saved_seconds = 0.0
         """What the steps so far saved, by the ratios that trials found: a slow spell of the machine is no saving."""
-        self._waiting: list[float] = []
-        """Of eager steps that began on an idle device, the share that the host was at them."""
         self._limit: float | None = None
         """Seconds that the preparation now going on may take, as far as it can be given up between two steps."""
         self._replay_saves = 0.0
@@ -322,7 +317,7 @@ class Auto:
             self._recent.append(timing.seconds)
             self.saved_seconds += self._speeds.saved(tier, timing.seconds)
             if ran.alone and tier == self.loop.given and timing.seconds > 0:
-                self._waiting.append(timing.host_seconds / timing.seconds)
+                self.offers.waiting.append(timing.host_seconds / timing.seconds)
 
     def _add(self, trial: Trial, turn: Turn, seconds: float) -> None:
         trial.add(turn, seconds)
@@ -368,88 +363,15 @@ class Auto:
             prepare_seconds=self._prepare_seconds,
             saved_seconds=self.saved_seconds,
             preparing=self.background.tier,
-            free_memory_bytes=self._free_bytes(),
+            free_memory_bytes=self.offers.free_bytes(),
             runs=self.loop.runs or 1.0,
             carried_seconds=sharing.carried_seconds() if self.loop.runs is not None else 0.0,
         )
 
     def _options(self) -> list[Option]:
-        base = self._speeds.seconds(self.loop.given)
-        assert base is not None
-        facts = Facts(
-            device="cpu" if self.loop.engine is None else "cuda",  # the stand-in stands for a GPU here as well
-            eager_seconds=base,
-            launch_bound=self._launch_bound(),
-            measured=self._speeds.measured(),
-            state_bytes=sum(one.nbytes for one in self.loop.holdings.tensors().values() if one.layout == torch.strided),
+        return self.offers.options(
+            self.in_force.name, proven=self._proven, declined=self._declined, paired=self._paired
         )
-        left_alone = self._declined | {name for name in self._names() if self.earlier.program.hopeless(name)}
-        names = [name for name in self._names() if name != self.in_force.name and name not in left_alone]
-        needed = self._graph_bytes()
-        return [
-            dataclasses.replace(option, memory_bytes=needed)
-            if name.endswith("+graph") and name not in self._proven
-            else option
-            for name in names
-            for option in self._offers(name, facts)
-        ]
-
-    def _free_bytes(self) -> int | None:
-        """Give the GPU memory that nobody holds, what torch has cached included."""
-        device = self.loop.device
-        return free_bytes(device) if device.type == "cuda" else None
-
-    def _graph_bytes(self) -> int | None:
-        """Give what a recording of the eager step would hold: what a step needs beside model and optimizer."""
-        device = self.loop.device
-        if device.type != "cuda":
-            return None
-        return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
-
-    def _names(self) -> list[str]:
-        """Name the tiers that this program could run in."""
-        given = self.loop.given
-        names = ["as-given", "as-given+graph"] if given == "as-given" else list(NAMED)
-        if not self.loop.compiled.in_blocks:
-            names = [name for name in names if not name.startswith("regional")]
-        return [name for name in names if not (tier := parse(name)).graph or self._records(tier)]
-
-    def _records(self, tier: Tier) -> bool:
-        engine = self.loop.engine
-        return engine is not None and (engine.kernels or not tier.makes_kernels)
-
-    def _offers(self, name: str, facts: Facts) -> list[Option]:
-        rejected = self._speeds.rejected_at(name)
-        if name in self._proven:
-            seconds = self._speeds.seconds(name)
-            if seconds is None:
-                return []
-            return [
-                Option(
-                    tier=name,
-                    step_seconds=seconds,
-                    prepare_seconds=0.0,
-                    source="measured",
-                    paired=name == self._paired,
-                    recalled=name not in self.earlier.timed_here,
-                    rejected_at=rejected,
-                )
-            ]
-        known = self.earlier.recalled(name, facts, rejected) or self.earlier.option(name, facts, rejected)
-        if known is not None:
-            return [known]
-        return self.background.offers(name, facts, rejected)
-
-    def _launch_bound(self) -> float | None:
-        """Give the share of an eager step that the device waits for the host, as far as times tell.
-
-        A host that is done long before the device keeps it busy. One that takes as long as the step may hold it up, or
-        may have been waiting for it: then nothing is known. Steps that began on an idle device tell: a device holds
-        about a thousand launches, and where the step before has filled them up, a host waits in each step.
-        """
-        if self.loop.device.type != "cuda" or not self._waiting:
-            return None
-        return 0.0 if max(self._waiting) < 0.8 else None  # noqa: PLR2004 - well before
 
     def close(self) -> None:
         """Settle with the runs that come after this one: the credit, and the child; without any, stop it."""
