@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.hooks import gradient_hooks
 from hotloop.measure import flatten, unflatten
 from hotloop.step.inputs import Inputs
 from hotloop.step.known import answered
 from hotloop.step.memory import Memory
 from hotloop.step.optimizers import Recorded, move_step_counts
 from hotloop.step.python_state import Watch, objects_in
+from hotloop.step.standing import Change, Frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,14 +49,6 @@ class Program:
     """Tells whether compiled code is in force."""
     ignore: tuple[Any, ...] = ()
     """Objects of hotloop's own that the step may reach: the loop itself."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """What no longer is as it was captured; ``optimizer`` is the name of the one whose frozen setting it is."""
-
-    what: str
-    optimizer: str | None = None
 
 
 @dataclasses.dataclass
@@ -113,11 +104,7 @@ class CapturedStep:
         self._start = [parameter.grad if name in seen.read_gradients else None for name, parameter in named.items()]
         self._start_memory = Memory([one for one in self._start if one is not None])
         self._unread = [None if name in seen.read_gradients else parameter.grad for name, parameter in named.items()]
-        self._facts = _facts(self._parameters)
-        self._buffers = list(program.holdings.buffers().values())
-        self._storages = _storages(self._buffers, program.holdings)
-        self._states = [_State(one.optimizer) for one in recorded.values()]
-        self._groups = _group_sizes(program.holdings)
+        self._frozen = Frozen(program.holdings, recorded)
         self._parts: list[Segment | _OutsideCall] = []
         self._inputs: Inputs | None = None
         self._end: list[Any] = []
@@ -198,17 +185,8 @@ class CapturedStep:
 
     def changed(self) -> Change | None:
         """Name something that no longer is as it was captured; None where a replay is right."""
-        if self._groups != _group_sizes(self.program.holdings):
-            return Change("a parameter group was added or removed")
-        if self._facts != _facts(self._parameters):
-            return Change("a parameter was moved, frozen or unfrozen")
-        for name, one in self.recorded.items():
-            if setting := one.changed():
-                return Change(setting, name)
-        if any(one.changed() for one in self._states):
-            return Change("the optimizer's state was replaced")
-        if self._storages != _storages(self._buffers, self.program.holdings):
-            return Change("a buffer or other state was replaced")
+        if (change := self._frozen.changed()) is not None:
+            return change
         name = self._watch.changed() if self._watch is not None else ""
         return Change(name) if name else None
 
@@ -278,33 +256,6 @@ class CapturedStep:
         recording.close()
         self.first_seconds = recording.replay_seconds
         return result
-
-
-class Standing:
-    """The parameters and optimizer state that a survey and a warm-up have seen: a capture needs them as they were.
-
-    An optimizer whose state was cleared, say, would make it anew inside the recording, and so in each replay.
-
-    Args:
-        holdings: whose.
-    """
-
-    def __init__(self, holdings: Holdings) -> None:
-        self._holdings = holdings
-        self._parameters = list(holdings.parameters().values())
-        self._facts = self._look()
-
-    def holds(self) -> bool:
-        """Tell whether everything still is as it was."""
-        now = list(self._holdings.parameters().values())
-        same = len(now) == len(self._parameters) and all(a is b for a, b in zip(now, self._parameters, strict=True))
-        return same and self._look() == self._facts
-
-    def _look(self) -> tuple[Any, ...]:
-        optimizers = self._holdings.optimizers.values()
-        kept = [tuple(one.state.get(parameter) or ()) for one in optimizers for parameter in self._parameters]
-        asked = [(one.requires_grad, one.dtype, one.device, gradient_hooks(one)) for one in self._parameters]
-        return kept, asked, _group_sizes(self._holdings)
 
 
 def prepare(program: Program, seen: Survey, outside: set[str]) -> None:
@@ -412,36 +363,3 @@ def _itself(value: Any) -> Any:
 def _place_of(tensor: torch.Tensor) -> int:
     """Give where the memory that a tensor is a part of begins; 0 where it has none of its own."""
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
-
-
-def _facts(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, bool, Any]]:
-    return [(parameter.data_ptr(), parameter.requires_grad, gradient_hooks(parameter)) for parameter in parameters]
-
-
-def _storages(buffers: Sequence[torch.Tensor], holdings: Holdings) -> list[int]:
-    """Give the memory of buffers and other state; that no buffer was replaced is for the watch to see."""
-    return [tensor.data_ptr() for tensor in (*buffers, *holdings.other_tensors().values())]
-
-
-class _State:
-    """The tensors of an optimizer's state, which a recording updates in place, and where they stand."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer, self._state = optimizer, optimizer.state
-        self._entries = [(entry, list(entry.values())) for entry in optimizer.state.values()]
-        tensors = [one for _, values in self._entries for one in values if isinstance(one, torch.Tensor)]
-        self._memory = Memory(tensors)
-
-    def changed(self) -> bool:
-        """Tell whether a tensor, or a dictionary around it, is another one. No tensor is hashed, which is slow."""
-        if self._optimizer.state is not self._state or len(self._state) != len(self._entries):
-            return True
-        replaced = any(
-            entry is not held or len(entry) != len(values) or not all(map(operator.is_, entry.values(), values))
-            for entry, (held, values) in zip(self._state.values(), self._entries, strict=True)
-        )
-        return replaced or bool(self._memory.moved())
-
-
-def _group_sizes(holdings: Holdings) -> list[int]:
-    return [len(group["params"]) for optimizer in holdings.optimizers.values() for group in optimizer.param_groups]

@@ -12,12 +12,13 @@ from hotloop._torch.stilled import stilled
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, flatten
 from hotloop.step import proof
-from hotloop.step.captured import Standing, capture, own_autocast_cache, prepare
+from hotloop.step.captured import capture, own_autocast_cache, prepare
 from hotloop.step.code_proofs import REPORT_IT
 from hotloop.step.engines import collector_paused
 from hotloop.step.outcomes import verdict
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step, wait_for
 from hotloop.step.referred import repeats_elsewhere
+from hotloop.step.standing import Standing
 from hotloop.step.survey import Obstacle
 
 if TYPE_CHECKING:

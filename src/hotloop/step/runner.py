@@ -13,7 +13,7 @@ from hotloop.control import between_steps
 from hotloop.fallback.causes import describe
 from hotloop.measure import flatten
 from hotloop.step.ahead import worth_a_compile
-from hotloop.step.captured import Change, Program
+from hotloop.step.captured import Program
 from hotloop.step.code_proofs import CodeProofs
 from hotloop.step.graph_proofs import GraphProofs
 from hotloop.step.looking import Looking
@@ -21,6 +21,7 @@ from hotloop.step.proof import CandidateFailedError, plain_run
 from hotloop.step.rescue import Rescue, is_compiled_codes
 from hotloop.step.sentinel import Sentinel
 from hotloop.step.shapes import Shapes
+from hotloop.step.standing import Change
 from hotloop.step.survey import Obstacle
 from hotloop.step.telling import with_article
 from hotloop.step.tiers import Tier

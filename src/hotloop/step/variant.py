@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from hotloop.measure import Difference, Inputs
     from hotloop.measure.limits import ComputeDtype
-    from hotloop.step.captured import CapturedStep, Standing
+    from hotloop.step.captured import CapturedStep
     from hotloop.step.outcomes import Outcome
+    from hotloop.step.standing import Standing
     from hotloop.step.survey import Obstacle, Survey
 
 _COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
