@@ -19,6 +19,7 @@ from hotloop._torch.wide import NotRepeatableError, noting_draws
 from hotloop.step import proof
 from hotloop.step.captured import Program
 from hotloop.step.holdings import Holdings
+from hotloop.step.made import kept
 from hotloop.step.reference import wide_step
 
 ARGUMENTS = (
@@ -118,8 +119,8 @@ def wide_and_eager(model):
         with noting_draws(draws):
             return proof.plain_run(program.holdings, lambda: step(x))
 
-    plain = proof.kept(program, lambda: proof.plain_run(program.holdings, lambda: step(x)))
-    eager = proof.kept(program, noted)
+    plain = kept(program, lambda: proof.plain_run(program.holdings, lambda: step(x)))
+    eager = kept(program, noted)
     for name, one in plain.ours.items():
         assert one is None or torch.equal(one, eager.ours[name]), "a step that is noted is the step"
     return wide_step(program, ((x,), {}), torch.float64, draws), eager

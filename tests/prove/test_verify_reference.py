@@ -13,6 +13,7 @@ from hotloop.measure import differences
 from hotloop.step import proof
 from hotloop.step.captured import Program
 from hotloop.step.holdings import Holdings
+from hotloop.step.made import kept
 from hotloop.step.reference import wide_step
 
 WIDE = torch.float64
@@ -109,7 +110,7 @@ def draws_of(made, call):
         with noting_draws(found):
             return proof.plain_run(made.holdings, lambda: made.step(*call[0]))
 
-    return proof.kept(made, noted), found
+    return kept(made, noted), found
 
 
 LAYERS = [Casting, Dropping, Attending, Checkpointed, Recurrent, Tied]

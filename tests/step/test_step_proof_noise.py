@@ -390,7 +390,7 @@ def test_where_memory_for_the_start_runs_out_the_step_has_not_begun(monkeypatch)
     def full(*_, **__):
         raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(proof, "_parameters", full)
+    monkeypatch.setattr(proof, "parameters_of", full)
     usual = Run(None, 12)
     run = Run("aot_eager", 12, sentinel=0)
     assert "planted" in run.told(ev.TierDeclined)[0].reason

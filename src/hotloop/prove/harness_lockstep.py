@@ -16,7 +16,8 @@ from hotloop.measure.tree import names
 from hotloop.prove.harness_program import Calls, noting_calls
 from hotloop.prove.harness_result import REMEDY, Finding
 from hotloop.step.engines import traced_path
-from hotloop.step.proof import compared, plain_run, values_of
+from hotloop.step.made import compared
+from hotloop.step.proof import plain_run, values_of
 from hotloop.step.random_state import RandomState
 from hotloop.step.workload import arguments
 

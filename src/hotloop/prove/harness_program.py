@@ -13,7 +13,8 @@ import torch
 from hotloop.measure import flatten, unflatten
 from hotloop.step.asked import device_of
 from hotloop.step.captured import Program
-from hotloop.step.proof import Made, kept, plain_run, values_of
+from hotloop.step.made import Made, kept
+from hotloop.step.proof import plain_run, values_of
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.workload import Workload, arguments
 

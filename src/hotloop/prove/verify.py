@@ -29,6 +29,7 @@ from hotloop.step.blame import Blamed
 from hotloop.step.captured import Program
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.engines import traced_path
+from hotloop.step.made import Made, kept
 from hotloop.step.outcomes import Outcome, over_steps
 from hotloop.step.proof import CandidateFailedError
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
@@ -266,7 +267,7 @@ class _Case:
                 with products_in_tf32(how):
                     return self._eagerly(run)
 
-            found = proof.kept(self.program, so)
+            found = kept(self.program, so)
             begun = found.start  # parameters are held against each other by their updates
             return {
                 name: one - begun[name] if one is not None and name in begun else one
@@ -375,11 +376,11 @@ class _Case:
         )
         return blame.search(self.compiled.models, tests)
 
-    def _kept(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Callable[[], Any], proof.Made]:
+    def _kept(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Callable[[], Any], Made]:
         """Run a step eagerly and in more bits, each undone; gives what runs it, and what it made."""
         run = self._step(call)
         wide, _ = self._wide(call)
-        return run, proof.kept(self.program, functools.partial(self._eagerly, run), wide, spread=self._spread)
+        return run, kept(self.program, functools.partial(self._eagerly, run), wide, spread=self._spread)
 
 
 def _visible(joined: Mapping[str, Any]) -> float | None:

@@ -22,6 +22,7 @@ from hotloop.control import compile as compile_in_place
 from hotloop.control import paused, status, uncompile
 from hotloop.fallback.causes import describe
 from hotloop.step import proof
+from hotloop.step.made import held_against
 from hotloop.step.proof import CandidateFailedError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from hotloop.measure import Limits
     from hotloop.step.captured import Program
-    from hotloop.step.proof import Made
+    from hotloop.step.made import Made
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 """Modules that nobody calls: their children are."""
@@ -184,7 +185,7 @@ class Tests:
         found: dict[str, list[measure.Comparison]] = {}
         for run, made in self._calls:
             step = lambda run=run: proof.plain_run(self._program.holdings, run)  # noqa: E731 - one call's
-            for kind, one in proof.held_against(self._program, step, made, self._limits).items():
+            for kind, one in held_against(self._program, step, made, self._limits).items():
                 found.setdefault(kind, []).append(one)
         return any(not measure.over_steps(each).agrees for each in found.values())
 

@@ -15,6 +15,7 @@ from hotloop.step import proof
 from hotloop.step.captured import capture, own_autocast_cache, prepare
 from hotloop.step.code_proofs import REPORT_IT
 from hotloop.step.engines import collector_paused
+from hotloop.step.made import held_against, kept
 from hotloop.step.outcomes import verdict
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step, wait_for
 from hotloop.step.referred import repeats_elsewhere
@@ -170,10 +171,8 @@ class GraphProofs:
                 return self.on_stream_of_recordings(run)
 
         try:
-            made = proof.kept(self._program, plain)
-            held = proof.held_against(
-                self._program, on_path, made, Limits.compiled(self._loop.surveyed.compute_dtype())
-            )
+            made = kept(self._program, plain)
+            held = held_against(self._program, on_path, made, Limits.compiled(self._loop.surveyed.compute_dtype()))
         except CandidateFailedError as error:
             if not error.undone:
                 raise

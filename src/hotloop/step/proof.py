@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -23,14 +23,14 @@ from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.memory import in_place
 from hotloop.step.optimizers import rounded_scalars
-from hotloop.step.outcomes import OF_COMPILED, Outcome, compare_kinds, kind_of, updates_of
+from hotloop.step.outcomes import Outcome, compare_kinds
 from hotloop.step.own_gradients import beside_own_gradients
 from hotloop.step.random_state import RandomState
 from hotloop.step.snapshot import Snapshot
 from hotloop.step.undo import BufferTables, StepStart, overlaps
 
 if TYPE_CHECKING:
-    from hotloop.measure import Comparison, Difference, Failure
+    from hotloop.measure import Difference, Failure
     from hotloop.step.holdings import Holdings
 
 STEPS = 3
@@ -100,7 +100,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         Exception: the reference raised, which is then the user's own error.
     """
     devices = [program.device]
-    before, theirs, after = _candidate(program, candidate, ready)
+    before, theirs, after = tried(program, candidate, ready)
 
     def saved() -> tuple[dict[str, torch.Tensor], StepStart]:
         start = _start(before) if limits.compute_dtype is not None else {}
@@ -156,10 +156,10 @@ def _stepped(program: Program, at_step: Mapping[str, torch.Tensor]) -> set[int]:
 def _start(before: Snapshot) -> dict[str, torch.Tensor]:
     """Copy the parameters as they are before the step; to the host where the device has no memory left for it."""
     try:
-        return _parameters(before.live, on_host=before.on_host)
+        return parameters_of(before.live, on_host=before.on_host)
     except torch.OutOfMemoryError:
         pass  # the copies that were made are gone before the next are
-    return _parameters(before.live, on_host=True)
+    return parameters_of(before.live, on_host=True)
 
 
 def _copied(make: Callable[[], _Made], ready: Ready) -> _Made:
@@ -235,7 +235,7 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _candidate(
+def tried(
     program: Program, run: Run, ready: Ready = alone
 ) -> tuple[Snapshot, dict[str, torch.Tensor | None], RandomState]:
     """Run a candidate and undo it; gives the values that it left, and where its random streams were."""
@@ -252,84 +252,12 @@ def _candidate(
     return before, _as_left(found, before), after
 
 
-def _parameters(live: Mapping[str, torch.Tensor], *, on_host: bool) -> dict[str, torch.Tensor]:
+def parameters_of(live: Mapping[str, torch.Tensor], *, on_host: bool) -> dict[str, torch.Tensor]:
+    """Copy the parameters among live tensors, there or to the host."""
     found = {name: one for name, one in live.items() if name.startswith("parameter ")}
     if on_host:
         return {name: one.to("cpu", copy=True) for name, one in found.items()}
     return dict(zip(found, copies(list(found.values())), strict=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class Made:
-    """What one call of a step makes as eager runs it, kept so that several candidates can be held against it.
-
-    Args:
-        start: the parameters before the step.
-        ours: eager's values, by name.
-        wide: those of the step in more bits; None without a reference.
-        spread: as `prove_step` takes it.
-    """
-
-    start: dict[str, torch.Tensor]
-    ours: dict[str, torch.Tensor | None]
-    wide: Mapping[str, torch.Tensor | None] | None = None
-    spread: Mapping[str, Difference] | None = None
-
-
-def kept(program: Program, run: Run, wide: Mapping[str, torch.Tensor | None] | None = None, **more: Any) -> Made:
-    """Run a step eagerly and undo it; gives what it made.
-
-    Raises:
-        CandidateFailedError: it raised; the state is as before.
-    """
-    before, ours, _ = _candidate(program, run)
-    start = _parameters(before.live, on_host=before.on_host)
-    judged = (name for name in ours if kind_of(name) in (*OF_COMPILED, "parameter"))
-    values = {name: None if (one := ours[name]) is None else one.detach().clone() for name in judged}
-    return Made(start, values, wide, **more)
-
-
-def held_against(
-    program: Program, run: Run, made: Made, limits: Limits, draws: Sequence[Mapping[str, Difference]] = ()
-) -> dict[str, Comparison]:
-    """Run a candidate from the state that ``made`` was made from, undo it, and compare, by kind of tensor.
-
-    Args:
-        program: what the step changes.
-        run: the candidate.
-        made: what eager made.
-        limits: those of compiled code.
-        draws: how far other roundings of eager's step are from it (`hotloop.step.referred.roundings`).
-
-    Raises:
-        CandidateFailedError: the candidate raised; the state is as before.
-    """
-    _, theirs, _ = _candidate(program, run)
-    return compare_kinds(made.ours, theirs, made.start, limits, made.spread, made.wide, draws=draws)
-
-
-def compared(made: Made, theirs: dict[str, torch.Tensor | None], limits: Limits) -> dict[str, Comparison]:
-    """Hold the values of another run against those that eager made, by kind of tensor."""
-    return compare_kinds(made.ours, theirs, made.start, limits, made.spread, made.wide)
-
-
-def apart(program: Program, run: Run, made: Made) -> dict[str, Difference]:
-    """Run another rounding of the step that ``made`` was made of, undo it, and tell how far the two are apart.
-
-    Parameters are compared by their updates, since the two may begin with others.
-
-    Raises:
-        CandidateFailedError: it raised; the state is as before.
-    """
-    before, theirs, _ = _candidate(program, run)
-    sides = [
-        {name: one for name, one in side.items() if kind_of(name) in OF_COMPILED} | updates_of(side, start)
-        for side, start in (
-            (made.ours, made.start),
-            (theirs, _parameters(before.live, on_host=before.on_host)),
-        )
-    ]
-    return differences(*sides)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,7 +294,7 @@ def spread_of(
         CandidateFailedError: the first raised. The step has not been run then: the state is as before.
         Exception: the second raised, which is then the user's own error.
     """
-    _, first, _ = _candidate(program, once)
+    _, first, _ = tried(program, once)
     result, at_step = again()
     try:
         second = values_of(program.holdings, result, at_step)

@@ -34,6 +34,7 @@ from hotloop.measure import Limits
 from hotloop.step import blame, proof
 from hotloop.step.blame import Blamed
 from hotloop.step.code_proofs import TOO_ROUGH
+from hotloop.step.made import kept
 from hotloop.step.outcomes import Outcome, over_steps, verdict
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
 from hotloop.step.referred import aside, in_more_bits, repeats_elsewhere, roundings, with_roundings
@@ -356,7 +357,7 @@ class Sentinel:
             run = functools.partial(self._runner.step, *call[0], **call[1])
             wide = in_more_bits(self._runner, call)
             with aside(self._runner):
-                made.append((run, proof.kept(program, functools.partial(plain_run, program.holdings, run), wide)))
+                made.append((run, kept(program, functools.partial(plain_run, program.holdings, run), wide)))
         tests = blame.Tests(
             program,
             loop.compiled.models,
