@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hotloop.measure import Timing
     from hotloop.step.loop import Loop
     from hotloop.step.outcomes import Outcome
-    from hotloop.step.sentinel import SentinelStatus
+    from hotloop.step.status import SentinelStatus
 
 SAMPLES = 200
 """Times kept of each tier: enough for a median, few enough to follow a run that changes."""

@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
     from hotloop.record import RunRecord
     from hotloop.step.outcomes import Outcome
-    from hotloop.step.sentinel import SentinelStatus
-    from hotloop.step.status import LoopStatus
+    from hotloop.step.status import LoopStatus, SentinelStatus
 
 _log = logging.getLogger("hotloop")
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -31,13 +31,13 @@ from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits
-from hotloop.step import blame, proof
-from hotloop.step.blame import Blamed
+from hotloop.step import proof
 from hotloop.step.code_proofs import TOO_ROUGH
-from hotloop.step.made import kept
+from hotloop.step.fault import at_fault
 from hotloop.step.outcomes import Outcome, over_steps, verdict
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
-from hotloop.step.referred import aside, in_more_bits, repeats_elsewhere, roundings, with_roundings
+from hotloop.step.referred import in_more_bits, repeats_elsewhere, roundings, with_roundings
+from hotloop.step.status import SentinelStatus
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 from hotloop.step.variant import SPREADS
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hotloop.measure import Comparison, Failure
+    from hotloop.step.blame import Blamed
     from hotloop.step.captured import Call
     from hotloop.step.loop import Loop
     from hotloop.step.runner import Runner
@@ -56,8 +57,6 @@ SHARE = 0.01
 """The share of time that sentinel steps may cost, unless the user says otherwise."""
 FIRST, LEAST = 100, 10
 """Steps in a tier before the first check, which tells what one costs; and between two checks in the mean, at least."""
-SEARCH_SECONDS = 60.0
-"""How long a run may stand still for the search for the region at fault."""
 _SHAPES = ("missing", "shape", "dtype", "layout")
 _VERIFY = "hotloop verify FILE.py:FUNCTION says more; report it: this is a bug of the compiler's or of ours"
 
@@ -75,36 +74,6 @@ def share_of(given: Any) -> float:
             f"sentinel {given!r}: expected the share of time that it may cost, 0.01 say; 0 or None for none"
         )
     return float(given)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SentinelStatus:
-    """What the sentinel of one decorated step did.
-
-    Args:
-        function: the step.
-        every: steps between two checks, as it is now.
-        checks: steps that were run both ways.
-        suspicions: how often one was past a limit, so that the next steps were looked into.
-        seconds: what checks have cost beyond their steps.
-        disagreed: what was found to be wrong, and where; empty where nothing was.
-        off: why there are no checks any more.
-    """
-
-    function: str
-    every: int
-    checks: int
-    suspicions: int
-    seconds: float
-    disagreed: str = ""
-    off: str = ""
-
-    def __str__(self) -> str:
-        if self.disagreed:
-            return f"sentinel: {self.function} did not agree with eager: {self.disagreed}"
-        looked = f" ({self.suspicions:,} were looked into, and not confirmed)" if self.suspicions else ""
-        said = f"sentinel: {self.function}: {self.checks:,} steps were also run eagerly and agreed{looked}, "
-        return said + (f"then no more: {self.off}" if self.off else f"one in {self.every:,}; {self.seconds:.1f} s")
 
 
 class Sentinel:
@@ -342,37 +311,7 @@ class Sentinel:
         """Tell whether a recording is at fault rather than the code in it; and which region of the code is."""
         if not self._of_code(variant, tier):
             return True, None
-        try:
-            return self._look(calls, recorded=variant is not None)
-        except CandidateFailedError as error:
-            if not error.undone:
-                raise
-            _log.info("sentinel: the region at fault could not be searched for: %s", describe(error.__cause__ or error))
-        return False, None
-
-    def _look(self, calls: list[Call], *, recorded: bool) -> tuple[bool, Blamed | None]:
-        program, loop = self._runner.program, self._loop
-        made = []
-        for call in calls:
-            run = functools.partial(self._runner.step, *call[0], **call[1])
-            wide = in_more_bits(self._runner, call)
-            with aside(self._runner):
-                made.append((run, kept(program, functools.partial(plain_run, program.holdings, run), wide)))
-        tests = blame.Tests(
-            program,
-            loop.compiled.models,
-            made,
-            limits=Limits.compiled(loop.surveyed.compute_dtype()),
-            settings=loop.compiled.settings(Tier(loop.compiled.base)),
-            seconds=SEARCH_SECONDS,
-        )
-        if not tests.disagrees_now():
-            return recorded, None if recorded else Blamed((), blame.NOT_AGAIN, 1, tests.spent)
-        spent = sum(one.compile_seconds for one in loop.compiled.status().components.values())
-        if spent > SEARCH_SECONDS:
-            _log.info("sentinel: no search for the region at fault, as compiling took %.0f s", spent)
-            return False, None
-        return False, blame.search(loop.compiled.models, tests, shown=True)
+        return at_fault(self._runner, calls, recorded=variant is not None)
 
     # -- when ------------------------------------------------------------------------------------------------------
 
