@@ -48,6 +48,41 @@ def test_a_step_whose_arguments_cannot_be_told_gets_those_that_the_trainer_gives
         same(eager, fit(module, HotLoop(run)))
 
 
+class ReadsTheNumber(Sgd):
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        loss = F.cross_entropy(self.net(ids), labels)
+        if batch_idx % 5 == 0:
+            self.log("every_fifth", loss)
+        return loss * (1 + batch_idx / 64)
+
+
+@pytest.mark.parametrize("module", [ReadsTheNumber, AnyArguments, Decorated])
+def test_a_step_that_reads_the_number_of_its_batch_is_compiled_from_the_start(module):
+    """Though each is another, none is waited for to come back."""
+    eager, hot = fit(module, batches=16), HotLoop("aot_eager")
+    same(eager, fit(module, hot, batches=16))
+    assert {one.name: one.steps for one in hot.status().loop.tiers} == {"aot_eager": 16, "eager": 0}
+    assert hot.status().notes == ()
+
+
+@pytest.mark.parametrize("module", [ReadsTheNumber, AnyArguments, Decorated])
+def test_a_number_that_changes_is_named_where_it_keeps_a_step_from_being_captured(module):
+    eager, hot = fit(module, batches=12), HotLoop("eager+graph")
+    with captured_step_emulation():
+        same(eager, fit(module, hot, batches=12))
+    declined = {one.name: one.why for one in hot.status().loop.tiers if one.state == "declined"}
+    assert "batch_idx, which changes from step to step" in declined["eager+graph"], hot.status()
+    assert "on_train_batch_start" in hot.status().notes[0]
+
+
+def test_a_number_that_stays_is_captured():
+    eager, hot = fit(ReadsTheNumber, epochs=10, overfit_batches=1), HotLoop("eager+graph")
+    with captured_step_emulation():
+        same(eager, fit(ReadsTheNumber, hot, epochs=10, overfit_batches=1))
+    assert hot.status().running == "eager+graph", hot.status()
+
+
 class Kept(pl.Callback):
     """Keeps what was logged, batch by batch."""
 

@@ -34,8 +34,8 @@ _CHOOSE = 'HotLoop(run="default") compiles in place, without measuring whether t
 _BEGIN = "hand it over as Trainer(callbacks=[HotLoop()]), and call trainer.fit(module)"
 _NO_STEP = "no training step came to it"
 _BY_NUMBER = (
-    "training_step reads batch_idx, so each number is a step of its own, and few come often enough to be captured; "
-    "on_train_batch_start and on_train_batch_end may read it freely"
+    "training_step reads batch_idx, or a decorator or *args hides whether it does: it is another number in each step, "
+    "which a captured step cannot follow and compiled code can; leave it to on_train_batch_start or on_train_batch_end"
 )
 _NEVER: Seen = (None, None, None)
 
@@ -221,7 +221,7 @@ class HotLoop(pl.Callback):
     ) -> None:
         """Note the batch that the coming step is a function of."""
         if self._owned is not None:
-            self._owned.begin(batch)
+            self._owned.begin(batch, batch_idx)
         elif self._in_place is not None:
             self._in_place.step_begins()
 

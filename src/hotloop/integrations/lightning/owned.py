@@ -86,16 +86,19 @@ class OwnedStep:
         state = () if self._scaler is None else (self._scaler,)
         self.loop = Loop(module, self._optimizer, state=state, **settings)
         self.loop.not_watched = (trainer, self, trainer.strategy)
-        self._run = self.loop.step(self._make_step())
+        step, self._take_number = self._make_step()
+        self._run = self.loop.step(step)
         self._shadows = Shadows(module)
         self._shadows.put("optimizer_step", self._optimizer_step)
         self._shadows.put("training_step", self._training_step_given)
         for name in ("optimizer_zero_grad", "backward"):
             self._shadows.put(name, self._done_already(name))
 
-    def begin(self, batch: Any) -> None:
-        """Take the batch of the coming step, on the device."""
+    def begin(self, batch: Any, number: int) -> None:
+        """Take the batch of the coming step, on the device, and its number in the epoch."""
         self._batch, self._begun = batch, True
+        if self.reads_index:
+            self._take_number(number)
         for name, value in self._mirror.items():
             if value is not _WRITES:
                 self._mirror[name] = getattr(self._trainer, name)
@@ -118,18 +121,27 @@ class OwnedStep:
 
     # -- what the loop runs ----------------------------------------------------------------------------------------
 
-    def _make_step(self) -> Callable[..., Any]:
+    def _make_step(self) -> tuple[Callable[[Any], Any], Callable[[int], None]]:
+        """Give the step as a function of its batch, and what tells it the number of the next one.
+
+        A number that training_step reads is watched, as what it reads of the Trainer is: as an argument each would be a
+        kind of call of its own, which compiled code does not see before it has come back.
+        """
         trainer, module, optimizer, scaler = self._trainer, self.module, self._optimizer, self._scaler
         clips = own_method(module, "configure_gradient_clipping")
         backward = own_method(module, "backward")
         unscales = not getattr(optimizer, "_step_supports_amp_scaling", False)
         trainer_as_read = self._mirror  # held by the step itself, so that it is looked at as the step's own state is
+        takes_index, batch_idx = self._takes_index, 0
 
-        def training_step(batch: Any, *more: Any) -> Any:
-            with self._watched(
-                trainer_as_read
-            ):  # the module's own backward and clipping may log, and read of the Trainer, too
-                output = trainer.strategy.training_step(batch, *more)
+        def take_number(number: int) -> None:
+            nonlocal batch_idx
+            batch_idx = number
+
+        def training_step(batch: Any) -> Any:
+            # The module's own backward and clipping may log, and read of the Trainer, too.
+            with self._watched(trainer_as_read):
+                output = trainer.strategy.training_step(*((batch, batch_idx) if takes_index else (batch,)))
                 loss = _loss_of(output)
                 if loss is _NO_STEP:
                     return output, self._take_logged()
@@ -150,7 +162,7 @@ class OwnedStep:
                     scaler.update()
             return output, self._take_logged()
 
-        return training_step
+        return training_step, take_number
 
     @contextlib.contextmanager
     def _watched(self, mirror: dict[str, Any]) -> Iterator[None]:
@@ -192,7 +204,7 @@ class OwnedStep:
             own_method(self.module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
             return
         self._begun = False
-        self._result = self._run(self._batch, *self._more(batch_idx))
+        self._result = self._run(self._batch)
         try:
             closure()
         finally:
@@ -207,10 +219,6 @@ class OwnedStep:
                 own(*args, **kwargs)
 
         return call
-
-    def _more(self, batch_idx: int) -> tuple[int, ...]:
-        """Give the number of the batch as training_step takes it: one that never reads it does not tell steps apart."""
-        return (batch_idx if self.reads_index else 0,) if self._takes_index else ()
 
     def _training_step_given(self, *args: Any) -> Any:
         """The module's own training_step inside the loop's step, what that gave when the Trainer's closure asks."""
