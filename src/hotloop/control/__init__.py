@@ -1,20 +1,18 @@
 """Compile, uncompile, status: joins apply, observe and fallback."""
 
 from hotloop.control.api import (
-    Installed,
     compile,  # noqa: A004 - the public name is torch's own
     leave_eager,
-    method_of,
-    paused,
-    status,
     uncompile,
     validate,
 )
 from hotloop.control.boundary import between_steps
 from hotloop.control.component_status import ComponentStatus, Status
 from hotloop.control.given import AS_GIVEN, compiled_by_user, given
+from hotloop.control.installed import Installed, method_of, paused
 from hotloop.control.lifetime import own
 from hotloop.control.methods import MethodEntry, Note
+from hotloop.control.statuses import status
 
 __all__ = [
     "AS_GIVEN",

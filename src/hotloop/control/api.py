@@ -1,13 +1,11 @@
-"""The public functions: compile in place, take it off, say what runs."""
+"""The public functions: compile in place, and take it off."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -15,37 +13,29 @@ import torch
 from hotloop import events as ev
 from hotloop import presets
 from hotloop._torch.inductor_options import list_options
-from hotloop._torch.module import Method, get_entry, set_entry
 from hotloop._torch.versions import check
 from hotloop.apply import (
     WORTH_CUTTING,
     Cut,
     block_classes,
-    compiled_by_torch,
     components_of,
     declared_blocks,
-    entry_points,
-    is_lightning,
     sharded_units,
 )
 from hotloop.apply.targets import Target, denoisers, refuse_wrapped
 from hotloop.config import ComponentConfig, Regions, component_config
-from hotloop.control import boundary, methods, others
-from hotloop.control.component import CompiledFunction, Component, Entry, lane
-from hotloop.control.component_status import ComponentStatus, Status, status_of
-from hotloop.control.given import AS_GIVEN, compiled_by_user, compiled_over
+from hotloop.control import boundary, others
+from hotloop.control.component import CompiledFunction, Component, lane
+from hotloop.control.installed import attach, take_off
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.fallback import first_available, missing
-from hotloop.observe import Cause, collector
+from hotloop.observe import collector
 from hotloop.presets import Preset
 
 if TYPE_CHECKING:
     import types
 
 _log = logging.getLogger("hotloop")
-_MARKER = "_hotloop_compiled"
-"""A plain string on a compiled module: it survives deepcopy and pickling, which drop the compile, and tells of it."""
-_components: weakref.WeakKeyDictionary[torch.nn.Module, Component] = weakref.WeakKeyDictionary()
 _M = TypeVar("_M")
 _Preset = str | Preset
 
@@ -227,7 +217,7 @@ def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
                 each.start(device)
         boundary.follow(component)
         if isinstance(part, torch.nn.Module):
-            _attach(part, component)
+            attach(part, component)
         else:
             functions[name] = CompiledFunction(_plain(part), component)
     if target.kind == "callable":
@@ -245,38 +235,13 @@ def _plain(function: Any) -> Callable[..., Any]:
     return function.__wrapped__ if isinstance(function, CompiledFunction) else function
 
 
-def _attach(part: torch.nn.Module, component: Component) -> None:
-    _take_off(part)
-    points = entry_points(part)
-    if theirs := compiled_over(part):
-        _log.warning("%s: %s", component.name, theirs)
-    for one in component.lanes:
-        one.unasked = bool(theirs)
-    component.targets = tuple(weakref.ref(point) for point in points)
-    _nest(part, component)
-    _components[part] = component
-    asked = any(lane.preset.backend != "eager" for lane in component.lanes)
-    if asked:
-        part.__dict__[_MARKER] = component.config.training.name
-    eager = component.disabled or all(lane.eager for lane in component.lanes)
-    for point in points:
-        there = get_entry(point)
-        before = there.before if isinstance(there, Entry) else there
-        if not eager or before is not None:  # what is to be eager has to be led past module.compile()
-            set_entry(point, (methods.RedirectableEntry if is_lightning(point) else Entry)(point, component, before))
-    if eager:
-        return
-    component.methods = methods.make(part, component)
-    methods.put(part, component.methods)
-
-
 def leave_eager(name: str, part: torch.nn.Module, config: ComponentConfig, why: ev.NoEffect) -> None:
     """Leave a module as it is where a compile was asked for and cannot take effect; its status says why."""
     component = _build(name, part, config)
     asked = component.asks
     for one in component.lanes:
         one.eager = True
-    _attach(part, component)
+    attach(part, component)
     if asked:
         collector.emit(why, component.lanes[0].tally)
 
@@ -295,158 +260,7 @@ def uncompile(model: Any) -> Any:
     for name, part in target.components.items():
         if isinstance(part, torch.nn.Module):
             for module in part.modules():
-                _take_off(module)
+                take_off(module)
         elif isinstance(part, CompiledFunction) and target.place is not None:
             target.place[name] = part.__wrapped__
     return model
-
-
-def _take_off(module: torch.nn.Module) -> None:
-    component = _components.pop(module, None)
-    module.__dict__.pop(_MARKER, None)
-    if component is None:
-        return
-    methods.drop(module, component.methods)
-    for reference in component.targets:
-        point = reference()
-        if point is not None and isinstance(entry := get_entry(point), Entry):  # else the user has compiled it since
-            set_entry(point, entry.before)
-
-
-def _nest(part: torch.nn.Module, component: Component) -> None:
-    """Note which components run inside which: an outer compile inlines the inner one's code."""
-    component.holds = frozenset(id(module) for module in part.modules())
-    for module, other in list(_components.items()):
-        if module is part:
-            continue
-        if id(module) in component.holds:
-            other.inside = weakref.ref(component)
-        elif component.inside is None and id(part) in other.holds:
-            component.inside = weakref.ref(other)
-
-
-class Installed:
-    """A compile that was taken off a model and can be put back, code and account with it.
-
-    Args:
-        model: the module; it is eager afterwards, as far as hotloop compiled it.
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        modules = list(model.modules())
-        self._components = [(one, _components[one], one.__dict__.get(_MARKER)) for one in modules if one in _components]
-        self._entries = [(one, entry) for one in modules if isinstance(entry := get_entry(one), Entry)]
-        for module, _, _ in self._components:
-            _take_off(module)
-
-    def put_back(self) -> None:
-        """Compile the model again as it was, which costs nothing; what was compiled since is taken off."""
-        for module, component, marker in self._components:
-            _take_off(module)
-            _components[module] = component
-            methods.put(module, component.methods)
-            if marker is not None:
-                module.__dict__[_MARKER] = marker
-        for module, entry in self._entries:
-            set_entry(module, entry)
-
-
-@contextlib.contextmanager
-def paused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Run modules, and what is inside them, eager while the block runs; compiled code and its account stay."""
-    inside = [one for module in modules for one in module.modules()]
-    held = [(one, entry) for one in inside if (entry := get_entry(one)) is not None]
-    steps = [entry for one in inside if one in _components for entry in _components[one].methods.values()]
-    for one, _ in held:
-        set_entry(one, None)
-    methods.switch(steps, off=True)
-    try:
-        yield
-    finally:
-        methods.switch(steps, off=False)
-        for one, entry in held:
-            set_entry(one, entry)
-
-
-def method_of(module: torch.nn.Module, name: str) -> Callable[..., Any]:
-    """Give a method of a module's class, compiled where the module is: for who stands in front of it himself."""
-    component = _components.get(module)
-    plain: Callable[..., Any] = Method(module, name).bound()
-    return plain if component is None else component.methods.get(name, plain)
-
-
-def status(model: Any) -> Status:
-    """Say what was asked for and what runs, for each component of a model, mapping, pipeline or compiled callable.
-
-    What its user compiled by torch's own means, and was not handed to hotloop, is ``as-given``.
-    """
-    collector.poll(force=True)
-    if isinstance(model, CompiledFunction):
-        return Status({model.component.name: status_of(model.component.name, model.component)})
-    wrapped = isinstance(model, torch.nn.Module) and "" in compiled_by_torch(model)
-    target = Target("module", {"model": model}) if wrapped else components_of(model)
-    found: dict[str, ComponentStatus] = {}
-    for name, part in target.components.items():
-        if isinstance(part, CompiledFunction):
-            found[name] = status_of(name, part.component)
-        elif isinstance(part, torch.nn.Module):
-            found.update(_module_status(name, part))
-        else:
-            found[name] = _eager_status(name)
-    hints = [_left_out_hint(target, found), *_taken_over_hints(target)]
-    return Status(found, target.skipped, "\n".join(hint for hint in hints if hint))
-
-
-def _taken_over_hints(target: Target) -> list[str]:
-    """Say of what hotloop compiled what its user had compiled in it by torch's own means."""
-    parts = {name: part for name, part in target.components.items() if isinstance(part, torch.nn.Module)}
-    theirs = {name: compiled_over(part) for name, part in parts.items() if part in _components}
-    return [f"{name}: {one}" for name, one in theirs.items() if one]
-
-
-def _left_out_hint(target: Target, found: dict[str, ComponentStatus]) -> str:
-    left = [name for name, status in found.items() if status.requested == "none" and target.kind == "pipeline"]
-    if not left or len(left) == len(found):
-        return ""
-    return f"eager: {', '.join(left)}; to compile them too, give preset a mapping, e.g. {{{left[0]!r}: 'default', ...}}"
-
-
-def _module_status(name: str, part: torch.nn.Module) -> dict[str, ComponentStatus]:
-    """Give a module's own component, or those compiled inside it, or why it is eager."""
-    if "" in compiled_by_torch(part):  # around what hotloop compiled, which has the account
-        inside = dict(part.named_children())["_orig_mod"]
-        if any(module in _components for module in inside.modules()):
-            return _module_status(name, inside)
-    if (own := _components.get(part)) is not None:
-        theirs = compiled_by_user(part)
-        if theirs is not None and not any(isinstance(get_entry(point), Entry) for point in entry_points(part)):
-            return {name: _as_given_status(name, theirs)}  # module.compile() came after hotloop.compile
-        return {name: status_of(name, own)}
-    inner = {path: _components[module] for path, module in part.named_modules() if module in _components}
-    if inner:
-        return {path: status_of(path, component) for path, component in inner.items()}
-    copies = {path: module.__dict__[_MARKER] for path, module in part.named_modules() if _MARKER in module.__dict__}
-    if copies:
-        return {path or name: _eager_status(path or name, marker) for path, marker in copies.items()}
-    theirs = compiled_by_user(part)
-    return {name: _eager_status(name) if theirs is None else _as_given_status(name, theirs)}
-
-
-def _as_given_status(name: str, why: Cause) -> ComponentStatus:
-    """Give the status of a component that hotloop was asked nothing of, and that its user compiled."""
-    return ComponentStatus(
-        name=name, requested="none", inference="none", running=AS_GIVEN, state=AS_GIVEN, causes=(why,)
-    )
-
-
-def _eager_status(name: str, marker: str | None = None) -> ComponentStatus:
-    causes: tuple[Cause, ...] = ()
-    if marker is not None:
-        reason = (
-            f"this is a copy of a module that was compiled with preset {marker}: deepcopy and pickling drop the compile"
-        )
-        causes = (Cause(reason, "copy", None, None, "", "call hotloop.compile on the copy"),)
-    requested = marker or "none"
-    return ComponentStatus(
-        name=name, requested=requested, inference=requested, running="none", state="eager", causes=causes
-    )

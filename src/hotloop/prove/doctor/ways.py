@@ -11,7 +11,7 @@ import torch
 import hotloop
 from hotloop._torch.module import get_entry
 from hotloop.apply import block_classes
-from hotloop.control.api import Installed, paused
+from hotloop.control import Installed, paused
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
