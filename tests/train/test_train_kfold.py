@@ -16,6 +16,7 @@ from training_fixtures import overrides, write_pairs
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, RecordError, StepLostError
 from hotloop.recipes import criteria
+from hotloop.record.process import started as started_at
 from hotloop.report import folds as report
 from hotloop.train import checkpoint, configure, fit, folds, kfold, kfold_state, start
 
@@ -376,7 +377,7 @@ def test_a_folder_that_holds_one_is_neither_written_over_nor_run_twice_at_a_time
             again()
     document = json.loads((folder / "kfold.json").read_text())
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        started = record._process_started(other.pid)
+        started = started_at(other.pid)
         (folder / "kfold.json").write_text(
             json.dumps({**document, "status": "running", "pid": other.pid, "process_started": started})
         )

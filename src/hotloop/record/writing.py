@@ -1,9 +1,4 @@
-"""The run record: one versioned JSON document of a run, written as the run goes and readable after a kill.
-
-Lines are appended to ``record.jsonl`` the moment something happens; ``record.json`` is the same as one document,
-replaced atomically at most every five seconds (more seldom once that would cost over 2% of the time). After ``kill -9``
-the lines are ahead of the document, so `load` prefers them.
-"""
+"""Writes a run record as the run goes: lines at once, the document now and then."""
 
 from __future__ import annotations
 
@@ -13,49 +8,27 @@ import json
 import logging
 import math
 import os
-import platform
-import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, BinaryIO, Self, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
-from hotloop.errors import RecordError, RunPrunedError
+from hotloop.errors import RunPrunedError
+from hotloop.record.process import this_process
+from hotloop.record.reading import load
+from hotloop.record.schema import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty
+from hotloop.record.text import dumps, joined
 
-SCHEMA_VERSION = 1
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
 SNAPSHOT_SECONDS = 5.0
 SNAPSHOT_SHARE = 0.02
 """Of the run's time, what replacing the document may cost: the interval grows with the document."""
-DOCUMENT, LINES = "record.json", "record.jsonl"
 ERROR_LENGTH = 4000
 """Characters kept of the error that ended a run: torch's compile errors can be megabytes."""
 
-LISTS = ("steps", "metrics", "events", "decisions", "verdicts", "advice")
-"""Sections that grow by one entry a line."""
-MAPPINGS = ("environment", "settings", "told", "components", "measurements")
-"""Sections of which a line updates some keys."""
-_SINCE = ("advice", "told")
-"""Sections that older records of this schema do not have."""
-
-_log = logging.getLogger(__name__)
-
-
-def empty() -> dict[str, Any]:
-    """Give a document of the current schema with nothing in it."""
-    return {
-        "schema": SCHEMA_VERSION,
-        "status": "running",
-        "created": None,
-        "updated": None,
-        "finished": None,
-        "error": None,
-        "starts": 0,
-        "idle_seconds": 0.0,
-        **{name: {} for name in MAPPINGS},
-        **{name: [] for name in LISTS},
-    }
+_log = logging.getLogger("hotloop.record")
 
 
 class RunRecord:
@@ -96,7 +69,7 @@ class RunRecord:
         self._head = known or empty()
         # Entries are held as their JSON text: a fraction of the memory of dictionaries, and a snapshot need not encode
         # them again, so that it costs a fraction of a second even after a million steps.
-        self._texts = {name: bytearray(_joined(self._head.pop(name))) for name in LISTS}
+        self._texts = {name: bytearray(joined(self._head.pop(name))) for name in LISTS}
         self._lines = cast("BinaryIO", io.BytesIO() if self.folder is None else (self.folder / LINES).open("ab"))
         if known and not has_lines:
             self._write_line({"set": self.document})
@@ -116,7 +89,7 @@ class RunRecord:
         """Add one entry to a list section, on disk when this returns."""
         if section not in LISTS:
             raise ValueError(f"section {section!r} is no list of the record: expected one of {', '.join(LISTS)}")
-        text = _dumps(entry)
+        text = dumps(entry)
         with self._lock:
             self._write_line({"append": section}, entry=text)
             texts = self._texts[section]
@@ -127,7 +100,7 @@ class RunRecord:
         """Set some keys of a mapping section, on disk when this returns."""
         if section not in MAPPINGS:
             raise ValueError(f"section {section!r} is no mapping of the record: expected one of {', '.join(MAPPINGS)}")
-        plain = json.loads(_dumps(values))
+        plain = json.loads(dumps(values))
         with self._lock:
             self._write_line({"update": section, "values": plain})
             self._head[section].update(plain)
@@ -179,7 +152,7 @@ class RunRecord:
 
     def _pieces(self) -> Iterator[bytes | bytearray]:
         """Give the document's text in pieces, the long ones without a copy."""
-        yield _dumps(self._head)[:-1]
+        yield dumps(self._head)[:-1]
         for name, texts in self._texts.items():
             yield f', "{name}": ['.encode()
             yield texts
@@ -198,7 +171,7 @@ class RunRecord:
         self._head["updated"] = time.time()
         if self.folder is None:
             return
-        text = _dumps({"time": self._head["updated"], **line})
+        text = dumps({"time": self._head["updated"], **line})
         if entry:
             text = text[:-1] + b', "entry": ' + entry + b"}"
         # What a failing flush leaves in Python's buffer is written by the next one that succeeds.
@@ -230,118 +203,6 @@ class RunRecord:
             self.finish("failed", f"{type(error).__name__}: {error}")
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a run record from its folder, its ``record.json`` or its ``record.jsonl``; a torn last line is left out.
-
-    Raises:
-        RecordError: nothing is there, it is no run record, or its schema is newer than this version reads.
-    """
-    path = Path(path)
-    try:
-        document = _load_lines(path) if (path := _find(path)).suffix == ".jsonl" else _load_document(path)
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
-    _check(document, path)
-    return document
-
-
-def was_killed(document: Mapping[str, Any]) -> bool:
-    """Whether a record says ``running`` with its process gone; False where that cannot be known (another machine)."""
-    pid = document.get("pid")
-    if document.get("status") != "running" or type(pid) is not int or pid <= 0:
-        return False
-    if document.get("host") not in {None, platform.node()} or os.name == "nt":  # on Windows, os.kill(pid, 0) would kill
-        return False
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except (OSError, OverflowError):
-        return False
-    return document.get("process_started") != _process_started(pid)  # another process has got the number since
-
-
-def runs_elsewhere(document: Mapping[str, Any]) -> bool:
-    """Whether another process of this machine is at work on a record; False where that cannot be known."""
-    if document.get("status") != "running" or document.get("host") != platform.node():
-        return False
-    return document.get("pid") != os.getpid() and not was_killed(document)
-
-
-def to_json(value: Any) -> str:
-    """Give data as JSON text in the record's way: NaN and infinity, which JSON has none of, as strings."""
-    return _dumps(value).decode("ascii")
-
-
-def _find(path: Path) -> Path:
-    if path.is_file():
-        return path
-    for name in (LINES, DOCUMENT):
-        if (path / name).is_file():
-            return path / name
-    raise RecordError(
-        f"no run record at {path}: expected a folder with {LINES} or {DOCUMENT}, or one of these files; "
-        "`hotloop train` makes one in runs/RECIPE/DATE, Loop(record=FOLDER) in FOLDER"
-    )
-
-
-def _load_document(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a readable run record: {error}") from error
-    if not isinstance(document, dict):
-        raise RecordError(f"{path} is no run record: expected a JSON object, found {type(document).__name__}")
-    return {**{name: section for name, section in empty().items() if name in _SINCE}, **document}
-
-
-def _load_lines(path: Path) -> dict[str, Any]:
-    document = empty()
-    unread = 0
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        for line in lines:
-            try:
-                _apply(document, json.loads(line))
-            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                unread += 1  # a kill leaves at most one torn line a start; the count is shown, not hidden
-    if document.get("created") is None:
-        raise RecordError(f"{path} holds no line of a run record")
-    if unread:
-        document["unread_lines"] = unread
-    return document
-
-
-def _apply(document: dict[str, Any], line: dict[str, Any]) -> None:
-    """Apply one line to the document: the only place that knows what a line means."""
-    if "append" in line:
-        # Interned keys: a million steps would otherwise hold five million copies of five words.
-        document[line["append"]].append({sys.intern(key): value for key, value in line["entry"].items()})
-    elif "update" in line:
-        document[line["update"]].update(line["values"])
-    else:
-        document.update(line["set"])
-    document["updated"] = line["time"]
-
-
-def _check(document: dict[str, Any], path: Path) -> None:
-    schema = document.get("schema")
-    if type(schema) is not int or not 1 <= schema <= SCHEMA_VERSION:
-        raise RecordError(
-            f"{path} has schema {schema!r}; this version of hotloop reads 1 to {SCHEMA_VERSION}: "
-            "is it a run record, and is hotloop up to date?"
-        )
-    wrong = [name for name in LISTS if not _are_objects(document.get(name))]
-    wrong += [name for name in MAPPINGS if not isinstance(document.get(name), dict)]
-    if "components" not in wrong and not _are_objects(list(document["components"].values())):
-        wrong.append("components")
-    if wrong:
-        raise RecordError(f"{path} is no run record: {', '.join(wrong)} missing or of another type")
-
-
-def _are_objects(entries: object) -> bool:
-    return isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries)
-
-
 def _load_if_there(path: Path) -> dict[str, Any] | None:
     return load(path) if path.exists() else None
 
@@ -361,48 +222,3 @@ def _mend_torn_tail(lines: Path) -> bool:
             if file.read(1) != b"\n":
                 file.write(b"\n")
     return first.endswith(b"\n")
-
-
-def this_process() -> dict[str, Any]:
-    """Give what tells this process apart from all others: its number, its machine, and when it started."""
-    pid = os.getpid()
-    return {"pid": pid, "host": platform.node(), "process_started": _process_started(pid)}
-
-
-def _process_started(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot (Linux); it tells apart two that had the same number."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(fields.rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _joined(entries: list[dict[str, Any]]) -> bytes:
-    return b", ".join(_dumps(entry) for entry in entries)
-
-
-def _dumps(value: Any) -> bytes:
-    return json.dumps(_finite(value), default=_plain, allow_nan=False).encode("ascii")
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN or infinity: they are written as the strings "nan", "inf" and "-inf", and stay visible."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(float(value))
-    if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, AbstractSet):
-        return sorted((_finite(item) for item in value), key=str)
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """Make JSON of what json does not know: numbers of other libraries by their ``item()``, all else by its text."""
-    with contextlib.suppress(Exception):  # whatever another library raises, a record is no reason to stop
-        item = _finite(value.item())
-        if isinstance(item, str | int | float | None):
-            return item
-    return str(value)

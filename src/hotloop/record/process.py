@@ -1,0 +1,49 @@
+"""The process behind a record: whether it is still at work, told by its number, its machine and its start."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def was_killed(document: Mapping[str, Any]) -> bool:
+    """Whether a record says ``running`` with its process gone; False where that cannot be known (another machine)."""
+    pid = document.get("pid")
+    if document.get("status") != "running" or type(pid) is not int or pid <= 0:
+        return False
+    if document.get("host") not in {None, platform.node()} or os.name == "nt":  # on Windows, os.kill(pid, 0) would kill
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return document.get("process_started") != started(pid)  # another process has got the number since
+
+
+def runs_elsewhere(document: Mapping[str, Any]) -> bool:
+    """Whether another process of this machine is at work on a record; False where that cannot be known."""
+    if document.get("status") != "running" or document.get("host") != platform.node():
+        return False
+    return document.get("pid") != os.getpid() and not was_killed(document)
+
+
+def this_process() -> dict[str, Any]:
+    """Give what tells this process apart from all others: its number, its machine, and when it started."""
+    pid = os.getpid()
+    return {"pid": pid, "host": platform.node(), "process_started": started(pid)}
+
+
+def started(pid: int) -> int | None:
+    """When a process started, in clock ticks since the boot (Linux); it tells apart two that had the same number."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(fields.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
