@@ -11,8 +11,8 @@ from hotloop.train.coerce import nearest
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hotloop.train.fit import Outcome
     from hotloop.train.folds import Sides
+    from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
     from hotloop.train.start import Start
     from hotloop.train.task import Goal

@@ -26,7 +26,7 @@ from hotloop.train import (
 )
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
-from hotloop.train.fit import Outcome, fit
+from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides
 from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal, Task
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from hotloop.train.outcome import Outcome
     from hotloop.train.pairs import Split
     from hotloop.train.settings import Settings
     from hotloop.train.task import Loss

@@ -28,7 +28,7 @@ from hotloop.train.diffusion.sampling import JUDGED, Sampler, prompts_of
 from hotloop.train.diffusion.validation import Fixed, MeanError
 from hotloop.train.display import Display
 from hotloop.train.encoder import count
-from hotloop.train.fit import Outcome, fit
+from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, split_rows
 from hotloop.train.pictures import load as load_pictures
 from hotloop.train.pictures import recognise
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hotloop.train.diffusion.networks import Networks
+    from hotloop.train.outcome import Outcome
     from hotloop.train.pictures import Pictures
     from hotloop.train.settings import Settings
 

@@ -17,7 +17,7 @@ from hotloop.measure import machine
 from hotloop.train import batches, checkpoint, closing, compiling, encoder, environment, opening, unread
 from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
-from hotloop.train.fit import Outcome, fit
+from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, split_rows
 from hotloop.train.logits import Logits
 from hotloop.train.optional import require
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
     from hotloop.train.task import Loss
 

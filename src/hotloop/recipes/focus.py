@@ -32,7 +32,7 @@ from hotloop.train.task import Goal
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hotloop.train.fit import Outcome
+    from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
 
 COMPONENTS = ("model", "gist", "lens")

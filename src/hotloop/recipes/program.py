@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hotloop.step import Workload
-    from hotloop.train.fit import Outcome
     from hotloop.train.folds import Sides
+    from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
 
 READS, NOT_READ = unread.READS["workload"], unread.NOT_READ["workload"]

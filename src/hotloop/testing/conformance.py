@@ -43,6 +43,7 @@ from hotloop.testing.fitting import (
     small_batches,
 )
 from hotloop.testing.planted import TELLS, Stage, forget_compiled_code, planted_failure
+from hotloop.testing.promises import Promises, check
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,15 +54,11 @@ _eager_fits: collections.defaultdict[type, dict[Any, Fitted]] = collections.defa
 """What the eager fits of a suite gave, by their settings."""
 
 
-class Conformance:
+class Conformance(Promises):
     """The promises that every integration keeps, as tests; see the module's description for how to subclass it."""
 
-    name: ClassVar[str] = ""
-    """What a report calls the suite."""
     device: ClassVar[str] = "cpu"
     """Where models and batches are: on ``"cuda"`` steps are captured in CUDA graphs, elsewhere by the stand-in."""
-    limits: ClassVar[Mapping[str, str]] = {}
-    """Promises that the framework's hooks do not allow, by the test's name, with the reason: see `promises`."""
     run: ClassVar[str] = "aot_eager"
     """What hotloop is asked for where nothing is captured; compiled by `aot_eager`, into which failures are planted."""
     steps: ClassVar[int] = 12
@@ -157,12 +154,12 @@ class Conformance:
         told = said(ours)
         limit = self.limits.get("test_captured_step")
         if limit is not None:
-            _check(limit in told, f"the status does not say why no step is captured: {limit!r} is not in {told}")
+            check(limit in told, f"the status does not say why no step is captured: {limit!r} is not in {told}")
             return
-        _check("eager+graph" in told, f"no tier eager+graph in the status: {told}")
+        check("eager+graph" in told, f"no tier eager+graph in the status: {told}")
         assert ours.record is not None
         captured = [one for one in ours.record.document["events"] if one["kind"] == ev.Captured.kind]
-        _check(bool(captured), f"no step was captured: {told}")
+        check(bool(captured), f"no step was captured: {told}")
 
     def test_python_that_a_step_reads(self) -> None:
         """What a callback sets in Python between two steps is read by the next, compiled and captured ones too."""
@@ -174,29 +171,29 @@ class Conformance:
         """What a step counts in Python counts each batch once; where it stays eager for that, the status says so."""
         for run in self._runs():
             eager, expected = self._fit_with_python(None, counting=True)
-            _check(expected.steps == self.steps, f"eager counts {expected.steps} steps in {self.steps} batches")
+            check(expected.steps == self.steps, f"eager counts {expected.steps} steps in {self.steps} batches")
             with watch() as seen:
                 ours, found = self._fit_with_python(run, counting=True)
             self._same(eager, ours)
             told = said(ours)
-            _check(found.steps == self.steps, f"run={run!r} counts {found.steps} steps in {self.steps} batches: {told}")
+            check(found.steps == self.steps, f"run={run!r} counts {found.steps} steps in {self.steps} batches: {told}")
             made = [one for one in seen if isinstance(one, ev.Captured if "+graph" in run else ev.Compiled)]
             why = self.limits.get("test_captured_step", "changes Python state") if "+graph" in run else "Python state"
-            _check(bool(made) or why in told, f"run={run!r} ran eager, and {why!r} is not in the status: {told}")
+            check(bool(made) or why in told, f"run={run!r} ran eager, and {why!r} is not in the status: {told}")
 
     def test_status_and_record(self) -> None:
         """The status says what was asked for and what runs; the record holds the same, and can be read back."""
         with watch() as seen:
             ours = self._fit(run=self.run)
         data = json.loads(json.dumps(ours.status.to_dict()))
-        _check(self.run in json.dumps(data), f"the status does not name {self.run!r}, which was asked for: {data}")
-        _check(self.run in str(ours.status), f"str(status) does not name {self.run!r}: {ours.status}")
-        _check(any(isinstance(one, ev.Compiled) for one in seen), f"nothing was compiled: {ours.status}")
+        check(self.run in json.dumps(data), f"the status does not name {self.run!r}, which was asked for: {data}")
+        check(self.run in str(ours.status), f"str(status) does not name {self.run!r}: {ours.status}")
+        check(any(isinstance(one, ev.Compiled) for one in seen), f"nothing was compiled: {ours.status}")
         if ours.record is not None:
             document = ours.record.document
             compiles = sum(one["compiles"] for one in document["components"].values())
-            _check(compiles > 0, f"the record tells of no compile: {document['components']}")
-            _check(bool(document["steps"]), "the record has no steps")
+            check(compiles > 0, f"the record tells of no compile: {document['components']}")
+            check(bool(document["steps"]), "the record has no steps")
 
     def test_disabled(self) -> None:
         """``HOTLOOP_DISABLE=1`` leaves everything eager, and the status says so."""
@@ -204,19 +201,19 @@ class Conformance:
         with _environment("HOTLOOP_DISABLE", "1"), watch() as seen:
             ours = self._fit(run=self.run)
         self._same(eager, ours)
-        _check(not [one for one in seen if isinstance(one, ev.Compiled)], "something was compiled")
-        _check("HOTLOOP_DISABLE" in said(ours), f"the status does not say why all is eager: {said(ours)}")
+        check(not [one for one in seen if isinstance(one, ev.Compiled)], "something was compiled")
+        check("HOTLOOP_DISABLE" in said(ours), f"the status does not say why all is eager: {said(ours)}")
 
     def test_removal(self) -> None:
         """Taken off, the model is as it was: nothing compiled, no attribute more, no hook more, eager's output."""
         model = self._model()
         before = inventory(model)
         ours = self._fit(run=self.run, model=model)
-        _check(ours.model is model, "Fitted.model is not the task's model")
+        check(ours.model is model, "Fitted.model is not the task's model")
         ours.remove()
         after = inventory(model)
         changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-        _check(not changed, f"left behind: {sorted(changed)}")
+        check(not changed, f"left behind: {sorted(changed)}")
         copied = copy.deepcopy(model)
         _same_names("a copy", model.state_dict(), copied.state_dict())
 
@@ -231,8 +228,8 @@ class Conformance:
             self._same(eager, ours)
             counts.append(sum(isinstance(one, ev.Compiled) for one in seen))
             ours.remove()
-        _check(counts[0] > 0, "the first fit compiled nothing")
-        _check(counts[1] == 0, f"the second fit compiled {counts[1]} graphs again")
+        check(counts[0] > 0, "the first fit compiled nothing")
+        check(counts[1] == 0, f"the second fit compiled {counts[1]} graphs again")
 
     def test_exceptions_of_the_user(self) -> None:
         """An exception of the model's own reaches the user as eager raises it."""
@@ -243,39 +240,10 @@ class Conformance:
                 self._fit(run=run, batches=batches)
             except Exception as error:  # noqa: BLE001 - whatever eager raises
                 raised.append(error)
-        _check(len(raised) == 2, f"{2 - len(raised)} of two runs raised nothing")  # noqa: PLR2004 - eager and ours
+        check(len(raised) == 2, f"{2 - len(raised)} of two runs raised nothing")  # noqa: PLR2004 - eager and ours
         eager, ours = raised
-        _check(type(eager) is type(ours), f"eager raises {eager!r}, compiled code {ours!r}")
-        _check(str(eager) == str(ours), f"eager says {eager}, compiled code {ours}")
-
-    # -- the report ------------------------------------------------------------------------------------------------
-
-    @classmethod
-    def label(cls) -> str:
-        """Name the suite in a report: what ``name`` says, else the class."""
-        return cls.name or cls.__name__.removeprefix("Test")
-
-    @classmethod
-    def order(cls) -> list[tuple[str, str]]:
-        """Give the tests by name in the order in which they are written, each with the promise that it holds."""
-        found = {name: getattr(cls, name) for name in dir(cls) if name.startswith("test_")}
-        tests = {name: test for name, test in found.items() if test is not None}  # None: does not apply
-        ordered = sorted(tests, key=lambda name: tests[name].__code__.co_firstlineno)
-        return [(name, (tests[name].__doc__ or name).splitlines()[0]) for name in ordered]
-
-    @classmethod
-    def promises(cls) -> list[tuple[str, str]]:
-        """Give each promise, as its test says it, and how it is kept: ``yes``, or what holds instead, and why."""
-        order = cls.order()
-        unknown = sorted(set(cls.limits) - {name for name, _ in order})
-        _check(not unknown, f"limits name tests that do not exist: {unknown}")
-        return [(promise, cls.limits.get(name, "yes")) for name, promise in order]
-
-    @classmethod
-    def table(cls) -> str:
-        """Give `promises` as a Markdown table, for the docs."""
-        rows = [f"| {promise} | {kept} |" for promise, kept in cls.promises()]
-        return "\n".join(["| promise | kept |", "|---|---|", *rows])
+        check(type(eager) is type(ours), f"eager raises {eager!r}, compiled code {ours!r}")
+        check(str(eager) == str(ours), f"eager says {eager}, compiled code {ours}")
 
     # -- what the tests are made of --------------------------------------------------------------------------------
 
@@ -322,7 +290,7 @@ class Conformance:
         stand_in = self.device == "cpu" and run is not None and "+graph" in run
         with captured_step_emulation() if stand_in else contextlib.nullcontext():
             fitted = self._fit(run=run, model=model, python=python, begin=begin)
-        _check(begun == self.steps, f"Task.begin was called {begun} times in {self.steps} batches")
+        check(begun == self.steps, f"Task.begin was called {begun} times in {self.steps} batches")
         return fitted, python
 
     def _eager(self, **settings: Any) -> Fitted:
@@ -342,7 +310,7 @@ class Conformance:
         eager = self._eager(**settings)
         with watch() as seen:
             ours = self._fit(run=self.run, **settings)
-        _check(any(isinstance(one, ev.Compiled) for one in seen), f"nothing was compiled: {said(ours)}")
+        check(any(isinstance(one, ev.Compiled) for one in seen), f"nothing was compiled: {said(ours)}")
         self._same(eager, ours)
 
     def _resumes(self, *, first: str | None, then: str | None) -> None:
@@ -351,17 +319,17 @@ class Conformance:
             eager = self._fit(resume=folder / "eager", epochs=2)
             self._fit(run=first, save=folder / "ours")
             ours = self._fit(run=then, resume=folder / "ours", epochs=2)
-        _check(len(eager.losses) == self.steps, f"a resumed run took {len(eager.losses)} batches, not {self.steps}")
+        check(len(eager.losses) == self.steps, f"a resumed run took {len(eager.losses)} batches, not {self.steps}")
         self._same(eager, ours)
 
     def _survives(self, stage: Stage, *, after: int) -> None:
         eager = self._eager()
         with planted_failure(stage, after=after) as planted, watch() as seen:
             ours = self._fit(run=self.run, fresh=False)
-        _check(planted.fired > 0, f"nothing failed in {stage}, so nothing was tested")
+        check(planted.fired > 0, f"nothing failed in {stage}, so nothing was tested")
         self._same(eager, ours)
         told = f"{said(ours)} {[one.to_dict() for one in seen]}"
-        _check(TELLS in told, f"neither status nor events tell of the failure in {stage}: {told}")
+        check(TELLS in told, f"neither status nor events tell of the failure in {stage}: {told}")
 
     def _undoes(self, test: str, stage: Stage) -> None:
         if test not in self.limits:
@@ -373,13 +341,13 @@ class Conformance:
                 self._fit(run=self.run, fresh=False)
             except CompiledRunError as error:
                 raised = error
-        _check(planted.fired > 0, f"nothing failed in {stage}, so nothing was tested")
-        _check(raised is not None, f"a failure in {stage} was neither undone nor raised")
-        _check(TELLS in str(raised) and "checkpoint" in str(raised), f"cause or remedy is missing: {raised}")
+        check(planted.fired > 0, f"nothing failed in {stage}, so nothing was tested")
+        check(raised is not None, f"a failure in {stage} was neither undone nor raised")
+        check(TELLS in str(raised) and "checkpoint" in str(raised), f"cause or remedy is missing: {raised}")
 
     def _same(self, eager: Fitted, ours: Fitted) -> None:
         """Compare two fits: losses, parameters and buffers, optimizer state."""
-        _check(len(eager.losses) == len(ours.losses), f"{len(eager.losses)} losses of eager's, {len(ours.losses)} ours")
+        check(len(eager.losses) == len(ours.losses), f"{len(eager.losses)} losses of eager's, {len(ours.losses)} ours")
         self._close("losses", torch.tensor(list(eager.losses)), torch.tensor(list(ours.losses)))
         expected, found = eager.model.state_dict(), ours.model.state_dict()
         _same_names("state_dict()", expected, found)
@@ -396,18 +364,12 @@ class Conformance:
                 found, expected, rtol=self.rtol, atol=self.atol, msg=lambda why: f"{name} is not as in eager: {why}"
             )
         else:
-            _check(expected == found, f"{name} is {found!r}, and {expected!r} in eager")
+            check(expected == found, f"{name} is {found!r}, and {expected!r} in eager")
 
 
 def _same_names(what: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     more, fewer = sorted(set(found) - set(expected)), sorted(set(expected) - set(found))
-    _check(not more and not fewer, f"names of {what}: {more} are not eager's, {fewer} are missing")
-
-
-def _check(holds: bool, message: str) -> None:
-    """Assert in a module that pytest does not rewrite, with a message that says what was found."""
-    if not holds:
-        raise AssertionError(message)
+    check(not more and not fewer, f"names of {what}: {more} are not eager's, {fewer} are missing")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hotloop.train.fit import Outcome
+    from hotloop.train.outcome import Outcome
 
 PAGE = "report.html"
 

@@ -25,13 +25,13 @@ from hotloop.train.compiling import Compiling, Plan, arguments
 from hotloop.train.evaluate import evaluate, evaluating
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.optimizing import advance, parameter_groups, schedule
+from hotloop.train.outcome import Live, Outcome
 from hotloop.train.rehearse import Rehearsal
 from hotloop.train.tracking import Tracking
 from hotloop.train.update import Update
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from hotloop.events import Event
     from hotloop.train.batches import Batch
@@ -41,37 +41,6 @@ if TYPE_CHECKING:
 
 REHEARSED = 4
 """Batches on which CUDA graphs are tried before they are turned on."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a run ended: ``finished`` or ``interrupted``; the best validation, what ran, and the measurements.
-
-    ``notes`` are what ``use_torch_compile=auto`` decided, and why; ``remarks`` by what the best validation is to be
-    judged, such as baselines: both as lines. ``stop``: a signal came, if too late for this run; what it is part of does
-    not go on then.
-    """
-
-    status: str
-    folder: Path
-    step: int
-    best_step: int
-    best: dict[str, float]
-    components: dict[str, dict[str, Any]]
-    measurements: dict[str, Any]
-    seconds: float
-    notes: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
-    stop: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Live:
-    """What is open while a run goes on: its record, the events seen so far, and a wish to stop."""
-
-    record: RunRecord
-    events: list[Event]
-    interrupt: Interrupt
 
 
 def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:

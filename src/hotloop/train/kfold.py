@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hotloop.recipes import Recipe
-    from hotloop.train.fit import Outcome
+    from hotloop.train.outcome import Outcome
 
 SPLITS = 5
 """Folds of a plain ``hotloop kfold``."""

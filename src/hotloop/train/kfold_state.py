@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from hotloop.train.fit import Outcome
     from hotloop.train.folds import Sides
+    from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
 
 PAGE = "report.html"

@@ -22,8 +22,8 @@ from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling, Plan
-from hotloop.train.fit import Live, Outcome
 from hotloop.train.interrupt import Interrupt
+from hotloop.train.outcome import Live, Outcome
 from hotloop.train.own_task import OwnTask, by_model, figures_of, judge, loss_of
 from hotloop.train.rehearse import OwnRehearsal
 from hotloop.train.tracking import Tracking

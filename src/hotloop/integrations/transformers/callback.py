@@ -1,30 +1,20 @@
-"""transformers: a callback for its Trainer, and a Trainer that hands its training step to a `hotloop.Loop`.
-
-::
-
-    from hotloop.integrations.transformers import HotLoop, HotTrainer
-
-    Trainer(model, args, ..., callbacks=[HotLoop("default")])  # compiled in place; the Trainer keeps its step
-    HotTrainer(model, args, ...)  # the step is a loop's: chosen by measuring, captured on a GPU, undone where it fails
-
-A callback hears of a step and cannot run it, so with it alone a failure of compiled code at run time is raised
-(`CompiledRunError`), nothing is captured, and nothing is timed against eager. `HotStep` adds what `HotTrainer` does to
-any other subclass of Trainer: ``class MyTrainer(HotStep, SFTTrainer)``.
-"""
+"""The callback of transformers' Trainer."""
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader, IterableDataset
+from transformers import TrainerCallback
 
 from hotloop.control import Status, given
-from hotloop.errors import ConfigError, missing_extra
+from hotloop.errors import ConfigError
 from hotloop.integrations.accelerate_state import asks, share_autocast, take_over, tell_tf32
 from hotloop.integrations.in_place import InPlace
 from hotloop.integrations.named import check_names
@@ -33,17 +23,11 @@ from hotloop.step import Loop
 from hotloop.step.sentinel import SHARE
 from hotloop.step.tiers import parse
 
-try:
-    from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
-    from accelerate.utils import DistributedType  # type: ignore[import-untyped]
-    from transformers import Trainer, TrainerCallback
-except ImportError as error:
-    raise missing_extra("hotloop.integrations.transformers", "hf", error) from error
-
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    from hotloop.integrations.transformers.trainer import HotStep
     from hotloop.record import RunRecord
     from hotloop.step import LoopStatus, Pad
 
@@ -57,7 +41,8 @@ _DROPS = (
     "wrapped, its forward names no arguments, so that the Trainer drops every column of the data set, unless "
     "TrainingArguments(remove_unused_columns=False)"
 )
-_SETTINGS = ("run", "look", "buckets", "sentinel", "record")
+SETTINGS = ("run", "look", "buckets", "sentinel", "record")
+"""What a `HotLoop` is given by name."""
 _NO_RUN_YET = Status({}, hint="no training run has begun yet: trainer.train() decides what runs, and why")
 _live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
 """Every HotLoop that a Trainer has told of: a callback is not told which others there are."""
@@ -93,7 +78,7 @@ class HotLoop(TrainerCallback):
         record: str | os.PathLike[str] | None = None,
         **unknown: Any,
     ) -> None:
-        check_names("HotLoop", unknown, _SETTINGS)
+        check_names("HotLoop", unknown, SETTINGS)
         if not isinstance(run, str):
             raise ConfigError(f"HotLoop(run={run!r}): expected 'auto', a tier or a preset, by name")
         self.tier = None if run.strip().lower() == "auto" else parse(run)
@@ -264,102 +249,6 @@ class HotLoop(TrainerCallback):
                 {"action": "give way"},
             )
         self.step = self.loop.step(owner.own_training_step())
-
-
-class HotStep:
-    """Mixed into a Trainer, hands its training steps (forward, loss, backward) to the loop of its `HotLoop` callback.
-
-    Clipping, the optimizer's step and schedulers stay the Trainer's, so that they are in no captured step. One that was
-    given no `HotLoop` among its callbacks gets one with its defaults. Several processes: as with a plain Trainer.
-    """
-
-    hot: HotLoop
-    accelerator: Any
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        _check_arguments(type(self).__name__, super().__init__, kwargs)
-        super().__init__(*args, **kwargs)
-        trainer: Any = self
-        found = [one for one in trainer.callback_handler.callbacks if isinstance(one, HotLoop)]
-        if not found:
-            found = [HotLoop()]
-            trainer.add_callback(found[0])
-            found[0].on_init_end(trainer.args, trainer.state, trainer.control)
-        self.hot = found[0]
-        self.hot.owned_by(self)
-
-    def add_callback(self, callback: Any) -> None:
-        """See ``Trainer.add_callback``; a `HotLoop` takes the place of the one that there is."""
-        trainer: Any = super()
-        before = vars(self).get("hot")
-        one = callback() if isinstance(callback, type) else callback
-        trainer.add_callback(one)
-        if before is None or not isinstance(one, HotLoop):
-            return
-        before.end()
-        before.leave()
-        trainer.remove_callback(before)
-        this: Any = self
-        one.on_init_end(this.args, this.state, this.control)
-        self.hot = one
-        one.owned_by(self)
-
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """See ``Trainer.train``; the model is as it was given after it, however it ends."""
-        trainer: Any = super()
-        try:
-            result = trainer.train(*args, **kwargs)
-        except BaseException as error:
-            self.hot.end(error)
-            raise
-        self.hot.end()
-        return result
-
-    def training_step(self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
-        """See ``Trainer.training_step``."""
-        trainer: Any = super()
-        step = self.hot.step
-        if step is None:
-            return trainer.training_step(model, inputs, num_items_in_batch)
-        # What the Trainer divides the loss by is an attribute, which a recording would freeze: as an argument, it
-        # selects one.
-        pieces = vars(self).get("current_gradient_accumulation_steps")
-        return step(trainer._prepare_inputs(inputs), num_items_in_batch, pieces)  # noqa: SLF001 - the one way to move
-
-    def own_training_step(self) -> Callable[..., Any]:
-        """Give the Trainer's own step as a function of all that differs from step to step."""
-        trainer: Any = super()
-        this: Any = self
-
-        def training_step(inputs: Mapping[str, Any], num_items_in_batch: Any, pieces: int | None) -> Any:  # noqa: ARG001
-            _named(this.compute_loss, this.compute_loss_func, this.compute_loss_context_manager)
-            # A copy: the Trainer takes labels out of its inputs, and a step may run twice.
-            return trainer.training_step(this.model_wrapped, dict(inputs), num_items_in_batch)
-
-        return training_step
-
-
-def _check_arguments(name: str, init: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse what the Trainer below takes no argument for; settings of ours are its callback's."""
-    parameters = inspect.signature(init).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
-        return
-    unknown = {key: value for key, value in given.items() if key not in parameters}
-    if ours := {key: value for key, value in unknown.items() if key in _SETTINGS}:
-        said = ", ".join(f"{key}={value!r}" for key, value in ours.items())
-        raise ConfigError(
-            f"{name}({said}): its arguments are Trainer's; settings of hotloop's are its callback's: "
-            f"{name}(..., callbacks=[HotLoop({said})])"
-        )
-    check_names(name, unknown, parameters)
-
-
-def _named(*_: Any) -> None:
-    """Name what the Trainer's own code calls, which nobody follows: so it is known what a user's overrides read."""
-
-
-class HotTrainer(HotStep, Trainer):
-    """A ``Trainer`` whose steps are a `hotloop.Loop`'s. Its arguments are Trainer's; settings are its `HotLoop`'s."""
 
 
 def _not_ours(model: torch.nn.Module, args: Any) -> tuple[str, str] | None:
