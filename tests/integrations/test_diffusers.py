@@ -169,7 +169,8 @@ def test_a_model_that_is_offloaded_as_a_whole_is_compiled_inside_of_its_hooks():
     unet = small_unet()
     cpu_offload_with_hook(unet, torch.device("cpu"))
     parts = Parts(unet=unet)
-    compile(parts, "aot_eager")
+    with hotloop.watch() as events:
+        compile(parts, "aot_eager")
     eager = gradients(small_unet())
     ours = gradients(unet)
     for a, b in zip(ours, eager, strict=True):
@@ -177,7 +178,13 @@ def test_a_model_that_is_offloaded_as_a_whole_is_compiled_inside_of_its_hooks():
     found = hotloop.status(parts).components
     blocks = {name for name, one in found.items() if one.state == "compiled"}
     assert len(blocks) == 3
-    assert all("transformer_blocks" in name for name in blocks)
+    assert all(name.startswith("unet.") and "transformer_blocks" in name for name in blocks)
+    assert (found["unet"].requested, found["unet"].running, found["unet"].state) == ("aot_eager", "none", "eager")
+    (event,), (cause,) = events, found["unet"].causes
+    assert (event.problem, event.partly, event.component) == ("offloaded_around", True, "unet")
+    assert cause.reason == event.reason
+    assert "its 3 repeated blocks are compiled, and what is outside of them runs eager" in cause.reason
+    assert hotloop.status(unet).components["model"].causes == (cause,)
     assert hasattr(unet, "_hf_hook")
     hotloop.uncompile(parts)
     assert {one.requested for one in hotloop.status(parts).components.values()} == {"none"}
@@ -188,6 +195,15 @@ def test_a_model_that_is_offloaded_as_a_whole_is_compiled_inside_of_its_hooks():
     assert found["vae"].inference == "aot_eager"
     with pytest.raises(ConfigError, match=r"inference={'uent': .*did you mean 'unet'"):
         compile(parts, "aot_eager", inference={"uent": "none"})
+
+
+def test_parts_whose_blocks_have_the_same_paths_have_a_line_each():
+    nets = {"unet": small_unet(), "teacher": small_unet()}
+    for one in nets.values():
+        cpu_offload_with_hook(one, torch.device("cpu"))
+    compile(Parts(**nets), dict.fromkeys(nets, "aot_eager"))
+    rows = hotloop.status(Parts(**nets)).components
+    assert [sum(name.startswith(f"{one}.") for name in rows) for one in nets] == [3, 3]
 
 
 def test_a_model_that_is_offloaded_layer_by_layer_is_left_alone_and_said(caplog):

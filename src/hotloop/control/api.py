@@ -236,9 +236,12 @@ def _plain(function: Any) -> Callable[..., Any]:
 
 
 def leave_eager(name: str, part: torch.nn.Module, config: ComponentConfig, why: ev.NoEffect) -> None:
-    """Leave a module as it is where a compile was asked for and cannot take effect; its status says why."""
+    """Leave a module as it is where a compile was asked for and cannot take effect; its status says why.
+
+    Modules inside of it may be compiled each by itself; they have a line of their own in the status.
+    """
     component = _build(name, part, config)
-    asked = component.asks
+    component.left, asked = True, component.asks
     for one in component.lanes:
         one.eager = True
     attach(part, component)

@@ -254,6 +254,8 @@ class Component:
     boundaries: int = 0
     bypassed: int = 0
     said_no_effect: bool = False
+    left: bool = False
+    """Its module is left eager, and what was compiled inside of it are components of their own."""
     methods: dict[str, MethodEntry] = dataclasses.field(default_factory=dict)
     """Entries of the module's step methods, where it has any."""
 

@@ -71,8 +71,8 @@ def _nest(part: torch.nn.Module, component: Component) -> None:
         if module is part:
             continue
         if id(module) in component.holds:
-            other.inside = weakref.ref(component)
-        elif component.inside is None and id(part) in other.holds:
+            other.inside = None if component.left else weakref.ref(component)
+        elif component.inside is None and id(part) in other.holds and not other.left:
             component.inside = weakref.ref(other)
 
 

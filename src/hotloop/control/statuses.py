@@ -31,7 +31,7 @@ def status(model: Any) -> Status:
         if isinstance(part, CompiledFunction):
             found[name] = status_of(name, part.component)
         elif isinstance(part, torch.nn.Module):
-            found.update(_module_status(name, part))
+            found.update(_module_status(name, part, f"{name}." if target.kind != "module" else ""))
         else:
             found[name] = _eager_status(name)
     hints = [_left_out_hint(target, found), *_taken_over_hints(target)]
@@ -52,25 +52,37 @@ def _left_out_hint(target: Target, found: dict[str, ComponentStatus]) -> str:
     return f"eager: {', '.join(left)}; to compile them too, give preset a mapping, e.g. {{{left[0]!r}: 'default', ...}}"
 
 
-def _module_status(name: str, part: torch.nn.Module) -> dict[str, ComponentStatus]:
-    """Give a module's own component, or those compiled inside it, or why it is eager."""
+def _module_status(name: str, part: torch.nn.Module, prefix: str) -> dict[str, ComponentStatus]:
+    """Give a module's own component, or those compiled inside it, or why it is eager.
+
+    Args:
+        name: of the module among the components.
+        part: the module.
+        prefix: what goes before the path of a component inside it.
+    """
     if "" in compiled_by_torch(part):  # around what hotloop compiled, which has the account
         inside = dict(part.named_children())["_orig_mod"]
         if any(module in components for module in inside.modules()):
-            return _module_status(name, inside)
+            return _module_status(name, inside, prefix)
     if (own := components.get(part)) is not None:
         theirs = compiled_by_user(part)
         if theirs is not None and not any(isinstance(get_entry(point), Entry) for point in entry_points(part)):
             return {name: _as_given_status(name, theirs)}  # module.compile() came after hotloop.compile
-        return {name: status_of(name, own)}
-    inner = {path: components[module] for path, module in part.named_modules() if module in components}
-    if inner:
-        return {path: status_of(path, component) for path, component in inner.items()}
+        return {name: status_of(name, own), **(_inside(part, prefix) if own.left else {})}
+    if inner := _inside(part, prefix):
+        return inner
     copies = {path: module.__dict__[MARKER] for path, module in part.named_modules() if MARKER in module.__dict__}
     if copies:
-        return {path or name: _eager_status(path or name, marker) for path, marker in copies.items()}
+        named = {f"{prefix}{path}" if path else name: marker for path, marker in copies.items()}
+        return {path: _eager_status(path, marker) for path, marker in named.items()}
     theirs = compiled_by_user(part)
     return {name: _eager_status(name) if theirs is None else _as_given_status(name, theirs)}
+
+
+def _inside(part: torch.nn.Module, prefix: str) -> dict[str, ComponentStatus]:
+    """Give the components inside a module, each by its path."""
+    inner = {f"{prefix}{path}": components.get(module) for path, module in part.named_modules() if path}
+    return {path: status_of(path, component) for path, component in inner.items() if component is not None}
 
 
 def _as_given_status(name: str, why: Cause) -> ComponentStatus:

@@ -44,6 +44,14 @@ PROBLEMS = (
     ),
     Problem(
         rule=RULE,
+        kind="offloaded_around",
+        symptom="a part that is offloaded is compiled in its repeated blocks alone",
+        cause="hooks around its call move it to the device and back, which no graph can hold",
+        cost="what it computes outside of these blocks runs operation by operation",
+        change="leave offloading out where the part fits on the device: it is compiled whole then",
+    ),
+    Problem(
+        rule=RULE,
         kind="no_graph",
         symptom="no tensor operation of a component reaches a graph",
         cause="its call does no work that torch traces: it hands on to code that is skipped or compiled apart",

@@ -30,6 +30,7 @@ from hotloop.observe import explain
 from hotloop.presets import expected
 
 if TYPE_CHECKING:
+    from hotloop.events import NoEffect
     from hotloop.presets import Preset
 
 _HOOKS = ("_hf_hook", "_diffusers_hook")
@@ -99,10 +100,8 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
             continue
         part_preset, part_off = plain.pop(name), inference.get(name) if isinstance(inference, Mapping) else inference
         found = _units(part, hooked)
-        if not found:
-            config = component_config(part_preset, **{**settings, "inference": part_off})
-            reason = f"{type(part).__name__} is offloaded layer by layer, and is left as it is: it runs eager"
-            leave_eager(name, part, config, explain.no_effect("offloaded", name, reason))
+        config = component_config(part_preset, **{**settings, "inference": part_off})
+        leave_eager(name, part, config, _why_eager(name, part, found))
         blocks |= {f"{name}.{path}": block for path, block in found.items()}
         chosen |= dict.fromkeys((f"{name}.{path}" for path in found), part_preset)
         off |= dict.fromkeys((f"{name}.{path}" for path in found), part_preset if part_off is None else part_off)
@@ -126,6 +125,17 @@ def _units(part: torch.nn.Module, hooked: set[str]) -> dict[str, torch.nn.Module
     }
     inside = any(path.startswith(f"{block}.") for path in hooked for block in found)
     return {} if inside else found
+
+
+def _why_eager(name: str, part: torch.nn.Module, blocks: Mapping[str, torch.nn.Module]) -> NoEffect:
+    """Give the event that says what of an offloaded part runs eager."""
+    kind = type(part).__name__
+    if not blocks:
+        reason = f"{kind} is offloaded layer by layer, and is left as it is: it runs eager"
+        return explain.no_effect("offloaded", name, reason)
+    which = f"its {len(blocks)} repeated blocks are" if len(blocks) > 1 else "its repeated block is"
+    reason = f"{kind} is offloaded: {which} compiled, and what is outside of them runs eager"
+    return explain.no_effect("offloaded_around", name, reason, partly=True)
 
 
 def _known(inference: Any, components: Mapping[str, Any]) -> Any:

@@ -28,6 +28,7 @@ from hotloop.train import evaluate as evaluation
 from hotloop.train.display import Display
 from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides
+from hotloop.train.outcome import Outcome
 from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal, Task
 

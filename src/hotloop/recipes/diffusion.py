@@ -30,6 +30,7 @@ from hotloop.train.display import Display
 from hotloop.train.encoder import count
 from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, split_rows
+from hotloop.train.outcome import Outcome
 from hotloop.train.pictures import load as load_pictures
 from hotloop.train.pictures import recognise
 from hotloop.train.pictures.latents import Latents

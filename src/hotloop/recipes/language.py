@@ -26,6 +26,7 @@ from hotloop.train.fit import fit
 from hotloop.train.folds import Side, Sides, split_rows
 from hotloop.train.logits import Logits
 from hotloop.train.optional import require
+from hotloop.train.outcome import Outcome
 from hotloop.train.pairs import sample
 from hotloop.train.start import Start, write_settings
 from hotloop.train.task import Goal, Task
