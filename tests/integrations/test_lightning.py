@@ -176,6 +176,19 @@ class Watches(pl.Callback):
         self.seen = [one.grad.norm() for one in pl_module.parameters()]
 
 
+@pytest.mark.parametrize("more", [(), (Watches,)], ids=["owned", "in place"])
+def test_statistics_that_weight_averaging_computes_at_the_end_compile_nothing_anew(more):
+    """It has BatchNorm divide by the number of batches, which is read in Python."""
+    eager = fit(Sgd, StochasticWeightAveraging(0.01, swa_epoch_start=1), epochs=3, batches=12)
+    hot = HotLoop(run="aot_eager")
+    callbacks = StochasticWeightAveraging(0.01, swa_epoch_start=1), hot, *(one() for one in more)
+    with hotloop.watch() as events:
+        same(eager, fit(Sgd, *callbacks, epochs=3, batches=12))
+    assert [one for one in events if isinstance(one, ev.Recompiled | ev.GraphBreak)] == []
+    assert "BatchNorm compute its statistics anew, runs eager" in hot.status().notes[0]
+    assert hot.status().running == "aot_eager"
+
+
 def test_what_keeps_the_step_the_trainers_own_is_said_and_the_module_compiled_in_place():
     for module, callbacks, reason in (
         (Manual, [], "manual optimization"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import weakref
@@ -11,7 +12,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 
-from hotloop.control import status
+from hotloop.control import paused, status
 from hotloop.errors import ConfigError
 from hotloop.integrations.in_place import InPlace
 from hotloop.integrations.lightning.allowed import why_not, why_not_with
@@ -36,6 +37,10 @@ _NO_STEP = "no training step came to it"
 _BY_NUMBER = (
     "training_step reads batch_idx, or a decorator or *args hides whether it does: it is another number in each step, "
     "which a captured step cannot follow and compiled code can; leave it to on_train_batch_start or on_train_batch_end"
+)
+_STATISTICS = (
+    "the last pass over the data, in which weight averaging has BatchNorm compute its statistics anew, runs eager: it "
+    "counts batches in Python, so that each would be compiled anew"
 )
 _NEVER: Seen = (None, None, None)
 
@@ -74,6 +79,8 @@ class HotLoop(pl.Callback):
         self._compiled: pl.LightningModule | None = None
         self._batches = 0
         self._logging: Shadows | None = None
+        self._eager = contextlib.ExitStack()
+        """Open while a pass over the data runs eager."""
         self._no_grad: tuple[Any, bool] | None = None
         """The Trainer's loop that runs an evaluation, and its own setting."""
         self._left: tuple[weakref.ref[pl.LightningModule], dict[str, Any], bool] | None = None
@@ -220,6 +227,8 @@ class HotLoop(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Note the batch that the coming step is a function of."""
+        if batch_idx == 0:
+            self._stand_back(trainer, pl_module)
         if self._owned is not None:
             self._owned.begin(batch, batch_idx)
         elif self._in_place is not None:
@@ -232,6 +241,10 @@ class HotLoop(pl.Callback):
         if self._in_place is not None:
             self._batches += 1
             self._in_place.step_ends(self._batches)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on after a pass that ran eager."""
+        self._eager.close()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Leave the module as it was."""
@@ -321,11 +334,19 @@ class HotLoop(pl.Callback):
             outside = torch.compiler.disable(own_method(module, name))  # type: ignore[no-untyped-call]
             self._logging.put(name, outside)
 
+    def _stand_back(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Have an epoch that is a forward for BatchNorm's statistics and nothing else run eager."""
+        compiled = self._compiled is not None or (self._owned is not None and bool(self._owned.compiled_with()))
+        if getattr(trainer.fit_loop, "_skip_backward", False) and compiled and self._fit is not None:
+            self._eager.enter_context(paused([module]))
+            self._fit.notes.append(_STATISTICS)
+
     def _say(self) -> None:
         for line in self._fit.why if self._fit is not None else ():
             _log.warning("HotLoop(run=%r): the training step is the Trainer's own: %s", self.run, line)
 
     def _take_off(self, error: BaseException | None = None) -> None:
+        self._eager.close()
         if self._logging is not None:
             self._logging.take_off()
             self._logging = None
