@@ -44,7 +44,7 @@ def test_compile_before_setup_after_it_and_by_setup():
             hotloop.compile(model, "aot_eager")
         call(model)
         found = hotloop.status(model).components
-        assert [one.state for one in found.values()] == ["compiled"], how
+        assert {name: one.state for name, one in found.items()} == {"model": "compiled"}, how
         assert list(model.state_dict()) == names
         hotloop.uncompile(model)
         assert [one.requested for one in hotloop.status(model).components.values()] == ["none"], how

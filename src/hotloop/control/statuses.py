@@ -8,7 +8,7 @@ import torch
 
 from hotloop._torch.module import get_entry
 from hotloop.apply import compiled_by_torch, components_of, entry_points
-from hotloop.apply.targets import Target
+from hotloop.apply.targets import Target, without_wrappers
 from hotloop.control.component import CompiledFunction, Entry
 from hotloop.control.component_status import ComponentStatus, Status, status_of
 from hotloop.control.given import AS_GIVEN, compiled_by_user, compiled_over
@@ -68,8 +68,8 @@ def _module_status(name: str, part: torch.nn.Module, prefix: str) -> dict[str, C
         theirs = compiled_by_user(part)
         if theirs is not None and not any(isinstance(get_entry(point), Entry) for point in entry_points(part)):
             return {name: _as_given_status(name, theirs)}  # module.compile() came after hotloop.compile
-        return {name: status_of(name, own), **(_inside(part, prefix) if own.left else {})}
-    if inner := _inside(part, prefix):
+        return {name: status_of(name, own), **(_inside(name, part, prefix) if own.left else {})}
+    if inner := _inside(name, part, prefix):
         return inner
     copies = {path: module.__dict__[MARKER] for path, module in part.named_modules() if MARKER in module.__dict__}
     if copies:
@@ -79,10 +79,16 @@ def _module_status(name: str, part: torch.nn.Module, prefix: str) -> dict[str, C
     return {name: _eager_status(name) if theirs is None else _as_given_status(name, theirs)}
 
 
-def _inside(part: torch.nn.Module, prefix: str) -> dict[str, ComponentStatus]:
-    """Give the components inside a module, each by its path."""
-    inner = {f"{prefix}{path}": components.get(module) for path, module in part.named_modules() if path}
-    return {path: status_of(path, component) for path, component in inner.items() if component is not None}
+def _inside(name: str, part: torch.nn.Module, prefix: str) -> dict[str, ComponentStatus]:
+    """Give the components inside a module, each by its path; the model in a framework's wrapper by its name."""
+    found: dict[str, ComponentStatus] = {}
+    for path, module in part.named_modules():
+        if path and (component := components.get(module)) is not None:
+            bare = without_wrappers(part, path)
+            known = f"{prefix}{bare}" if bare else name
+            known = f"{prefix}{path}" if known in found else known
+            found[known] = status_of(known, component)
+    return found
 
 
 def _as_given_status(name: str, why: Cause) -> ComponentStatus:
