@@ -19,10 +19,10 @@ AUTO = {"training__optimization__use_torch_compile": "auto"}
 LOSES_A_STEP = textwrap.dedent("""
     # Python runs this before anything else, in every process of the test.
     from hotloop.errors import StepLostError
-    from hotloop.step import loop
+    from hotloop.step import stepping
     from hotloop.step.runner import Runner
 
-    loop._UNTIMED = 0  # every step goes by the runner
+    stepping._UNTIMED = 0  # every step goes by the runner
     plain = Runner.run
 
     def run(self, args, kwargs, tier):
@@ -36,7 +36,8 @@ LOSES_A_STEP = textwrap.dedent("""
 
 def train_in_a_process(folder, lost, settings):
     (folder / "sitecustomize.py").write_text(LOSES_A_STEP.format(step=lost))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
     return subprocess.run(
         [sys.executable, "-m", "hotloop", "train", *settings],
         capture_output=True, text=True, check=False, timeout=300, env=environment,
