@@ -101,8 +101,9 @@ class Runner:
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
     ) -> Any:
         """A step on the way to compiled code that is proven: looked at first, then run both ways."""
-        if self._surveys < SURVEYS and (not self._surveys or self.once is not None):
-            # What the first call of all sets up (transformers notes the kind of task in its config) is found once.
+        if self._surveys < SURVEYS and (not self._surveys or self.once is not None or (tier.graph and self._hindered)):
+            # What the first call of all sets up (transformers notes the kind of task in its config, an average begins
+            # with a copy) is found once.
             self._surveys, self.once = self._surveys + 1, None
             for one in self.variants.values():
                 one.seen = None
@@ -111,6 +112,11 @@ class Runner:
             self.loop.course.failed(tier.without_graph(), self.once, self)
             return self.eagerly(run)
         return self.code.prove(run, tier) if self.shapes.may_compile(tier.base, variant.inputs) else self.eagerly(run)
+
+    @property
+    def _hindered(self) -> bool:
+        """Tell whether something was seen in the step that no capture allows."""
+        return any(one.seen is not None and bool(one.seen.obstacles) for one in self.variants.values())
 
     def _with_graph(
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
