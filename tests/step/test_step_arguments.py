@@ -358,3 +358,55 @@ def test_a_callable_object_as_a_step(both):
             return finish(F.cross_entropy(self.model(x), y), self.optimizer)
 
     both.equal(calling(lambda step, n, x, y: step(x, y), Step), exact=True)
+
+
+def with_a_number(model, optimizer):
+    def train_step(x, y, number, update=True):
+        loss = F.cross_entropy(model(x), y) * (1 + int(number) / 64)
+        loss.backward()
+        if update:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+    return train_step
+
+
+RUNNING = {
+    "an int": lambda n: n,
+    "a float": lambda n: n / 4,
+    "an int64": np.int64,
+}
+
+
+@pytest.mark.parametrize("named", RUNNING)
+def test_a_number_that_is_another_one_in_each_call_is_named(both, caplog, named):
+    caplog.set_level("INFO")
+    program = calling(lambda step, n, x, y: step(x, y, RUNNING[named](n)), with_a_number, 60)
+    told = both.declines(program, reason=f"argument number is {named}, and another one in each of 16 calls")
+    assert "each value selects a recording of its own" in told.reason
+    assert "torch.tensor(number)" in told.hint
+    assert sum("argument number is" in one.getMessage() for one in caplog.records) == 1
+
+
+def test_a_text_that_is_another_one_in_each_call_is_named(both):
+    def call(step, number, x, y):
+        return step(x, y, str(number))
+
+    told = both.declines(calling(call, with_a_number, 40), reason="argument number is a str, and another one")
+    assert "torch.tensor" not in told.hint
+
+
+def test_a_flag_beside_shapes_that_are_all_new_is_not_blamed(both):
+    def call(step, number, x, y):
+        more = torch.zeros(number, x.shape[1], device=x.device)
+        return step(torch.cat([x, more]), torch.cat([y, y.new_zeros(number)]), number % 3, number % 2 == 1)
+
+    run = both.alike(calling(call, with_a_number, 60))
+    assert not run.declined
+
+
+def test_a_number_that_moves_now_and_then_is_not_blamed(both):
+    run = both.alike(calling(lambda step, n, x, y: step(x, y, n // 15), with_a_number, 60))
+    assert not run.declined
+    assert run.replays()

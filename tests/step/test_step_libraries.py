@@ -46,6 +46,11 @@ class Meter:
         self._values.append(value)
 
 
+class Metric:
+    def update(self, loss):
+        return loss.item()
+
+
 class Weighted:
     __slots__ = ("_weight",)
 
@@ -361,3 +366,18 @@ def test_an_installed_program_is_followed_like_ones_own(both, library):
     run = both.alike(program, exact=True)
     assert not run.declined
     assert [one.reason for one in run.told(ev.CaptureDropped)] == ["self.settings.weight"]
+
+
+def test_a_value_that_a_library_reads_on_the_host_is_told_at_the_line_that_calls_it(both, library):
+    def weighted(part, loss):
+        part.update(loss)  # the line to move
+        return loss
+
+    told = both.declines(
+        training(lambda _: library.Metric(), loss_of=weighted),
+        reason="a value is read on the host",
+        source="the line to move",
+        file=__file__,
+    )
+    assert f"(in {library.__file__}:" in told.reason
+    assert told.reason.endswith("which it calls)")

@@ -310,3 +310,25 @@ def test_a_gradient_penalty_differentiates_twice(both):
         return model, optimizer
 
     both.equal(program, exact=True)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.body, self.head = kind(4, 8, num_layers=2, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.head(self.body(x.unflatten(1, (-1, 4)))[0][:, -1])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_keep_what_their_backward_needs(both, kind):
+    def program(run):
+        model = Recurrent(kind).to(run.device)
+        optimizer = adamw(model)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    both.equal(program, exact=both.device.type == "cpu")

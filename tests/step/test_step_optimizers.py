@@ -349,3 +349,25 @@ def test_sparse_gradients_run_outside(both):
         return embedding, head, sparse, dense
 
     assert both.equal(program).outside == ("optimizer[0]",)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sgd_in_16_bits_runs_beside_a_recording_on_a_cpu_whose_fused_kernel_is_wrong(both, dtype):
+    def program(run):
+        model = Classifier().to(run.device, dtype)
+        optimizer = torch.optim.SGD(model.parameters(), lr=2**-6, momentum=0.9)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x.to(dtype)).float(), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    run = both.equal(program)
+    assert run.outside == (("optimizer",) if both.device.type == "cpu" else ())

@@ -327,3 +327,35 @@ def test_what_cannot_be_looked_at_runs_once_a_step(both):
 
     run = both.alike(declining(make), asked="aot_eager")
     assert "cannot be looked at (RuntimeError: planted" in run.declined[0].reason
+
+
+def counting():
+    number = 0
+    while True:
+        number += 1
+        yield 1.0 if number < 9 else 0.5
+
+
+def yielding_from():
+    yield from counting()
+
+
+def looping():
+    for weight in counting():
+        yield 2 * weight
+
+
+def over_a_list():
+    for weight in [1.0] * 9 + [0.5] * 99:
+        yield 2 * weight
+
+
+@pytest.mark.parametrize("schedule", [counting, yielding_from, looping, over_a_list])
+def test_a_schedule_that_is_a_generator(both, schedule):
+    """It yields at one place of its code, and the same for a while: what it goes on with tells."""
+
+    def make(model, optimizer):
+        weights = schedule()
+        return using(lambda logits, y: F.cross_entropy(logits, y) * next(weights))(model, optimizer)
+
+    both.declines(declining(make), reason="weights", hint="outside the step")

@@ -105,6 +105,16 @@ def test_torchs_averaged_model_updated_in_the_step_is_captured(both, make):
         both.equal(program, exact=True)
 
 
+@pytest.mark.parametrize("make", [moving, moving_with_buffers])
+def test_torchs_averaged_model_is_captured_with_compiled_code_too(both, make):
+    """Compiled code is proven from the first step on, in which the average is a copy: that shows once."""
+    program = averaging(make, listed=True, model=Pictures, data=images)
+    run = both.alike(program, asked="aot_eager+graph")
+    assert not run.declined, run.declined
+    assert run.status().tier == "aot_eager+graph"
+    assert run.replays() > 6
+
+
 @pytest.mark.parametrize("listed", [True, False])
 def test_an_average_that_binds_new_tensors_is_eagers(both, listed):
     run = both.alike(averaging(AverageRebound, listed=listed), exact=True)

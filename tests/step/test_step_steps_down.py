@@ -69,3 +69,30 @@ def test_modes_are_written_as_the_options_that_torch_makes_of_them():
     of_torch = torch._inductor.list_mode_options()
     assert set(OF_MODES) == {preset.mode for preset in map(presets.get, presets.NAMES) if preset.mode}
     assert {mode: of_torch[mode] for mode in OF_MODES} == OF_MODES
+
+
+@pytest.mark.parametrize("run", ["aot_eager", "full"])
+def test_a_gradient_penalty_is_declined_for_what_it_is(run):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+    loop = hotloop.Loop(model, optimizer, run=run)
+
+    @loop.step
+    def train_step(x, y):
+        x = x.clone().requires_grad_()
+        loss = F.cross_entropy(model(x), y)
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+        (loss + gradient.square().sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for x, y in batches("cpu", 4):
+        train_step(x, y)
+    row = {one.name: one for one in loop.status().tiers}[run]
+    loop.close()
+    assert row.state == "declined"
+    assert row.why.startswith("the step differentiates a gradient of compiled code, as a gradient penalty does")
+    assert "does not support double backward" in row.why
+    assert 'run="eager+graph"' in row.why
+    assert "see the reason" not in row.why

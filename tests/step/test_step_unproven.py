@@ -106,3 +106,26 @@ def test_the_reference_of_proofs_says_that_it_ran_beside_them():
     eager = row(statuses[-1], "eager")
     assert (eager.state, eager.steps) == ("timed", 0)
     assert eager.why == "ran 3 times beside another, to compare the two"
+
+
+def test_where_the_code_to_capture_was_declined_so_is_its_recording():
+    """Else it would be told as on its way for ever, without a cause."""
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    seen = []
+    with captured_step_emulation(), hotloop.Loop(model, optimizer, run="aot_eager+graph") as loop:
+
+        @loop.step
+        def step(x):
+            loss = model(x).square().mean()
+            seen.append(loss.detach())
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        for _ in range(6):
+            step(torch.randn(4, 8))
+        told = row(loop.status(), "aot_eager+graph")
+    assert told.state == "declined"
+    assert "changes Python state" in told.why

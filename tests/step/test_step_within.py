@@ -50,3 +50,13 @@ def test_a_step_in_another_is_a_part_of_it(both, several, fail_at):
     assert run.status().tier == GRAPH
     assert run.replays() == 14
     assert [one.step for one in run.statuses] == ([20, 1] if several else [21])
+
+
+@pytest.mark.parametrize("fail_at", [None, 9])
+@pytest.mark.parametrize("several", [False, True])
+def test_steps_are_counted_alike_however_they_run(both, several, fail_at):
+    asked = "eager", GRAPH, "aot_eager"
+    runs = [both.run(one_in_another(several, fail_at), each)[0] for each in asked]
+    counts = [[one.step for one in run.statuses] for run in runs]
+    taken = [[sum(tier.steps for tier in one.tiers) for one in run.statuses] for run in runs]
+    assert counts == taken == 3 * [[20, 1] if several else [21]]

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _VALUES = frozenset(
     {bool, int, complex, str, bytes, type(None), range, torch.dtype, torch.device, torch.Size, torch.layout}
 )
+_FEW = frozenset({bool, type(None)})
 _LISTED = 10  # signatures in the run record, the most frequent first
 
 
@@ -45,6 +46,11 @@ class Inputs(NamedTuple):
         """Give type and stand-in of each leaf that is told by identity alone, by its place."""
         places = enumerate(self.leaves)
         return {place: leaf for place, leaf in places if type(leaf) is tuple and leaf[0].__eq__ is object.__eq__}
+
+    def values(self) -> dict[int, tuple[type, Any]]:
+        """Give what tells each leaf that is no tensor from others, by its place; not where it has but a few values."""
+        places = enumerate(self.leaves)
+        return {place: leaf for place, leaf in places if type(leaf) is tuple and leaf[0] not in _FEW}
 
     def names(self) -> list[str]:
         """Name each leaf as the step's author would: ``args[0]``, or a keyword with what is inside it."""

@@ -198,16 +198,20 @@ class Account:
 
     def _tier(self, name: str, one: TierAccount, running: str, unproven: str) -> TierStatus:
         state = "in force" if name == running else "proven" if one.proven else "timed" if one.samples else "trying"
-        if one.declined and name != running:
+        base = self.tiers.get(name.removesuffix(GRAPH)) if name.endswith(GRAPH) else None
+        declined = one.declined
+        if base is not None and not one.proven and name != running:  # there is no code to capture
+            declined = declined or base.declined
+        if declined and name != running:
             state = "declined"
         lacks = unproven if name == self._loop.goal.name else ""
-        if lacks and not one.proven and not one.declined:  # though its last step was one of a proof, say
+        if lacks and not one.proven and not declined:  # though its last step was one of a proof, say
             state = "trying"
         given = self._loop.compiled.why_given if name.startswith("as-given") else ""
         instead = self._loop.compiled.instead(name.removesuffix(GRAPH))
         undecided = self._loop.auto.undecided if self._loop.auto is not None and name == self._loop.given else ""
         beside = f"ran {one.timed} times beside another, to compare the two" if one.timed and not one.steps else ""
-        why = one.declined or "; ".join(filter(None, (lacks, instead, given, undecided))) or beside
+        why = declined or "; ".join(filter(None, (lacks, instead, given, undecided))) or beside
         return TierStatus(name=name, state=state, steps=one.steps, step_seconds=one.seconds, why=why)
 
     def settle(self) -> None:

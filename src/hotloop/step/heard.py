@@ -1,43 +1,67 @@
-"""What a step says while it is looked at: its prints and the log records that it makes, which no replay repeats.
+"""What a step does past its tensors while it is looked at, of which a replay, that runs no Python, does nothing.
 
-Neither keeps a step from being captured. Python's own `print` and `logging.Logger.handle` are listened at, in this
-thread and while the block runs; what writes by other means (a file, a progress bar, ``sys.stdout.write``) is not heard.
+Its prints and log records, which keep no step from being captured; files that it writes, and random streams that it
+seeds, which do. Python's own `print` and `logging.Logger.handle` are listened at, and what is called in C, in this
+thread and while the block runs; under a profiler, which has the one place for that, writes and seeds are not heard.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import inspect
+import io
 import linecache
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
-from hotloop._torch.graphs import is_own_file
+import torch
+
+from hotloop._torch.graphs import is_own_file, is_standard_library
 from hotloop._torch.replaced import replaced
-from hotloop.step.survey import survey
+from hotloop.step.survey import Obstacle, own_place, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import FrameType
 
 _NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
 """Loggers whose records are made about the step, and not by it."""
+_WRITES = frozenset({"write", "writelines", "writerow", "writerows"})
+_SEEDS = frozenset({"manual_seed", "seed"})
+_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+_WRITE_OUTSIDE = "return what has to be noted, and write it outside the step: a replay runs no Python"
+_SEED_BEFORE = (
+    "seed before the loop, once, and draw from torch's own stream: a replay runs no Python, and each step draws on "
+    "from where the last one ended"
+)
 
 
 class Heard:
-    """The lines of a step that print or log, each once, in order."""
+    """The lines of a step that print, log, write files or seed random streams, each once, in order."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, int], str] = {}
+        self.obstacles: list[Obstacle] = []
+        """What keeps the step from being captured."""
+        self._saying = 0
+        """How many prints and log records are on their way: what they write is theirs."""
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Note what the block prints and logs; both reach whom they reach otherwise."""
+        """Note what the block prints, logs, writes and seeds; all of it reaches whom it reaches otherwise."""
         with replaced(builtins, "print", self._prints), replaced(logging.Logger, "handle", self._logs):
-            yield
+            free = sys.getprofile() is None
+            if free:
+                sys.setprofile(self._calls)
+            try:
+                yield
+            finally:
+                if free:
+                    sys.setprofile(None)
 
     def __str__(self) -> str:
-        """Give the lines, as a message names them; empty where nothing was said."""
+        """Give the lines that print or log, as a message names them; empty where nothing was said."""
         return "; ".join(
             f"{what} at {file}:{line}: {linecache.getline(file, line).strip()}"
             for (file, line), what in self._places.items()
@@ -45,8 +69,11 @@ class Heard:
 
     def _prints(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def print_(*args: Any, **kwargs: Any) -> Any:
-            self._note("print")
-            return real(*args, **kwargs)
+            if _is_file(kwargs.get("file")):
+                self._obstacle("the step writes to a file (print)", _WRITE_OUTSIDE, once=True)
+            else:
+                self._note("print")
+            return self._said(real, *args, **kwargs)
 
         return print_
 
@@ -54,14 +81,67 @@ class Heard:
         def handle(logger: logging.Logger, record: logging.LogRecord) -> Any:
             if record.name.partition(".")[0] not in _NOT_THE_STEPS and record.name not in _NOT_THE_STEPS:
                 self._note("a log record")
-            return real(logger, record)
+            return self._said(real, logger, record)
 
         return handle
 
+    def _said(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._saying += 1
+        try:
+            return real(*args, **kwargs)
+        finally:
+            self._saying -= 1
+
+    def _calls(self, frame: FrameType, event: str, called: Any) -> None:
+        """Hear what is called in C; it runs at each call and return of Python's."""
+        if event != "c_call" or self._saying:
+            return
+        name = getattr(called, "__name__", "")
+        if name in _WRITES and _runs_for_the_step(frame):
+            owner = getattr(called, "__self__", None)
+            if _is_standard_stream(owner):
+                self._note(f"{name} to a standard stream")
+            elif _is_file(owner) or type(owner).__module__ == "_csv":
+                self._obstacle(f"the step writes to a file ({name})", _WRITE_OUTSIDE, once=True)
+        elif name in _SEEDS and isinstance(getattr(called, "__self__", None), torch.Generator):
+            own = called.__self__ is not torch.default_generator and _is_own(frame)
+            what = "a torch.Generator" if own else "torch's random stream"
+            self._obstacle(f"the step seeds {what} ({name})", _SEED_BEFORE)
+
     def _note(self, what: str) -> None:
-        frame = inspect.currentframe()
-        while frame is not None and frame.f_code is not survey.__code__:
-            if is_own_file(frame.f_code.co_filename):
-                self._places.setdefault((frame.f_code.co_filename, frame.f_lineno), what)
-                return
-            frame = frame.f_back
+        if (place := own_place()) is not None:
+            self._places.setdefault(place, what)
+
+    def _obstacle(self, reason: str, hint: str, *, once: bool = False) -> None:
+        file, line = own_place() or (None, None)
+        obstacle = Obstacle(reason, hint, file, line, once)
+        if (file, line) not in [(one.file, one.line) for one in self.obstacles]:
+            self.obstacles.append(obstacle)
+
+
+def _is_standard_stream(one: Any) -> bool:
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return any(one is stream or one is getattr(stream, "buffer", stream) for stream in streams if stream is not None)
+
+
+def _is_file(one: Any) -> bool:
+    return isinstance(one, _FILES) and not _is_standard_stream(one)
+
+
+def _is_own(frame: FrameType) -> bool:
+    return is_own_file(frame.f_code.co_filename)
+
+
+def _runs_for_the_step(frame: FrameType | None) -> bool:
+    """Tell whether the program's own code writes, by itself or through Python's (json, pathlib), and no library's.
+
+    A library fills caches of its own at a first call (numba, Triton), and Python shows warnings.
+    """
+    while frame is not None and frame.f_code is not survey.__code__:
+        file = frame.f_code.co_filename
+        if is_own_file(file):
+            return True
+        if not is_standard_library(file) or frame.f_globals.get("__name__") == "warnings":
+            return False
+        frame = frame.f_back
+    return False

@@ -109,7 +109,7 @@ class Looking:
             obstacles.append(_CHANGES_SETTINGS)
         obstacles += self.changed_inside()
         obstacles += self._of_arguments(given, self._named(args, kwargs))
-        obstacles += self._drawn_since(random)
+        obstacles += [*heard.obstacles, *self._drawn_since(random)]
         obstacles += [
             Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, once=True)
             for name in strangers

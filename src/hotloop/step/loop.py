@@ -197,14 +197,15 @@ class Loop:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             args, kwargs = prepare(args, kwargs)  # padding is the program's own, whatever runs it
-            if self.plain:
-                self.steps += 1
-                return function(*args, **kwargs)
             if _inside.a_step:
                 return function(*args, **kwargs)
             _inside.a_step = True
             try:
-                return self.stepping.run(runner, args, kwargs)
+                if not self.plain:
+                    return self.stepping.run(runner, args, kwargs)
+                result = function(*args, **kwargs)
+                self.steps += 1  # as in a tier: one that raises is none
+                return result
             finally:
                 _inside.a_step = False
 

@@ -37,6 +37,7 @@ _OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_moment
 """Entries of a parameter group that the step does not read."""
 _MOMENTS = (("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"))
 """The state that each of Adam's betas weighs."""
+_WRONG_SGD = "torch's fused SGD kernel for CPUs leaves most parameters of 16 bits (bfloat16, float16) as they are"
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[tuple[int, str]]] = weakref.WeakKeyDictionary()
 """By optimizer: parameter and key of what eager keeps on the host, and a recording has on the device."""
 
@@ -55,7 +56,10 @@ def recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
         return f"not all of its parameters are floating point on {device.type}, as a fused kernel needs"
     if any(one.grad is not None and one.grad.layout != torch.strided for one in parameters):
         return "sparse gradients have no fused kernel"
-    return ""
+    # torch 2.13 loses the update where it is vectorised. Who asked for that kernel has it in eager as well.
+    asked = all(group.get("fused") for group in optimizer.param_groups)
+    small = any(one.itemsize < torch.float32.itemsize for one in parameters)
+    return _WRONG_SGD if kind is torch.optim.SGD and device.type == "cpu" and small and not asked else ""
 
 
 class Recorded:

@@ -135,7 +135,21 @@ class Rescue:
 def obstacle_of(error: Exception) -> Obstacle:
     """Explain why a capture or a compiled step failed, with the innermost line of the user's."""
     file, line = place_of(error) or (None, None)
-    return Obstacle(_cause_of(error), "see the reason; move what it names out of the step", file, line)
+    cause = _cause_of(error)
+    if _TWICE in cause:
+        return Obstacle(_DIFFERENTIATED_TWICE, _NOT_COMPILED, file, line)
+    return Obstacle(cause, "see the reason; move what it names out of the step", file, line)
+
+
+_TWICE = "does not currently support double backward"
+_DIFFERENTIATED_TWICE = (
+    "the step differentiates a gradient of compiled code, as a gradient penalty does (create_graph=True), and torch's "
+    "aot_autograd, which all compiled code goes through, does not support double backward"
+)
+_NOT_COMPILED = (
+    'train such a step uncompiled: run="eager+graph" captures it on a GPU; hotloop.compile() can compile the models of '
+    "the program whose gradients are not differentiated again"
+)
 
 
 def is_compiled_codes(error: Exception) -> bool:

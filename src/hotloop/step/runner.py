@@ -15,6 +15,7 @@ from hotloop.measure import flatten
 from hotloop.step.ahead import worth_a_compile
 from hotloop.step.captured import Program
 from hotloop.step.code_proofs import CodeProofs
+from hotloop.step.fresh import FreshArguments
 from hotloop.step.graph_proofs import GraphProofs
 from hotloop.step.looking import Looking
 from hotloop.step.proof import CandidateFailedError, plain_run
@@ -23,7 +24,6 @@ from hotloop.step.sentinel import Sentinel
 from hotloop.step.shapes import Shapes
 from hotloop.step.standing import Change
 from hotloop.step.survey import Obstacle
-from hotloop.step.telling import with_article
 from hotloop.step.tiers import Tier
 from hotloop.step.together import Together
 from hotloop.step.variant import Keys, Variant
@@ -42,8 +42,6 @@ SURVEYS = 2
 """Looks at a step before it is taken for one whose Python must run exactly once."""
 _COMES_BACK = 4
 """Calls for each kind there is after which one that has not come again is not waited for."""
-FRESH = 16
-"""Calls that follow each other, each with another object, after which an object is taken not to come again."""
 _KEYS = 256
 """Keys that are remembered, at most."""
 
@@ -61,9 +59,8 @@ class Runner:
         self.rescue, self.looking = Rescue(loop, self), Looking(loop, self, self.program)
         self.code, self.graphs = CodeProofs(self), GraphProofs(self)
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
-        self._surveys = self._calls = self._fresh = 0
-        self._objects: dict[int, tuple[type, Any]] = {}
-        """What the last call was given that is told by identity, by its place."""
+        self._fresh = FreshArguments(self.shapes.argument)
+        self._surveys = self._calls = 0
         self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
         self.together = Together(self, loop.peers) if loop.peers is not None else None
         self.once: Obstacle | None = None
@@ -92,8 +89,10 @@ class Runner:
         variant = self._variant(inputs)
         self._calls += 1
         variant.calls, variant.called = variant.calls + 1, self._calls
-        if self.loop.may_capture and variant.declined is None and (obstacle := self._of_arguments(variant)) is not None:
-            self.decline(variant, obstacle)
+        if self.loop.may_capture and variant.declined is None:
+            obstacle = self._fresh.obstacle(inputs, new=variant.calls == 1)
+            if obstacle is not None:
+                self.decline(variant, obstacle)
         if unproven:
             return self._towards_base(variant, run, args, kwargs, tier)
         return self._with_graph(variant, run, args, kwargs, tier)
@@ -102,8 +101,9 @@ class Runner:
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
     ) -> Any:
         """A step on the way to compiled code that is proven: looked at first, then run both ways."""
-        if self._surveys < SURVEYS and (not self._surveys or self.once is not None):
-            # What the first call of all sets up (transformers notes the kind of task in its config) is found once.
+        if self._surveys < SURVEYS and (not self._surveys or self.once is not None or (tier.graph and self._hindered)):
+            # What the first call of all sets up (transformers notes the kind of task in its config, an average begins
+            # with a copy) is found once.
             self._surveys, self.once = self._surveys + 1, None
             for one in self.variants.values():
                 one.seen = None
@@ -112,6 +112,11 @@ class Runner:
             self.loop.course.failed(tier.without_graph(), self.once, self)
             return self.eagerly(run)
         return self.code.prove(run, tier) if self.shapes.may_compile(tier.base, variant.inputs) else self.eagerly(run)
+
+    @property
+    def _hindered(self) -> bool:
+        """Tell whether something was seen in the step that no capture allows."""
+        return any(one.seen is not None and bool(one.seen.obstacles) for one in self.variants.values())
 
     def _with_graph(
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
@@ -179,24 +184,6 @@ class Runner:
                     same_path = not other.seen.asked or other.told_capturing == found.told_capturing
                     found.seen = other.seen if same_path else found.seen
         return found
-
-    def _of_arguments(self, variant: Variant) -> Obstacle | None:
-        """Say which argument keeps calls from being of a kind that comes again, if one does."""
-        inputs = variant.inputs
-        for name, type_name in inputs.unhashed().items() if not inputs.exact else ():
-            what = f"argument {self.shapes.argument(name)} cannot be compared from call to call: it is"
-            return Obstacle(f"{what} {with_article(type_name)}", _TENSORS)
-        if variant.calls > 1:
-            self._fresh, self._objects = 0, {}
-            return None
-        before, self._objects = self._objects, inputs.objects()
-        fresh = [place for place, one in self._objects.items() if place in before and before[place] != one]
-        self._fresh = self._fresh + 1 if fresh else 1
-        if self._fresh != FRESH:  # said once
-            return None
-        name, kind = inputs.names()[fresh[0]], self._objects[fresh[0]][0].__name__
-        what = f"argument {self.shapes.argument(name)} is {with_article(kind)}, and another one in each of"
-        return Obstacle(f"{what} {self._fresh} calls", _THE_SAME)
 
     def _worth(self, variant: Variant) -> bool:
         """A call that comes a second time is worth a recording, as long as there is room for one."""
@@ -369,10 +356,6 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
             failed = error
         return self.rescue.recover(failed, run, tier, ours=is_compiled_codes(failed))
-
-
-_THE_SAME = "pass tensors, alone or in a dict or a dataclass, or the same object in each call"
-_TENSORS = "pass tensors, numbers and strings, alone or in lists and mappings"
 
 
 def _changed(captured: CapturedStep) -> Change | None:

@@ -7,6 +7,7 @@ import collections
 import collections.abc
 import dataclasses
 import enum
+import gc
 import hashlib
 import itertools
 import random
@@ -203,9 +204,22 @@ def state_of(value: Any) -> Any:
 
 
 def variables_of(value: Any) -> dict[str, Any]:
-    """Give the variables of a generator that has not ended; none of anything else."""
+    """Give what a generator that has not ended goes on with: its variables, and what its loops are over."""
     frame = value.gi_frame if isinstance(value, types.GeneratorType) else None
-    return {} if frame is None else dict(frame.f_locals)
+    if frame is None:
+        return {}
+    found = dict(frame.f_locals)
+    known = {id(one) for one in found.values()}
+    # `for x in other()` and `yield from other()` keep the other where no variable shows it.
+    loops = [
+        one for one in gc.get_referents(value) if isinstance(one, collections.abc.Iterator) and id(one) not in known
+    ]
+    return {**found, **{f"what loop {number} is over": one for number, one in enumerate(loops, 1)}}
+
+
+def variables_now(value: Any) -> dict[str, Slot]:
+    """Give what tells that the variables of a generator are as they were: a loop yields at one place for ever."""
+    return {key: Slot(one) for key, one in variables_of(value).items()}
 
 
 def position(value: Any) -> Any:

@@ -43,10 +43,11 @@ class Stepping:
         """Run the coming step; gives what the user's function returned."""
         if self._untimed and self._loop.auto is not None:
             self._untimed -= 1
-            self._loop.steps += 1
             self._latest = None
+            result = self._returned(runner.step(*args, **kwargs))
+            self._loop.steps += 1
             self._loop.account.untimed(self._loop.given)
-            return self._returned(runner.step(*args, **kwargs))
+            return result
         if self._loop.auto is not None:
             self.carefully(self._loop.auto.at_step_boundary, runner.step, args, kwargs)
         self._latest = runner

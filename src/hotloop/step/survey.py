@@ -19,6 +19,7 @@ import torch
 from hotloop._torch.dispatch import host_read, is_random, name_of, observing, tensors_in, user_place, written_by
 from hotloop._torch.fake import version_of
 from hotloop._torch.frames import stack_of
+from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import first_after_step
 from hotloop._torch.replaced import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED
@@ -263,6 +264,8 @@ class _Look:
         if (stack := stack_of(inspect.currentframe())).scaling:
             # A trainer's line that calls the scaler tells its user nothing: the program's own is named.
             reason, hint, place = f"{reason} ({IN_A_SCALER}, as the optimizer is not fused)", SCALED, stack.own
+        elif place is not None and (own := own_place()) not in (None, place):  # the one that its user can move
+            reason, place = f"{reason} (in {place[0]}:{place[1]}, which it calls)", own
         if place not in self._places:
             self._places.add(place)
             file, line = place or (None, None)
@@ -341,6 +344,16 @@ class _Look:
         self._stepping_now -= 1
         for one in (one for group in optimizer.param_groups for one in group["params"]):
             self._versions[id(one)] = version_of(one)
+
+
+def own_place() -> tuple[str, int] | None:
+    """Give file and line of the innermost frame of the program's own code in the step that is looked at."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not survey.__code__:
+        if is_own_file(frame.f_code.co_filename):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def _memory(tensor: torch.Tensor) -> int:

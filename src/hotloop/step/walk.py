@@ -157,6 +157,7 @@ class Walk:
         elif (state := standins.state_of(value)) is not None:
             self.note(name, state)
             self.computed.append(functools.partial(standins.state_of, value))
+            self.computed.append(functools.partial(standins.variables_now, value))
             for key, item in standins.variables_of(value).items():
                 self.value(item, f"{name}: {key}", depth + 1)
         elif isinstance(value, torch.optim.Optimizer) and standins.is_users_class(type(value)):
