@@ -26,6 +26,8 @@ COLD_STEPS = 3
 BLOCK = {"gpu": 30, "cpu": 30}
 SKIP = {"gpu": 24, "cpu": 20}
 """First steps of a fit that are not timed: a loop proves its tier in them."""
+LAST = 8
+"""The last steps of a cold fit, whose memory is looked at apart: what was prepared and proven is behind them."""
 ROUNDS = {"gpu": 8, "cpu": 12}
 
 
@@ -57,15 +59,18 @@ def cold(job, run):
     real = ours(way) == "auto"
     steps = STEPS["real" if real else "cold"][run.size]
     clock.begin_memory(run.device)
+    until = []
+    then = {steps - LAST: lambda: (until.append(clock.memory(run.device)), clock.begin_memory(run.device, keep=True))}
     with hotloop.watch() as events:
         ready = make(job["row"], way, run)
-        marks = Marks(run.device, at={1, 50, 200, steps} if real else None)
+        marks = Marks(run.device, at={1, 50, 200, steps} if real else None, then=None if real else then)
         ready.go(marks, steps)
     ends = list(marks.ends.values())
+    memory = clock.memory(run.device)
     found = {
         "way": way,
         "ends": ends,
-        "memory": clock.memory(run.device),
+        "memory": memory,
         "compiles": sum(isinstance(one, ev.Compiled) for one in events),
         "recompiles": sum(isinstance(one, ev.Recompiled) for one in events),
         "fell_back": sum(isinstance(one, ev.Fallback) for one in events),
@@ -75,6 +80,10 @@ def cold(job, run):
     if real:
         return found | {"real": {str(count): seconds for count, seconds in marks.ends.items() if count > 1}}
     proven = [one.step + 1 for one in events if isinstance(one, ev.TierProven)]
+    if memory is not None:
+        (before,) = until
+        found["memory"] = {name: max(most, before[name]) for name, most in memory.items()}
+        found["memory_in_force"] = memory
     found["cold_steps"] = max([COLD_STEPS, *proven])
     found["cold_seconds"] = ends[found["cold_steps"] - 1]
     return found

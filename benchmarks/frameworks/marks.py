@@ -13,10 +13,11 @@ class Marks:
     Args:
         device: that is waited for before a look.
         at: the steps after which to look, from 1; None for each.
+        then: what to do after which step, beside that: ``{step: function}``.
     """
 
-    def __init__(self, device, at=None):
-        self.device, self._at = device, at
+    def __init__(self, device, at=None, then=None):
+        self.device, self._at, self._then = device, at, then or {}
         self.count = 0
         self.ends: dict[int, float] = {}
         self.losses: list[float] = []
@@ -36,8 +37,13 @@ class Marks:
             self.ends[self.count] = time.perf_counter() - self._begin
             if loss is not None and self._at is None:
                 self.losses.append(float(loss.detach()))
+        self._then.get(self.count, _nothing)()
 
     def block(self):
         """Give the seconds of a step between the last two looks."""
         (first, began), (last, ended) = list(self.ends.items())[-2:]
         return (ended - began) / (last - first)
+
+
+def _nothing():
+    pass

@@ -115,12 +115,13 @@ def _ways(jobs, row):
     lines = []
     for way in sorted(known, key=lambda way: (EAGER, THEIRS, *row.gpu, *row.cpu, way).index(way)):
         cold, step = jobs[f"{row.name}:cold:{way}"], steady.get(way, {})
-        memory = cold.get("memory") or {}
+        memory, in_force = ((cold.get(key) or {}).get("allocated_mb") for key in ("memory", "memory_in_force"))
         cells = [
             f"{way} (ran eager)" if way in idle and way != EAGER else way, _span(step, "ms", "ms_low", "ms_high"),
             _span(step.get("over_eager", {})), _span(step.get("over_theirs", {})),
             _number(cold.get("cold_seconds")), *(_number(total(jobs, row.name, way, n)) for n in STEPS),
-            _number(memory.get("allocated_mb")), cold.get("recompiles", ""), cold.get("leaked_keys", ""),
+            _number(memory) + (f" ({_number(in_force)} in force)" if in_force else ""),
+            cold.get("recompiles", ""), cold.get("leaked_keys", ""),
         ]  # fmt: skip
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines

@@ -129,11 +129,12 @@ def busy_of(events, steps):
     return {"busy_ms": plain(merged(work) / 1e3 / steps), "kernels": round(len(work) / steps)}
 
 
-def begin_memory(device):
-    """Forget the highest memory so far."""
+def begin_memory(device, *, keep=False):
+    """Forget the highest memory so far; ``keep`` what torch holds, so that the steps that follow take as long."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
+        if not keep:
+            torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -54,7 +54,10 @@ def test_totals_are_cold_seconds_and_the_steps_left_and_auto_was_run():
 
 
 def test_the_tables_show_what_was_measured():
-    text = show.tables({"jobs": JOBS})
+    peak = {"memory": {"allocated_mb": 9_993}, "memory_in_force": {"allocated_mb": 4_300}}
+    cold = {**JOBS["fabric:cold:ours:default"], **peak}
+    text = show.tables({"jobs": {**JOBS, "fabric:cold:ours:default": cold}})
+    assert "| 9,993 (4,300 in force) | 0 | 0 |" in text
     assert "| theirs | 8 (7-9) | 1.25 (1.2-1.3) |" in text
     assert "| backward run | theirs | ended: PlantedError |" in text
     assert "| backward run | ours:aot_eager | trained on, parameters off by 0.0e+00 |" in text

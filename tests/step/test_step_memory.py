@@ -2,12 +2,14 @@
 
 import contextlib
 import copy
+import itertools
 
 import pytest
 import torch
 from step_failures import Failure, Plan, planted
 from torch import nn
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
 import hotloop
 from hotloop import events as heard
@@ -253,3 +255,44 @@ def test_what_an_optimizer_writes_is_not_copied_at_each_step(fused):
     loop.close()
     assert loop.status().tier == "aot_eager"
     assert loop.holdings.found == []
+
+
+@pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
+def test_a_step_in_force_takes_no_more_memory_than_eagers(run):
+    """A proof keeps what one run made, and not the activations of two."""
+
+    def peaks(run):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(16, 16), nn.Tanh())))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        found = []
+        with captured_step_emulation(), hotloop.Loop(model, optimizer, run=run, sentinel=0) as loop:
+
+            @loop.step
+            def step(x):
+                loss = model(x).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return loss
+
+            for _ in range(9):
+                x = torch.randn(4096, 16)
+                with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+                    step(x)
+                found.append((loop.last_ran()[1], highest(seen)))
+        return found
+
+    eager = max(most for _, most in peaks("eager"))
+    found = peaks(run)
+    kinds = [kind for kind, _ in found]
+    assert "proof" in kinds
+    assert kinds[-1] == "run"
+    assert found[-1][1] <= 1.01 * eager
+    assert max(most for kind, most in found if kind == "proof") <= 1.1 * eager
+
+
+def highest(seen):
+    """The most bytes that tensors took at once beyond those at the beginning."""
+    made = [one for one in seen.profiler.kineto_results.events() if one.name() == "[memory]"]
+    return max(itertools.accumulate(one.nbytes() for one in sorted(made, key=lambda one: one.start_ns())))
