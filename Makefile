@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
-# pytest-xdist: each worker has one thread, or they fight over the cores. Three for two cores: some tests wait.
+# pytest-xdist: two workers, each with one thread, or they fight over the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .PHONY: setup demo test check format clean
@@ -19,7 +19,7 @@ demo: setup
 	$(BIN)/hotloop train recipe=criteria
 
 test: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -n 3 --dist worksteal tests
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal tests
 
 check: setup
 	$(BIN)/ruff check .
