@@ -11,6 +11,7 @@ from hotloop.measure.numerics import (
     Failure,
     Score,
     compare,
+    judge,
     with_same_gradients,
     with_spread,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "differences",
     "flatten",
     "interval",
+    "judge",
     "names",
     "over_steps",
     "ratio_interval",

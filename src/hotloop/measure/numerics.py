@@ -168,6 +168,17 @@ def compare(
             times what they spread (see ``limits``), and 8 times what is typical of the set.
     """
     found, mismatches = differences(reference, candidate, sized=limits.compute_dtype is not None)
+    return judge(found, mismatches, limits, spread=spread)
+
+
+def judge(
+    found: dict[str, Difference],
+    mismatches: Sequence[Mismatch],
+    limits: Limits,
+    *,
+    spread: Mapping[str, Difference] | None = None,
+) -> Comparison:
+    """Say what `compare` says, of differences that were measured: of one kind of tensor, as there."""
     scored, below_floor = _score(list(found.values()), limits, spread or {})
     return conclude([*map(_failure, mismatches), *_plain_failures(found)], scored, found, below_floor)
 

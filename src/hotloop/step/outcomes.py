@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hotloop.measure import Comparison, Difference
+    from hotloop.measure import Comparison, Difference, Mismatch
 
 _T = TypeVar("_T")
 _HOPELESS = 8.0
@@ -134,6 +134,25 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
             held = _held(beyond, one, other, of_kind, spread=spreads.get(kind), drawn=drawn)
             found[kind] = measure.with_same_gradients(held, known, of_kind) if known else held
     return found
+
+
+def judge_kinds(
+    found: Mapping[str, Difference], mismatches: Sequence[Mismatch], limits: Limits
+) -> dict[str, Comparison]:
+    """Judge by kind, as compiled code is, how far two runs of eager's were found to be apart.
+
+    Args:
+        found: by tensor, named by `hotloop.step.proof.values_of`.
+        mismatches: what could not be measured.
+        limits: of compiled code.
+    """
+    differing = _by_kind(found)
+    unlike = _by_kind({one.name: one for one in mismatches})
+    return {
+        kind: measure.judge(differing.get(kind, {}), list(unlike.get(kind, {}).values()), limits)
+        for kind in OF_COMPILED
+        if kind in differing or kind in unlike
+    }
 
 
 def _held(  # noqa: PLR0913 - two sides, and all that tells how far they may be apart

@@ -23,7 +23,7 @@ from hotloop.measure.tree import names
 from hotloop.step.captured import Program, gradients_of
 from hotloop.step.memory import in_place
 from hotloop.step.optimizers import rounded_scalars
-from hotloop.step.outcomes import Outcome, compare_kinds
+from hotloop.step.outcomes import Outcome, compare_kinds, judge_kinds
 from hotloop.step.own_gradients import beside_own_gradients
 from hotloop.step.random_state import RandomState
 from hotloop.step.snapshot import Snapshot
@@ -300,7 +300,7 @@ def spread_of(
         second = values_of(program.holdings, result, at_step)
         found, mismatches = differences(second, first, sized=False)
         same = not mismatches and all(one.equal for one in found.values())
-        apart = [] if same else [one for one in compare_kinds(second, first, {}, most, None).values() if not one.agrees]
+        apart = [] if same else [one for one in judge_kinds(found, mismatches, most).values() if not one.agrees]
     except Exception as error:  # noqa: BLE001 - the step is done, whatever is wrong with the comparison
         return result, f"two runs of the same step could not be compared: {describe(error)}"
     if apart:
