@@ -101,13 +101,13 @@ LEDGER: tuple[PrivateName, ...] = (
     ),
     PrivateName(
         "BackwardCFunction._forward_cls",
-        "the generated autograd function whose backward runs the compiled backward graph",
+        "the autograd function whose backward runs the compiled backward graph; it knows what that may write over",
         "a failure while a compiled backward runs is raised raw, without cause and remedy",
     ),
     PrivateName(
         "torch._C._autograd:_get_current_graph_task_keep_graph",
-        "tells a backward with retain_graph=True, which compiled code allows under another setting only",
-        "the setting is changed for every backward, which costs 1 µs",
+        "tells a backward with retain_graph=True, which compiled code allows on copies of what was saved only",
+        "every compiled backward runs on such copies",
     ),
     PrivateName(
         "torch._C:_get_obj_in_tls",
