@@ -119,6 +119,13 @@ def paused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
             set_entry(one, entry)
 
 
+def compiles(models: Iterable[torch.nn.Module]) -> Callable[[], int]:
+    """Give what tells how much code was compiled so far for modules as they are compiled now, and inside of them."""
+    inside = [one for model in models for one in model.modules() if one in components]
+    accounts = [tally for one in inside for tally in components[one].tallies]
+    return lambda: sum(one.compiles for one in accounts)
+
+
 def method_of(module: torch.nn.Module, name: str) -> Callable[..., Any]:
     """Give a method of a module's class, compiled where the module is: for who stands in front of it himself."""
     component = components.get(module)
