@@ -13,6 +13,7 @@ import threading
 from typing import Any
 
 from hotloop import events as ev
+from hotloop.diagnose.recompile_words import words_of
 
 _KEPT_EVENTS = 1024
 _AFTER_A_FAILED_RUN = "load the last checkpoint and use a lower preset (aot_eager, none)"
@@ -139,7 +140,8 @@ class Tally:
         elif isinstance(event, ev.Recompiled):
             self.recompiles += 1
             place = event.function, event.file, event.line
-            self.recompiled[place] = Cause(event.reason, event.kind, event.file, event.line, event.source, "")
+            what, change = words_of(event)
+            self.recompiled[place] = Cause(what, event.kind, event.file, event.line, event.source, change)
         elif isinstance(event, ev.GraphBreak):
             # One place breaks once in the component's entry, and again in the function that holds it.
             self.graph_breaks += (event.reason, event.file, event.line) not in self.causes
