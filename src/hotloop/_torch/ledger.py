@@ -162,6 +162,11 @@ LEDGER: tuple[PrivateName, ...] = (
         "torch.compiler.reset, which throws away everything",
     ),
     PrivateName(
+        "torch._dynamo.exc:UncapturedHigherOrderOpError",
+        "raised as a compile begins that no graph would come of, and passed on by dynamo: the call runs eager instead",
+        "each function of a model that was offloaded after its compile is tried once",
+    ),
+    PrivateName(
         "torch._dynamo.exc:RestartAnalysis",
         "dynamo's own signal to trace again, which passes through a backend and is no failure",
         "such a graph runs eager",
