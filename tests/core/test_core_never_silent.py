@@ -195,11 +195,12 @@ def test_the_status_says_how_often_and_where_code_was_compiled_anew():
     status = hotloop.status(model)
     line = line_of(Anew, "self.factor")
     told = status.compile_lines()
-    assert told == [f"model: 4 recompiles: {__file__}:{line}: module.factor == 2"]
+    assert told == [f"model: 4 recompiles: {__file__}:{line}: factor changed (it was 2)"]
     assert told[0] in " ".join(str(status).split())
     (cause,) = status.to_dict()["components"]["model"]["recompiled"]
     assert (cause["file"], cause["line"]) == (__file__, line)
     assert cause["source"] == "return super().forward(x) * self.factor"
+    assert "keep it as a tensor" in cause["hint"]
 
 
 def test_places_beyond_a_few_are_counted():
@@ -251,7 +252,7 @@ def test_recompiles_are_named_once_a_reason(caplog):
     assert one(model).recompiles == 3
     said = [r for r in caplog.records if "recompiled" in r.getMessage()]
     assert len(said) == 1, [r.getMessage() for r in said]
-    assert "size mismatch" in said[0].getMessage()
+    assert "dimension 0 of x is another one (2 to 3). mark the size dynamic" in said[0].getMessage()
     assert "\n" not in said[0].getMessage()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from hotloop import events as ev
 from hotloop.diagnose.guards import guard_of
+from hotloop.diagnose.recompile_words import words_of
 
 GUARDS = [
     ("tensor 'x' size mismatch at index 0. expected 32, actual 7", "size", "x", ("32", "7")),
@@ -33,6 +36,18 @@ GUARDS = [
     ("not module.hist", "growth", "hist", ("0",)),
     ("len(module.hist) == 3", "growth", "hist", ("3",)),
     ("len(module.d) != 2", "growth", "d", ("2",)),
+    ("len(module._modules) != 2", "modules", "the model", ()),
+    ("len(module._modules['blocks']._modules) != 2", "modules", "blocks", ()),
+    ("len(module.__dict__['_modules']['base_model'].__dict__['_modules']['model']._modules['q']._modules['lora_A']._modules) != 1",
+     "modules", "base_model.model.q.lora_A", ()),
+    ("not module.__dict__['_modules']['base_model']._modules['q'].merged_adapters",
+     "growth", "base_model.q.merged_adapters", ("0",)),
+    ("not ___dict_contains('forward', module._modules['act'].__dict__)", "new_object", "act.forward", ()),
+    ("mask is None", "arguments", "mask", ("None",)),
+    ("mask is not None", "arguments", "mask", ("not None",)),
+    ("module._modules['act'].bias is None", "attribute", "act.bias", ("None",)),
+    ("not module._modules['act']._forward_hooks", "modules", "act", ()),
+    ("not module._modules['act']._backward_hooks", "modules", "act", ()),
     ("GLOBAL_STATE changed: grad_mode", "grad_mode", "", ()),
     ("GLOBAL_STATE changed: num_threads", "threads", "", ()),
     ("GLOBAL_STATE changed: autocast(cpu)_enabled", "precision", "autocast", ()),
@@ -64,6 +79,21 @@ def event(reason, source=""):
 def test_a_guard_text_is_read(reason, cause, subject, values):
     guard = guard_of(event(reason))
     assert (guard.cause, guard.subject, guard.values) == (cause, subject, values)
+
+
+@pytest.mark.parametrize(
+    "reason", [one[0] for one in GUARDS if one[1] not in ("other", "break_value", "size_relation")]
+)
+def test_one_recompile_is_told_in_plain_words_with_a_remedy(reason):
+    what, change = words_of(event(reason))
+    assert not re.search(r"mismatch|_modules|___|GLOBAL_STATE|L\[|G\[|DispatchKeySet|==|!=", what), what
+    assert change
+    assert "did not fit" not in what
+
+
+@pytest.mark.parametrize("reason", ["len(args) == 1", "not kwargs"])
+def test_other_arguments_of_the_call_have_no_name(reason):
+    assert words_of(event(reason))[0] == "the call has other arguments than before"
 
 
 def test_a_probability_is_known_by_the_line_that_uses_it():

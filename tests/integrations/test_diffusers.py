@@ -225,3 +225,32 @@ def test_a_model_that_is_offloaded_layer_by_layer_is_left_alone_and_said(caplog)
     assert "enable_model_cpu_offload" in advice.change
     hotloop.uncompile(parts)
     assert hotloop.status(parts).components["unet"].requested == "none"
+
+
+def test_a_model_that_is_offloaded_layer_by_layer_after_its_compile_runs_eager_and_says_so_once(caplog):
+    unet = small_unet()
+    parts = compile(Parts(unet=unet), "aot_eager")
+    gradients(unet)
+    before = hotloop.status(parts).components["unet"]
+    apply_group_offloading(unet, torch.device("cpu"), torch.device("cpu"), offload_type="leaf_level")
+    with hotloop.watch() as events, caplog.at_level("WARNING", "hotloop"):
+        ours = [gradients(unet) for _ in range(3)][-1]
+    (event,) = events
+    assert isinstance(event, ev.NoEffect)
+    assert event.problem == "offloaded_late"
+    assert [one.getMessage().count("were offloaded after") for one in caplog.records] == [1]
+    found = hotloop.status(parts).components["unet"]
+    assert (found.compiles, found.state, found.running) == (before.compiles, "eager", "none")
+    assert [(cause.reason, cause.hint) for cause in found.causes] == [(event.reason, event.hint)]
+    with hotloop.control.paused([unet]):
+        torch.testing.assert_close(ours, gradients(unet))
+
+
+def test_a_model_that_is_offloaded_as_a_whole_after_its_compile_still_runs_compiled():
+    unet = small_unet()
+    parts = compile(Parts(unet=unet), "aot_eager")
+    gradients(unet)
+    cpu_offload_with_hook(unet, torch.device("cpu"))
+    before = hotloop.status(parts).components["unet"].frames_compiled
+    gradients(unet)
+    assert hotloop.status(parts).components["unet"].frames_compiled > before

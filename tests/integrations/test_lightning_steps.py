@@ -118,6 +118,20 @@ def test_a_step_that_reads_a_counter_is_left_to_its_modules(module, caplog):
     assert part.modes["training"]["frames_compiled"] == 12, "the network ran compiled in each step"
 
 
+def test_what_is_left_to_its_modules_is_said_once_and_not_anew_at_each_evaluation(caplog):
+    class Watched(ReadsTheCounter):
+        def on_after_backward(self):
+            """The step is the Trainer's own by it: the module is compiled in place."""
+
+    hot = HotLoop(run="aot_eager")
+    model, _, trainer = fit(Watched, hot, validate=True)
+    for _ in range(2):
+        trainer.validate(model, loader(small_batches(2)), verbose=False)
+    assert caplog.text.count("training_step itself stays eager") == 1
+    for status in (hot.status(), hot.status().after):
+        assert "training_step itself stays eager" in status.model.components["model"].causes[0].reason
+
+
 def test_what_a_step_reads_is_told_by_its_attributes():
     logger = print
 

@@ -28,7 +28,7 @@ def keeps_graph_probe() -> Callable[[], bool]:
     try:
         asked: Callable[[], bool] = private("torch._C._autograd:_get_current_graph_task_keep_graph")
     except CapabilityMissingError:
-        return lambda: True  # then the setting is changed for every backward, which costs 1 µs
+        return lambda: True  # then every backward runs on copies
     return asked
 
 
@@ -104,7 +104,7 @@ def guard_backward(outputs: Any, explain: Callable[[Exception], Exception], arou
 def _run_kept(inner: Callable[..., Any], ctx: Any, gradients: tuple[Any, ...]) -> Any:
     """Run a compiled backward that keeps its graph for another."""
     with kept_graph():
-        return inner(ctx, *gradients)
+        return inner(_Intact(ctx), *gradients)
 
 
 def _run_kept_outside_cudagraphs(inner: Callable[..., Any], ctx: Any, gradients: tuple[Any, ...]) -> Any:
@@ -114,7 +114,53 @@ def _run_kept_outside_cudagraphs(inner: Callable[..., Any], ctx: Any, gradients:
     that lives on, having dropped its inputs, and records wrongly the second time.
     """
     with kept_graph(), outside_cudagraphs():
-        return inner(_Aligned(ctx), *_aligned(gradients))
+        return inner(_Aligned(_Intact(ctx)), *_aligned(gradients))
+
+
+class _Intact:
+    """An autograd node that hands out copies of the activations which its compiled backward may write over.
+
+    A compiled backward is free to put what it computes where the forward had put what it saved (torch's donated
+    buffers): that saves memory, and the next backward of a kept graph would read what is there then. Code without
+    donation cannot be had for certain, since Inductor's cache of compiled code does not tell the two kinds apart.
+    """
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._node, name)
+        if name == "saved_tensors":
+            return _copies(value, _donated(self._node))
+        return _copies(value, None) if name == "_tensors_no_vc_check" else value
+
+
+def _donated(node: Any) -> set[int] | None:
+    """Give the places of what a node has saved that its backward may write over; None where it may be any."""
+    metadata: Any = getattr(node._forward_cls, "metadata", None)  # noqa: SLF001 - in the ledger
+    places = getattr(metadata, "bw_donated_idxs", None)  # among the backward's arguments, of which sizes come first
+    return None if places is None else {place - metadata.num_symints_saved_for_bw for place in places}
+
+
+def _copies(saved: Any, places: set[int] | None) -> Any:
+    """Copy what was saved at some places of a list or tuple, or at all."""
+    return type(saved)(
+        _copy(one) if (places is None or place in places) and _may_be_written(one) else one
+        for place, one in enumerate(saved)
+    )
+
+
+def _may_be_written(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.requires_grad
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor with its strides, which compiled code relies on, also where they leave gaps or overlap."""
+    if not tensor.numel():
+        return tensor
+    length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = tensor.as_strided((length,), (1,)).clone()
+    return memory.as_strided(tensor.shape, tensor.stride())
 
 
 class _Aligned:

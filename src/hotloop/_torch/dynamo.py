@@ -253,6 +253,15 @@ def put_off(why: str) -> Exception:
     return found
 
 
+def left(why: str) -> Exception:
+    """Give what to raise as a frame's compile begins, before anything of a call has run: it leaves the call."""
+    try:
+        found: Exception = _left_kind()(why)
+    except CapabilityMissingError:
+        return put_off(why)
+    return found
+
+
 def is_put_off(error: BaseException) -> bool:
     """Tell whether a compile was put off."""
     return type(error).__name__ == _PUT_OFF
@@ -261,6 +270,11 @@ def is_put_off(error: BaseException) -> bool:
 @functools.cache
 def _put_off_kind() -> Any:
     return type(_PUT_OFF, (private("torch._dynamo.exc:Unsupported"),), {})
+
+
+@functools.cache
+def _left_kind() -> Any:
+    return type(_PUT_OFF, (private("torch._dynamo.exc:UncapturedHigherOrderOpError"),), {})
 
 
 def is_signal(error: BaseException) -> bool:

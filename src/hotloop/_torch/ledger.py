@@ -101,13 +101,13 @@ LEDGER: tuple[PrivateName, ...] = (
     ),
     PrivateName(
         "BackwardCFunction._forward_cls",
-        "the generated autograd function whose backward runs the compiled backward graph",
+        "the autograd function whose backward runs the compiled backward graph; it knows what that may write over",
         "a failure while a compiled backward runs is raised raw, without cause and remedy",
     ),
     PrivateName(
         "torch._C._autograd:_get_current_graph_task_keep_graph",
-        "tells a backward with retain_graph=True, which compiled code allows under another setting only",
-        "the setting is changed for every backward, which costs 1 µs",
+        "tells a backward with retain_graph=True, which compiled code allows on copies of what was saved only",
+        "every compiled backward runs on such copies",
     ),
     PrivateName(
         "torch._C:_get_obj_in_tls",
@@ -160,6 +160,11 @@ LEDGER: tuple[PrivateName, ...] = (
         "lets a function be traced again that was given up because the user's own code raised",
         "such a function stays eager",
         "torch.compiler.reset, which throws away everything",
+    ),
+    PrivateName(
+        "torch._dynamo.exc:UncapturedHigherOrderOpError",
+        "raised as a compile begins that no graph would come of, and passed on by dynamo: the call runs eager instead",
+        "each function of a model that was offloaded after its compile is tried once",
     ),
     PrivateName(
         "torch._dynamo.exc:RestartAnalysis",

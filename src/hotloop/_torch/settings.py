@@ -42,24 +42,24 @@ def patched(path: str, **values: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def backward_with_forward() -> Iterator[None]:
-    """Compile the backward graph while the forward is compiled, before any gradient has moved.
-
-    Saved activations are not donated to it: torch then refuses ``backward(retain_graph=True)``, which eager allows.
-    """
-    with without_donated_buffers(), patched("torch._functorch:config", force_non_lazy_backward_lowering=True):
+    """Compile the backward graph while the forward is compiled, before any gradient has moved."""
+    with patched("torch._functorch:config", force_non_lazy_backward_lowering=True):
         yield
-
-
-def without_donated_buffers() -> contextlib.AbstractContextManager[None]:
-    """Neither donate saved activations to a backward, nor take it to have been compiled so."""
-    known = hasattr(private("torch._functorch:config"), "donated_buffer")
-    return patched("torch._functorch:config", **({"donated_buffer": False} if known else {}))
 
 
 @contextlib.contextmanager
 def kept_graph() -> Iterator[None]:
-    """Run a compiled backward with ``retain_graph=True``: torch asks the setting of now whether it may."""
-    with without_donated_buffers(), _in_backward("torch._functorch:config", "donated_buffer", False):
+    """Run a compiled backward with ``retain_graph=True``, which torch refuses where it may write over what was saved.
+
+    It asks the setting of now, not how the backward was compiled.
+    """
+    if not hasattr(private("torch._functorch:config"), "donated_buffer"):
+        yield
+        return
+    with (
+        patched("torch._functorch:config", donated_buffer=False),
+        _in_backward("torch._functorch:config", "donated_buffer", False),
+    ):
         yield
 
 

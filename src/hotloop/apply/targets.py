@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _DENOISERS = ("unet", "transformer")
 _WRAPPERS = ("_FabricModule", "DistributedDataParallel")
 """Classes, by name, of modules that frameworks put around a model."""
+_HOOKS = ("_hf_hook", "_diffusers_hook")
+"""Where Accelerate and diffusers keep the hooks that they run a module's forward between; offloading is one."""
 _HELD_AS = ("_original_module", "_forward_module", "module")
 """What a wrapper may hold the model as, the model itself before a wrapper around it; equal ones are listed once."""
 
@@ -213,6 +215,18 @@ def without_wrappers(module: torch.nn.Module, path: str) -> str:
     while parts and _is_wrapper(module) and parts[0] in _HELD_AS:
         del parts[0]
     return ".".join(parts)
+
+
+def hooked(module: torch.nn.Module) -> set[str]:
+    """Give the paths of the modules whose forward runs between a framework's hooks; its own is empty."""
+    return {path for path, one in module.named_modules() if any(name in vars(one) for name in _HOOKS)}
+
+
+def offloaded(module: torch.nn.Module) -> set[str]:
+    """Give the paths of those whose hooks move them to the device and back; diffusers has other hooks as well."""
+    of_diffusers = {path: vars(one).get("_diffusers_hook") for path, one in module.named_modules()}
+    by_groups = {path for path, one in of_diffusers.items() if "group_offloading" in getattr(one, "hooks", ())}
+    return by_groups | {path for path, one in module.named_modules() if "_hf_hook" in vars(one)}
 
 
 def is_lightning(module: torch.nn.Module) -> bool:

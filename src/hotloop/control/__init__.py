@@ -9,7 +9,7 @@ from hotloop.control.api import (
 from hotloop.control.boundary import between_steps
 from hotloop.control.component_status import ComponentStatus, Status
 from hotloop.control.given import AS_GIVEN, compiled_by_user, given
-from hotloop.control.installed import Installed, method_of, paused
+from hotloop.control.installed import Installed, compiles, method_of, paused
 from hotloop.control.lifetime import own
 from hotloop.control.methods import MethodEntry, Note
 from hotloop.control.statuses import status
@@ -24,6 +24,7 @@ __all__ = [
     "between_steps",
     "compile",
     "compiled_by_user",
+    "compiles",
     "given",
     "leave_eager",
     "method_of",

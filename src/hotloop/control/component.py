@@ -48,6 +48,8 @@ class Lane:
         self._user_errors = 0
         self.unasked = False
         """The component holds what its user compiled (`hotloop.observe.ledger.active.unasked`)."""
+        self.lanes: tuple[Lane, ...] = (self,)
+        """All of the component."""
         self._put_off = self._rests = 0
         """How often a call was put off before anything was compiled, and the calls that run eager before the next."""
 
@@ -91,9 +93,10 @@ class Lane:
         if not collector.listens():
             collector.install()
         tally, previous, put_off, unasked = self.tally, active.tally, active.put_off, active.unasked
+        executed = active.executed
         root, differs = (self._roots.get(id(target)) or self.roots(target)).of(args, kwargs)
         before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
-        active.tally, active.put_off, active.unasked = tally, "", self.unasked
+        active.tally, active.put_off, active.unasked, active.executed = tally, "", self.unasked, before
         refused: Exception | None = None
         try:
             result = root.compiled(target, *args, **kwargs)
@@ -107,7 +110,7 @@ class Lane:
             if active.window is not None or collector.due():
                 self._settle()
             active.tally, active.put_off, put_off = previous, put_off, active.put_off
-            active.unasked = unasked
+            active.unasked, active.executed = unasked, executed
         if put_off and (refused is None or dynamo.is_put_off(refused)):
             self._waits(put_off, before)
             return result if refused is None else eager_call(target, *args, **kwargs)
@@ -119,9 +122,14 @@ class Lane:
         return result
 
     def _waits(self, why: str, before: int) -> None:
-        """In one of several processes: nothing new was compiled in a call, since others would have waited in vain."""
+        """Nothing new was compiled in a call: others would have waited in vain, or no code would stand."""
         if self.tally.executed == before:
             self.tally.eager_calls += 1
+        if hindered := self.tally.hindered():
+            for one in self.lanes:
+                one.eager = True
+            self.go_eager(explain.no_effect("offloaded_late", self.tally.component, hindered))
+            return
         if not self.tally.executed:  # to ask costs time as well
             self._put_off += 1
             self._rests = min(2**self._put_off, _MOST_RESTS) - 2

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.module import Method, get_entry, set_entry
-from hotloop.apply import entry_points, is_lightning
+from hotloop.apply import entry_points, is_lightning, offloaded
 from hotloop.control import methods
 from hotloop.control.component import Component, Entry
 from hotloop.control.given import compiled_over
@@ -31,8 +31,9 @@ def attach(part: torch.nn.Module, component: Component) -> None:
     points = entry_points(part)
     if theirs := compiled_over(part):
         _log.warning("%s: %s", component.name, theirs)
+    hooked = _offloaded_since(weakref.ref(part), offloaded(part))
     for one in component.lanes:
-        one.unasked = bool(theirs)
+        one.unasked, one.tally.hindered, one.lanes = bool(theirs), hooked, component.lanes
     component.targets = tuple(weakref.ref(point) for point in points)
     _nest(part, component)
     components[part] = component
@@ -49,6 +50,22 @@ def attach(part: torch.nn.Module, component: Component) -> None:
         return
     component.methods = methods.make(part, component)
     methods.put(part, component.methods)
+
+
+def _offloaded_since(part: weakref.ref[torch.nn.Module], before: set[str]) -> Callable[[], str]:
+    """Give what says, when code is about to be compiled, that modules inside have been offloaded since they were given.
+
+    Hooks around the whole break its code once, at their own line.
+    """
+
+    def hindered() -> str:
+        module = part()
+        if module is None or not offloaded(module) - before - {""}:
+            return ""
+        what = f"modules inside of {type(module).__name__} were offloaded after it was compiled"
+        return f"{what}, and the hooks that move them break every graph: it runs eager"
+
+    return hindered
 
 
 def take_off(module: torch.nn.Module) -> None:
@@ -117,6 +134,13 @@ def paused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
         methods.switch(steps, off=False)
         for one, entry in held:
             set_entry(one, entry)
+
+
+def compiles(models: Iterable[torch.nn.Module]) -> Callable[[], int]:
+    """Give what tells how much code was compiled so far for modules as they are compiled now, and inside of them."""
+    inside = [one for model in models for one in model.modules() if one in components]
+    accounts = [tally for one in inside for tally in components[one].tallies]
+    return lambda: sum(one.compiles for one in accounts)
 
 
 def method_of(module: torch.nn.Module, name: str) -> Callable[..., Any]:

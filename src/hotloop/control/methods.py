@@ -7,6 +7,7 @@ afterwards: torch cannot trace Lightning's ``self.log``, and a graph need not br
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,8 @@ AGAIN = 4
 """Steps for which a method may be compiled anew: for a short batch, a length that varies, a flag; not for a counter."""
 _LOGS = ("log", "log_dict")
 _NOTHING = object()
+_told: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
+"""What the log has told of each module: a trainer compiles one for its fit, and again for each evaluation."""
 
 
 class Note:
@@ -94,7 +97,8 @@ class MethodEntry:
         """Leave a method to the modules that it calls where it is compiled anew again and again."""
         self._again += anew
         if anew and self._again > AGAIN:
-            _left(lane, self._method.name, f"it was compiled anew in {self._again} steps, for values that it reads")
+            why = f"it was compiled anew in {self._again} steps, for values that it reads"
+            _left(self._method.module(), lane, self._method.name, why)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         module = self._method.module()
@@ -130,14 +134,19 @@ def make(module: torch.nn.Module, component: Component) -> dict[str, MethodEntry
     found = step_methods(module)
     for name, why in found.items():
         if why:
-            _left(component.lanes[name != "training_step"], name, why)
+            _left(module, component.lanes[name != "training_step"], name, why)
     return {name: MethodEntry(module, name, component.lanes) for name, why in found.items() if not why}
 
 
-def _left(lane: Lane, name: str, why: str) -> None:
-    """Say that a method is left to the modules that it calls."""
+def _left(module: torch.nn.Module, lane: Lane, name: str, why: str) -> None:
+    """Say that a method is left to the modules that it calls: in the account, and once for a module on the log."""
     reason = f"{name} itself stays eager, and the modules that it calls are compiled: {why}"
-    collector.emit(explain.no_effect("method", lane.tally.component, reason, partly=True), lane.tally)
+    event = explain.no_effect("method", lane.tally.component, reason, partly=True)
+    told = _told.setdefault(module, set())
+    if reason in told:
+        lane.tally.said.add(explain.log_key(event))
+    told.add(reason)
+    collector.emit(event, lane.tally)
 
 
 def put(module: torch.nn.Module, entries: dict[str, MethodEntry]) -> None:

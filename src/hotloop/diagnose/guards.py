@@ -45,8 +45,14 @@ _TRUTH = re.compile(r"^(?:not )?(?P<subject>[A-Za-z_][\w.\[\]'\"]*)$")
 _OBJECT = re.compile(
     r"^(?:___check_(?:type_id|obj_id|current_backend|torch_function_mode_stack)\(|(?:id|type)\()(?P<subject>[^,)]+)"
 )
+_NONE = re.compile(r"^(?P<subject>\S+) is (?:not )?None$")
+_OWN = re.compile(r"^(?:not )?___dict_contains\((?P<quote>['\"])(?P<name>\w+)(?P=quote), (?P<subject>.+)\.__dict__\)$")
+"""Whether an object has something in the place of what its class has."""
 _SIZES = re.compile(r"\.(?:size|stride)\(\)|\bsize\(|^(?:Eq|Ne|Mod)\(|(?:^|[^=])[<>]=?| % ")
 _SIZE_ONE = re.compile(r"^2 <= (?P<subject>[^<>]+?)\.size\(\)\[(?P<dim>\d+)\]$")
+_IN_DICT = re.compile(r"\.__dict__\[(?P<quote>['\"])(?P<name>.+?)(?P=quote)\]")
+_INSIDE = re.compile(r"(?:^|\.)_(?:modules|(?:forward|backward)(?:_pre)?_hooks)$")
+"""Where a module keeps the modules inside of it, and its hooks."""
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\[(?P<quote>['\"])(?P<name>.+?)(?P=quote)\]")
 _KEYWORD = re.compile(r"\bkwargs\[['\"](?P<name>\w+)['\"]\]")
 _LOCAL = re.compile(r"^L\[(?P<quote>['\"])(?P<name>.+?)(?P=quote)\]")
@@ -74,6 +80,7 @@ _TENSOR_CAUSES = {
 def guard_of(event: Recompiled) -> Guard:
     """Read the failed guard of a recompile."""
     reason = _AS_TENSOR.sub(r"\g<subject>", event.reason.strip())
+    reason = _IN_DICT.sub(lambda found: f".{found['name']}", reason)
     if LEFT_BEHIND.search(reason):
         return Guard("break_value", reason)
     readers: tuple[Callable[[str], Guard | None], ...] = (_global, _tensor, _length, _object, _size, _equal, _truth)
@@ -126,11 +133,24 @@ def _key_cause(before: str = "", after: str = "") -> str:
 def _length(reason: str) -> Guard | None:
     if (found := _LENGTH.match(reason)) is None:
         return None
+    if (within := _inside(found["subject"])) is not None:
+        return Guard("modules", within)
     cause = "arguments" if _is_argument(found["subject"]) else "growth"
     return Guard(cause, name_of(found["subject"]), (found["value"],))
 
 
+def _inside(subject: str) -> str | None:
+    """Give the module whose modules or hooks are meant; None where something else is."""
+    place = _INSIDE.search(subject)
+    return None if place is None else name_of(subject[: place.start()]).removeprefix("module") or "the model"
+
+
 def _object(reason: str) -> Guard | None:
+    if own := _OWN.match(reason):
+        return Guard("new_object", f"{name_of(own['subject'])}.{own['name']}")
+    if none := _NONE.match(reason):
+        cause = "arguments" if _is_argument(none["subject"]) else "attribute"
+        return Guard(cause, name_of(none["subject"]), ("None" if " not " not in reason else "not None",))
     found = _OBJECT.match(reason)
     return Guard("new_object", name_of(found["subject"])) if found else None
 
@@ -157,6 +177,8 @@ def _equal(reason: str) -> Guard | None:
 def _truth(reason: str) -> Guard | None:
     if (found := _TRUTH.match(reason)) is None:
         return None
+    if (within := _inside(found["subject"])) is not None:
+        return Guard("modules", within)
     cause = "arguments" if _is_argument(found["subject"]) else "growth"
     return Guard(cause, name_of(found["subject"]), ("0",) if reason.startswith("not ") else ())
 

@@ -44,6 +44,15 @@ PROBLEMS = (
     ),
     Problem(
         rule=RULE,
+        kind="offloaded_late",
+        symptom="a part is offloaded after it was compiled",
+        cause="hooks come between its modules, which no graph can hold: each breaks, and is compiled again and again",
+        cost=_COST,
+        change="turn offloading on first, then call compile of hotloop.integrations.diffusers (again): what is "
+        "offloaded as a whole or by blocks is compiled inside of the hooks",
+    ),
+    Problem(
+        rule=RULE,
         kind="offloaded_around",
         symptom="a part that is offloaded is compiled in its repeated blocks alone",
         cause="hooks around its call move it to the device and back, which no graph can hold",

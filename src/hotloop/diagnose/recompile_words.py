@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hotloop.diagnose.guards import guard_of
 from hotloop.diagnose.problem import Problem
 from hotloop.diagnose.words import count, several
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hotloop.diagnose.guards import Guard
+    from hotloop.events import Recompiled
     from hotloop.remedies import Remedy
 
 _ONE_EACH = "one compile for each, until torch's limit of 8 a function; then unseen ones run eager"
@@ -130,6 +132,13 @@ PROBLEMS = (
         "keep the list out of the model: return what you collect, or write into a tensor of fixed size",
     ),
     _problem(
+        "modules",
+        "modules or hooks are added or taken out",
+        "compiled code is for the modules and hooks that there are, adapters (LoRA) among them",
+        "nothing where it happens once; else add layers, adapters and hooks before the first step",
+        cost=_ONE_MORE,
+    ),
+    _problem(
         "arguments",
         "the call's arguments that are no tensors change",
         "numbers, texts, flags and the lengths of lists are constants of the code; a number becomes an input at its "
@@ -179,6 +188,7 @@ _WHAT: dict[str, str] = {
     "attribute": "{subject} changed (it was {values})",
     "dropout": "the probability {subject} changed (it was {values})",
     "growth": "the length of {subject} changed (it was {values})",
+    "modules": "the modules or hooks inside of {subject} changed",
     "arguments": "argument {subject} changed (it was {values})",
     "setting": "torch's setting {subject} changed",
     "precision": "{subject} changed{change}",
@@ -187,16 +197,24 @@ _WHAT: dict[str, str] = {
     "requires_grad": "requires_grad of {subject} changed",
     "new_object": "{subject} was replaced by another",
     "strides": "{subject} lies in memory in another way{change}",
+    "size": "dimension {dim} of {subject} is another one{change}",
     "other": "compiled code did not fit ({subject})",
 }
 """What is said of a cause; of those that are not here, the symptom is said."""
 
 
 def what_of(kind: str, guards: Sequence[Guard]) -> str:
+    """Say what changed, with the values that torch told, and how many recompiles came of it."""
+    return f"{changed(kind, guards)}: {count(len(guards), 'recompile')}"
+
+
+def changed(kind: str, guards: Sequence[Guard]) -> str:
     """Say what changed, with the values that torch told."""
     values = [value for guard in guards for value in guard.values]
     subject = several(guard.subject for guard in guards if guard.subject)
-    said = _WHAT.get(kind, problem_of(kind).symptom).format(
+    if kind == "arguments" and subject in ("args", "kwargs"):
+        return "the call has other arguments than before"
+    return _WHAT.get(kind, problem_of(kind).symptom).format(
         subject=subject,
         values=several(values) or "not empty",
         change=f" ({_short(values[0])} to {_short(values[1])})" if len(values) > 1 else "",
@@ -204,7 +222,13 @@ def what_of(kind: str, guards: Sequence[Guard]) -> str:
         last=values[-1] if values else "another size",
         dim=guards[0].dim,
     )
-    return f"{said}: {count(len(guards), 'recompile')}"
+
+
+def words_of(event: Recompiled) -> tuple[str, str]:
+    """Give what changed, of one recompile alone, and what to change."""
+    guard = guard_of(event)
+    alone = {"size": "dynamic_lengths", "break_value": "other"}  # which kind of sizes these are, further ones tell
+    return changed(guard.cause, [guard]), problem_of(alone.get(guard.cause, guard.cause)).change
 
 
 def _short(value: str) -> str:

@@ -9,7 +9,8 @@
 
 It is `hotloop.compile`, which takes pipelines as they are; what is added is what training needs beside one. LoRA
 adapters may come, be switched and be merged at any time, and gradient checkpointing be turned on: each is compiled anew
-once, and counted.
+once, and counted. Of a part whose layers or blocks are offloaded after it was compiled, all
+runs eager from then on.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.apply import block_classes
+from hotloop.apply import block_classes, hooked
 from hotloop.apply.targets import components_of, denoisers, refuse_wrapped
 from hotloop.config import component_config
 from hotloop.control import compile as compile_in_place
@@ -32,9 +33,6 @@ from hotloop.presets import expected
 if TYPE_CHECKING:
     from hotloop.events import NoEffect
     from hotloop.presets import Preset
-
-_HOOKS = ("_hf_hook", "_diffusers_hook")
-"""Where Accelerate and diffusers keep the hooks that they run a module's forward between; offloading is one."""
 
 
 class Parts:
@@ -96,10 +94,10 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
     off: dict[str, Any] = {}
     for name in names:
         part = target.components.get(name)
-        if part is None or not (hooked := _hooked(part)):
+        if part is None or not (between := hooked(part)):
             continue
         part_preset, part_off = plain.pop(name), inference.get(name) if isinstance(inference, Mapping) else inference
-        found = _units(part, hooked)
+        found = _units(part, between)
         config = component_config(part_preset, **{**settings, "inference": part_off})
         leave_eager(name, part, config, _why_eager(name, part, found))
         blocks |= {f"{name}.{path}": block for path, block in found.items()}
@@ -112,18 +110,13 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
     return pipeline
 
 
-def _hooked(part: torch.nn.Module) -> set[str]:
-    """Give the paths of a part's modules that run between hooks; its own is empty."""
-    return {path for path, one in part.named_modules() if any(name in vars(one) for name in _HOOKS)}
-
-
-def _units(part: torch.nn.Module, hooked: set[str]) -> dict[str, torch.nn.Module]:
+def _units(part: torch.nn.Module, between: set[str]) -> dict[str, torch.nn.Module]:
     """Give the repeated blocks of a part by path; none where a hook is inside of one."""
     classes = block_classes(part)
     found = {
         path: one for path, one in part.named_modules() if f"{type(one).__module__}.{type(one).__qualname__}" in classes
     }
-    inside = any(path.startswith(f"{block}.") for path in hooked for block in found)
+    inside = any(path.startswith(f"{block}.") for path in between for block in found)
     return {} if inside else found
 
 

@@ -72,7 +72,10 @@ class Collector:
         self._since = time.monotonic()
         self.poll(force=True)  # torch keeps its last 64 metrics only
         if of_a_frame and active.tally is not NOBODY:
-            active.put_off = active.put_off or ("" if active.unasked else self.ask())
+            hindered = active.tally.hindered()
+            active.put_off = active.put_off or hindered or ("" if active.unasked else self.ask())
+            if hindered and active.tally.executed == active.executed:  # else each function in the call is tried
+                raise dynamo.left(hindered)
             if active.put_off:
                 raise dynamo.put_off(active.put_off)
         self._dirty = True

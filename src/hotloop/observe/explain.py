@@ -14,6 +14,7 @@ from hotloop._torch.graphs import is_user_file, last_user_frame
 from hotloop._torch.module import inlined_in, root_name
 from hotloop.diagnose import breaks
 from hotloop.diagnose import no_effect as effects
+from hotloop.diagnose.recompile_words import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -251,7 +252,8 @@ def _fallback(event: ev.Fallback, at: str) -> str:
 
 
 def _recompiled(event: ev.Recompiled, _at: str) -> str:
-    return f"{event.function} recompiled (no. {event.nth}): {event.reason}"
+    what, change = words_of(event)
+    return f"{event.function} recompiled (no. {event.nth}): {what}. {change}"
 
 
 def _frame_eager(event: ev.FrameEager, at: str) -> str:

@@ -10,9 +10,13 @@ import collections
 import dataclasses
 import linecache
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
+from hotloop.diagnose.recompile_words import words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _KEPT_EVENTS = 1024
 _AFTER_A_FAILED_RUN = "load the last checkpoint and use a lower preset (aot_eager, none)"
@@ -88,6 +92,7 @@ class Tally:
         "graph_breaks",
         "graphs",
         "healed_calls",
+        "hindered",
         "in_backward",
         "ladder",
         "limited",
@@ -114,6 +119,8 @@ class Tally:
         self.graphs: collections.defaultdict[GraphInfo, int] = collections.defaultdict(int)
         self.per_step, self.per_mark = Pace(), Pace()
         self.shapes: collections.Counter[str] = collections.Counter()
+        self.hindered: Callable[[], str] = str
+        """Gives nothing, or why no code is to be compiled any more."""
         self.in_backward = 0
         self.copied = self.copied_bytes = 0
         self.cudagraphs_skipped: collections.Counter[str] = collections.Counter()
@@ -139,7 +146,8 @@ class Tally:
         elif isinstance(event, ev.Recompiled):
             self.recompiles += 1
             place = event.function, event.file, event.line
-            self.recompiled[place] = Cause(event.reason, event.kind, event.file, event.line, event.source, "")
+            what, change = words_of(event)
+            self.recompiled[place] = Cause(what, event.kind, event.file, event.line, event.source, change)
         elif isinstance(event, ev.GraphBreak):
             # One place breaks once in the component's entry, and again in the function that holds it.
             self.graph_breaks += (event.reason, event.file, event.line) not in self.causes
@@ -189,6 +197,8 @@ class _Active(threading.local):
     window: Any = None
     put_off: str = ""
     """Why nothing is compiled in the call that is going on."""
+    executed: int = 0
+    """Graphs that its component had run when the call began."""
     unasked: bool = False
     """Whether it compiles without asking other processes: code of the user's own that is compiled with fullgraph would
     raise out of the middle of the call, which could not be run again then."""

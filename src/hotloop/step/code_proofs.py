@@ -45,6 +45,8 @@ class CodeProofs:
         self._evidence: dict[str, Evidence] = {}
         """What else has to tell, by base, whether code is right that was further from eager than is usual."""
         self._traced_path = False
+        self._known = "", 0
+        """The base in force, and how much of its code was compiled before the step, or is compared in it."""
 
     def proven(self, base: str) -> bool:
         """Tell whether code compiled as a base asks has agreed with eager often enough."""
@@ -57,6 +59,26 @@ class CodeProofs:
     def not_proven(self, base: str) -> None:
         """Take a proof back: another process has not come to it."""
         self._agree.discard(base)
+
+    def look_before(self) -> None:
+        """Note what is compiled of the base in force."""
+        self._known = self._loop.compiled.base, self._loop.compiled.compiles()
+
+    def look_after(self) -> None:
+        """After a step: code that was compiled anew in it (an adapter was added, say) is to be proven like the first.
+
+        A proof has compared what is compiled in it. Where several processes run the step, they agree on proofs.
+        """
+        base, known = self._known
+        same = base == self._loop.compiled.base and self._runner.together is None
+        if same and self.proven(base) and self._loop.compiled.compiles() > known:
+            self.forget(base)
+            self._runner.looking.look_again()  # there may be other modules and parameters
+            self._runner.rescue.look_again()
+            self._loop.decided(
+                f"{self._runner.name}: {base} is proven again: step {self._loop.steps + 1} has compiled code anew",
+                {"action": "prove again", "tier": base},
+            )
 
     def forget(self, base: str) -> None:
         """What was proven of a base's code does not count any more."""
@@ -98,6 +120,7 @@ class CodeProofs:
             ready = proof.alone if runner.together is None else runner.together.ready
             proved = prove_step(runner.program, candidate, eager, limits, wide=wide, ready=ready)
             outcome = with_roundings(proved, elsewhere)
+            self.look_before()
         except CandidateFailedError as error:
             obstacle = runner.rescue.candidate_failed(error, tier)
         if obstacle is not None:

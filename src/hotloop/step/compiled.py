@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
 from hotloop.apply import block_classes
-from hotloop.control import ComponentStatus, Installed, Status, given, paused, status, uncompile
+from hotloop.control import ComponentStatus, Installed, Status, compiles, given, paused, status, uncompile
 from hotloop.control import compile as compile_in_place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
@@ -62,6 +62,7 @@ class Compiled:
         self.static = False
         """Whether each shape gets code of its own, where torch would make sizes that vary dynamic."""
         self._kept: dict[str, list[Installed]] = {}
+        self._compiles: Callable[[], int] = int
 
     @property
     def in_blocks(self) -> bool:
@@ -84,7 +85,11 @@ class Compiled:
             settings = self.settings(tier)
             for model in self.models.values():
                 compile_in_place(model, **settings)
-        self.base = tier.base
+        self.base, self._compiles = tier.base, compiles(self.models.values())
+
+    def compiles(self) -> int:
+        """Give how much code was compiled so far of what is in force."""
+        return self._compiles()
 
     def settings(self, tier: Tier) -> dict[str, Any]:
         """Give the arguments for `hotloop.compile`, here and in the background child.

@@ -54,12 +54,14 @@ class Stepping:
         tier, trial = self._loop.goal, self._loop.auto.now() if self._loop.auto is not None else None
         # Turns of a trial are of two kinds, and begin on an idle device: launches hide behind no earlier step.
         alone = trial is not None or (self._loop.auto is not None and self._loop.auto.looks_at_launches)
+        runner.code.look_before()
         with self._loop.auto.noting_calls() if self._loop.auto is not None else _NOTHING:
             result = self.times.run(
                 lambda: runner.run(args, kwargs, tier),
                 lambda: Ran(runner.ran, runner.kind, trial, alone=alone),
                 alone=alone,
             )
+        self.carefully(runner.code.look_after)
         self._loop.steps += 1
         if self._loop.auto is not None:
             self._loop.auto.took(runner.kind)
