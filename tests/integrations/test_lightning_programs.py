@@ -76,6 +76,35 @@ def test_a_number_that_changes_is_named_where_it_keeps_a_step_from_being_capture
     assert "on_train_batch_start" in hot.status().notes[0]
 
 
+class WarmsUp(Sgd):
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        return F.cross_entropy(self.net(ids), labels) * min(1.0, self.global_step / 8)
+
+
+class LogsANumber(Sgd):
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        self.log("weight", 0.5)
+        return F.cross_entropy(self.net(ids), labels)
+
+
+@pytest.mark.parametrize(
+    ("module", "cause", "remedy"),
+    [
+        (WarmsUp, "closure variable trainer['global_step'], which changes", "have on_train_batch_start write it into"),
+        (LogsANumber, "returns a Python number", "log a number in on_train_batch_end, or a tensor"),
+    ],
+)
+def test_what_keeps_a_step_from_being_captured_has_a_remedy_that_a_module_can_follow(module, cause, remedy):
+    eager, hot = fit(module, batches=12), HotLoop("eager+graph")
+    with captured_step_emulation():
+        same(eager, fit(module, hot, batches=12))
+    declined = {one.name: one.why for one in hot.status().loop.tiers if one.state == "declined"}
+    assert cause in declined["eager+graph"], hot.status()
+    assert remedy in hot.status().hints[-1], hot.status()
+
+
 def test_a_number_that_stays_is_captured():
     eager, hot = fit(ReadsTheNumber, epochs=10, overfit_batches=1), HotLoop("eager+graph")
     with captured_step_emulation():

@@ -57,6 +57,12 @@ class CodeWalk:
         """Tell whether the code of an object's class is followed, so that it is known which attributes it reads."""
         return any(map(self._has_own_code, type(value).__mro__))
 
+    def kept_by_libraries(self, value: Any, fields: Mapping[str, Any]) -> frozenset[str]:
+        """Name the attributes that the code of a library's class, which is not followed, may read and change."""
+        if self.is_own_object(value):
+            return frozenset()
+        return frozenset(standins.plain_ones(fields, type(value)) - _of_frameworks(type(value)))
+
     def _has_own_code(self, cls: type) -> bool:
         """Tell whether the code that a class itself adds to its bases is followed."""
         if cls not in self._own_classes:
@@ -137,6 +143,7 @@ class CodeWalk:
     def class_of(self, cls: type, depth: int) -> None:
         """Follow the methods of a user's class, each of which may be called, and its attributes."""
         users = any(map(self._has_own_code, cls.__mro__))
+        users = users or (_is_made_of_frameworks(cls) and not issubclass(cls, torch.nn.Module))
         for base in cls.__mro__:
             if users and base not in self._inherited and not self._has_own_code(base):
                 self._inherited.add(base)
@@ -189,3 +196,21 @@ class CodeWalk:
 
 def _dotted(name: str, attribute: str) -> str:
     return f"{name}.{attribute}" if name else attribute
+
+
+def _is_made_of_frameworks(cls: type) -> bool:
+    """Tell whether a class is somebody's, made of a trainer's: it is known of the trainer alone what a step changes."""
+    return not standins.is_frameworks(cls) and any(map(standins.is_frameworks, cls.__mro__))
+
+
+def _of_frameworks(cls: type) -> frozenset[str]:
+    """Name what an object keeps for the trainer that its class is made of, and nothing else of the class names."""
+    if not _is_made_of_frameworks(cls):
+        return frozenset()
+    trainers, others = set[str](), set[str]()
+    for base in cls.__mro__:
+        functions = filter(None, map(reading.function_of, list(vars(base).values())))
+        inner = [reading.wrapped(one)[-1] for one in functions if isinstance(one, types.FunctionType)]
+        names = (reading.attributes(one.__code__) for one in inner if isinstance(one, types.FunctionType))
+        (trainers if standins.is_frameworks(base) else others).update(*names)
+    return frozenset(trainers - others)
