@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.graphs import is_own_file, is_user_file
+from hotloop._torch.graphs import is_own_file, is_standard_library, is_user_file
 from hotloop.step import reading, standins
 from hotloop.step.mentions import LOOKS_AT_ALL
 from hotloop.step.standins import Same
@@ -102,6 +102,17 @@ class CodeWalk:
         for module in reading.imports(function):
             self._module_reads(module, code, module.__name__, inside, depth)
         self._environment(code)
+        if not is_standard_library(code.co_filename):  # Python's own are caches and tables
+            self._variables(code, outside, inside, depth)
+        if function.__kwdefaults__:
+            self._walk.tables.append(function.__kwdefaults__)
+        defaults = (*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items())
+        for key, default in defaults:
+            self._walk.value(default, f"default {key}{inside}", depth)
+        self._walk.fields(vars(function), function.__qualname__, depth)
+
+    def _variables(self, code: types.CodeType, outside: dict[str, Any], inside: str, depth: int) -> None:
+        """Note the global variables that code names."""
         texts = reading.attributes(code) if "globals" in reading.names(code) else ()  # globals()["weight"]
         variables = [name for name in sorted({*reading.names(code), *texts}) if name in outside]
         self.globals.append((outside, variables))
@@ -111,12 +122,6 @@ class CodeWalk:
                 self._module_reads(found, code, variable, inside, depth)
             else:
                 self._walk.value(found, f"global {variable}{inside}", depth)
-        if function.__kwdefaults__:
-            self._walk.tables.append(function.__kwdefaults__)
-        defaults = (*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items())
-        for key, default in defaults:
-            self._walk.value(default, f"default {key}{inside}", depth)
-        self._walk.fields(vars(function), function.__qualname__, depth)
 
     def _environment(self, code: types.CodeType) -> None:
         """Note the environment variables whose names stand in code that may read them."""
