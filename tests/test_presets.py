@@ -1,6 +1,7 @@
 """Presets and component settings: names, nearest names, ladders, and what is refused before anything starts."""
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hotloop import presets
 from hotloop.config import component_config
 from hotloop.errors import ConfigError
 from hotloop.presets import Preset
+from hotloop.step.tiers import ASKED
 
 
 @pytest.mark.parametrize("name", presets.NAMES)
@@ -82,6 +84,12 @@ def test_a_preset_from_a_config_file_adds_to_its_base():
 def test_a_wrong_preset_in_a_config_file_is_named(mapping, message):
     with pytest.raises(ConfigError, match=message):
         presets.from_mapping("mine", mapping)
+
+
+@pytest.mark.parametrize("run", sorted({"auto", *ASKED, "inductor+graph"}))
+def test_a_run_of_a_loops_is_no_preset_and_told_from_one(run):
+    with pytest.raises(ConfigError, match=re.escape(f"Loop(model, optimizer, run={run!r}); to compile in place")):
+        presets.get(run.upper())
 
 
 def test_presets_are_values():

@@ -163,6 +163,12 @@ class RunFailed(Event):
     file: str | None = None
     line: int | None = None
 
+    @property
+    def remedy(self) -> str:
+        """What to do: the step cannot be repeated, and below the preset that failed there may be one or none."""
+        lower = "preset none, which is eager" if self.preset == "aot_eager" else "a lower preset (aot_eager, none)"
+        return f"load the last checkpoint and use {lower}; a step that a hotloop.Loop owns is undone, and runs eager"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Captured(Event):

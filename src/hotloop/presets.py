@@ -217,6 +217,10 @@ TROUBLESHOOTING: tuple[str, ...] = (
 """What to try, in this order, when a preset fails or does not pay."""
 
 
+_RUNS = frozenset({"auto", "eager", "regional", "full", "autotune"})
+"""What a `hotloop.Loop` takes as ``run=`` and is no preset, beside what ends in ``+graph``."""
+
+
 def get(preset: str | Preset) -> Preset:
     """Give the preset of a name (in any case); a Preset is given back as it is.
 
@@ -230,6 +234,11 @@ def get(preset: str | Preset) -> Preset:
     name = preset.strip().lower()
     if name not in PRESETS and name.replace("_", "-") in PRESETS:
         name = name.replace("_", "-")
+    if name in _RUNS or name.endswith("+graph"):
+        raise ConfigError(
+            f"preset {preset!r} does not exist: it says how a hotloop.Loop runs steps, Loop(model, optimizer, "
+            f"run={name!r}); to compile in place expected one of {', '.join(sorted(NAMES))}"
+        )
     if name not in PRESETS:
         raise ConfigError(f"preset {preset!r} does not exist: {expected(name, NAMES)}")
     return PRESETS[name]

@@ -141,6 +141,8 @@ def test_a_preset_for_each_model():
         ({"run": "auto"}, r"prepare\(run='auto'\): .*hotloop\.Loop\(model, optimizer, run='auto'\)"),
         ({"backend": "eager"}, r"prepare\(backend='eager'\): there is no such setting.*named by preset="),
         ({"dynamc": True}, r"did you mean 'dynamic'"),
+        ({"prest": "aot_eager"}, r"did you mean 'preset'"),
+        ({"preset": "full+graph"}, r"it says how a hotloop.Loop runs steps"),
     ],
 )
 def test_what_prepare_does_not_take_is_refused_by_its_name(settings, said):

@@ -14,11 +14,14 @@ from hotloop.integrations.lightning import HotLoop
     [
         (lambda one, model: fabric.setup(one, model, run="auto"), r"fabric.setup\(run='auto'\).*Loop, which owns"),
         (lambda one, model: fabric.setup(one, model, dynamc=True), r"dynamc=True\).*did you mean 'dynamic'"),
+        (lambda one, model: fabric.setup(one, model, reaply=True), r"reaply=True\).*did you mean 'reapply'"),
+        (lambda one, model: fabric.setup(one, model, preset="auto"), r"Loop\(model, optimizer, run='auto'\)"),
         (
             lambda one, model: fabric.setup(one, [model]),
             r"fabric.setup\(Fabric, list, ...\): expected the Fabric first",
         ),
         (lambda _, model: diffusers.compile(diffusers.Parts(unet=model), region="blocks"), "did you mean 'regions'"),
+        (lambda _, model: diffusers.compile(diffusers.Parts(unet=model), prset="default"), "did you mean 'preset'"),
         (lambda _, model: diffusers.compile(diffusers.Parts(unet=model), "auto"), r"preset='auto'.*hotloop.Loop"),
         (
             lambda one, model: fabric.loop(one, one.setup(model), None, total_step=5),

@@ -5,6 +5,7 @@ import functools
 import lightning.pytorch as pl
 import pytest
 import torch
+import torchmetrics
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from test_lightning import Sgd, fit, same
 from test_lightning_conformance import Looks, loader
@@ -74,6 +75,59 @@ def test_a_number_that_changes_is_named_where_it_keeps_a_step_from_being_capture
     declined = {one.name: one.why for one in hot.status().loop.tiers if one.state == "declined"}
     assert "batch_idx, which changes from step to step" in declined["eager+graph"], hot.status()
     assert "on_train_batch_start" in hot.status().notes[0]
+
+
+class WarmsUp(Sgd):
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        return F.cross_entropy(self.net(ids), labels) * min(1.0, self.global_step / 8)
+
+
+class LogsANumber(Sgd):
+    def training_step(self, batch, batch_idx):
+        ids, labels = batch
+        self.log("weight", 0.5)
+        return F.cross_entropy(self.net(ids), labels)
+
+
+@pytest.mark.parametrize(
+    ("module", "cause", "remedy"),
+    [
+        (WarmsUp, "closure variable trainer['global_step'], which changes", "have on_train_batch_start write it into"),
+        (LogsANumber, "returns a Python number", "log a number in on_train_batch_end, or a tensor"),
+    ],
+)
+def test_what_keeps_a_step_from_being_captured_has_a_remedy_that_a_module_can_follow(module, cause, remedy):
+    eager, hot = fit(module, batches=12), HotLoop("eager+graph")
+    with captured_step_emulation():
+        same(eager, fit(module, hot, batches=12))
+    declined = {one.name: one.why for one in hot.status().loop.tiers if one.state == "declined"}
+    assert cause in declined["eager+graph"], hot.status()
+    assert remedy in hot.status().hints[-1], hot.status()
+
+
+class MeasuresValidation(Sgd):
+    """Whose metrics are of the validation alone, as most are."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        accuracy = torchmetrics.Accuracy("multiclass", num_classes=4)
+        self.measured = torchmetrics.MetricCollection({"accuracy": accuracy}, prefix="val_")
+
+    def validation_step(self, batch, batch_idx):
+        ids, labels = batch
+        self.measured.update(self.net(ids), labels)
+
+    def on_validation_epoch_end(self):
+        self.log_dict(self.measured.compute())
+        self.measured.reset()
+
+
+def test_metrics_of_a_validation_keep_no_step_from_being_compiled():
+    """Their code reaches Python's own caches, of regular expressions for one, in which every compile writes."""
+    eager, hot = fit(MeasuresValidation, batches=12), HotLoop("aot_eager")
+    same(eager, fit(MeasuresValidation, hot, batches=12))
+    assert hot.status().running == "aot_eager", hot.status()
 
 
 def test_a_number_that_stays_is_captured():

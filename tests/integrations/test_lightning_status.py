@@ -94,8 +94,9 @@ def test_auto_compiles_no_evaluation_that_its_fit_has_not_compiled():
 def test_before_anything_the_status_says_what_to_do():
     told = HotLoop("full").status()
     assert (told.stage, told.running, told.owned) == ("", "", False)
-    assert "(asked for: full), nothing has run yet" in str(told)
+    assert "(asked for: full), nothing has run yet in this process" in str(told)
     assert "Trainer(callbacks=[HotLoop()])" in told.hints[0]
+    assert "ddp_spawn" in told.hints[0], "which runs the fit in processes of its own"
 
 
 class Mine(Exception):

@@ -1,15 +1,25 @@
 """transformers' Trainer on small real models: what the conformance suite does not ask."""
 
+import importlib
+
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from accelerate.utils import DynamoBackend
 from trainer_fits import ARGUMENTS, small_bert
-from transformers import DataCollatorWithPadding, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    DataCollatorWithPadding,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.module import get_entry
+from hotloop.control import Status
 from hotloop.errors import ConfigError
 from hotloop.integrations.transformers import HotLoop, HotStep, HotTrainer
 from hotloop.testing import captured_step_emulation
@@ -49,7 +59,8 @@ def fresh_bert():
 
 def trainer_of(kind, folder, hot=None, data=None, evaluates=False, **more):
     settings = {"per_device_train_batch_size": 4, "num_train_epochs": 1, "learning_rate": 0.01, **ARGUMENTS, **more}
-    args = TrainingArguments(str(folder), eval_strategy="epoch" if evaluates else "no", **settings)
+    made = Seq2SeqTrainingArguments if issubclass(kind, Seq2SeqTrainer) else TrainingArguments
+    args = made(str(folder), eval_strategy="epoch" if evaluates else "no", **settings)
     data = samples(24) if data is None else data
     return kind(
         model_init=fresh_bert, args=args, train_dataset=data, eval_dataset=data[:6], callbacks=[hot] if hot else [],
@@ -232,6 +243,36 @@ def test_a_callback_that_is_added_takes_the_place_of_the_first(tmp_path):
     assert [type(one) for one in trainer.callback_handler.callbacks].count(HotLoop) == 1
 
 
+@pytest.mark.parametrize("run", ["eager", "aot_eager"])
+def test_a_callback_of_two_trainers_trains_the_model_of_each(tmp_path, run):
+    """As folds are made: all Trainers first, with the same list of callbacks."""
+    hot = HotLoop(run)
+    trainers = [trainer_of(HotTrainer, tmp_path / str(at), hot) for at in range(2)]
+    for trainer in trainers:
+        trainer.train()
+        assert (hot.status().step, hot.status().tier) == (6, run), hot.status()
+    alone = trainer_of(Trainer, tmp_path / "alone")
+    alone.train()
+    for trainer in trainers:
+        same(alone, trainer)
+
+
+def test_a_callback_that_a_plain_trainer_shares_compiles_in_place_there(tmp_path):
+    hot = HotLoop("aot_eager")
+    plain = trainer_of(Trainer, tmp_path / "plain", hot)
+    trainer_of(HotTrainer, tmp_path / "hot", hot)
+    plain.train()
+    assert isinstance(hot.status(), Status), "a loop's step was not run by anyone"
+    assert hot.status().components["model"].state == "compiled", hot.status()
+
+
+def test_a_trainer_whose_callback_was_taken_out_says_so(tmp_path):
+    trainer = trainer_of(HotTrainer, tmp_path, HotLoop("aot_eager"))
+    trainer.remove_callback(HotLoop)
+    trainer.train()
+    assert "taken out of the Trainer's callbacks" in trainer.hot.status().hint, trainer.hot.status()
+
+
 def test_a_model_that_was_compiled_before_stays_so_after_training(tmp_path):
     hot, model = HotLoop("default"), hotloop.compile(small_bert(), "aot_eager")
     plain_trainer(model, tmp_path, hot).train()
@@ -283,6 +324,67 @@ def test_what_a_loss_of_ones_own_reads_is_never_frozen(tmp_path):
         trained.append(trainer)
     same(*trained)
     assert trained[1].hot.status().tier == "eager+graph"
+
+
+class NothingOfItsOwn(HotStep, Seq2SeqTrainer):
+    """A library's Trainer as it is."""
+
+
+class ReadsByItself(HotTrainer):
+    """Whose loss reads how far training is."""
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        return loss * (1.0 + self.state.global_step)
+
+
+@pytest.mark.parametrize(("kind", "captured"), [(NothingOfItsOwn, True), (ReadsByItself, False)])
+def test_what_a_trainer_counts_for_itself_keeps_no_step_of_a_subclass_from_being_captured(tmp_path, kind, captured):
+    trained = []
+    for run in ("eager", "eager+graph"):
+        trainer = trainer_of(kind, tmp_path / run, HotLoop(run), num_train_epochs=3, logging_steps=1)
+        with captured_step_emulation():
+            trainer.train()
+        trained.append(trainer)
+    same(*trained)
+    told = trained[1].hot.status()
+    assert (told.tier == "eager+graph") is captured, told
+    declined = [one.why for one in told.tiers if one.state == "declined"]
+    assert all("trainer.state." in why for why in declined), declined
+
+
+LIBRARY = """
+from transformers import Trainer
+
+class LibraryTrainer(Trainer):
+    tripled = False
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        loss, found = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        loss = self.weighted(loss)
+        return (loss, found) if return_outputs else loss
+
+    def weighted(self, loss):
+        return loss * 3 if self.state.epoch >= 2 else loss
+"""
+
+
+def test_what_a_librarys_trainer_reads_is_never_frozen(tmp_path, monkeypatch):
+    folder = tmp_path / "site-packages"  # installed, as trl is
+    folder.mkdir()
+    (folder / "hotloop_test_library.py").write_text(LIBRARY)
+    monkeypatch.syspath_prepend(folder)
+    library = importlib.import_module("hotloop_test_library")
+    kind = type("Hot", (HotStep, library.LibraryTrainer), {})
+    trained = []
+    for run in ("eager", "eager+graph"):
+        trainer = trainer_of(kind, tmp_path / run, HotLoop(run), num_train_epochs=4)
+        with captured_step_emulation():
+            trainer.train()
+        trained.append(trainer)
+    same(*trained)
+    told = {one.name: one.why for one in trained[1].hot.status().tiers}
+    assert "trainer.state.epoch" in told["eager+graph"], told
 
 
 def test_a_model_that_the_user_wrapped_trains_as_it_was_given(tmp_path):

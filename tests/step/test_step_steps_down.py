@@ -15,6 +15,7 @@ import hotloop
 from hotloop import presets
 from hotloop._torch import backends
 from hotloop.step.compiled import OF_MODES, as_eager_draws
+from hotloop.testing import planted_failure
 
 
 def train(run, steps=6):
@@ -52,6 +53,54 @@ def test_what_runs_in_place_of_a_preset_draws_what_eager_draws(monkeypatch, run,
     row = {one.name: one for one in loop.status().tiers}[run]
     assert (row.state, row.why) == ("in force", f"runs preset {below}: no GPU that torch can use")
     loop.close()
+
+
+class Steps(nn.Linear):
+    """A model whose step is another method than the call that is compiled."""
+
+    def __init__(self):
+        super().__init__(8, 4)
+
+    def step(self, x):
+        return F.linear(x, self.weight, self.bias)
+
+
+@pytest.mark.parametrize(
+    ("stage", "after", "remedy"),
+    [
+        ("forward compile", 0, "try another preset"),
+        ("backward compile", 0, "try another preset"),
+        ("forward run", 5, "compiled code is at fault: train on without this tier, or name another preset"),
+        ("backward run", 5, "compiled code is at fault: train on without this tier, or name another preset"),
+    ],
+)
+def test_what_compiled_code_fails_in_is_told_with_its_own_remedy(stage, after, remedy):
+    with planted_failure(stage, after=after) as planted:
+        loop = train("aot_eager", steps=8)
+    assert planted.fired
+    why = {one.name: one.why for one in loop.status().tiers}["aot_eager"]
+    assert f"planted failure in {stage}" in why
+    assert remedy in why, why
+    loop.close()
+
+
+def test_what_was_not_called_is_told_with_its_own_remedy():
+    model = Steps()
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+    with hotloop.Loop(model, optimizer, run="aot_eager", total_steps=8) as loop:
+
+        @loop.step
+        def train_step(x, y):
+            loss = F.cross_entropy(model.step(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in batches("cpu", 8):
+            train_step(x, y)
+        why = {one.name: one.why for one in loop.status().tiers}["aot_eager"]
+    assert "call the model itself" in why, why
 
 
 @pytest.mark.parametrize("name", presets.NAMES)

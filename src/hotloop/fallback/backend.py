@@ -310,7 +310,7 @@ class _Runner:
         return CompiledRunError(
             f"compiled code of component {tally.component!r} failed in its {phase}{at} under preset "
             f"{self._info.running}: {reason}. A part of the step may have run, so it was not repeated. To go on: "
-            f"load the last checkpoint and use a lower preset (aot_eager, none); {run_hint()}.",
+            f"{event.remedy}; {run_hint()}.",
             tally.component,
         )
 

@@ -112,7 +112,7 @@ def _check(accelerator: Any, objects: tuple[Any, ...], preset: Any, settings: Ma
             f"preset=..., or prepare with preset='none' and give the step to hotloop.Loop(model, optimizer, "
             f"run={settings['run']!r})"
         )
-    check_names("prepare", settings)
+    check_names("prepare", settings, own=("preset", "device_placement"))
     if any(isinstance(one, torch.nn.Module) for one in objects):
         return
     handed = ", ".join(type(one).__name__ for one in objects)

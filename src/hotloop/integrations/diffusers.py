@@ -73,7 +73,7 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
         ConfigError: a setting does not fit; ``pipeline`` has no ``components``; one preset was given and there is no
             denoiser (``unet`` or ``transformer``), or ``torch.compile`` wrapped it.
     """
-    check_names("compile", settings)
+    check_names("compile", settings, own=("preset",))
     if preset == "auto":
         raise ConfigError(
             "compile(preset='auto'): expected a preset, as 'default': what measures and decides owns the step, "

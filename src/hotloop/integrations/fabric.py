@@ -70,7 +70,7 @@ def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
             f"fabric.setup({type(fabric).__name__}, {type(module).__name__}, ...): expected the Fabric first, then the "
             "model: setup(fabric, model, optimizer)"
         )
-    check_names("fabric.setup", settings)
+    check_names("fabric.setup", settings, own=("preset", "reapply", "scheduler", "move_to_device"))
     more = {} if scheduler is None else {"scheduler": scheduler}
     if (given := compiled_by_user(module)) is not None:
         asked = "" if preset is None else f"preset={preset!r} is not applied: "

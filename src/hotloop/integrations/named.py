@@ -24,13 +24,16 @@ _HINTS = {
 }
 
 
-def check_names(call: str, settings: Mapping[str, Any], valid: Iterable[str] = OF_COMPILE) -> None:
+def check_names(
+    call: str, settings: Mapping[str, Any], valid: Iterable[str] = OF_COMPILE, own: Iterable[str] = ()
+) -> None:
     """Refuse settings that there are not.
 
     Args:
         call: what was called, for the message.
-        settings: what it was given by name.
-        valid: the settings that there are.
+        settings: what it was given by name, beside its own.
+        valid: the settings that it passes on.
+        own: settings of the call itself, for the message.
 
     Raises:
         ConfigError: the message names the setting, its value and the nearest valid names.
@@ -39,4 +42,6 @@ def check_names(call: str, settings: Mapping[str, Any], valid: Iterable[str] = O
     for name, value in settings.items():
         if name not in valid:
             hint = "" if name not in _HINTS or "run" in valid else _HINTS[name]
-            raise ConfigError(f"{call}({name}={value!r}): there is no such setting: {expected(name, valid)}{hint}")
+            raise ConfigError(
+                f"{call}({name}={value!r}): there is no such setting: {expected(name, (*own, *valid))}{hint}"
+            )

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _KEPT_EVENTS = 1024
-_AFTER_A_FAILED_RUN = "load the last checkpoint and use a lower preset (aot_eager, none)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +163,7 @@ class Tally:
         file, line = getattr(event, "file", None), getattr(event, "line", None)
         source = getattr(event, "source", "") or (linecache.getline(file, line).strip() if file and line else "")
         if isinstance(event, ev.RunFailed):
-            stage, hint = "run", _AFTER_A_FAILED_RUN
+            stage, hint = "run", event.remedy
         else:
             stage, hint = str(getattr(event, "stage", event.kind)), getattr(event, "hint", "")
         self.causes[reason, file, line] = Cause(reason, stage, file, line, source, hint)

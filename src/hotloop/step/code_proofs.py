@@ -168,10 +168,9 @@ class CodeProofs:
             reason = f"compiled code does not agree with eager: {verdict.why}"
             hint = TOO_ROUGH if verdict.undecided else REPORT_IT
             loop.course.failed(tier.without_graph(), Obstacle(reason, hint), runner)
-        elif len(outcomes) == proof.STEPS and (idle := loop.compiled.idle()):
-            loop.course.failed(
-                tier.without_graph(), Obstacle(f"nothing of the model was compiled: {idle}", _COMPILE_IT), runner
-            )
+        elif len(outcomes) == proof.STEPS and any(idle := loop.compiled.idle()):
+            why = Obstacle(f"nothing of the model was compiled: {idle[0]}", idle[1] or _COMPILE_IT)
+            loop.course.failed(tier.without_graph(), why, runner)
         elif len(outcomes) == proof.STEPS and base not in self._agree:
             self._agree.add(base)
             loop.course.base_accepted(tier, runner, verdict)

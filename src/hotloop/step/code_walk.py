@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.graphs import is_own_file, is_user_file
+from hotloop._torch.graphs import is_own_file, is_standard_library, is_user_file
 from hotloop.step import reading, standins
 from hotloop.step.mentions import LOOKS_AT_ALL
 from hotloop.step.standins import Same
@@ -57,6 +57,12 @@ class CodeWalk:
         """Tell whether the code of an object's class is followed, so that it is known which attributes it reads."""
         return any(map(self._has_own_code, type(value).__mro__))
 
+    def kept_by_libraries(self, value: Any, fields: Mapping[str, Any]) -> frozenset[str]:
+        """Name the attributes that the code of a library's class, which is not followed, may read and change."""
+        if self.is_own_object(value):
+            return frozenset()
+        return frozenset(standins.plain_ones(fields, type(value)) - _of_frameworks(type(value)))
+
     def _has_own_code(self, cls: type) -> bool:
         """Tell whether the code that a class itself adds to its bases is followed."""
         if cls not in self._own_classes:
@@ -96,6 +102,17 @@ class CodeWalk:
         for module in reading.imports(function):
             self._module_reads(module, code, module.__name__, inside, depth)
         self._environment(code)
+        if not is_standard_library(code.co_filename):  # Python's own are caches and tables
+            self._variables(code, outside, inside, depth)
+        if function.__kwdefaults__:
+            self._walk.tables.append(function.__kwdefaults__)
+        defaults = (*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items())
+        for key, default in defaults:
+            self._walk.value(default, f"default {key}{inside}", depth)
+        self._walk.fields(vars(function), function.__qualname__, depth)
+
+    def _variables(self, code: types.CodeType, outside: dict[str, Any], inside: str, depth: int) -> None:
+        """Note the global variables that code names."""
         texts = reading.attributes(code) if "globals" in reading.names(code) else ()  # globals()["weight"]
         variables = [name for name in sorted({*reading.names(code), *texts}) if name in outside]
         self.globals.append((outside, variables))
@@ -105,12 +122,6 @@ class CodeWalk:
                 self._module_reads(found, code, variable, inside, depth)
             else:
                 self._walk.value(found, f"global {variable}{inside}", depth)
-        if function.__kwdefaults__:
-            self._walk.tables.append(function.__kwdefaults__)
-        defaults = (*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items())
-        for key, default in defaults:
-            self._walk.value(default, f"default {key}{inside}", depth)
-        self._walk.fields(vars(function), function.__qualname__, depth)
 
     def _environment(self, code: types.CodeType) -> None:
         """Note the environment variables whose names stand in code that may read them."""
@@ -137,6 +148,7 @@ class CodeWalk:
     def class_of(self, cls: type, depth: int) -> None:
         """Follow the methods of a user's class, each of which may be called, and its attributes."""
         users = any(map(self._has_own_code, cls.__mro__))
+        users = users or (_is_made_of_frameworks(cls) and not issubclass(cls, torch.nn.Module))
         for base in cls.__mro__:
             if users and base not in self._inherited and not self._has_own_code(base):
                 self._inherited.add(base)
@@ -189,3 +201,21 @@ class CodeWalk:
 
 def _dotted(name: str, attribute: str) -> str:
     return f"{name}.{attribute}" if name else attribute
+
+
+def _is_made_of_frameworks(cls: type) -> bool:
+    """Tell whether a class is somebody's, made of a trainer's: it is known of the trainer alone what a step changes."""
+    return not standins.is_frameworks(cls) and any(map(standins.is_frameworks, cls.__mro__))
+
+
+def _of_frameworks(cls: type) -> frozenset[str]:
+    """Name what an object keeps for the trainer that its class is made of, and nothing else of the class names."""
+    if not _is_made_of_frameworks(cls):
+        return frozenset()
+    trainers, others = set[str](), set[str]()
+    for base in cls.__mro__:
+        functions = filter(None, map(reading.function_of, list(vars(base).values())))
+        inner = [reading.wrapped(one)[-1] for one in functions if isinstance(one, types.FunctionType)]
+        names = (reading.attributes(one.__code__) for one in inner if isinstance(one, types.FunctionType))
+        (trainers if standins.is_frameworks(base) else others).update(*names)
+    return frozenset(trainers - others)

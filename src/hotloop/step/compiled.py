@@ -110,13 +110,13 @@ class Compiled:
                 return f"runs preset {one.running}: {one.causes[0].reason}"
         return ""
 
-    def idle(self) -> str:
-        """Say why nothing of the models runs compiled; empty where something does."""
+    def idle(self) -> tuple[str, str]:
+        """Say why nothing of the models runs compiled, and what to change if that is known; empty where some does."""
         parts = list(self.status().components.values())
         if any(one.running != "none" and one.state in ("compiled", "partial") for one in parts):
-            return ""
-        causes = [cause.reason for one in parts for cause in one.causes]
-        return causes[0] if causes else "no part of it reached the compiler"
+            return "", ""
+        causes = [(cause.reason, cause.hint) for one in parts for cause in one.causes]
+        return causes[0] if causes else ("no part of it reached the compiler", "")
 
     def was_warm(self) -> bool:
         """Tell whether all that is compiled now came out of a cache."""

@@ -138,7 +138,15 @@ def obstacle_of(error: Exception) -> Obstacle:
     cause = _cause_of(error)
     if _TWICE in cause:
         return Obstacle(_DIFFERENTIATED_TWICE, _NOT_COMPILED, file, line)
+    if isinstance(error, CompiledRunError):
+        return Obstacle(cause, _OF_THE_COMPILERS, file, line)
     return Obstacle(cause, "see the reason; move what it names out of the step", file, line)
+
+
+_OF_THE_COMPILERS = (
+    "eager runs the same step without a failure, so compiled code is at fault: train on without this tier, or name "
+    "another preset"
+)
 
 
 _TWICE = "does not currently support double backward"

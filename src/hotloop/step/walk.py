@@ -204,10 +204,7 @@ class Walk:
         slots = standins.slots_of(type(value))
         fields = vars(value) if hasattr(value, "__dict__") else {}
         slotted = {key: getattr(value, key, ABSENT) for key in slots}
-        # Code of libraries is not followed: it may read and change whatever it keeps there.
-        kept = frozenset(
-            () if self.code.is_own_object(value) else standins.plain_ones({**fields, **slotted}, type(value))
-        )
+        kept = self.code.kept_by_libraries(value, {**fields, **slotted})
         if hasattr(value, "__dict__"):
             self.fields(fields, name, depth, every=every, kept=kept)
         if slots:

@@ -19,7 +19,7 @@ from hotloop.integrations.lightning.allowed import why_not, why_not_with
 from hotloop.integrations.lightning.given import compiled_by_user
 from hotloop.integrations.lightning.owned import OwnedStep
 from hotloop.integrations.lightning.shadow import Shadows, own_method
-from hotloop.integrations.lightning.status import Stage, TrainerStatus
+from hotloop.integrations.lightning.status import Stage, TrainerStatus, hints_of
 from hotloop.integrations.named import check_names
 from hotloop.step.tiers import Tier, parse
 
@@ -32,7 +32,10 @@ _log = logging.getLogger("hotloop")
 _SETTINGS = ("sentinel", "record", "buckets", "workload", "total_steps", "runs")
 """Settings of a loop that a Trainer's can have; model, optimizer and their state are the Trainer's to name."""
 _CHOOSE = 'HotLoop(run="default") compiles in place, without measuring whether that pays'
-_BEGIN = "hand it over as Trainer(callbacks=[HotLoop()]), and call trainer.fit(module)"
+_BEGIN = (
+    "hand it over as Trainer(callbacks=[HotLoop()]), and call trainer.fit(module); where the strategy starts processes "
+    "of its own (ddp_spawn, ddp_fork, ddp_notebook), the status is in these"
+)
 _NO_STEP = "no training step came to it"
 _BY_NUMBER = (
     "training_step reads batch_idx, or a decorator or *args hides whether it does: it is another number in each step, "
@@ -110,7 +113,7 @@ class HotLoop(pl.Callback):
             given=bool(stage.given),
             why=tuple(stage.why),
             notes=(*stage.notes, *(self._left_alone() if stage is self._current else ())),
-            hints=tuple(stage.hints),
+            hints=(*stage.hints, *hints_of(loop)),
             ended=stage.ended,
             loop=loop,
             model=model,

@@ -127,11 +127,11 @@ class OwnedStep:
         A number that training_step reads is watched, as what it reads of the Trainer is: as an argument each would be a
         kind of call of its own, which compiled code does not see before it has come back.
         """
-        trainer, module, optimizer, scaler = self._trainer, self.module, self._optimizer, self._scaler
+        owner, module, optimizer, scaler = self._trainer, self.module, self._optimizer, self._scaler
         clips = own_method(module, "configure_gradient_clipping")
         backward = own_method(module, "backward")
         unscales = not getattr(optimizer, "_step_supports_amp_scaling", False)
-        trainer_as_read = self._mirror  # held by the step itself, so that it is looked at as the step's own state is
+        trainer = self._mirror  # held by the step itself, so looked at as the step's own state, and named so there
         takes_index, batch_idx = self._takes_index, 0
 
         def take_number(number: int) -> None:
@@ -140,8 +140,8 @@ class OwnedStep:
 
         def training_step(batch: Any) -> Any:
             # The module's own backward and clipping may log, and read of the Trainer, too.
-            with self._watched(trainer_as_read):
-                output = trainer.strategy.training_step(*((batch, batch_idx) if takes_index else (batch,)))
+            with self._watched(trainer):
+                output = owner.strategy.training_step(*((batch, batch_idx) if takes_index else (batch,)))
                 loss = _loss_of(output)
                 if loss is _NO_STEP:
                     return output, self._take_logged()
@@ -152,8 +152,8 @@ class OwnedStep:
                         scaler.unscale_(optimizer)
                 clips(
                     optimizer,
-                    gradient_clip_val=trainer.gradient_clip_val,
-                    gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+                    gradient_clip_val=owner.gradient_clip_val,
+                    gradient_clip_algorithm=owner.gradient_clip_algorithm,
                 )
                 if scaler is None:  # without a loss too, as in Lightning: no parameter has a gradient then
                     optimizer.step()

@@ -15,6 +15,21 @@ if TYPE_CHECKING:
     Seen: TypeAlias = tuple[LoopStatus | None, Status | None, RunRecord | None]
 
 
+_REMEDIES = {
+    "closure variable trainer[": "a captured step cannot follow what changes of the Trainer at every step: have "
+    "on_train_batch_start write it into a buffer of the module's (self.scale.fill_(...)), and training_step read that",
+    "returns a Python number": "what training_step logs is returned by the step as well: log a number in "
+    "on_train_batch_end, or a tensor",
+}
+"""By what a loop says of a step: what to change in a module."""
+
+
+def hints_of(loop: LoopStatus | None) -> tuple[str, ...]:
+    """Say in Lightning's terms what to change, where a loop declined a tier in those of a step of one's own."""
+    declined = [one.why for one in loop.tiers if one.state == "declined"] if loop is not None else []
+    return tuple(hint for cause, hint in _REMEDIES.items() if any(cause in why for why in declined))
+
+
 @dataclasses.dataclass
 class Stage:
     """What one call of the Trainer (``fit``, ``validate``, ``test``, ``predict``) did, as far as it has come.
@@ -98,7 +113,7 @@ class TrainerStatus:
 
     def __str__(self) -> str:
         ended = f" (ended by {self.ended})" if self.ended else ""
-        doing = f"{self.stage}{ended}: {self.running}" if self.stage else "nothing has run yet"
+        doing = f"{self.stage}{ended}: {self.running}" if self.stage else "nothing has run yet in this process"
         parts = [f"hotloop in Lightning's Trainer (asked for: {self.asked}), {doing}"]
         parts += [str(one) for one in (self.loop, self.model) if one is not None]
         parts += [f"the step is the Trainer's own: {one}" for one in self.why]

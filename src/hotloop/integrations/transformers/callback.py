@@ -44,6 +44,7 @@ _DROPS = (
 SETTINGS = ("run", "look", "buckets", "sentinel", "record")
 """What a `HotLoop` is given by name."""
 _NO_RUN_YET = Status({}, hint="no training run has begun yet: trainer.train() decides what runs, and why")
+_TAKEN_OUT = Status({}, hint="it was taken out of the Trainer's callbacks: the steps were the Trainer's own, eager")
 _live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
 """Every HotLoop that a Trainer has told of: a callback is not told which others there are."""
 
@@ -128,7 +129,7 @@ class HotLoop(TrainerCallback):
         self._open.callback(_as_prepared, model, vars(model).get("forward"))
         share_autocast(model, args.device, AcceleratorState().mixed_precision, None)
         owner = self._owner() if self._owner is not None else None
-        if owner is None or _several():
+        if owner is None or owner.state is not state or _several():  # another Trainer's, which has this callback too
             self._compile(model)
         else:
             left = max(1, state.max_steps - state.global_step)  # of a run that goes on, what is to come
@@ -199,8 +200,14 @@ class HotLoop(TrainerCallback):
         raise ConfigError(f"callbacks: {runs}: a Trainer takes one HotLoop; leave one of them in, once")
 
     def owned_by(self, trainer: HotStep) -> None:
-        """Take note of a Trainer that hands its steps over."""
+        """Take note of a Trainer that hands its steps over, from now on."""
         self._owner = weakref.ref(trainer)
+
+    def begins(self, trainer: HotStep, *, told: bool) -> None:
+        """Take note of the Trainer whose run begins, and whether it will tell of it: several may have this callback."""
+        self.owned_by(trainer)
+        if not told:
+            self._last = _TAKEN_OUT
 
     def _compile(self, model: torch.nn.Module) -> None:
         """Compile in place, for a Trainer that runs its steps itself."""

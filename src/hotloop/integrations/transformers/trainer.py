@@ -26,6 +26,7 @@ class HotStep:
 
     hot: HotLoop
     accelerator: Any
+    state: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _check_arguments(type(self).__name__, super().__init__, kwargs)
@@ -58,6 +59,8 @@ class HotStep:
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """See ``Trainer.train``; the model is as it was given after it, however it ends."""
         trainer: Any = super()
+        this: Any = self
+        self.hot.begins(self, told=any(one is self.hot for one in this.callback_handler.callbacks))
         try:
             result = trainer.train(*args, **kwargs)
         except BaseException as error:
@@ -79,13 +82,13 @@ class HotStep:
 
     def own_training_step(self) -> Callable[..., Any]:
         """Give the Trainer's own step as a function of all that differs from step to step."""
-        trainer: Any = super()
-        this: Any = self
+        below: Any = super()
+        trainer: Any = self  # so are its attributes named, where one keeps a step from being compiled or captured
 
         def training_step(inputs: Mapping[str, Any], num_items_in_batch: Any, pieces: int | None) -> Any:  # noqa: ARG001
-            _named(this.compute_loss, this.compute_loss_func, this.compute_loss_context_manager)
+            _named(trainer.compute_loss, trainer.compute_loss_func, trainer.compute_loss_context_manager)
             # A copy: the Trainer takes labels out of its inputs, and a step may run twice.
-            return trainer.training_step(this.model_wrapped, dict(inputs), num_items_in_batch)
+            return below.training_step(trainer.model_wrapped, dict(inputs), num_items_in_batch)
 
         return training_step
 
