@@ -1,17 +1,24 @@
-"""Files that a step writes and random streams that it seeds: a replay would do neither, so none is recorded."""
+"""Files that a step writes, streams that it seeds, clocks that it reads: a replay does none of it, so none is recorded."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import datetime as dt
 import functools
 import io
 import json
 import logging
 import os
 import pathlib
+import pickle
+import sqlite3
+import subprocess
 import sys
+import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from step_programs import GRAPH, STEPS, Classifier, batches
@@ -190,3 +197,152 @@ def test_a_step_that_seeds_draws_as_in_eager_and_is_told_to_seed_before(extra):
     assert f"{pathlib.Path(__file__)}:{extra.__code__.co_firstlineno + 1}: " in told
     assert "seed before the loop" in told
     assert "report it" not in told
+
+
+# -- what else a replay does not do ------------------------------------------------------------------------------------
+
+
+def to_the_system(path):
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(handle, b"a step\n")
+    os.close(handle)
+
+
+def pickled(path):
+    with path.open("ab") as file:
+        pickle.dump("a step", file)
+
+
+def by_a_pickler(path):
+    with path.open("ab") as file:
+        pickle.Pickler(file).dump("a step")
+
+
+def saved_to(path):
+    with path.open("ab") as file:
+        torch.save({"a step": 1}, file)
+
+
+def by_numpy(path):
+    with path.open("ab") as file:
+        np.save(file, np.frombuffer(b"a step", dtype=np.uint8))
+
+
+def raw(path):
+    with path.open("ab") as file:
+        np.frombuffer(b"a step", dtype=np.uint8).tofile(file)
+
+
+SAVES = {
+    to_the_system: "the step writes to a file (os.write)",
+    pickled: "the step writes to a file or a buffer (pickle.dump)",
+    by_a_pickler: "the step writes to a file or a buffer (pickle.dump)",
+    saved_to: "the step writes to a file (torch.save)",
+    by_numpy: "the step writes to a file (numpy.save)",
+    raw: "the step writes to a file (tofile)",
+}
+
+
+@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
+@pytest.mark.parametrize("save", SAVES)
+def test_a_file_gets_what_each_step_saves_past_its_own_methods(tmp_path, save, asked):
+    def extra(_):
+        save(tmp_path / "log")
+        return 0
+
+    status, _ = training(extra, asked)
+    assert (tmp_path / "log").read_bytes().count(b"a step") == STEPS
+    told = why(status, asked)
+    assert told.startswith(SAVES[save])
+    assert f"{__file__}:" in told
+    assert "write it outside the step" in told
+
+
+def in_a_database(folder):
+    with contextlib.closing(sqlite3.connect(folder / "log")) as database, database:
+        database.execute("create table if not exists log (step)")
+        database.execute("insert into log values ('a step')")
+
+
+def renamed(folder):
+    (folder / "step").mkdir(exist_ok=True)
+    (folder / "step").replace(folder / "last")
+    (folder / "last").rmdir()
+
+
+def another_program(_folder):
+    subprocess.run([sys.executable, "-c", ""], check=True)
+
+
+@pytest.mark.parametrize(
+    ("does", "said"),
+    [
+        (in_a_database, "the step asks a database (execute)"),
+        (renamed, "the step changes files (os.mkdir)"),
+        (another_program, "the step starts a program"),
+    ],
+)
+def test_what_a_step_does_outside_of_python_is_done_once_a_step(tmp_path, does, said):
+    def extra(_):
+        does(tmp_path)
+        return 0
+
+    status, _ = training(extra, GRAPH, steps=4)
+    told = why(status)
+    assert told.startswith(said)
+    assert "do it outside the step" in told
+
+
+def saved_in_memory(_):
+    torch.save({"a step": 1}, io.BytesIO())
+    np.save(io.BytesIO(), np.zeros(1))
+    return 0
+
+
+def test_what_is_saved_in_memory_keeps_nothing_from_being_captured():
+    assert training(saved_in_memory, GRAPH)[0].tier == GRAPH
+
+
+def by_the_clock(_):
+    return 0 if time.time() < 2**40 else 1
+
+
+def by_the_date(_):
+    return 0 if dt.datetime.now(tz=dt.UTC).year < 9999 else 1
+
+
+@pytest.mark.parametrize(("extra", "name"), [(by_the_clock, "time"), (by_the_date, "now")])
+def test_a_branch_on_the_clock_is_not_frozen(extra, name):
+    told = why(training(extra, GRAPH)[0])
+    assert told.startswith(f"the step reads the clock ({name}) at {__file__}:{extra.__code__.co_firstlineno + 1}: ")
+    assert training(extra, "aot_eager")[0].tier == "aot_eager"  # whose steps run their Python each
+
+
+def test_the_clock_that_python_reads_for_a_log_record_keeps_nothing_from_being_captured():
+    def extra(_):
+        logging.getLogger("my.program").warning("a step")
+        return 0
+
+    assert training(extra, GRAPH)[0].tier == GRAPH
+
+
+def unseeded(logits):
+    return torch.randn(logits.shape, generator=torch.Generator())
+
+
+def test_a_generator_that_the_step_makes_is_told_of(caplog):
+    caplog.set_level(logging.INFO)
+    _, eager = training(unseeded, "eager")
+    status, ours = training(unseeded, GRAPH)
+    assert torch.equal(eager, ours)
+    told = why(status)
+    place = f"{__file__}:{unseeded.__code__.co_firstlineno + 1}: "
+    assert told.startswith(f"the step draws from a torch.Generator of its own at {place}")
+    assert "report it" not in told
+
+
+def test_torchs_own_generator_may_be_named():
+    def extra(logits):
+        return torch.randn(logits.shape, generator=torch.default_generator)
+
+    assert training(extra, GRAPH)[0].tier == GRAPH

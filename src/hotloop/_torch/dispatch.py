@@ -92,6 +92,18 @@ def is_random(operation: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in operation.tags
 
 
+def draws_elsewhere(kwargs: dict[str, Any]) -> bool:
+    """Tell whether an operation draws from a generator that was made for it, and not from torch's own streams."""
+    generator = kwargs.get("generator")
+    return isinstance(generator, torch.Generator) and not is_torchs(generator)
+
+
+def is_torchs(generator: torch.Generator) -> bool:
+    """Tell whether a generator is one of torch's own: of the host, or of a GPU."""
+    streams: tuple[Any, ...] = (torch.default_generator, *torch.cuda.default_generators)
+    return any(generator._cdata == one._cdata for one in streams)  # type: ignore[attr-defined]  # noqa: SLF001 - in the ledger
+
+
 def host_read(operation: Any, args: tuple[Any, ...]) -> str:
     """Say in the user's terms why Python waits for the result of an operation; empty where it does not."""
     name = name_of(operation)

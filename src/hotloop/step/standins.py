@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.module import class_forward
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -139,7 +141,7 @@ def key_of(key: Any) -> str:
 
 def forward_of(cls: type[torch.nn.Module]) -> Slot:
     """Give the forward of a class, which somebody may replace."""
-    return Slot(cls.forward)
+    return Slot(class_forward(cls))
 
 
 def own_step(optimizer: torch.optim.Optimizer) -> Slot:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch import hooks
-from hotloop._torch.module import get_entry
+from hotloop._torch.module import class_forward, get_entry, is_scripted
 from hotloop.control import MethodEntry
 from hotloop.step import reading, standins
 from hotloop.step.standins import SCALARS, Same
@@ -70,13 +70,17 @@ class TorchWalk:
         for path, child in module.named_modules(prefix=name):
             if not self._walk.once(child):
                 continue
+            if is_scripted(child):
+                raise TypeError(
+                    f"{path} was scripted or traced by torch.jit: give the Python module that it was made of"
+                )
             self._walk.note(path, type(child).__qualname__)
             self._walk.typed.append(child)
             self._walk.code.class_of(type(child), 1)
             if type(child) not in self._forwards:
                 self._forwards.add(type(child))
                 self._walk.computed.append(functools.partial(standins.forward_of, type(child)))
-                self._walk.note(f"{type(child).__qualname__}.forward", Same(type(child).forward))
+                self._walk.note(f"{type(child).__qualname__}.forward", Same(class_forward(type(child))))
             parameters, buffers, children = hooks.module_tables(child)
             self._walk.tables += parameters, buffers, children
             self.buffers += [one for one in buffers.values() if one is not None and id(one) not in self._held]
@@ -87,7 +91,7 @@ class TorchWalk:
 
     def _own_attributes(self, module: torch.nn.Module, path: str) -> None:
         attributes, cls, strange = vars(module), type(module), id(module) not in self._given
-        users = self._walk.code.is_own(reading.file_of(cls.forward))
+        users = self._walk.code.is_own(reading.file_of(class_forward(cls)))
         kept = set() if users else _kept(module)
         if strange:  # else the mode is part of the key of a call
             self._walk.note(f"{path}.training", module.training)
