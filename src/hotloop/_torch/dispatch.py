@@ -24,6 +24,7 @@ _SIZES_FROM_DATA = (
     "aten.unique_consecutive",
     "aten._coalesce",
 )
+_SELECTS = ("aten.nonzero", "aten.masked_select")
 
 _KINDS = 4096
 """Kinds of operations whose names and schemas are remembered: a step has a hundred of them, ten thousand times."""
@@ -113,7 +114,9 @@ def host_read(operation: Any, args: tuple[Any, ...]) -> str:
         index.dtype in (torch.bool, torch.uint8) for index in tensors_in(*args[1:2])
     )
     if name in _SIZES_FROM_DATA or (masked and name == "aten.index"):
-        return f"the size of a result depends on the data: {name.removeprefix('aten.')}"
+        selects = name in _SELECTS or masked
+        instead = " (torch.where, or a weight of 0 for what is left out, keeps the size)" if selects else ""
+        return f"the size of a result depends on the data: {name.removeprefix('aten.')}{instead}"
     return ""
 
 

@@ -73,7 +73,8 @@ class CodeWalk:
         chain = reading.wrapped(function)
         for one in reversed(chain):
             if not isinstance(one, types.FunctionType):
-                self._walk.value(one, name, depth)
+                unnamed = "" if isinstance(one, functools.partial) else "self"  # an object that is the step itself
+                self._walk.value(one, name or unnamed, depth)
             elif (one is chain[-1] or is_user_file(one.__code__.co_filename)) and self._walk.once(one):
                 self._queue.append((one, f" (in {name})" if name else ""))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from hotloop.observe import Cause
     from hotloop.presets import Preset
     from hotloop.step.tiers import Tier
 
@@ -110,8 +111,12 @@ class Compiled:
         parts = list(self.status().components.values())
         if any(one.running != "none" and one.state in ("compiled", "partial") for one in parts):
             return ""
-        causes = [cause.reason for one in parts for cause in one.causes]
-        return causes[0] if causes else "no part of it reached the compiler"
+        cause = self.first_cause()
+        return cause.reason if cause is not None else "no part of it reached the compiler"
+
+    def first_cause(self) -> Cause | None:
+        """Give the first cause of what does not run as asked, with its line and remedy; None where there is none."""
+        return next((cause for one in self.status().components.values() for cause in one.causes), None)
 
     def was_warm(self) -> bool:
         """Tell whether all that is compiled now came out of a cache."""

@@ -129,7 +129,7 @@ class Walk:
             self.torchs.module(value, name)
         elif isinstance(value, functools.partial):
             self.value(value.func, name, depth + 1)
-            self.value((value.args, value.keywords), f"an argument of {name}", depth + 1)
+            self.value((value.args, value.keywords), f"an argument of {name or 'the step'}", depth + 1)
         elif isinstance(value, weakref.ref):
             self.note(name, Same(value))
             self.value(value(), f"{name}()", depth + 1, every=every)
