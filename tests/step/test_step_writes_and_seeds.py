@@ -1,4 +1,4 @@
-"""Files that a step writes, streams that it seeds, clocks that it reads: a replay does none of it, so none is recorded."""
+"""Files that a step writes or reads, streams that it seeds, clocks: a replay does none of it, so none is recorded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import contextlib
 import csv
 import datetime as dt
 import functools
+import importlib
 import io
+import itertools
 import json
 import logging
 import os
@@ -346,3 +348,103 @@ def test_torchs_own_generator_may_be_named():
         return torch.randn(logits.shape, generator=torch.default_generator)
 
     assert training(extra, GRAPH)[0].tier == GRAPH
+
+
+# -- what a replay would not read again --------------------------------------------------------------------------------
+
+
+def reading(path):
+    return float(path.read_text())
+
+
+def opening(path):
+    with path.open() as file:
+        return float(file.read())
+
+
+def asking(path):
+    return 1.0 if path.with_name("other").exists() else 0.5
+
+
+def asking_python(path):
+    return 1.0 if os.path.exists(path.with_name("other")) else 0.5  # noqa: PTH110 - what is tested
+
+
+def loading(path):
+    return torch.load(path.with_name("saved"), weights_only=True)
+
+
+def loading_by_numpy(path):
+    return float(np.load(path.with_name("array.npy")))
+
+
+READS = {
+    reading: "the step opens a file",
+    opening: "the step opens a file",
+    asking: "the step looks at files (os.stat)",
+    asking_python: "the step looks at files (os.stat)",
+    loading: "the step reads a file (torch.load)",
+    loading_by_numpy: "the step reads a file (numpy.load)",
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_what_a_step_reads_from_files_is_not_frozen(tmp_path, read):
+    """A file that somebody changes while training goes on: a weight, a flag."""
+
+    def run(asked):
+        path, calls = tmp_path / "weight", itertools.count()
+
+        def put(value):
+            path.write_text(str(value))
+            torch.save(torch.tensor(value), tmp_path / "saved")
+            np.save(tmp_path / "array.npy", np.array(value))
+            (tmp_path / "other").touch() if value < 1 else (tmp_path / "other").unlink(missing_ok=True)
+
+        torch.manual_seed(0)
+        model = Classifier()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+        with captured_step_emulation(), hotloop.Loop(model, optimizer, run=asked) as loop:
+
+            @loop.step
+            def train_step(x, y):
+                loss = read(path) * F.cross_entropy(model(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                return loss
+
+            losses = []
+            for x, y in batches("cpu", 16):
+                put(1.0 if next(calls) < 10 else 0.25)
+                losses.append(train_step(x, y))
+            return torch.stack(losses), loop.status()
+
+    ours, status = run(GRAPH)
+    assert torch.equal(ours, run("eager")[0])
+    told = why(status)
+    assert told.startswith(f"{READS[read]} at {__file__}:")
+    assert "read it outside the step" in told
+    assert run("aot_eager")[1].tier == "aot_eager"
+
+
+def test_a_module_that_the_step_imports_keeps_nothing_from_being_captured(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    names = [f"imported_{number}" for number in range(4)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("weight = 0\n")
+
+    def extra(_):
+        for name in names:
+            importlib.import_module(name)
+        return 0
+
+    assert training(extra, GRAPH)[0].tier == GRAPH
+
+
+def test_folders_that_a_step_makes_are_told(tmp_path):
+    def extra(_):
+        os.makedirs(tmp_path / "a" / "b", exist_ok=True)  # noqa: PTH103 - what is tested
+        return 0
+
+    assert "the step changes files (os.mkdir)" in why(training(extra, GRAPH)[0])

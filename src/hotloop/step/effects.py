@@ -10,7 +10,10 @@ import io
 import os
 import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 WRITE_OUTSIDE = "return what has to be noted, and write it outside the step: a replay runs no Python"
 DRAW_FROM_TORCH = (
@@ -31,9 +34,16 @@ _SAVERS = {
     ("PIL", "save"): "fp",
     ("pandas", "to_csv"): "path_or_buf",
 }
-"""What is well known to write a file, by package and function, and the argument that names the file. A library may
-write others without being asked: what it has worked out for the next time."""
-_SAVER_NAMES = frozenset(name for _, name in _SAVERS)
+_LOADERS = {
+    ("torch", "load"): "f",
+    ("numpy", "load"): "file",
+    ("numpy", "loadtxt"): "fname",
+    ("PIL", "open"): "fp",
+    ("pandas", "read_csv"): "filepath_or_buffer",
+}
+"""What is well known to write and to read a file, by package and function, and the argument that names the file. A
+library may write and read others without being asked: what it has worked out for the next time."""
+_FILE_FUNCTIONS = frozenset(name for _, name in (*_SAVERS, *_LOADERS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,40 +61,44 @@ class Effect:
     direct: bool = False
 
 
-def _table() -> dict[tuple[str, str], Effect]:
-    """Give what is known of calls in C, by the module that their owner is or is from, and by name."""
-    known: dict[tuple[str, str], Effect] = {}
+def _of_the_system() -> Iterator[tuple[tuple[str, str], Effect]]:
+    """Give what is known of Python's `os`."""
+    random = Effect("the step draws from the system's random numbers (os.urandom)", DRAW_FROM_TORCH, once=False)
     for system in ("posix", "nt"):
         for name in ("write", "writev", "pwrite", "pwritev", "sendfile", "truncate", "ftruncate"):
-            known[system, name] = Effect(f"the step writes to a file (os.{name})", WRITE_OUTSIDE)
+            yield (system, name), Effect(f"the step writes to a file (os.{name})", WRITE_OUTSIDE)
         for name in ("remove", "unlink", "rename", "replace", "mkdir", "rmdir", "link", "symlink"):
-            known[system, name] = Effect(f"the step changes files (os.{name})", _DO_OUTSIDE)
-        random = "the step draws from the system's random numbers (os.urandom)"
-        known[system, "urandom"] = Effect(random, DRAW_FROM_TORCH, once=False)
-    for place in (
-        ("posix", "system"),
-        ("nt", "system"),
-        ("_posixsubprocess", "fork_exec"),
-        ("_winapi", "CreateProcess"),
-    ):
-        known[place] = Effect("the step starts a program", _DO_OUTSIDE)
-    known["_pickle", "dump"] = Effect("the step writes to a file or a buffer (pickle.dump)", WRITE_OUTSIDE)
-    known["numpy", "tofile"] = Effect("the step writes to a file (tofile)", WRITE_OUTSIDE, direct=True)
+            yield (system, name), Effect(f"the step changes files (os.{name})", _DO_OUTSIDE)
+        for name in ("open", "read", "pread", "stat", "lstat", "access", "listdir", "scandir"):
+            yield (system, name), Effect(f"the step looks at files (os.{name})", _ASK_OUTSIDE, once=False)
+        yield (system, "urandom"), random
+        yield (system, "system"), _STARTS
+    yield ("_posixsubprocess", "fork_exec"), _STARTS
+    yield ("_winapi", "CreateProcess"), _STARTS
+
+
+def _of_others() -> Iterator[tuple[tuple[str, str], Effect]]:
+    """Give what is known of streams, databases and clocks."""
+    for home in ("io", "_io"):
+        yield (home, "open"), Effect("the step opens a file", _ASK_OUTSIDE, once=False)
+    for home in ("socket", "_socket"):
+        for name in ("send", "sendall", "sendto", "recv", "recv_into"):
+            yield (home, name), Effect(f"the step talks to another program ({name})", _DO_OUTSIDE)
     for name in ("execute", "executemany", "executescript"):
-        known["sqlite3", name] = Effect(f"the step asks a database ({name})", _DO_OUTSIDE)
-    for name in ("send", "sendall", "sendto", "recv", "recv_into"):
-        for home in ("socket", "_socket"):
-            known[home, name] = Effect(f"the step talks to another program ({name})", _DO_OUTSIDE)
-    clocks = [
-        ("time", name + by) for name in ("time", "perf_counter", "monotonic", "process_time") for by in ("", "_ns")
-    ]
-    for place in (*clocks, ("datetime", "now"), ("datetime", "utcnow"), ("datetime", "today")):
-        reason = f"the step reads the clock ({place[1]})"
-        known[place] = Effect(reason, _ASK_OUTSIDE, once=False, direct=True)
-    return known
+        yield ("sqlite3", name), Effect(f"the step asks a database ({name})", _DO_OUTSIDE)
+    yield ("_pickle", "dump"), Effect("the step writes to a file or a buffer (pickle.dump)", WRITE_OUTSIDE)
+    yield ("numpy", "tofile"), Effect("the step writes to a file (tofile)", WRITE_OUTSIDE, direct=True)
+    clocks = ("time", "perf_counter", "monotonic", "process_time")
+    for home, name in (
+        *(("time", name + unit) for name in clocks for unit in ("", "_ns")),
+        *(("datetime", name) for name in ("now", "utcnow", "today")),
+    ):
+        yield (home, name), Effect(f"the step reads the clock ({name})", _ASK_OUTSIDE, once=False, direct=True)
 
 
-_KNOWN = _table()
+_STARTS = Effect("the step starts a program", _DO_OUTSIDE)
+_KNOWN = {**dict(_of_the_system()), **dict(_of_others())}
+"""Calls in C, by the module that their owner is or is from, and by name."""
 
 
 def effect_of(name: str, owner: Any) -> Effect | None:
@@ -100,14 +114,19 @@ def effect_of(name: str, owner: Any) -> Effect | None:
     return _KNOWN.get((home, name))
 
 
-def saves_to(frame: types.FrameType) -> str:
-    """Name the function of a library that a frame has just begun and that will write a file; empty for all others."""
+def effect_of_library(frame: types.FrameType) -> Effect | None:
+    """Give what a function of a library does that has just begun, where it is known to write or read a file."""
     name = frame.f_code.co_name
-    if name not in _SAVER_NAMES:
-        return ""
+    if name not in _FILE_FUNCTIONS:
+        return None
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-    target = frame.f_locals.get(_SAVERS.get((package, name), ""))
-    return f"{package}.{name}" if isinstance(target, str | os.PathLike) or is_file(target) else ""
+    for known in (_SAVERS, _LOADERS):
+        target = frame.f_locals.get(known.get((package, name), ""))
+        if isinstance(target, str | os.PathLike) or is_file(target):
+            if known is _SAVERS:
+                return Effect(f"the step writes to a file ({package}.{name})", WRITE_OUTSIDE)
+            return Effect(f"the step reads a file ({package}.{name})", _ASK_OUTSIDE, once=False)
+    return None
 
 
 def is_standard_stream(one: Any) -> bool:

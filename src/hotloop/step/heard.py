@@ -20,7 +20,7 @@ import torch
 from hotloop._torch.dispatch import draws_elsewhere, is_torchs, observing
 from hotloop._torch.graphs import is_own_file, is_standard_library
 from hotloop._torch.replaced import replaced
-from hotloop.step.effects import DRAW_FROM_TORCH, WRITE_OUTSIDE, effect_of, is_file, saves_to
+from hotloop.step.effects import DRAW_FROM_TORCH, WRITE_OUTSIDE, effect_of, effect_of_library, is_file
 from hotloop.step.survey import Obstacle, own_place, survey
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
 """Loggers whose records are made about the step, and not by it."""
+_UNASKED = frozenset({"warnings", "linecache", "inspect", "traceback"})
+"""Modules of Python's that read sources to show them."""
 _SEEDS = frozenset({"manual_seed", "seed"})
 _SEED_BEFORE = (
     "seed before the loop, once, and draw from torch's own stream: a replay runs no Python, and each step draws on "
@@ -100,8 +102,8 @@ class Heard:
         if self._saying:
             return
         if event == "call":
-            if (saver := saves_to(frame)) and _runs_for_the_step(frame.f_back):
-                self._obstacle(f"the step writes to a file ({saver})", WRITE_OUTSIDE, once=True)
+            if (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
+                self._obstacle(effect.reason, effect.hint, once=effect.once)
         elif event == "c_call":
             self._called(frame, called)
 
@@ -131,9 +133,12 @@ class Heard:
 
     def _obstacle(self, reason: str, hint: str, *, once: bool = False) -> None:
         file, line = own_place() or (None, None)
-        obstacle = Obstacle(reason, hint, file, line, once)
-        if (file, line) not in [(one.file, one.line) for one in self.obstacles]:
-            self.obstacles.append(obstacle)
+        before = next((one for one in self.obstacles if (one.file, one.line) == (file, line)), None)
+        if before is not None and (before.once or not once):
+            return
+        others = [one for one in self.obstacles if one is not before]
+        # What may not be done twice comes first: a file is opened before it is written.
+        self.obstacles = sorted([*others, Obstacle(reason, hint, file, line, once)], key=lambda one: not one.once)
 
 
 def _is_own(frame: FrameType) -> bool:
@@ -141,15 +146,16 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _runs_for_the_step(frame: FrameType | None) -> bool:
-    """Tell whether the program's own code writes, by itself or through Python's (json, pathlib), and no library's.
+    """Tell whether the program's own code does it, by itself or through Python's (json, pathlib), and no library's.
 
-    A library fills caches of its own at a first call (numba, Triton), and Python shows warnings.
+    A library fills caches of its own at a first call (numba, Triton), and Python shows warnings and imports modules.
     """
     while frame is not None and frame.f_code is not survey.__code__:
         file = frame.f_code.co_filename
         if is_own_file(file):
             return True
-        if not is_standard_library(file) or frame.f_globals.get("__name__") == "warnings":
+        pythons = is_standard_library(file) or (file.startswith("<frozen ") and "importlib" not in file)
+        if not pythons or frame.f_globals.get("__name__") in _UNASKED:
             return False
         frame = frame.f_back
     return False

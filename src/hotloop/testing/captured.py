@@ -104,7 +104,7 @@ class Tape:
     def __init__(self) -> None:
         self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
         self._modes: list[tuple[bool, bool]] = []
-        """Of each whether gradients were on (what nn.LSTM keeps for its backward, it keeps only then), and inference."""
+        """Of each whether gradients were on, and inference: what nn.LSTM keeps for its backward, it keeps only then."""
 
     def record(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and keep it.
