@@ -161,3 +161,21 @@ def taught(model, optimizer):
 def test_a_teacher_in_inference_mode_is_captured():
     """The stand-in wrote what was made in inference mode outside of it, which torch forbids."""
     assert same_as_eager(taught, GRAPH).state == "in force"
+
+
+# -- what torch's own optimizers keep ----------------------------------------------------------------------------------
+
+
+class Weighted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.factor = nn.Linear(4, 3), 1.0
+
+    def forward(self, x):
+        return self.layer(x) * self.__dict__["factor"]
+
+
+def test_flags_of_an_optimizer_that_a_recording_sets_are_no_change_of_the_programs():
+    """Code that looks at all attributes of something may read any: an unfused optimizer is recorded as a fused one."""
+    tier = same_as_eager(plain, GRAPH, Weighted)
+    assert (tier.state, tier.why) == ("in force", "")

@@ -142,10 +142,15 @@ class TorchWalk:
 
     def optimizer(self, optimizer: torch.optim.Optimizer, name: str) -> None:
         """Note what the step's code reads of an optimizer, its hooks, and a step that somebody set: schedulers do."""
-        attributes = vars(optimizer)
-        self._walk.holders.append((attributes, lambda key: key not in _OPTIMIZERS and self._mentions.may_read(key)))
+        attributes, own_class = vars(optimizer), self._walk.code.is_own_object(optimizer)
+
+        def counts(key: str) -> bool:
+            # What torch's optimizers keep for themselves, a step that is recorded changes: a fused one has a flag.
+            return key not in _OPTIMIZERS and (own_class or not key.startswith("_"))
+
+        self._walk.holders.append((attributes, lambda key: counts(key) and self._mentions.may_read(key)))
         for key, value in list(attributes.items()):
-            if key not in _OPTIMIZERS:
+            if counts(key):
                 self._mentions.follow(key, functools.partial(self._walk.value, value, f"{name}.{key}", 1))
         self.hooks(hooks.optimizer_hooks(optimizer), name)
         own = functools.partial(standins.own_step, optimizer)
