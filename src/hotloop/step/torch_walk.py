@@ -128,6 +128,8 @@ class TorchWalk:
             if tensor.requires_grad and tensor.is_leaf:
                 self.strangers[name] = tensor
         self._walk.note(name, Same(tensor, facts))
+        if vars(tensor):  # what the program keeps on it: parameter.lr_scale
+            self._walk.fields(vars(tensor), name, 2)
         for function in hooks.gradient_hook_functions(tensor):
             self._walk.value(function, f"a gradient hook of {name}", 1)
 
