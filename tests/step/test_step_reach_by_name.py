@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import operator
 import threading
@@ -68,6 +69,35 @@ def name_of_an_object():
     return lambda _: getattr(settings, settings.chosen), lambda: setattr(settings, "weight", 0.25)
 
 
+def by_a_pattern():
+    settings = Settings()
+
+    def read(_):
+        match settings:
+            case Settings(weight=1.0):
+                return 1.0
+        return 0.25
+
+    return read, lambda: setattr(settings, "weight", 0.25)
+
+
+@dataclasses.dataclass
+class Phase:
+    factor: float = 1.0
+
+
+def by_a_pattern_of_places():
+    phase = Phase()
+
+    def read(_):
+        match phase:
+            case Phase(factor):
+                return factor
+        return 0.0
+
+    return read, lambda: setattr(phase, "factor", 0.25)
+
+
 def of_a_tensor():
     tensor = torch.ones(())
     tensor.scale = 1.0
@@ -99,6 +129,8 @@ READS = [
     names_in_a_list,
     names_in_the_code,
     name_of_an_object,
+    by_a_pattern,
+    by_a_pattern_of_places,
     of_a_tensor,
     event,
     level,

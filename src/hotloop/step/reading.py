@@ -58,8 +58,13 @@ def beginnings(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def asks_by_variable(code: types.CodeType) -> bool:
-    """Tell whether code hands ``getattr`` a name that is no text of its own, that of functions inside it too."""
+    """Tell whether code hands ``getattr`` a name that is no text of its own, that of functions inside it too.
+
+    A ``case Settings(kind="a")`` does so as well: the names stand in a tuple, or in the class (``__match_args__``).
+    """
     steps = list(dis.get_instructions(code))
+    if any(one.opname == "MATCH_CLASS" for one in steps):
+        return True
     for index, one in enumerate(steps):
         if one.opname in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval == "getattr":
             given = itertools.takewhile(lambda step: not step.opname.startswith("CALL"), steps[index + 1 :])
