@@ -25,6 +25,7 @@ import pytest
 import torch
 from step_programs import GRAPH, STEPS, Classifier, batches
 from torch.nn import functional as F
+from torch.utils import tensorboard
 
 import hotloop
 from hotloop.testing import captured_step_emulation
@@ -448,3 +449,34 @@ def test_folders_that_a_step_makes_are_told(tmp_path):
         return 0
 
     assert "the step changes files (os.mkdir)" in why(training(extra, GRAPH)[0])
+
+
+@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
+def test_a_tracker_gets_a_point_for_each_step(tmp_path, asked):
+    writer = tensorboard.SummaryWriter(os.fspath(tmp_path))
+
+    def extra(_):
+        writer.add_scalar("a step", 1.0)
+        return 0
+
+    status, _ = training(extra, asked)
+    writer.close()
+    assert sum(file.read_bytes().count(b"a step") for file in tmp_path.iterdir()) == STEPS
+    told = why(status, asked)
+    assert told.startswith("the step writes to a tracker (torch's add_scalar)")
+    assert f"{__file__}:" in told
+
+
+LAST = None
+
+
+def test_a_global_that_the_step_sets_is_set_by_each():
+    """Also where no code of the step reads it: the program does, between the steps."""
+
+    def setting(logits):
+        global LAST
+        LAST = logits.detach().sum()
+        return 0
+
+    status, _ = training(setting, GRAPH)
+    assert why(status).startswith("the step changes Python state: global LAST")

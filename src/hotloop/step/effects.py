@@ -43,6 +43,14 @@ _LOADERS = {
 }
 """What is well known to write and to read a file, by package and function, and the argument that names the file. A
 library may write and read others without being asked: what it has worked out for the next time."""
+_ADDS = "add_"
+_BOARDS = frozenset({"torch.utils.tensorboard.writer", "tensorboardX.writer"})
+"""Whose writers have `add_scalar`, `add_image` and others."""
+_TRACKERS = {
+    "log": frozenset({"wandb.sdk.wandb_run"}),
+    "log_metric": frozenset({"mlflow.tracking.fluent"}),
+    "log_metrics": frozenset({"mlflow.tracking.fluent"}),
+}
 _FILE_FUNCTIONS = frozenset(name for _, name in (*_SAVERS, *_LOADERS))
 
 
@@ -118,7 +126,7 @@ def effect_of_library(frame: types.FrameType) -> Effect | None:
     """Give what a function of a library does that has just begun, where it is known to write or read a file."""
     name = frame.f_code.co_name
     if name not in _FILE_FUNCTIONS:
-        return None
+        return _kept_by(frame, name) if name in _TRACKERS or name.startswith(_ADDS) else None
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     for known in (_SAVERS, _LOADERS):
         target = frame.f_locals.get(known.get((package, name), ""))
@@ -126,6 +134,14 @@ def effect_of_library(frame: types.FrameType) -> Effect | None:
             if known is _SAVERS:
                 return Effect(f"the step writes to a file ({package}.{name})", WRITE_OUTSIDE)
             return Effect(f"the step reads a file ({package}.{name})", _ASK_OUTSIDE, once=False)
+    return None
+
+
+def _kept_by(frame: types.FrameType, name: str) -> Effect | None:
+    """Give what a function of a tracker does: it keeps a point of a curve for each call."""
+    module = str(frame.f_globals.get("__name__", ""))
+    if module in _TRACKERS.get(name, _BOARDS):
+        return Effect(f"the step writes to a tracker ({module.partition('.')[0]}'s {name})", WRITE_OUTSIDE)
     return None
 
 

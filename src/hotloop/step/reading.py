@@ -12,6 +12,7 @@ from typing import Any
 
 from hotloop._torch.graphs import is_user_file
 
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL")
 _WRAPPERS = 6
 """Decorators around one function that are looked through."""
 _JOINED = 5
@@ -20,8 +21,8 @@ _JOINED = 5
 
 @functools.lru_cache(maxsize=1024)
 def names(code: types.CodeType) -> tuple[str, ...]:
-    """Give the globals that code reads, that of functions defined inside it too; attributes are no globals."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    """Give the globals that code reads or sets, that of functions defined inside it too; attributes are no globals."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in _GLOBALS}
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return tuple(sorted(found.union(*(names(one) for one in inner))))
 

@@ -24,6 +24,8 @@ _TORCHS = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has, which are looked at as what they are: parameters, hooks, the mode."""
 _OURS = "_hotloop"
 """What hotloop itself notes on a module begins so, and comes and goes with a tier."""
+_DYNAMOS = "_dynamo"
+"""How what torch's compiler keeps on a tensor begins."""
 _WRAPPED = frozenset({"step", "zero_grad"})
 """Attributes of optimizers that schedulers and others wrap."""
 _OPTIMIZERS = _WRAPPED | {"param_groups", "state"}
@@ -128,8 +130,11 @@ class TorchWalk:
             if tensor.requires_grad and tensor.is_leaf:
                 self.strangers[name] = tensor
         self._walk.note(name, Same(tensor, facts))
-        if vars(tensor):  # what the program keeps on it: parameter.lr_scale
-            self._walk.fields(vars(tensor), name, 2)
+        if kept := vars(tensor):  # by the program (parameter.lr_scale), or by dynamo
+            self._walk.holders.append((kept, lambda key: not key.startswith(_DYNAMOS) and self._mentions.may_read(key)))
+            for key, value in list(kept.items()):
+                if not key.startswith(_DYNAMOS):
+                    self._mentions.follow(key, functools.partial(self._walk.value, value, f"{name}.{key}", 3))
         for function in hooks.gradient_hook_functions(tensor):
             self._walk.value(function, f"a gradient hook of {name}", 1)
 
