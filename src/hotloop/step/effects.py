@@ -47,6 +47,7 @@ _ADDS = "add_"
 _BOARDS = frozenset({"torch.utils.tensorboard.writer", "tensorboardX.writer"})
 """Whose writers have `add_scalar`, `add_image` and others."""
 _TRACKERS = {
+    "update": frozenset({"tqdm.std"}),
     "log": frozenset({"wandb.sdk.wandb_run"}),
     "log_metric": frozenset({"mlflow.tracking.fluent"}),
     "log_metrics": frozenset({"mlflow.tracking.fluent"}),
@@ -140,6 +141,8 @@ def effect_of_library(frame: types.FrameType) -> Effect | None:
 def _kept_by(frame: types.FrameType, name: str) -> Effect | None:
     """Give what a function of a tracker does: it keeps a point of a curve for each call."""
     module = str(frame.f_globals.get("__name__", ""))
+    if module == "tqdm.std":
+        return Effect("a progress bar's update", said=True)
     if module in _TRACKERS.get(name, _BOARDS):
         return Effect(f"the step writes to a tracker ({module.partition('.')[0]}'s {name})", WRITE_OUTSIDE)
     return None

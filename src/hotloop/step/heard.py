@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from hotloop.step.effects import Effect
+
 _NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
 """Loggers whose records are made about the step, and not by it."""
 _UNASKED = frozenset({"warnings", "linecache", "inspect", "traceback"})
@@ -103,7 +105,7 @@ class Heard:
             return
         if event == "call":
             if (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
-                self._obstacle(effect.reason, effect.hint, once=effect.once)
+                self._take(effect)
         elif event == "c_call":
             self._called(frame, called)
 
@@ -116,10 +118,13 @@ class Heard:
         elif (effect := effect_of(name, owner)) is not None:
             if not (_is_own(frame) if effect.direct else _runs_for_the_step(frame)):
                 return
-            if effect.said:
-                self._note(effect.reason)
-            else:
-                self._obstacle(effect.reason, effect.hint, once=effect.once)
+            self._take(effect)
+
+    def _take(self, effect: Effect) -> None:
+        if effect.said:
+            self._note(effect.reason)
+        else:
+            self._obstacle(effect.reason, effect.hint, once=effect.once)
 
     def _drawing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Hear which generator an operation draws from: a recording has torch's own, and goes on with no other."""
