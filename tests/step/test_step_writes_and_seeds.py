@@ -11,6 +11,7 @@ import io
 import itertools
 import json
 import logging
+import multiprocessing
 import os
 import pathlib
 import pickle
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
+from queue import Empty
 
 import numpy as np
 import pytest
@@ -465,6 +467,26 @@ def test_a_tracker_gets_a_point_for_each_step(tmp_path, asked):
     told = why(status, asked)
     assert told.startswith("the step writes to a tracker (torch's add_scalar)")
     assert f"{__file__}:" in told
+
+
+@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
+def test_another_process_is_handed_what_each_step_puts(asked):
+    """The queue's own thread takes it on at once, so that what the queue holds may be as it was."""
+    queue = multiprocessing.Queue()
+
+    def extra(_):
+        queue.put("a step")
+        time.sleep(0.01)  # till the thread has taken it
+        return 0
+
+    status, _ = training(extra, asked, steps=8)
+    assert [queue.get(timeout=60) for _ in range(8)] == ["a step"] * 8
+    with pytest.raises(Empty):
+        queue.get(timeout=0.1)
+    told = why(status, asked)
+    slow = "the step changes Python state: closure variable queue._buffer"  # the thread has not taken it yet
+    assert told.startswith(("the step hands something to another process (put) at", slow))
+    assert "outside the step" in told
 
 
 LAST = None

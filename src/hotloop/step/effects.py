@@ -48,6 +48,7 @@ _BOARDS = frozenset({"torch.utils.tensorboard.writer", "tensorboardX.writer"})
 """Whose writers have `add_scalar`, `add_image` and others."""
 _TRACKERS = {
     "update": frozenset({"tqdm.std"}),
+    "put": frozenset({"multiprocessing.queues"}),
     "log": frozenset({"wandb.sdk.wandb_run"}),
     "log_metric": frozenset({"mlflow.tracking.fluent"}),
     "log_metrics": frozenset({"mlflow.tracking.fluent"}),
@@ -139,10 +140,12 @@ def effect_of_library(frame: types.FrameType) -> Effect | None:
 
 
 def _kept_by(frame: types.FrameType, name: str) -> Effect | None:
-    """Give what a function of a tracker does: it keeps a point of a curve for each call."""
+    """Give what a function does that keeps something for each call: a tracker, a progress bar, a queue."""
     module = str(frame.f_globals.get("__name__", ""))
     if module == "tqdm.std":
         return Effect("a progress bar's update", said=True)
+    if module == "multiprocessing.queues" and name == "put":  # a thread writes it, at its own time
+        return Effect("the step hands something to another process (put)", _DO_OUTSIDE)
     if module in _TRACKERS.get(name, _BOARDS):
         return Effect(f"the step writes to a tracker ({module.partition('.')[0]}'s {name})", WRITE_OUTSIDE)
     return None
