@@ -264,6 +264,26 @@ def test_what_changes_again_and_again_is_given_up(both):
     assert run.status().tier == "eager"
 
 
+def test_all_that_dropped_a_recording_is_told_where_it_is_given_up(both):
+    """The last change alone would be said to change again and again, which it did once."""
+
+    def program(run):
+        model = Weighted().to(run.device)
+        optimizer = adamw(model.parameters())
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for number, (x, y) in enumerate(batches(run.device, 40)):
+            if number in (8, 14):
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            if number == 20:
+                model.weight = 2.0
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    run = both.alike(program, exact=True)
+    (reason,) = {one.reason for one in run.declined}
+    assert "again and again: the optimizer's state was replaced; model.weight" in reason
+
+
 def test_flipping_a_precision_setting_selects_another_recording(both):
     def program(run):
         model = Classifier().to(run.device)

@@ -389,6 +389,33 @@ def test_plain_values_functions_and_what_there_was_before_may_be_returned(both):
     both.equal(program, exact=True)
 
 
+def test_an_argument_that_is_returned_is_the_callers_own(both):
+    """On the host where it was there, and what the caller writes into it afterwards is seen."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(batch, y):
+            loss = F.cross_entropy(model(batch["x"].to(run.device)), y.to(run.device))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return {"loss": loss, "labels": y, "inputs": [batch["x"], batch["x"] * 1]}
+
+        held = []
+        for x, y in batches("cpu"):
+            result = train_step({"x": x}, y)
+            assert result["labels"] is y
+            assert result["inputs"][0] is x
+            x.add_(1)
+            held.append(result)
+        return {"model": model, "held": [one["inputs"] for one in held], "losses": [one["loss"] for one in held]}
+
+    both.equal(program, exact=both.device.type == "cpu")
+
+
 def test_a_parameter_that_is_returned_is_the_parameter(both):
     """Who gets it may write into it: CLIP's logit_scale is clamped so, outside of the model."""
 

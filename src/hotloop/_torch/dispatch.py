@@ -24,6 +24,7 @@ _SIZES_FROM_DATA = (
     "aten.unique_consecutive",
     "aten._coalesce",
 )
+_SELECTS = ("aten.nonzero", "aten.masked_select")
 
 _KINDS = 4096
 """Kinds of operations whose names and schemas are remembered: a step has a hundred of them, ten thousand times."""
@@ -92,6 +93,18 @@ def is_random(operation: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in operation.tags
 
 
+def draws_elsewhere(kwargs: dict[str, Any]) -> bool:
+    """Tell whether an operation draws from a generator that was made for it, and not from torch's own streams."""
+    generator = kwargs.get("generator")
+    return isinstance(generator, torch.Generator) and not is_torchs(generator)
+
+
+def is_torchs(generator: torch.Generator) -> bool:
+    """Tell whether a generator is one of torch's own: of the host, or of a GPU."""
+    streams: tuple[Any, ...] = (torch.default_generator, *torch.cuda.default_generators)
+    return any(generator._cdata == one._cdata for one in streams)  # type: ignore[attr-defined]  # noqa: SLF001 - in the ledger
+
+
 def host_read(operation: Any, args: tuple[Any, ...]) -> str:
     """Say in the user's terms why Python waits for the result of an operation; empty where it does not."""
     name = name_of(operation)
@@ -101,7 +114,9 @@ def host_read(operation: Any, args: tuple[Any, ...]) -> str:
         index.dtype in (torch.bool, torch.uint8) for index in tensors_in(*args[1:2])
     )
     if name in _SIZES_FROM_DATA or (masked and name == "aten.index"):
-        return f"the size of a result depends on the data: {name.removeprefix('aten.')}"
+        selects = name in _SELECTS or masked
+        instead = " (torch.where, or a weight of 0 for what is left out, keeps the size)" if selects else ""
+        return f"the size of a result depends on the data: {name.removeprefix('aten.')}{instead}"
     return ""
 
 

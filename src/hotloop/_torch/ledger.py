@@ -300,6 +300,11 @@ LEDGER: tuple[PrivateName, ...] = (
         "an output that is an input cannot be told from a new one",
     ),
     PrivateName(
+        "Generator._cdata",
+        "tells torch's own generators, which an operation names by another object each time",
+        "a step that draws from a generator of its own is declined without its line",
+    ),
+    PrivateName(
         "torch.multiprocessing.reductions:StorageWeakRef",
         "tells whether memory is alive without keeping it so; no private name, but documented nowhere",
         "CUDA graphs are not emulated, and what is held of them is not listed",

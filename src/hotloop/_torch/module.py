@@ -44,6 +44,16 @@ def _call_function(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
+def is_scripted(module: torch.nn.Module) -> bool:
+    """Tell whether torch.jit made a module: what it holds is not Python's, and it takes no hooks."""
+    return isinstance(module, torch.jit.ScriptModule)
+
+
+def class_forward(kind: type[torch.nn.Module]) -> Callable[..., Any] | None:
+    """Give the forward of a module's class; None for that of scripted modules, each of which has its own."""
+    return getattr(kind, "forward", None)
+
+
 class Method:
     """A method of a module's class, as something to trace: it holds the module weakly, as whoever calls it does not.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.module import settings_of
+from hotloop._torch.module import class_forward, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -93,7 +93,7 @@ def _structure(module: torch.nn.Module) -> Iterator[str]:
     for name, part in module.named_modules(remove_duplicate=False):
         # What is printed of an object that does not say how has an address, which is another one in each process.
         settings = _ADDRESS.sub("", str(settings_of(part)))
-        yield f"{name}: {_class_name(part)} {_code_text(type(part).forward)} {settings}"
+        yield f"{name}: {_class_name(part)} {_code_text(class_forward(type(part)))} {settings}"
     for name, tensor in itertools.chain(
         module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
     ):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from hotloop._torch.module import is_scripted
 from hotloop.cache.ambient import Modes, process_settings
 from hotloop.cache.portable import BackgroundUnavailableError, Packer, Tensors, outline
 
@@ -159,7 +160,10 @@ class Recorder:
             if not self.reason and len(self._calls) < MAX_CALLS:
                 self._note(name, module, (args, kwargs))
 
-        self._handles[name] = self._components[name].register_forward_pre_hook(note, with_kwargs=True)
+        if is_scripted(component := self._components[name]):
+            self.reason = f"component {name} was scripted by torch.jit, which lets nobody note its calls"
+        else:
+            self._handles[name] = component.register_forward_pre_hook(note, with_kwargs=True)
 
     def _note(self, name: str, module: torch.nn.Module, arguments: Any) -> None:
         """Note one call; what goes wrong here is a reason, and never the user's step's trouble."""

@@ -9,7 +9,7 @@ import torch
 
 from hotloop import events as ev
 from hotloop._torch import dynamo
-from hotloop._torch.module import eager_call, module_of
+from hotloop._torch.module import class_forward, eager_call, module_of
 from hotloop.errors import CompileFailedError
 from hotloop.fallback.causes import Failure, failure_of
 
@@ -126,6 +126,6 @@ def forget_functions(target: Any, root: Root, given_up: list[ev.FrameEager]) -> 
     module = module_of(target)
     modules = () if module is None else module.modules()
     for kind in {type(module) for module in modules}:
-        code = getattr(kind.forward, "__code__", None)
+        code = getattr(class_forward(kind), "__code__", None)
         if isinstance(code, types.CodeType) and code.co_name in names and not kind.__module__.startswith("torch."):
             dynamo.forget_code(code)

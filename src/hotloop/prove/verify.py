@@ -172,7 +172,7 @@ class _Case:
         compute = self._look()
         self._compile()
         joined = self._run(steps)
-        idle = self.compiled.idle()[0] or self._stepped_down()
+        idle = self.compiled.idle() or self._stepped_down()
         why = self._failed or (joined.why if joined is not None and not joined.agrees else "")
         ran = {name: one.to_dict() for name, one in self.compiled.status().components.items()}
         if not why and idle:

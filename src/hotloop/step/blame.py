@@ -18,6 +18,7 @@ import torch
 
 from hotloop import measure
 from hotloop._torch.graphs import is_own_file
+from hotloop._torch.module import class_forward
 from hotloop.control import compile as compile_in_place
 from hotloop.control import paused, status, uncompile
 from hotloop.fallback.causes import describe
@@ -293,8 +294,8 @@ def children(region: Region) -> list[Region]:
 
 
 def _region(path: str, module: torch.nn.Module, around: Region | None = None) -> Region:
-    function = inspect.unwrap(type(module).forward)
-    code = getattr(function, "__code__", None)
+    function = class_forward(type(module))
+    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
     file, line = (code.co_filename, code.co_firstlineno) if code is not None else (None, None)
     inside = None if file is not None and is_own_file(file) else around
     return Region(path, type(module).__name__, file, line, inside, module)

@@ -110,8 +110,8 @@ class CapturedStep:
         self._end: list[Any] = []
         self._end_memory = Memory([])
         self._left_alone: list[int] = []
-        self._results: tuple[Any, list[Callable[[], Any]]] = (None, [])
-        """The structure of what the step returns, and what gives each part of it after a replay."""
+        self._results: tuple[Any, list[Callable[[], Any] | int]] = (None, [])
+        """The structure of what the step returns, and what gives each part after a replay; an int is an argument."""
         self.gradients_at_step: dict[str, torch.Tensor] = {}
         """The gradients as an optimizer found them: kept, so that a proof can read them after a replay."""
         self._watch: Watch | None = None
@@ -143,7 +143,7 @@ class CapturedStep:
         self.in_users_code = False
         self._end_memory.restore()
         bind(self._parameters, self._end)
-        return self.result()
+        return self.result(leaves)
 
     def save_others(self) -> None:
         """Copy gradients of another recording that this one leaves alone: it may have had their memory for a while.
@@ -165,10 +165,14 @@ class CapturedStep:
         """Tell whether the last replay may have run a recorded optimizer, which no hook tells."""
         return self._done > 0 and bool(self.recorded)
 
-    def result(self) -> Any:
-        """Copy out what the step returned: the recording's own tensors are overwritten by the next replay."""
+    def result(self, leaves: Sequence[Any]) -> Any:
+        """Copy out what the step returned: the recording's own tensors are overwritten by the next replay.
+
+        Args:
+            leaves: of the call's arguments; one that the step returns is given back itself, on its own device.
+        """
         structure, makers = self._results
-        return unflatten(structure, [make() for make in makers])
+        return unflatten(structure, [leaves[make] if isinstance(make, int) else make() for make in makers])
 
     def keep_gradients(self) -> None:
         """Have what eager left as gradients where a replay leaves them, after a step that was run eagerly instead."""
@@ -200,7 +204,7 @@ class CapturedStep:
         self._inputs = inputs
         leaves, structure = flatten(result)
         own = list(self.program.holdings.objects().values())
-        self._results = (structure, _givers(leaves, own))
+        self._results = (structure, _givers(leaves, own, inputs.leaves))
         self._end, self._unread = self._gradients(), []
         self._left_alone = [index for index, one in enumerate(self._end) if one is _AS_FOUND]
         made = [one for one in self._end if isinstance(one, torch.Tensor)]
@@ -301,7 +305,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
             lambda: program.step(*static_args, **static_kwargs),
         )
     captured._finish(inputs, result)  # noqa: SLF001 - the two halves of one construction
-    return captured, captured.result()
+    return captured, captured.result(leaves)
 
 
 @contextlib.contextmanager
@@ -340,15 +344,21 @@ def bind(parameters: Sequence[torch.nn.Parameter], gradients: Sequence[Any]) -> 
             parameter.grad = gradient
 
 
-def _givers(leaves: Sequence[Any], own: Sequence[torch.Tensor]) -> list[Callable[[], Any]]:
+def _givers(
+    leaves: Sequence[Any], own: Sequence[torch.Tensor], arguments: Sequence[Any]
+) -> list[Callable[[], Any] | int]:
     """Give what makes each result after a replay: a copy, unless it is a tensor of the program's own, or a part of one.
 
-    Who gets a parameter may write into it, as ``logit_scale.clamp_()`` does, and means the parameter.
+    Who gets a parameter may write into it, as ``logit_scale.clamp_()`` does, and means the parameter. An argument is
+    told by its number: the recording has a copy of it, which on a GPU lies there where the caller's may not.
     """
     known, memory = {id(one) for one in own}, {_place_of(one) for one in own} - {0}
-    givers: list[Callable[[], Any]] = []
+    numbers = {id(one): number for number, one in enumerate(arguments) if isinstance(one, torch.Tensor)}
+    givers: list[Callable[[], Any] | int] = []
     for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor) or id(leaf) in known:
+        if id(leaf) in numbers:
+            givers.append(numbers[id(leaf)])
+        elif not isinstance(leaf, torch.Tensor) or id(leaf) in known:
             givers.append(functools.partial(_itself, leaf))
         else:  # detached: a graph that a result kept alive would tie other steps to the stream of this recording
             result = leaf.detach()

@@ -9,6 +9,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from hotloop.diagnose.no_effect import BY_KIND
 from hotloop.measure import Limits
 from hotloop.step import proof
 from hotloop.step.engines import traced_path
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from hotloop.step.captured import Call
     from hotloop.step.runner import Runner
 
-_COMPILE_IT = "give the loop the module that does the work, not a wrapper around it"
+_COMPILE_IT = "give the loop the modules that are called, not one around them: Loop([encoder, head], optimizer)"
 REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
 
 
@@ -143,6 +144,13 @@ class CodeProofs:
             self._outcomes[base].clear()
         return wide
 
+    def _nothing(self, why: str) -> Obstacle:
+        """Say that nothing of the model was compiled, with the line and the remedy of what kept it from that."""
+        cause, reason = self._loop.compiled.first_cause(), f"nothing of the model was compiled: {why}"
+        if cause is None or not cause.hint or cause.hint == BY_KIND["bypassed"].change:
+            return Obstacle(reason, _COMPILE_IT)
+        return Obstacle(reason, cause.hint, cause.file, cause.line)
+
     def _judge(self, outcome: Outcome, run: Callable[[], Any], tier: Tier) -> None:
         """Say what a proof step means for the code."""
         runner, loop, base = self._runner, self._loop, tier.base
@@ -168,9 +176,8 @@ class CodeProofs:
             reason = f"compiled code does not agree with eager: {verdict.why}"
             hint = TOO_ROUGH if verdict.undecided else REPORT_IT
             loop.course.failed(tier.without_graph(), Obstacle(reason, hint), runner)
-        elif len(outcomes) == proof.STEPS and any(idle := loop.compiled.idle()):
-            why = Obstacle(f"nothing of the model was compiled: {idle[0]}", idle[1] or _COMPILE_IT)
-            loop.course.failed(tier.without_graph(), why, runner)
+        elif len(outcomes) == proof.STEPS and (idle := loop.compiled.idle()):
+            loop.course.failed(tier.without_graph(), self._nothing(idle), runner)
         elif len(outcomes) == proof.STEPS and base not in self._agree:
             self._agree.add(base)
             loop.course.base_accepted(tier, runner, verdict)

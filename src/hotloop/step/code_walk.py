@@ -79,7 +79,10 @@ class CodeWalk:
         chain = reading.wrapped(function)
         for one in reversed(chain):
             if not isinstance(one, types.FunctionType):
-                self._walk.value(one, name, depth)
+                unnamed = (
+                    "" if isinstance(one, functools.partial | types.MethodType) else "self"
+                )  # an object is the step
+                self._walk.value(one, name or unnamed, depth)
             elif (one is chain[-1] or is_user_file(one.__code__.co_filename)) and self._walk.once(one):
                 self._queue.append((one, f" (in {name})" if name else ""))
 
@@ -91,6 +94,8 @@ class CodeWalk:
     def _reads(self, function: types.FunctionType, inside: str) -> None:
         code, outside, depth = function.__code__, function.__globals__, 1
         self._mentions.add(reading.attributes(code), reading.beginnings(code))
+        if reading.asks_by_variable(code):
+            self._mentions.by_variable(reading.listed(code))
         self.functions.append(function)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self.cells.append(cell)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from hotloop.observe import Cause
     from hotloop.presets import Preset
     from hotloop.step.tiers import Tier
 
@@ -110,13 +111,17 @@ class Compiled:
                 return f"runs preset {one.running}: {one.causes[0].reason}"
         return ""
 
-    def idle(self) -> tuple[str, str]:
-        """Say why nothing of the models runs compiled, and what to change if that is known; empty where some does."""
+    def idle(self) -> str:
+        """Say why nothing of the models runs compiled; empty where something does."""
         parts = list(self.status().components.values())
         if any(one.running != "none" and one.state in ("compiled", "partial") for one in parts):
-            return "", ""
-        causes = [(cause.reason, cause.hint) for one in parts for cause in one.causes]
-        return causes[0] if causes else ("no part of it reached the compiler", "")
+            return ""
+        cause = self.first_cause()
+        return cause.reason if cause is not None else "no part of it reached the compiler"
+
+    def first_cause(self) -> Cause | None:
+        """Give the first cause of what does not run as asked, with its line and remedy; None where there is none."""
+        return next((cause for one in self.status().components.values() for cause in one.causes), None)
 
     def was_warm(self) -> bool:
         """Tell whether all that is compiled now came out of a cache."""

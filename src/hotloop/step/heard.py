@@ -1,15 +1,15 @@
 """What a step does past its tensors while it is looked at, of which a replay, that runs no Python, does nothing.
 
-Its prints and log records, which keep no step from being captured; files that it writes, and random streams that it
-seeds, which do. Python's own `print` and `logging.Logger.handle` are listened at, and what is called in C, in this
-thread and while the block runs; under a profiler, which has the one place for that, writes and seeds are not heard.
+Its prints and log records, which keep no step from being captured; files that it writes, random streams that it seeds
+and clocks that it reads, which do. Python's own `print` and `logging.Logger.handle` are listened at, and what is called
+in C, in this thread and while the block runs; under a profiler, which has the one place for that, only prints, records
+and torch's generators are heard.
 """
 
 from __future__ import annotations
 
 import builtins
 import contextlib
-import io
 import linecache
 import logging
 import sys
@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.dispatch import draws_elsewhere, is_torchs, observing
 from hotloop._torch.graphs import is_own_file, is_standard_library
 from hotloop._torch.replaced import replaced
+from hotloop.step.effects import DRAW_FROM_TORCH, WRITE_OUTSIDE, effect_of, effect_of_library, is_file
 from hotloop.step.survey import Obstacle, own_place, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType
 
+    from hotloop.step.effects import Effect
+
 _NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
 """Loggers whose records are made about the step, and not by it."""
-_WRITES = frozenset({"write", "writelines", "writerow", "writerows"})
+_UNASKED = frozenset({"warnings", "linecache", "inspect", "traceback"})
+"""Modules of Python's that read sources to show them."""
 _SEEDS = frozenset({"manual_seed", "seed"})
-_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
-_WRITE_OUTSIDE = "return what has to be noted, and write it outside the step: a replay runs no Python"
 _SEED_BEFORE = (
     "seed before the loop, once, and draw from torch's own stream: a replay runs no Python, and each step draws on "
     "from where the last one ended"
@@ -50,7 +53,11 @@ class Heard:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Note what the block prints, logs, writes and seeds; all of it reaches whom it reaches otherwise."""
-        with replaced(builtins, "print", self._prints), replaced(logging.Logger, "handle", self._logs):
+        with (
+            replaced(builtins, "print", self._prints),
+            replaced(logging.Logger, "handle", self._logs),
+            observing(self._drawing),
+        ):
             free = sys.getprofile() is None
             if free:
                 sys.setprofile(self._calls)
@@ -69,8 +76,8 @@ class Heard:
 
     def _prints(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def print_(*args: Any, **kwargs: Any) -> Any:
-            if _is_file(kwargs.get("file")):
-                self._obstacle("the step writes to a file (print)", _WRITE_OUTSIDE, once=True)
+            if is_file(kwargs.get("file")):
+                self._obstacle("the step writes to a file (print)", WRITE_OUTSIDE, once=True)
             else:
                 self._note("print")
             return self._said(real, *args, **kwargs)
@@ -93,20 +100,37 @@ class Heard:
             self._saying -= 1
 
     def _calls(self, frame: FrameType, event: str, called: Any) -> None:
-        """Hear what is called in C; it runs at each call and return of Python's."""
-        if event != "c_call" or self._saying:
+        """Hear what is called in C, and what saves to files; it runs at each call and return of Python's."""
+        if self._saying:
             return
-        name = getattr(called, "__name__", "")
-        if name in _WRITES and _runs_for_the_step(frame):
-            owner = getattr(called, "__self__", None)
-            if _is_standard_stream(owner):
-                self._note(f"{name} to a standard stream")
-            elif _is_file(owner) or type(owner).__module__ == "_csv":
-                self._obstacle(f"the step writes to a file ({name})", _WRITE_OUTSIDE, once=True)
-        elif name in _SEEDS and isinstance(getattr(called, "__self__", None), torch.Generator):
-            own = called.__self__ is not torch.default_generator and _is_own(frame)
+        if event == "call":
+            if (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
+                self._take(effect)
+        elif event == "c_call":
+            self._called(frame, called)
+
+    def _called(self, frame: FrameType, called: Any) -> None:
+        name, owner = getattr(called, "__name__", ""), getattr(called, "__self__", None)
+        if name in _SEEDS and isinstance(owner, torch.Generator):
+            own = not is_torchs(owner) and _is_own(frame)
             what = "a torch.Generator" if own else "torch's random stream"
             self._obstacle(f"the step seeds {what} ({name})", _SEED_BEFORE)
+        elif (effect := effect_of(name, owner)) is not None:
+            if not (_is_own(frame) if effect.direct else _runs_for_the_step(frame)):
+                return
+            self._take(effect)
+
+    def _take(self, effect: Effect) -> None:
+        if effect.said:
+            self._note(effect.reason)
+        else:
+            self._obstacle(effect.reason, effect.hint, once=effect.once)
+
+    def _drawing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Hear which generator an operation draws from: a recording has torch's own, and goes on with no other."""
+        if draws_elsewhere(kwargs):
+            self._obstacle("the step draws from a torch.Generator of its own", DRAW_FROM_TORCH)
+        return operation(*args, **kwargs)
 
     def _note(self, what: str) -> None:
         if (place := own_place()) is not None:
@@ -114,18 +138,12 @@ class Heard:
 
     def _obstacle(self, reason: str, hint: str, *, once: bool = False) -> None:
         file, line = own_place() or (None, None)
-        obstacle = Obstacle(reason, hint, file, line, once)
-        if (file, line) not in [(one.file, one.line) for one in self.obstacles]:
-            self.obstacles.append(obstacle)
-
-
-def _is_standard_stream(one: Any) -> bool:
-    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-    return any(one is stream or one is getattr(stream, "buffer", stream) for stream in streams if stream is not None)
-
-
-def _is_file(one: Any) -> bool:
-    return isinstance(one, _FILES) and not _is_standard_stream(one)
+        before = next((one for one in self.obstacles if (one.file, one.line) == (file, line)), None)
+        if before is not None and (before.once or not once):
+            return
+        others = [one for one in self.obstacles if one is not before]
+        # What may not be done twice comes first: a file is opened before it is written.
+        self.obstacles = sorted([*others, Obstacle(reason, hint, file, line, once)], key=lambda one: not one.once)
 
 
 def _is_own(frame: FrameType) -> bool:
@@ -133,15 +151,16 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _runs_for_the_step(frame: FrameType | None) -> bool:
-    """Tell whether the program's own code writes, by itself or through Python's (json, pathlib), and no library's.
+    """Tell whether the program's own code does it, by itself or through Python's (json, pathlib), and no library's.
 
-    A library fills caches of its own at a first call (numba, Triton), and Python shows warnings.
+    A library fills caches of its own at a first call (numba, Triton), and Python shows warnings and imports modules.
     """
     while frame is not None and frame.f_code is not survey.__code__:
         file = frame.f_code.co_filename
         if is_own_file(file):
             return True
-        if not is_standard_library(file) or frame.f_globals.get("__name__") == "warnings":
+        pythons = is_standard_library(file) or (file.startswith("<frozen ") and "importlib" not in file)
+        if not pythons or frame.f_globals.get("__name__") in _UNASKED:
             return False
         frame = frame.f_back
     return False

@@ -21,6 +21,9 @@ class Mentions:
         self._names: set[str] = {"forward"}  # which torch calls
         self._beginnings: set[str] = set()
         """Of names that code puts together: ``getattr(self, f"weight_{index}")``."""
+        self._texts: set[str] = set()
+        """Texts among the values that code reaches: names, where code asks for attributes whose names it keeps."""
+        self._by_variable = False
         self._waiting: dict[str, list[Callable[[], None]]] = collections.defaultdict(list)
 
     def may_read(self, attribute: str) -> bool:
@@ -37,6 +40,18 @@ class Mentions:
             follow()
         else:
             self._waiting[name].append(follow)
+
+    def text(self, text: str) -> None:
+        """Take a text that code reaches as a value: ``for name in self.names: getattr(self, name)``."""
+        if text.isidentifier():
+            self._texts.add(text)
+            if self._by_variable:
+                self.add((text,))
+
+    def by_variable(self, texts: Iterable[str]) -> None:
+        """Code was reached that asks for attributes by names that it keeps: all texts that it reaches, and these."""
+        self._by_variable = True
+        self.add((*self._texts, *texts))
 
     def add(self, names: Iterable[str], beginnings: Iterable[str] = ()) -> None:
         """Take names that stand in code, and what other names begin with that it puts together."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dis
 import functools
+import itertools
+import operator
 import sys
 import types
 from typing import Any
 
 from hotloop._torch.graphs import is_user_file
 
+_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL")
 _WRAPPERS = 6
 """Decorators around one function that are looked through."""
 _JOINED = 5
@@ -18,8 +21,8 @@ _JOINED = 5
 
 @functools.lru_cache(maxsize=1024)
 def names(code: types.CodeType) -> tuple[str, ...]:
-    """Give the globals that code reads, that of functions defined inside it too; attributes are no globals."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    """Give the globals that code reads or sets, that of functions defined inside it too; attributes are no globals."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in _GLOBALS}
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return tuple(sorted(found.union(*(names(one) for one in inner))))
 
@@ -52,6 +55,41 @@ def beginnings(code: types.CodeType) -> tuple[str, ...]:
                 found.add(one.argval)
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return tuple(sorted(found.union(*(beginnings(one) for one in inner))))
+
+
+@functools.lru_cache(maxsize=1024)
+def asks_by_variable(code: types.CodeType) -> bool:
+    """Tell whether code hands ``getattr`` a name that is no text of its own, that of functions inside it too.
+
+    A ``case Settings(kind="a")`` does so as well: the names stand in a tuple, or in the class (``__match_args__``).
+    """
+    steps = list(dis.get_instructions(code))
+    if any(one.opname == "MATCH_CLASS" for one in steps):
+        return True
+    for index, one in enumerate(steps):
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval == "getattr":
+            given = itertools.takewhile(lambda step: not step.opname.startswith("CALL"), steps[index + 1 :])
+            if not any(step.opname == "LOAD_CONST" and isinstance(step.argval, str) for step in given):
+                return True
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return any(asks_by_variable(one) for one in inner)
+
+
+def listed(code: types.CodeType) -> tuple[str, ...]:
+    """Give the texts that stand in tuples and sets of code, that of functions defined inside it too."""
+    held = (constant for constant in code.co_consts if isinstance(constant, tuple | frozenset))
+    texts = (text for one in held for text in one if isinstance(text, str) and text.isidentifier())
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*texts, *(text for one in inner for text in listed(one)))
+
+
+def asked_for(getter: operator.attrgetter[Any] | operator.methodcaller) -> tuple[str, ...]:
+    """Give the names of the attributes that an ``attrgetter`` or ``methodcaller`` reads."""
+    made: Any = getter.__reduce__()
+    names = made[1]
+    if isinstance(getter, operator.methodcaller):
+        names = made[0].args if isinstance(made[0], functools.partial) else names[:1]
+    return tuple(part for name in names if isinstance(name, str) for part in name.split("."))
 
 
 def imports(function: types.FunctionType) -> list[types.ModuleType]:

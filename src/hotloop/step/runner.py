@@ -219,8 +219,9 @@ class Runner:
             self.loop.recorded.run_outside(change.optimizer, f"{what} changes again and again")
             variant.drops.clear()
         elif too_often:
-            hint = "keep it constant, pass it as a tensor, or set it less often"
-            self.decline(variant, Obstacle(f"{what} changes again and again", hint))
+            found = "; ".join(dict.fromkeys(reason for _, reason in variant.drops))
+            hint = "keep it constant, pass it as a tensor, or change it less often"
+            self.decline(variant, Obstacle(f"what a recording holds changes again and again: {found}", hint))
 
     def decline_path(self, variant: Variant, obstacle: Obstacle) -> None:
         """Decline a recording for what was seen of it, unless code of the step has another path for a capture."""

@@ -10,13 +10,17 @@ import enum
 import gc
 import hashlib
 import itertools
+import logging
 import random
 import sys
+import threading
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from hotloop._torch.module import class_forward
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,7 +143,7 @@ def key_of(key: Any) -> str:
 
 def forward_of(cls: type[torch.nn.Module]) -> Slot:
     """Give the forward of a class, which somebody may replace."""
-    return Slot(cls.forward)
+    return Slot(class_forward(cls))
 
 
 def own_step(optimizer: torch.optim.Optimizer) -> Slot:
@@ -159,13 +163,15 @@ def facts_of(tensor: torch.Tensor) -> tuple[bool, int]:
 def is_array(value: Any) -> bool:
     """Tell whether a value is an array whose content changes in place."""
     numpy = sys.modules.get("numpy")
-    return isinstance(value, bytearray | array.array) or (numpy is not None and isinstance(value, numpy.ndarray))
+    return isinstance(value, bytearray | array.array | memoryview) or (
+        numpy is not None and isinstance(value, numpy.ndarray)
+    )
 
 
 def content_of(value: Any) -> Any:
     """Give what an array holds; of a large one, or one of objects, that it cannot be watched."""
-    view = memoryview(value) if isinstance(value, bytearray | array.array) else value
-    if not isinstance(value, bytearray | array.array) and value.dtype.hasobject:
+    view = memoryview(value) if isinstance(value, bytearray | array.array | memoryview) else value
+    if not isinstance(value, bytearray | array.array | memoryview) and value.dtype.hasobject:
         return Unwatchable("an array of objects")
     kind = getattr(value, "dtype", type(value).__name__)
     held = hashlib.blake2b(view.tobytes(), digest_size=16).digest() if view.nbytes <= _MOST_BYTES else b""
@@ -199,6 +205,10 @@ def state_of(value: Any) -> Any:
         return "random", hash(value.get_state().numpy().tobytes())
     if is_array(value):
         return content_of(value)
+    if isinstance(value, threading.Event):
+        return "event", value.is_set()
+    if isinstance(value, logging.Logger):
+        return "level", value.getEffectiveLevel()
     number = number_of(value)
     return number if number is not None else position(value)
 

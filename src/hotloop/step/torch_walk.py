@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch import hooks
-from hotloop._torch.module import get_entry
+from hotloop._torch.module import class_forward, get_entry, is_scripted
 from hotloop.control import MethodEntry
 from hotloop.step import reading, standins
 from hotloop.step.standins import SCALARS, Same
@@ -24,6 +24,8 @@ _TORCHS = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has, which are looked at as what they are: parameters, hooks, the mode."""
 _OURS = "_hotloop"
 """What hotloop itself notes on a module begins so, and comes and goes with a tier."""
+_DYNAMOS = "_dynamo"
+"""How what torch's compiler keeps on a tensor begins."""
 _WRAPPED = frozenset({"step", "zero_grad"})
 """Attributes of optimizers that schedulers and others wrap."""
 _OPTIMIZERS = _WRAPPED | {"param_groups", "state"}
@@ -70,13 +72,17 @@ class TorchWalk:
         for path, child in module.named_modules(prefix=name):
             if not self._walk.once(child):
                 continue
+            if is_scripted(child):
+                raise TypeError(
+                    f"{path} was scripted or traced by torch.jit: give the Python module that it was made of"
+                )
             self._walk.note(path, type(child).__qualname__)
             self._walk.typed.append(child)
             self._walk.code.class_of(type(child), 1)
             if type(child) not in self._forwards:
                 self._forwards.add(type(child))
                 self._walk.computed.append(functools.partial(standins.forward_of, type(child)))
-                self._walk.note(f"{type(child).__qualname__}.forward", Same(type(child).forward))
+                self._walk.note(f"{type(child).__qualname__}.forward", Same(class_forward(type(child))))
             parameters, buffers, children = hooks.module_tables(child)
             self._walk.tables += parameters, buffers, children
             self.buffers += [one for one in buffers.values() if one is not None and id(one) not in self._held]
@@ -87,7 +93,7 @@ class TorchWalk:
 
     def _own_attributes(self, module: torch.nn.Module, path: str) -> None:
         attributes, cls, strange = vars(module), type(module), id(module) not in self._given
-        users = self._walk.code.is_own(reading.file_of(cls.forward))
+        users = self._walk.code.is_own(reading.file_of(class_forward(cls)))
         kept = set() if users else _kept(module)
         if strange:  # else the mode is part of the key of a call
             self._walk.note(f"{path}.training", module.training)
@@ -124,6 +130,11 @@ class TorchWalk:
             if tensor.requires_grad and tensor.is_leaf:
                 self.strangers[name] = tensor
         self._walk.note(name, Same(tensor, facts))
+        if kept := vars(tensor):  # by the program (parameter.lr_scale), or by dynamo
+            self._walk.holders.append((kept, lambda key: not key.startswith(_DYNAMOS) and self._mentions.may_read(key)))
+            for key, value in list(kept.items()):
+                if not key.startswith(_DYNAMOS):
+                    self._mentions.follow(key, functools.partial(self._walk.value, value, f"{name}.{key}", 3))
         for function in hooks.gradient_hook_functions(tensor):
             self._walk.value(function, f"a gradient hook of {name}", 1)
 
@@ -138,10 +149,15 @@ class TorchWalk:
 
     def optimizer(self, optimizer: torch.optim.Optimizer, name: str) -> None:
         """Note what the step's code reads of an optimizer, its hooks, and a step that somebody set: schedulers do."""
-        attributes = vars(optimizer)
-        self._walk.holders.append((attributes, lambda key: key not in _OPTIMIZERS and self._mentions.may_read(key)))
+        attributes, own_class = vars(optimizer), self._walk.code.is_own_object(optimizer)
+
+        def counts(key: str) -> bool:
+            # What torch's optimizers keep for themselves, a step that is recorded changes: a fused one has a flag.
+            return key not in _OPTIMIZERS and (own_class or not key.startswith("_"))
+
+        self._walk.holders.append((attributes, lambda key: counts(key) and self._mentions.may_read(key)))
         for key, value in list(attributes.items()):
-            if key not in _OPTIMIZERS:
+            if counts(key):
                 self._mentions.follow(key, functools.partial(self._walk.value, value, f"{name}.{key}", 1))
         self.hooks(hooks.optimizer_hooks(optimizer), name)
         own = functools.partial(standins.own_step, optimizer)

@@ -13,6 +13,7 @@ import contextvars
 import enum
 import functools
 import itertools
+import operator
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -103,6 +104,8 @@ class Walk:
         self._entries += 1
         if isinstance(value, SCALARS):
             self.note(name, standins.plain(value))
+            if isinstance(value, str):
+                self._mentions.text(value)
         elif isinstance(value, Unwatchable):  # of a framework around us
             self.note(name, value)
         elif isinstance(value, torch.Tensor):
@@ -129,7 +132,10 @@ class Walk:
             self.torchs.module(value, name)
         elif isinstance(value, functools.partial):
             self.value(value.func, name, depth + 1)
-            self.value((value.args, value.keywords), f"an argument of {name}", depth + 1)
+            self.value((value.args, value.keywords), f"an argument of {name or 'the step'}", depth + 1)
+        elif isinstance(value, operator.attrgetter | operator.methodcaller):
+            self.note(name, Same(value))
+            self._mentions.add(reading.asked_for(value))
         elif isinstance(value, weakref.ref):
             self.note(name, Same(value))
             self.value(value(), f"{name}()", depth + 1, every=every)

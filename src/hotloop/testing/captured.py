@@ -103,8 +103,8 @@ class Tape:
 
     def __init__(self) -> None:
         self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
-        self._with_gradients: list[bool] = []
-        """Of each whether gradients were on: what nn.LSTM keeps for its backward, it keeps only then."""
+        self._modes: list[tuple[bool, bool]] = []
+        """Of each whether gradients were on, and inference: what nn.LSTM keeps for its backward, it keeps only then."""
 
     def record(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and keep it.
@@ -118,20 +118,25 @@ class Tape:
         given = {name: _memory_of(value) for name, value in kwargs.items()}
         made = [in_place(one) for one in tensors_in(result)]
         self._operations.append((operation, _memory_of(args), given, made))
-        self._with_gradients.append(torch.is_grad_enabled())
+        self._modes.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
         return result
 
     def replay(self) -> None:
         """Run the operations again, in order, each result into the storage of the first one."""
         with torch.no_grad():
-            recorded = zip(self._operations, self._with_gradients, strict=True)
-            for (operation, args, kwargs, made), with_gradients in recorded:
-                with torch.set_grad_enabled(with_gradients):
+            recorded = zip(self._operations, self._modes, strict=True)
+            for (operation, args, kwargs, made), (with_gradients, inferring) in recorded:
+                with _inference(inferring), torch.set_grad_enabled(with_gradients):
                     again = operation(*args, **kwargs)
                 for old, new in zip(made, tensors_in(again), strict=True):
                     for ours, theirs in zip(_dense_parts(old), _dense_parts(new), strict=True):
                         if ours.data_ptr() != theirs.data_ptr():
-                            ours.copy_(theirs)
+                            with _inference(ours.is_inference()):  # elsewhere it may not be written
+                                ours.copy_(theirs)
+
+
+def _inference(on: bool) -> contextlib.AbstractContextManager[Any]:
+    return torch.inference_mode() if on else contextlib.nullcontext()
 
 
 def _memory_of(value: Any) -> Any:

@@ -1,0 +1,162 @@
+"""What a function that is called in C, or that saves, does past a step's tensors; a replay runs no Python, so not that.
+
+A call is told by its name and by what it belongs to: what it is handed is not to be seen from outside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WRITE_OUTSIDE = "return what has to be noted, and write it outside the step: a replay runs no Python"
+DRAW_FROM_TORCH = (
+    "draw from torch's own stream, without generator=: a recording takes that one along, and a replay makes no other"
+)
+_DO_OUTSIDE = "do it outside the step: a replay runs no Python"
+_ASK_OUTSIDE = "read it outside the step, and hand the step what it needs as a tensor: a replay runs no Python"
+
+_WRITES = frozenset({"write", "writelines", "writerow", "writerows"})
+_FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)
+_SAVERS = {
+    ("torch", "save"): "f",
+    ("numpy", "save"): "file",
+    ("numpy", "savez"): "file",
+    ("numpy", "savez_compressed"): "file",
+    ("numpy", "savetxt"): "fname",
+    ("safetensors", "save_file"): "filename",
+    ("PIL", "save"): "fp",
+    ("pandas", "to_csv"): "path_or_buf",
+}
+_LOADERS = {
+    ("torch", "load"): "f",
+    ("numpy", "load"): "file",
+    ("numpy", "loadtxt"): "fname",
+    ("PIL", "open"): "fp",
+    ("pandas", "read_csv"): "filepath_or_buffer",
+}
+"""What is well known to write and to read a file, by package and function, and the argument that names the file. A
+library may write and read others without being asked: what it has worked out for the next time."""
+_ADDS = "add_"
+_BOARDS = frozenset({"torch.utils.tensorboard.writer", "tensorboardX.writer"})
+"""Whose writers have `add_scalar`, `add_image` and others."""
+_TRACKERS = {
+    "update": frozenset({"tqdm.std"}),
+    "put": frozenset({"multiprocessing.queues"}),
+    "log": frozenset({"wandb.sdk.wandb_run"}),
+    "log_metric": frozenset({"mlflow.tracking.fluent"}),
+    "log_metrics": frozenset({"mlflow.tracking.fluent"}),
+}
+_FILE_FUNCTIONS = frozenset(name for _, name in (*_SAVERS, *_LOADERS))
+
+
+@dataclasses.dataclass(frozen=True)
+class Effect:
+    """What a call does: why a step that makes it is not captured, and what to do.
+
+    ``said``: it is only said, as a print is, and keeps no step from being captured. ``once``: it may not be done twice.
+    ``direct``: it counts where the program's own code makes the call, and not where Python's makes it for that.
+    """
+
+    reason: str
+    hint: str = ""
+    said: bool = False
+    once: bool = True
+    direct: bool = False
+
+
+def _of_the_system() -> Iterator[tuple[tuple[str, str], Effect]]:
+    """Give what is known of Python's `os`."""
+    random = Effect("the step draws from the system's random numbers (os.urandom)", DRAW_FROM_TORCH, once=False)
+    for system in ("posix", "nt"):
+        for name in ("write", "writev", "pwrite", "pwritev", "sendfile", "truncate", "ftruncate"):
+            yield (system, name), Effect(f"the step writes to a file (os.{name})", WRITE_OUTSIDE)
+        for name in ("remove", "unlink", "rename", "replace", "mkdir", "rmdir", "link", "symlink"):
+            yield (system, name), Effect(f"the step changes files (os.{name})", _DO_OUTSIDE)
+        for name in ("open", "read", "pread", "stat", "lstat", "access", "listdir", "scandir"):
+            yield (system, name), Effect(f"the step looks at files (os.{name})", _ASK_OUTSIDE, once=False)
+        yield (system, "urandom"), random
+        yield (system, "system"), _STARTS
+    yield ("_posixsubprocess", "fork_exec"), _STARTS
+    yield ("_winapi", "CreateProcess"), _STARTS
+
+
+def _of_others() -> Iterator[tuple[tuple[str, str], Effect]]:
+    """Give what is known of streams, databases and clocks."""
+    for home in ("io", "_io"):
+        yield (home, "open"), Effect("the step opens a file", _ASK_OUTSIDE, once=False)
+    for home in ("socket", "_socket"):
+        for name in ("send", "sendall", "sendto", "recv", "recv_into"):
+            yield (home, name), Effect(f"the step talks to another program ({name})", _DO_OUTSIDE)
+    for name in ("execute", "executemany", "executescript"):
+        yield ("sqlite3", name), Effect(f"the step asks a database ({name})", _DO_OUTSIDE)
+    yield ("_pickle", "dump"), Effect("the step writes to a file or a buffer (pickle.dump)", WRITE_OUTSIDE)
+    yield ("numpy", "tofile"), Effect("the step writes to a file (tofile)", WRITE_OUTSIDE, direct=True)
+    clocks = ("time", "perf_counter", "monotonic", "process_time")
+    for home, name in (
+        *(("time", name + unit) for name in clocks for unit in ("", "_ns")),
+        *(("datetime", name) for name in ("now", "utcnow", "today")),
+    ):
+        yield (home, name), Effect(f"the step reads the clock ({name})", _ASK_OUTSIDE, once=False, direct=True)
+
+
+_STARTS = Effect("the step starts a program", _DO_OUTSIDE)
+_KNOWN = {**dict(_of_the_system()), **dict(_of_others())}
+"""Calls in C, by the module that their owner is or is from, and by name."""
+
+
+def effect_of(name: str, owner: Any) -> Effect | None:
+    """Give what a call in C does, by its name and what it belongs to; None where that is nothing, or not known."""
+    if name in _WRITES and is_standard_stream(owner):
+        return Effect(f"{name} to a standard stream", said=True)
+    if name in _WRITES and (is_file(owner) or type(owner).__module__ == "_csv"):
+        return Effect(f"the step writes to a file ({name})", WRITE_OUTSIDE)
+    if isinstance(owner, types.ModuleType):
+        home = owner.__name__
+    else:
+        home = (owner if isinstance(owner, type) else type(owner)).__module__
+    return _KNOWN.get((home, name))
+
+
+def effect_of_library(frame: types.FrameType) -> Effect | None:
+    """Give what a function of a library does that has just begun, where it is known to write or read a file."""
+    name = frame.f_code.co_name
+    if name not in _FILE_FUNCTIONS:
+        return _kept_by(frame, name) if name in _TRACKERS or name.startswith(_ADDS) else None
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    for known in (_SAVERS, _LOADERS):
+        target = frame.f_locals.get(known.get((package, name), ""))
+        if isinstance(target, str | os.PathLike) or is_file(target):
+            if known is _SAVERS:
+                return Effect(f"the step writes to a file ({package}.{name})", WRITE_OUTSIDE)
+            return Effect(f"the step reads a file ({package}.{name})", _ASK_OUTSIDE, once=False)
+    return None
+
+
+def _kept_by(frame: types.FrameType, name: str) -> Effect | None:
+    """Give what a function does that keeps something for each call: a tracker, a progress bar, a queue."""
+    module = str(frame.f_globals.get("__name__", ""))
+    if module == "tqdm.std":
+        return Effect("a progress bar's update", said=True)
+    if module == "multiprocessing.queues" and name == "put":  # a thread writes it, at its own time
+        return Effect("the step hands something to another process (put)", _DO_OUTSIDE)
+    if module in _TRACKERS.get(name, _BOARDS):
+        return Effect(f"the step writes to a tracker ({module.partition('.')[0]}'s {name})", WRITE_OUTSIDE)
+    return None
+
+
+def is_standard_stream(one: Any) -> bool:
+    """Tell whether a stream is the program's output, or its buffer."""
+    streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    return any(one is stream or one is getattr(stream, "buffer", stream) for stream in streams if stream is not None)
+
+
+def is_file(one: Any) -> bool:
+    """Tell whether a stream writes to a file, or to another process."""
+    return isinstance(one, _FILES) and not is_standard_stream(one)
