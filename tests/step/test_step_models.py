@@ -184,6 +184,34 @@ def test_activation_checkpointing(both, use_reentrant):
     both.equal(program, exact=True)
 
 
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_attention_that_drops_nothing_may_be_checkpointed(both, use_reentrant):
+    """torch marks attention as random whatever it is told to drop."""
+
+    def program(run):
+        model = nn.ModuleDict({"into": nn.Linear(8, 24), "out": nn.Linear(8, 4)}).to(run.device)
+        optimizer = adamw(model)
+
+        def attend(x):
+            heads = model["into"](x).unflatten(0, (2, 3)).unflatten(2, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+            return F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2).flatten(0, 1)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            x = x.clone().requires_grad_()
+            loss = F.cross_entropy(model["out"](checkpoint(attend, x, use_reentrant=use_reentrant)), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer
+
+    both.equal(program, exact=True)
+
+
 def test_checkpointing_that_need_not_keep_the_random_state_may_drop_out(both):
     """preserve_rng_state=False draws the recomputed mask anew, in eager too."""
 

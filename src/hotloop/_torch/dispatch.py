@@ -24,6 +24,8 @@ _SIZES_FROM_DATA = (
     "aten.unique_consecutive",
     "aten._coalesce",
 )
+_DROPOUT = "dropout_p"
+"""What attention calls the part of its weights that it drops."""
 _SELECTS = ("aten.nonzero", "aten.masked_select")
 
 _KINDS = 4096
@@ -89,8 +91,19 @@ def _written_places(operation: Any) -> tuple[tuple[int, str], ...]:
 
 @functools.lru_cache(_KINDS)
 def is_random(operation: Any) -> bool:
-    """Tell whether an operation draws random numbers."""
+    """Tell whether an operation draws random numbers, or would if its arguments asked for it (`draws_random`)."""
     return torch.Tag.nondeterministic_seeded in operation.tags
+
+
+def draws_random(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether a call of an operation draws random numbers: attention that is told to drop nothing draws none."""
+    if not is_random(operation):
+        return False
+    names = [argument.name for argument in operation._schema.arguments]  # noqa: SLF001 - in the ledger
+    if _DROPOUT not in names:
+        return True
+    place = names.index(_DROPOUT)
+    return bool(kwargs.get(_DROPOUT, args[place] if place < len(args) else 0.0) != 0.0)
 
 
 def draws_elsewhere(kwargs: dict[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.dispatch import host_read, is_random, name_of, observing, tensors_in, user_place, written_by
+from hotloop._torch.dispatch import draws_random, host_read, name_of, observing, tensors_in, user_place, written_by
 from hotloop._torch.fake import version_of
 from hotloop._torch.frames import stack_of
 from hotloop._torch.graphs import is_own_file
@@ -213,7 +213,7 @@ class _Look:
             self._obstacle(why, _MOVE_IT_OUT)
         elif self._device.type != "cpu" and name in _COPIES and self._leaves(name, args, kwargs):
             self._obstacle("a tensor is copied to the host", "return the tensor, and copy it outside the step")
-        if is_random(operation):
+        if draws_random(operation, args, kwargs):
             self.seen.random_operations += 1
             if self._restored:
                 self._obstacle(
