@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import hotloop
 from hotloop import events as heard
+from hotloop.step.holdings import Holdings
+from hotloop.step.undo import StepStart
 from hotloop.testing import captured_step_emulation
 
 STEPS = 24
@@ -290,6 +293,52 @@ def test_a_step_in_force_takes_no_more_memory_than_eagers(run):
     assert kinds[-1] == "run"
     assert found[-1][1] <= 1.01 * eager
     assert max(most for kind, most in found if kind == "proof") <= 1.1 * eager
+
+
+def test_gradients_that_a_step_drops_are_not_held_for_an_undo():
+    """What it needs of them is their copy."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hotloop.Loop(model, optimizer, run="aot_eager") as loop:
+
+        @loop.step
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        for _ in range(9):
+            before = [weakref.ref(one.grad) for one in model.parameters() if one.grad is not None]
+            step(torch.randn(3, 8))
+        assert loop.last_ran() == ("aot_eager", "run")
+    assert len(before) == 4
+    assert [one() for one in before] == [None] * 4
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_gradients_come_back_as_they_were_whether_the_step_has_dropped_or_changed_them(held):
+    model = Net()
+    start = StepStart(Holdings({"model": model}, {}), [torch.device("cpu")])
+    for _ in range(2):
+        model(torch.randn(3, 8)).sum().backward()
+        before = [one.grad.clone() for one in model.parameters()]
+        kept = [one.grad for one in model.parameters()] if held else []
+        start.save(gradients=True)
+        for one in model.parameters():
+            one.grad.zero_()
+        model.zero_grad()
+        model(torch.randn(3, 8)).sum().backward()
+        start.restore()
+        assert all(torch.equal(one.grad, was) for one, was in zip(model.parameters(), before, strict=True))
+        assert all(one.grad is was for one, was in zip(model.parameters(), kept, strict=False))
+        model(torch.randn(3, 8)).sum().backward()  # is added to them, not to a copy that the next undo would use
+        start.save(gradients=True)
+        now = [one.grad.clone() for one in model.parameters()]
+        model.zero_grad()
+        start.restore()
+        assert all(torch.equal(one.grad, was) for one, was in zip(model.parameters(), now, strict=True))
 
 
 def highest(seen):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from hotloop._torch.fake import version_of
 from hotloop._torch.foreach import copy_all
@@ -79,7 +80,9 @@ class StepStart:
         self._copies: list[torch.Tensor] = []
         self._live: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] = []
-        self._values: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._copied: dict[int, tuple[TensorWeakRef, torch.Tensor]] = {}
+        """By place: gradients that were copied, and their copies. They are not held: a step that drops its gradients
+        before its forward has their memory for it, as in eager."""
         self._room: dict[int, torch.Tensor] = {}
         self._versions: list[int] = []
         self._random: RandomState | None = None
@@ -98,8 +101,9 @@ class StepStart:
             self._buffers.save()
             self._make_room([*self._buffers.tensors, *self._others.other_tensors().values()])
             copy_all(self._copies, self._live)
-        self._gradients = [parameter.grad for parameter in self._parameters]
-        self._values = self._copied() if gradients else []
+        found = [parameter.grad for parameter in self._parameters]
+        self._copied = self._copy(found) if gradients else {}
+        self._gradients = [None if place in self._copied else one for place, one in enumerate(found)]
         self._versions = [version_of(parameter) for parameter in self._owned]
         if self._places.moved():
             self._places = Memory(self._owned)
@@ -116,21 +120,22 @@ class StepStart:
         self._live = [one for one in found if not overlaps(one)]
         self._copies = [torch.empty_like(one, requires_grad=False) for one in self._live]
 
-    def _copied(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Copy the gradients that exist, in few launches; gives each with its copy, whose memory is kept."""
-        pairs, sparse = [], []
-        for index, one in enumerate(self._gradients):
+    def _copy(self, found: Sequence[torch.Tensor | None]) -> dict[int, tuple[TensorWeakRef, torch.Tensor]]:
+        """Copy the gradients that exist, in few launches, into memory that is kept."""
+        copied, dense = {}, []
+        for place, one in enumerate(found):
             if one is None:
                 continue
             if one.layout != torch.strided:
-                sparse.append((one, one.clone()))
+                copied[place] = TensorWeakRef(one), one.clone()
                 continue
-            room = self._room.get(index)
+            room = self._room.get(place)
             if room is None or room.shape != one.shape or room.dtype != one.dtype or room.device != one.device:
-                room = self._room[index] = torch.empty_like(one, requires_grad=False)
-            pairs.append((one, room))
-        copy_all([room for _, room in pairs], [one for one, _ in pairs])
-        return pairs + sparse
+                room = self._room[place] = torch.empty_like(one, requires_grad=False)
+            copied[place] = TensorWeakRef(one), room
+            dense.append((room, one))
+        copy_all([room for room, _ in dense], [one for _, one in dense])
+        return copied
 
     def wrote(self) -> bool:
         """Tell whether the step has changed a parameter since, through an optimizer or by hand.
@@ -153,13 +158,20 @@ class StepStart:
         if self._with_buffers:
             self._buffers.restore()
             copy_all(self._live, self._copies)
-        with torch.no_grad():
-            for one, value in self._values:
-                one.copy_(value)
-        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
-            parameter.grad = gradient
+        for place, (parameter, gradient) in enumerate(zip(self._parameters, self._gradients, strict=True)):
+            parameter.grad = self._brought_back(place) if place in self._copied else gradient
         self._bindings.restore()
         self._random.restore()
+
+    def _brought_back(self, place: int) -> torch.Tensor:
+        """Give a gradient that was copied, as it was; where nobody has held it, its copy, which is kept no more."""
+        found, copied = self._copied[place]
+        gradient: torch.Tensor | None = found()
+        if gradient is None:
+            self._room.pop(place, None)
+            return copied
+        with torch.no_grad():
+            return gradient.copy_(copied)
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
