@@ -195,7 +195,7 @@ def test_the_status_says_how_often_and_where_graphs_broke_and_code_was_compiled_
     status = loop.status()
     assert status.compiled == (
         f"model: 1 graph break: {__file__}:{begins + 1}",
-        f"model: 1 recompile: {__file__}:{begins + 2}: self.factor == 1",
+        f"model: 1 recompile: {__file__}:{begins + 2}: self.factor changed (it was 1)",
     )
     assert all(line in " ".join(str(status).split()) for line in status.compiled)
     loop.close()

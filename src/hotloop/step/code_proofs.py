@@ -147,8 +147,10 @@ class CodeProofs:
     def _nothing(self, why: str) -> Obstacle:
         """Say that nothing of the model was compiled, with the line and the remedy of what kept it from that."""
         cause, reason = self._loop.compiled.first_cause(), f"nothing of the model was compiled: {why}"
-        if cause is None or not cause.hint or cause.hint == BY_KIND["bypassed"].change:
+        if cause is None or not cause.hint:
             return Obstacle(reason, _COMPILE_IT)
+        if cause.hint == BY_KIND["bypassed"].change:
+            return Obstacle(reason, f"call the model itself, model(x), or {_COMPILE_IT}")
         return Obstacle(reason, cause.hint, cause.file, cause.line)
 
     def _judge(self, outcome: Outcome, run: Callable[[], Any], tier: Tier) -> None:
