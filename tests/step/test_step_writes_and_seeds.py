@@ -228,6 +228,17 @@ def saved_to(path):
         torch.save({"a step": 1}, file)
 
 
+@torch.library.custom_op("hotloop_tests::saved_by", mutates_args=())
+def saved_by(one: torch.Tensor, path: str) -> torch.Tensor:
+    to_the_system(path)
+    return one.clone()
+
+
+def in_an_operation(path):
+    """An operation in Python is the step's doing as well, though not what is asked of it before and after."""
+    saved_by(torch.zeros(1), str(path))
+
+
 def by_numpy(path):
     with path.open("ab") as file:
         np.save(file, np.frombuffer(b"a step", dtype=np.uint8))
@@ -240,6 +251,7 @@ def raw(path):
 
 SAVES = {
     to_the_system: "the step writes to a file (os.write)",
+    in_an_operation: "the step writes to a file (os.write)",
     pickled: "the step writes to a file or a buffer (pickle.dump)",
     by_a_pickler: "the step writes to a file or a buffer (pickle.dump)",
     saved_to: "the step writes to a file (torch.save)",

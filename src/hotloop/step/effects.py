@@ -109,6 +109,8 @@ def _of_others() -> Iterator[tuple[tuple[str, str], Effect]]:
 _STARTS = Effect("the step starts a program", _DO_OUTSIDE)
 _KNOWN = {**dict(_of_the_system()), **dict(_of_others())}
 """Calls in C, by the module that their owner is or is from, and by name."""
+CALLED = _WRITES | {name for _, name in _KNOWN}
+"""Names of calls in C that may have an effect: a step calls thousands of others."""
 
 
 def effect_of(name: str, owner: Any) -> Effect | None:

@@ -13,15 +13,16 @@ import contextlib
 import linecache
 import logging
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.dispatch import draws_elsewhere, is_torchs, observing
+from hotloop._torch.dispatch import draws_elsewhere, is_torchs
 from hotloop._torch.graphs import is_own_file, is_standard_library
 from hotloop._torch.replaced import replaced
-from hotloop.step.effects import DRAW_FROM_TORCH, WRITE_OUTSIDE, effect_of, effect_of_library, is_file
-from hotloop.step.survey import Obstacle, own_place, survey
+from hotloop.step.effects import CALLED, DRAW_FROM_TORCH, WRITE_OUTSIDE, effect_of, effect_of_library, is_file
+from hotloop.step.survey import Listener, Obstacle, own_place, survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,13 +35,14 @@ _NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
 _UNASKED = frozenset({"warnings", "linecache", "inspect", "traceback"})
 """Modules of Python's that read sources to show them."""
 _SEEDS = frozenset({"manual_seed", "seed"})
+_HEARD = CALLED | _SEEDS
 _SEED_BEFORE = (
     "seed before the loop, once, and draw from torch's own stream: a replay runs no Python, and each step draws on "
     "from where the last one ended"
 )
 
 
-class Heard:
+class Heard(Listener):
     """The lines of a step that print, log, write files or seed random streams, each once, in order."""
 
     def __init__(self) -> None:
@@ -49,23 +51,33 @@ class Heard:
         """What keeps the step from being captured."""
         self._saying = 0
         """How many prints and log records are on their way: what they write is theirs."""
+        self._thread: int | None = None
+        """The thread in which calls are heard, while they are."""
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Note what the block prints, logs, writes and seeds; all of it reaches whom it reaches otherwise."""
-        with (
-            replaced(builtins, "print", self._prints),
-            replaced(logging.Logger, "handle", self._logs),
-            observing(self._drawing),
-        ):
-            free = sys.getprofile() is None
-            if free:
-                sys.setprofile(self._calls)
+        with replaced(builtins, "print", self._prints), replaced(logging.Logger, "handle", self._logs):
+            if sys.getprofile() is not None:
+                yield
+                return
+            self._thread = threading.get_ident()
+            self.hear(True)
             try:
                 yield
             finally:
-                if free:
-                    sys.setprofile(None)
+                self.hear(False)
+                self._thread = None
+
+    def hear(self, on: bool) -> None:
+        """Listen to calls, or leave them unheard for a while; where it does listen, and in its thread."""
+        if threading.get_ident() == self._thread:
+            sys.setprofile(self._calls if on else None)
+
+    def operation(self, kwargs: dict[str, Any]) -> None:
+        """Hear which generator an operation draws from: a recording has torch's own, and goes on with no other."""
+        if draws_elsewhere(kwargs):
+            self._obstacle("the step draws from a torch.Generator of its own", DRAW_FROM_TORCH)
 
     def __str__(self) -> str:
         """Give the lines that print or log, as a message names them; empty where nothing was said."""
@@ -110,7 +122,10 @@ class Heard:
             self._called(frame, called)
 
     def _called(self, frame: FrameType, called: Any) -> None:
-        name, owner = getattr(called, "__name__", ""), getattr(called, "__self__", None)
+        name = getattr(called, "__name__", "")
+        if name not in _HEARD:
+            return
+        owner = getattr(called, "__self__", None)
         if name in _SEEDS and isinstance(owner, torch.Generator):
             own = not is_torchs(owner) and _is_own(frame)
             what = "a torch.Generator" if own else "torch's random stream"
@@ -125,12 +140,6 @@ class Heard:
             self._note(effect.reason)
         else:
             self._obstacle(effect.reason, effect.hint, once=effect.once)
-
-    def _drawing(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Hear which generator an operation draws from: a recording has torch's own, and goes on with no other."""
-        if draws_elsewhere(kwargs):
-            self._obstacle("the step draws from a torch.Generator of its own", DRAW_FROM_TORCH)
-        return operation(*args, **kwargs)
 
     def _note(self, what: str) -> None:
         if (place := own_place()) is not None:

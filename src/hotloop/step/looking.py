@@ -96,7 +96,7 @@ class Looking:
         heard = Heard()
         try:
             with self._loop.eager(), ambience, self._noting_strangers(strangers), heard.listening():
-                looked = functools.partial(survey, self._program.holdings, self._program.device, inputs, run)
+                looked = functools.partial(survey, self._program.holdings, self._program.device, inputs, run, heard)
                 (result, seen), _ = undone_if_it_fails(self._program, looked)
         except CandidateFailedError as error:
             failed = self._runner.rescue.candidate_failed(error, Tier(self._loop.given))

@@ -102,8 +102,22 @@ class Survey:
     """Tensors from outside the step that it wrote into, and that the holdings did not know."""
 
 
+class Listener:
+    """Hears what a step does past its operations; this one hears nothing."""
+
+    def hear(self, on: bool) -> None:
+        """Listen to what Python does, or not, while an operation is looked at: that is no step's doing."""
+
+    def operation(self, kwargs: dict[str, Any]) -> None:
+        """Hear of an operation that comes, and of its named arguments."""
+
+
 def survey(
-    holdings: Holdings, device: torch.device, inputs: list[torch.Tensor], run: Callable[[], Any]
+    holdings: Holdings,
+    device: torch.device,
+    inputs: list[torch.Tensor],
+    run: Callable[[], Any],
+    listener: Listener | None = None,
 ) -> tuple[Any, Survey]:
     """Run a step eagerly and look at it; gives its result and what was seen. The step is real: its changes stay.
 
@@ -112,9 +126,10 @@ def survey(
         device: where it would be captured; operations that leave it are obstacles there.
         inputs: its tensor arguments.
         run: the step.
+        listener: is told when not to listen.
     """
     with holdings.still():
-        look = _Look(holdings, device, inputs)
+        look = _Look(holdings, device, inputs, listener or Listener())
     with answered(holdings.modules), observing(look.operation), look.following():
         result = run()
     look.seen.updated = look.updated()
@@ -123,9 +138,11 @@ def survey(
 
 
 class _Look:
-    def __init__(self, holdings: Holdings, device: torch.device, inputs: list[torch.Tensor]) -> None:
+    def __init__(
+        self, holdings: Holdings, device: torch.device, inputs: list[torch.Tensor], listener: Listener
+    ) -> None:
         self.seen = Survey()
-        self._holdings, self._device = holdings, device
+        self._holdings, self._device, self._listener = holdings, device, listener
         self._gradients = {_memory(one): name for name, one in holdings.gradients().items() if one is not None}
         known = [*holdings.tensors().values(), *(one for one in holdings.gradients().values() if one is not None)]
         self._known = {_memory(one) for one in known}
@@ -154,17 +171,32 @@ class _Look:
         """Memory on the host that was made of tensors from outside the step."""
 
     def operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.seen.operations += 1
+        self._listener.hear(False)
         name, found = name_of(operation), list(tensors_in(*args, *kwargs.values()))
+        written = self._before(operation, name, found, args, kwargs)
+        self._listener.hear(True)
+        result = operation(*args, **kwargs)
+        self._listener.hear(False)
+        self._after(name, found, written, result)
+        self._listener.hear(True)
+        return result
+
+    def _before(
+        self, operation: Any, name: str, found: list[torch.Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[torch.Tensor]:
+        """Look at an operation that comes; gives what it will write into."""
+        self.seen.operations += 1
+        self._listener.operation(kwargs)
         if name in _MATRIX_PRODUCTS:
             self.seen.matrix_dtypes |= {one.dtype for one in tensors_in(*args) if one.is_floating_point()}
         self._look_before(operation, name, args, kwargs)
-        given = set(map(_memory, found))
-        for memory in given & self._gradients.keys():
+        for memory in set(map(_memory, found)) & self._gradients.keys():
             self.seen.read_gradients.add(self._gradients[memory])
-        written = list(written_by(operation, args, kwargs))
-        result = operation(*args, **kwargs)
-        made = list(tensors_in(result))
+        return list(written_by(operation, args, kwargs))
+
+    def _after(self, name: str, found: list[torch.Tensor], written: list[torch.Tensor], result: Any) -> None:
+        """Look at an operation that has run."""
+        given, made = set(map(_memory, found)), list(tensors_in(result))
         fresh = name == "aten.lift_fresh"  # torch.tensor(...) shows only here
         if self._device.type != "cpu" and (fresh or any(one.is_cpu for one in (*found, *made))):
             self._look_at_host(name, found, made)
@@ -177,7 +209,6 @@ class _Look:
             if memory in self._found and not unscales:
                 self._altered.add(memory)
             self._wrote(one)
-        return result
 
     def updated(self) -> set[str]:
         """Name the parameters that `Survey.updated` is about."""
