@@ -126,11 +126,18 @@ def effect_of(name: str, owner: Any) -> Effect | None:
     return _KNOWN.get((home, name))
 
 
+def may_keep(name: str) -> bool:
+    """Tell whether a function of a library that is called so may write or read a file, or keep what it is handed."""
+    return name in _FILE_FUNCTIONS or name in _TRACKERS or name.startswith(_ADDS)
+
+
 def effect_of_library(frame: types.FrameType) -> Effect | None:
     """Give what a function of a library does that has just begun, where it is known to write or read a file."""
     name = frame.f_code.co_name
+    if not may_keep(name):
+        return None
     if name not in _FILE_FUNCTIONS:
-        return _kept_by(frame, name) if name in _TRACKERS or name.startswith(_ADDS) else None
+        return _kept_by(frame, name)
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     for known in (_SAVERS, _LOADERS):
         target = frame.f_locals.get(known.get((package, name), ""))

@@ -12,8 +12,6 @@ import builtins
 import contextlib
 import linecache
 import logging
-import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +19,7 @@ import torch
 from hotloop._torch.dispatch import draws_elsewhere, is_torchs
 from hotloop._torch.graphs import is_own_file, is_standard_library
 from hotloop._torch.replaced import replaced
+from hotloop.step.calls import Calls
 from hotloop.step.effects import CALLED, DRAW_FROM_TORCH, WRITE_OUTSIDE, effect_of, effect_of_library, is_file
 from hotloop.step.survey import Listener, Obstacle, own_place, survey
 
@@ -51,28 +50,21 @@ class Heard(Listener):
         """What keeps the step from being captured."""
         self._saying = 0
         """How many prints and log records are on their way: what they write is theirs."""
-        self._thread: int | None = None
-        """The thread in which calls are heard, while they are."""
+        self._all = Calls(_HEARD, self._called, self._began)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Note what the block prints, logs, writes and seeds; all of it reaches whom it reaches otherwise."""
-        with replaced(builtins, "print", self._prints), replaced(logging.Logger, "handle", self._logs):
-            if sys.getprofile() is not None:
-                yield
-                return
-            self._thread = threading.get_ident()
-            self.hear(True)
-            try:
-                yield
-            finally:
-                self.hear(False)
-                self._thread = None
+        with (
+            replaced(builtins, "print", self._prints),
+            replaced(logging.Logger, "handle", self._logs),
+            self._all.heard(),
+        ):
+            yield
 
     def hear(self, on: bool) -> None:
-        """Listen to calls, or leave them unheard for a while; where it does listen, and in its thread."""
-        if threading.get_ident() == self._thread:
-            sys.setprofile(self._calls if on else None)
+        """Listen to calls, or leave them unheard for a while."""
+        self._all.hear(on)
 
     def operation(self, kwargs: dict[str, Any]) -> None:
         """Hear which generator an operation draws from: a recording has torch's own, and goes on with no other."""
@@ -111,21 +103,17 @@ class Heard(Listener):
         finally:
             self._saying -= 1
 
-    def _calls(self, frame: FrameType, event: str, called: Any) -> None:
-        """Hear what is called in C, and what saves to files; it runs at each call and return of Python's."""
+    def _began(self, frame: FrameType) -> None:
+        """Hear of a function that begins, which may save to a file."""
         if self._saying:
             return
-        if event == "call":
-            if (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
-                self._take(effect)
-        elif event == "c_call":
-            self._called(frame, called)
+        if (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
+            self._take(effect)
 
-    def _called(self, frame: FrameType, called: Any) -> None:
-        name = getattr(called, "__name__", "")
-        if name not in _HEARD:
+    def _called(self, frame: FrameType, name: str, owner: Any) -> None:
+        """Hear of what is called in C."""
+        if self._saying:
             return
-        owner = getattr(called, "__self__", None)
         if name in _SEEDS and isinstance(owner, torch.Generator):
             own = not is_torchs(owner) and _is_own(frame)
             what = "a torch.Generator" if own else "torch's random stream"

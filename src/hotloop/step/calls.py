@@ -1,0 +1,113 @@
+"""Hears what Python calls while a step is looked at: functions in C by what they belong to, others as they begin.
+
+Up to Python 3.11 a profile function hears every call there is, which takes as long as the step itself; from 3.12 on
+`sys.monitoring` is told, place by place, where nothing is to be heard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import types
+from typing import TYPE_CHECKING, Any
+
+from hotloop._torch.graphs import is_own_file, is_standard_library
+from hotloop.step.effects import may_keep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    Called = Callable[[FrameType, str, Any], None]
+    """Told of a call in C: who calls, the function's name, and what it belongs to."""
+    Began = Callable[[FrameType], None]
+    """Told of a function of Python's that begins."""
+
+_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
+
+
+class Calls:
+    """The calls of one thread, heard in a block.
+
+    Args:
+        names: of the functions in C that are told of.
+        called: is told of them.
+        began: is told of functions of Python's.
+    """
+
+    def __init__(self, names: frozenset[str], called: Called, began: Began) -> None:
+        self._names, self._called, self._began = names, called, began
+        self._profiling = 0
+        """The thread that a profile function of ours hears; 0 where none does."""
+
+    def heard(self) -> contextlib.AbstractContextManager[None]:
+        """Hear while the block runs, unless somebody else has the place for that: up to Python 3.11 a profiler."""
+        if sys.version_info >= (3, 12):
+            return self._monitored()
+        return self._profiled()
+
+    def hear(self, on: bool) -> None:
+        """Leave calls unheard for a while; the places of a library's, ours too, are not heard by a monitor anyway."""
+        if self._profiling == threading.get_ident():
+            sys.setprofile(self._profile if on else None)
+
+    @contextlib.contextmanager
+    def _profiled(self) -> Iterator[None]:
+        if sys.getprofile() is not None:
+            yield
+            return
+        self._profiling = threading.get_ident()
+        self.hear(True)
+        try:
+            yield
+        finally:
+            self.hear(False)
+            self._profiling = 0
+
+    def _profile(self, frame: FrameType, event: str, called: Any) -> None:
+        if event == "call":
+            self._began(frame)
+        elif event == "c_call" and (name := getattr(called, "__name__", "")) in self._names:
+            self._called(frame, name, getattr(called, "__self__", None))
+
+    if sys.version_info >= (3, 12):
+
+        @contextlib.contextmanager
+        def _monitored(self) -> Iterator[None]:
+            monitoring = sys.monitoring
+            tool = next((one for one in (3, 4) if monitoring.get_tool(one) is None), None)  # nobody's by Python's docs
+            if tool is None:
+                yield
+                return
+            thread, names, called, began = threading.get_ident(), self._names, self._called, self._began
+
+            def calls(code: types.CodeType, _offset: int, function: Any, first: Any) -> Any:
+                name = getattr(function, "__name__", "")
+                if name not in names:
+                    # What a library's code calls directly is its own affair, whatever else is called there later.
+                    file = code.co_filename
+                    return None if is_own_file(file) or is_standard_library(file) else monitoring.DISABLE
+                if threading.get_ident() == thread and isinstance(function, _IN_C):
+                    called(sys._getframe(1), name, getattr(function, "__self__", first))  # noqa: SLF001 - who calls
+                return None
+
+            def starts(code: types.CodeType, _offset: int) -> Any:
+                if not may_keep(code.co_name):
+                    return monitoring.DISABLE
+                if threading.get_ident() == thread:
+                    began(sys._getframe(1))  # noqa: SLF001 - what begins
+                return None
+
+            events = monitoring.events
+            monitoring.use_tool_id(tool, "hotloop")
+            try:
+                monitoring.register_callback(tool, events.CALL, calls)
+                monitoring.register_callback(tool, events.PY_START, starts)
+                monitoring.set_events(tool, events.CALL | events.PY_START)
+                yield
+            finally:
+                monitoring.set_events(tool, events.NO_EVENTS)
+                monitoring.register_callback(tool, events.CALL, None)
+                monitoring.register_callback(tool, events.PY_START, None)
+                monitoring.free_tool_id(tool)
