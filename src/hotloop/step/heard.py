@@ -2,8 +2,8 @@
 
 Its prints and log records, which keep no step from being captured; files that it writes, random streams that it seeds
 and clocks that it reads, which do. Python's own `print` and `logging.Logger.handle` are listened at, and what is called
-in C, in this thread and while the block runs; under a profiler, which has the one place for that, only prints, records
-and torch's generators are heard.
+in C, in this thread and while the block runs (`hotloop.step.calls`); under a profiler, which has the one place for that
+up to Python 3.11, only prints, records and torch's generators are heard.
 """
 
 from __future__ import annotations
