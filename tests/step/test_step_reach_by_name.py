@@ -69,6 +69,26 @@ def name_of_an_object():
     return lambda _: getattr(settings, settings.chosen), lambda: setattr(settings, "weight", 0.25)
 
 
+def name_with_an_ending():
+    settings, kinds = Settings(), ["we"]
+    return lambda _: getattr(settings, f"{kinds[0]}ight"), lambda: setattr(settings, "weight", 0.25)
+
+
+def name_that_is_added_to():
+    settings, kinds = Settings(), ["we"]
+    return lambda _: getattr(settings, kinds[0] + "ight"), lambda: setattr(settings, "weight", 0.25)
+
+
+def name_that_is_filled_in():
+    settings, kinds = Settings(), ["we"]
+    return lambda _: getattr(settings, "%sight" % kinds[0]), lambda: setattr(settings, "weight", 0.25)  # noqa: UP031
+
+
+def name_that_is_formatted():
+    settings, kinds = Settings(), ["we"]
+    return lambda _: getattr(settings, "{}ight".format(kinds[0])), lambda: setattr(settings, "weight", 0.25)  # noqa: UP032
+
+
 def by_a_pattern():
     settings = Settings()
 
@@ -129,6 +149,10 @@ READS = [
     names_in_a_list,
     names_in_the_code,
     name_of_an_object,
+    name_with_an_ending,
+    name_that_is_added_to,
+    name_that_is_filled_in,
+    name_that_is_formatted,
     by_a_pattern,
     by_a_pattern_of_places,
     of_a_tensor,

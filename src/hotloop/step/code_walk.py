@@ -55,7 +55,7 @@ class CodeWalk:
 
     def is_own_object(self, value: Any) -> bool:
         """Tell whether the code of an object's class is followed, so that it is known which attributes it reads."""
-        return any(map(self._has_own_code, type(value).__mro__))
+        return any(map(self.has_own_code, type(value).__mro__))
 
     def kept_by_libraries(self, value: Any, fields: Mapping[str, Any]) -> frozenset[str]:
         """Name the attributes that the code of a library's class, which is not followed, may read and change."""
@@ -63,7 +63,7 @@ class CodeWalk:
             return frozenset()
         return frozenset(standins.plain_ones(fields, type(value)) - _of_frameworks(type(value)))
 
-    def _has_own_code(self, cls: type) -> bool:
+    def has_own_code(self, cls: type) -> bool:
         """Tell whether the code that a class itself adds to its bases is followed."""
         if cls not in self._own_classes:
             members = map(reading.function_of, list(vars(cls).values()))
@@ -93,7 +93,7 @@ class CodeWalk:
 
     def _reads(self, function: types.FunctionType, inside: str) -> None:
         code, outside, depth = function.__code__, function.__globals__, 1
-        self._mentions.add(reading.attributes(code), reading.beginnings(code))
+        self._mentions.add(reading.attributes(code), reading.pieces(code))
         if reading.asks_by_variable(code):
             self._mentions.by_variable(reading.listed(code))
         self.functions.append(function)
@@ -152,10 +152,10 @@ class CodeWalk:
 
     def class_of(self, cls: type, depth: int) -> None:
         """Follow the methods of a user's class, each of which may be called, and its attributes."""
-        users = any(map(self._has_own_code, cls.__mro__))
+        users = any(map(self.has_own_code, cls.__mro__))
         users = users or (_is_made_of_frameworks(cls) and not issubclass(cls, torch.nn.Module))
         for base in cls.__mro__:
-            if users and base not in self._inherited and not self._has_own_code(base):
+            if users and base not in self._inherited and not self.has_own_code(base):
                 self._inherited.add(base)
                 self._inherit(base)
             if base in self._classes:

@@ -228,7 +228,10 @@ class Looking:
             Obstacle(f"there is too much Python state to watch: {name}", _KEEP_LESS)
             for name in python_state.unwatchable(self._python)[:1]
         ]
+        unread = self._watch.unread if self._watch is not None else frozenset()
         for name in python_state.differences(before, self._python) if before else ():
+            if name in unread:  # a metric of the validation
+                continue
             self._moving[name] = self._moving.get(name, 0) + 1
             if self._moving[name] > 1:
                 obstacles.append(

@@ -59,7 +59,8 @@ def _look(
     objects: Iterable[Any],
     recorded: Collection[str] | None = None,
 ) -> Walk:
-    walk = Walk((*ignore, *holdings.optimizers.values()), holdings, package_of(reading.file_of(step)))
+    home = package_of(reading.file_of(step))
+    walk = Walk((*ignore, *holdings.optimizers.values()), holdings, home, whole=recorded is None)
     walk.code.function(step, "", 0)
     for index, one in enumerate(holdings.state):
         # Modules are among the modules; a schedule that is given to be saved may go on outside of the step.
@@ -84,6 +85,9 @@ class Watch:
     object is all of it looked at again: it may be an equal one, or nothing that the step reads. From then on that look
     is what counts.
 
+    Attributes:
+        found: what the last look found; ``unread``: names of that which the step does not read.
+
     Args:
         step: the user's function.
         holdings: the models, whose attributes are reachable however the step gets at them; optimizers, for their
@@ -91,7 +95,8 @@ class Watch:
         ignore: objects of ours.
         objects: arguments of the step that are no tensors or plain values.
         recorded: names of the optimizers whose learning rate a recording reads on the device. What code reads of any
-            other in Python is frozen. None where nothing is recorded: then parameter groups are not looked at.
+            other in Python is frozen. None where nothing is recorded: then parameter groups are not looked at, but
+            parts of models as well that the step does not read: it may change them.
     """
 
     def __init__(
@@ -121,6 +126,7 @@ class Watch:
     def _take(self, walk: Walk) -> None:
         """Hold what a look around found."""
         self.found: Mapping[str, Any] = walk.found
+        self.unread = walk.unread
         tables = list({id(one): one for one in walk.tables}.values())
         self._empty, self._tables = [one for one in tables if not one], [one for one in tables if one]
         holders = [(holder, [key for key in holder if counts(key)]) for holder, counts in walk.holders]

@@ -6,6 +6,7 @@ import dis
 import functools
 import itertools
 import operator
+import re
 import sys
 import types
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 from hotloop._torch.graphs import is_user_file
 
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL")
+_PLACES = re.compile(r"%\w|\{[^}]*\}")
+"""Where a text says that another one goes: ``"%s_weight"``, ``"{}_weight"``."""
 _WRAPPERS = 6
 """Decorators around one function that are looked through."""
+_JOINS = ("BUILD_STRING", "BINARY_OP")
 _JOINED = 5
 """Within so many instructions a text becomes a part of another: what is put after it is a variable, seldom more."""
 
@@ -44,17 +48,17 @@ def attributes(code: types.CodeType) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=1024)
-def beginnings(code: types.CodeType) -> tuple[str, ...]:
-    """Give what names begin with that code puts together for ``getattr``, that of functions inside it too."""
+def pieces(code: types.CodeType) -> tuple[str, ...]:
+    """Give the texts of which code puts names together for ``getattr``, that of functions inside it too."""
     found: set[str] = set()
     if "getattr" in names(code):
         steps = list(dis.get_instructions(code))
         for index, one in enumerate(steps):
-            joined = any(after.opname in ("BUILD_STRING", "BINARY_OP") for after in steps[index + 1 : index + _JOINED])
-            if one.opname == "LOAD_CONST" and isinstance(one.argval, str) and one.argval.isidentifier() and joined:
-                found.add(one.argval)
+            made = any(map(_makes_a_name, steps[index + 1 : index + _JOINED]))
+            if one.opname == "LOAD_CONST" and isinstance(one.argval, str) and made:
+                found.update(piece for piece in _PLACES.split(one.argval) if piece.isidentifier())
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return tuple(sorted(found.union(*(beginnings(one) for one in inner))))
+    return tuple(sorted(found.union(*(pieces(one) for one in inner))))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -68,11 +72,23 @@ def asks_by_variable(code: types.CodeType) -> bool:
         return True
     for index, one in enumerate(steps):
         if one.opname in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval == "getattr":
-            given = itertools.takewhile(lambda step: not step.opname.startswith("CALL"), steps[index + 1 :])
-            if not any(step.opname == "LOAD_CONST" and isinstance(step.argval, str) for step in given):
+            given = list(itertools.takewhile(lambda step: not step.opname.startswith("CALL"), steps[index + 1 :]))
+            calls = any("NULL" in step.opname or "NULL" in step.argrepr for step in given)  # and so makes the name
+            if calls or not any(_is_name(step, after) for step, after in itertools.pairwise((*given, one))):
                 return True
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return any(asks_by_variable(one) for one in inner)
+
+
+def _is_name(one: dis.Instruction, after: dis.Instruction) -> bool:
+    """Tell whether an instruction loads a text as it is, which the next one does not put to something else."""
+    put = after.opname in _JOINS or after.opname.startswith(("LOAD_METHOD", "LOAD_ATTR"))
+    return one.opname == "LOAD_CONST" and isinstance(one.argval, str) and not put
+
+
+def _makes_a_name(one: dis.Instruction) -> bool:
+    """Tell whether an instruction puts texts together: ``+``, ``%``, an f-string, ``format``."""
+    return one.opname in _JOINS or (one.opname.startswith(("LOAD_METHOD", "LOAD_ATTR")) and one.argval == "format")
 
 
 def listed(code: types.CodeType) -> tuple[str, ...]:

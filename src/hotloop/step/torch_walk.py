@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from hotloop.step import reading, standins
 from hotloop.step.standins import SCALARS, Same
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from hotloop.step.holdings import Holdings
     from hotloop.step.mentions import Mentions
@@ -51,25 +52,38 @@ class TorchWalk:
         self.strangers: dict[str, Any] = {}
         self._walk, self._mentions = walk, mentions
         self._modules = holdings.modules
-        self._given = {id(child) for one in self._modules.values() for child in one.modules()}
+        self._given = {
+            id(child): path for name, one in self._modules.items() for path, child in one.named_modules(prefix=name)
+        }
         held = (holdings.parameters(), holdings.buffers(), holdings.other_tensors())
         self._held = {id(one) for tensors in held for one in tensors.values()}
         self._optimizers = {id(part) for one in holdings.optimizers.values() for part in (one.param_groups, one.state)}
         """Groups and state of the optimizers that were given, which one around them may have as well."""
         self._forwards: set[type] = set()
+        self._held_parts: list[torch.nn.Module] | None = []
+        """Parts of the given modules that code holds by another way, until those were looked at."""
 
     def finish(self) -> None:
         """Look at the modules that the loop was given."""
         for name, module in self._modules.items():
             self.module(module, name)
+        held, self._held_parts = self._held_parts or [], None
+        for part in held:
+            self.is_given(part)
 
     def is_given(self, value: Any) -> bool:
         """Tell whether a value is one of the modules that the loop was given, which are looked at last."""
-        return id(value) in self._given
+        if id(value) not in self._given:
+            return False
+        if self._held_parts is not None:
+            self._held_parts.append(value)
+        else:
+            self.module(value, self._given[id(value)])
+        return True
 
     def module(self, module: torch.nn.Module, name: str) -> None:
         """Note the plain attributes of a module and its children, their tensors, and what their hooks reach."""
-        for path, child in module.named_modules(prefix=name):
+        for path, child in self._parts(module, name):
             if not self._walk.once(child):
                 continue
             if is_scripted(child):
@@ -90,6 +104,27 @@ class TorchWalk:
                 self.tensor(tensor, f"{path}.{key}")
             self.hooks(hooks.module_hooks(child), path)
             self._own_attributes(child, path)
+
+    def _parts(self, module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Give a module and its parts; where all code is followed that may name a part, it waits for its name.
+
+        A metric of the validation is a part of the model, and changes from epoch to epoch, while no code of the step
+        names it. Its parameters and buffers are among the holdings.
+        """
+        yield name, module
+        named = id(module) in self._given and self._names_its_parts(type(module))
+        for key, child in module.named_children():
+            path = f"{name}.{key}" if name else key
+            if named:
+                self._mentions.follow_child(key, functools.partial(self.module, child, path))
+            else:
+                yield from self._parts(child, path)
+
+    def _names_its_parts(self, cls: type) -> bool:
+        """Tell whether all code of a class is followed that may use its parts in a step; a trainer's names none."""
+        others = {torch.nn.Module, *filter(_is_pythons, cls.__mro__)}
+        bases = [base for base in cls.__mro__ if base not in others and not standins.is_frameworks(base)]
+        return bool(bases) and all(map(self._walk.code.has_own_code, bases))
 
     def _own_attributes(self, module: torch.nn.Module, path: str) -> None:
         attributes, cls, strange = vars(module), type(module), id(module) not in self._given
@@ -210,6 +245,11 @@ def _of_a_tier(module: torch.nn.Module, key: str) -> bool:
     """Tell whether an attribute is hotloop's, or what the module's call is routed to: they come and go with a tier."""
     value = vars(module).get(key)
     return key.startswith(_OURS) or isinstance(value, MethodEntry) or (value is not None and value is get_entry(module))
+
+
+def _is_pythons(cls: type) -> bool:
+    """Tell whether a class is of Python's own library: ABC, Generic."""
+    return cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def _is_ours(hook: Any) -> bool:

@@ -48,6 +48,7 @@ class Walk:
         ignore: objects that are looked after elsewhere: the loop itself.
         holdings: what was given to the loop: modes of its modules and its tensors' memory are looked after elsewhere.
         home: the folder of the installed package that the step itself is of: its code is followed like a program's own.
+        whole: look as well at parts of the given models that no code of the step names: it may change them.
 
     Attributes:
         found: what was reached, by a name that its author recognises; values compare with ``==``.
@@ -55,10 +56,11 @@ class Walk:
         holders: attributes, and which of them count.
         typed: objects whose class may be replaced.
         computed: what has to be asked anew: positions of iterators, contents of arrays, slots.
+        unread: names of what was found only in parts of models that no code of the step names.
         code: what functions and classes that were reached hold; ``torchs``: what torch's own objects do.
     """
 
-    def __init__(self, ignore: Iterable[Any], holdings: Holdings, home: str = "") -> None:
+    def __init__(self, ignore: Iterable[Any], holdings: Holdings, home: str = "", *, whole: bool = True) -> None:
         self.found: dict[str, Any] = {}
         self.tables: list[dict[Any, Any]] = []
         self.holders: list[tuple[Mapping[str, Any], Callable[[str], bool]]] = []
@@ -70,6 +72,8 @@ class Walk:
         self._seen: dict[int, Any] = {id(one): one for one in ignore}  # which keeps them: an id is one's own for life
         self._entries = 0
         self._mentions = Mentions()
+        self.unread: frozenset[str] = frozenset()
+        self._whole = whole
         self.code = CodeWalk(self, self._mentions, home)
         self.torchs = TorchWalk(self, self._mentions, holdings)
 
@@ -93,6 +97,11 @@ class Walk:
         """Look at the modules that the loop was given, after all else, and at the code of all functions reached."""
         self.torchs.finish()
         self.code.finish()
+        if self._whole:
+            read = frozenset(self.found)
+            self._mentions.follow_children()
+            self.code.finish()
+            self.unread = frozenset(self.found.keys() - read)
 
     def value(self, value: Any, name: str, depth: int, *, every: bool = False) -> None:
         """Note one value, and follow what it holds; ``every``: code that nobody follows may read all attributes."""
