@@ -25,6 +25,15 @@ class Lone(nn.Module):
         return torch.sin(self.inner(x)).sum()
 
 
+class Shown(Lone):
+    """Has the backward of a `Lone`, and hands out what that one may write over."""
+
+    def forward(self, x):
+        """Give a loss, and what it is of."""
+        inner = self.inner(x)
+        return torch.sin(inner).sum(), inner.detach()
+
+
 class Waves(nn.Module):
     """Gives two losses, whose backwards share what one forward has saved."""
 
@@ -36,6 +45,15 @@ class Waves(nn.Module):
         """Give two losses that share a forward."""
         waves = torch.sin(self.inner(x))
         return waves.sum(), self.outer(waves).square().sum()
+
+
+class Views(Lone):
+    """Gives nothing but views of one tensor, which autograd has nodes of its own for."""
+
+    def forward(self, x):
+        """Give two views."""
+        waves = torch.sin(self.inner(x))
+        return waves.view(-1), waves.t()
 
 
 class Strided(nn.Module):
@@ -117,6 +135,49 @@ def test_code_from_the_cache_that_writes_over_what_was_saved_is_no_danger(donate
     with torch._functorch.config.patch(donated_buffer=donated):
         hotloop.compile(model, "default")
         assert_trains_as(model, reference, twice)
+
+
+def test_a_graph_is_kept_whose_outputs_are_views(cache):
+    def way(model, x):
+        flat, turned = model(x)
+        flat.square().sum().backward(retain_graph=True)
+        turned.sin().sum().backward()
+
+    reference = Views()
+    assert_trains_as(hotloop.compile(copy.deepcopy(reference), "default"), reference, way)
+
+
+def test_a_graph_is_kept_that_writes_what_it_makes_into_an_input(cache):
+    class Writing(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x, into):
+            into[:, 2:10].add_(torch.sin(self.inner(x)).cos())
+
+    def way(model, x):
+        into = torch.ones(4, 12, requires_grad=True).clone()
+        model(x, into)
+        loss = into.square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    reference = Writing(nn.Linear(8, 8))
+    assert_trains_as(hotloop.compile(copy.deepcopy(reference), "default"), reference, way)
+
+
+@pytest.mark.parametrize("compiled_before", ["by hotloop", "by torch", "both by torch"])
+def test_a_backward_from_the_cache_writes_over_nothing_that_its_forward_hands_out(compiled_before, cache):
+    by = torch.compile if "torch" in compiled_before else hotloop.compile
+    reference = Shown()
+    for kind in (Lone, Shown) if "both" in compiled_before else (Lone,):
+        outputs = by(kind())(rows())
+        (outputs if kind is Lone else outputs[0]).backward()
+        torch.compiler.reset()
+    loss, shown = hotloop.compile(copy.deepcopy(reference), "default")(rows())
+    loss.backward()
+    torch.testing.assert_close(shown, reference(rows())[1])
 
 
 def test_a_gradient_of_a_gradient_is_refused_in_torchs_words(cache):

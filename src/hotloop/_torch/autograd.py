@@ -12,7 +12,7 @@ from hotloop._torch.ledger import CapabilityMissingError, private
 from hotloop._torch.settings import kept_graph, outside_cudagraphs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 _VIEWS = 4
@@ -73,14 +73,25 @@ def in_backward() -> bool:
     return task != -1
 
 
-def guard_backward(outputs: Any, explain: Callable[[Exception], Exception], around: Around | None = None) -> bool:
+def nodes_of(values: Iterable[Any]) -> list[Any]:
+    """Give what autograd has of each value; None of what is no tensor, or has none."""
+    return [one.grad_fn if isinstance(one, torch.Tensor) else None for one in values]
+
+
+def guard_backward(
+    outputs: Any,
+    explain: Callable[[Exception], Exception],
+    around: Around | None = None,
+    written: Sequence[tuple[Any, Any]] = (),
+) -> bool:
     """Wrap the backward of the autograd function that made ``outputs``; True once it is found.
 
     AOTAutograd makes one class a graph, so this touches no other graph. ``explain`` maps an exception that escapes from
-    the compiled backward to the one to raise.
+    the compiled backward to the one to raise. ``written``: what autograd had of each input before the graph ran, and
+    has now; a graph may write what it makes into them, and hand out nothing.
     """
     run_kept = _run_kept if around is None else _run_kept_outside_cudagraphs
-    for function in _functions(outputs, through_views=around is not None):
+    for function in _functions(outputs, written):
         inner = function.backward
         keeps_graph = keeps_graph_probe()
 
@@ -182,15 +193,25 @@ def _aligned(value: Any) -> Any:
     return value
 
 
-def _functions(outputs: Any, *, through_views: bool) -> Iterator[Any]:
-    if through_views:  # a graph whose input was made by another one may hand that on: its backward has its guard
-        found = [node._forward_cls for node in compiled_nodes(outputs)]  # noqa: SLF001 - in the ledger
-        yield from (one for one in found if not hasattr(one, "_hotloop_guarded"))
-        return
-    for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
-        node: Any = output.grad_fn if isinstance(output, torch.Tensor) else None
-        if node is not None and _is_compiled(node):
+def _functions(outputs: Any, written: Sequence[tuple[Any, Any]]) -> Iterator[Any]:
+    """Give the autograd functions of the graphs that made some values, without those that have their guard."""
+    # A graph whose input was made by another one may hand that on: its backward has its guard.
+    into = [_source_of(after) for before, after in written if after is not before]
+    for node in (*compiled_nodes(outputs), *(one for one in into if one is not None)):
+        if not hasattr(node._forward_cls, "_hotloop_guarded"):  # noqa: SLF001 - in the ledger
             yield node._forward_cls  # noqa: SLF001 - in the ledger
+
+
+def _source_of(node: Any) -> Any:
+    """Give the compiled graph's node that made what was copied into a tensor, or into the tensor that it is a view of.
+
+    What is copied comes last among what a copy hangs on, after what was there before.
+    """
+    for _ in range(_VIEWS):
+        if node is None or _is_compiled(node):
+            return node
+        node = node.next_functions[-1][0] if node.next_functions else None
+    return None
 
 
 def _surrounded(backward: Callable[..., Any], around: Around, keeps_graph: Callable[[], bool]) -> Callable[..., Any]:

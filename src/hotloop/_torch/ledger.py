@@ -198,6 +198,21 @@ LEDGER: tuple[PrivateName, ...] = (
     PrivateName(
         "torch._dynamo", "looked for before anything is compiled: not every build has it", "everything is eager"
     ),
+    PrivateName(
+        "torch._inductor.compile_fx:compile_fx",
+        "Inductor with a compiler of single graphs that is ours: see the next",
+        "no Inductor rung",
+    ),
+    PrivateName(
+        "torch._inductor.compile_fx:compile_fx_inner",
+        "its cache hands out backwards that write over what another forward's caller holds: they are told apart",
+        "no Inductor rung",
+    ),
+    PrivateName(
+        "torch.compiler:config",
+        "the tag of entries in torch's caches; public, and loaded by name like the private ones",
+        "as above",
+    ),
     PrivateName("torch._inductor.compile_fx", "imported to see whether Inductor works here", "no Inductor rung"),
     PrivateName(
         "torch._dynamo.convert_frame",
@@ -330,7 +345,8 @@ LEDGER: tuple[PrivateName, ...] = (
     PrivateName("Callable._boxed_call", "says that a compiled graph takes its inputs as a list", "as above"),
     PrivateName(
         "torch._guards:TracingContext",
-        "which inputs of a graph are parameters and buffers: writing into those does not prevent a capture",
+        "which inputs of a graph are parameters and buffers (writing into those does not prevent a capture), and what "
+        "a backward that is compiled may write over",
         "the emulation takes a graph that updates buffers for one that is not captured",
     ),
     PrivateName(

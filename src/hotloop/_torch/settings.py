@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _SETTINGS_OF_A_THREAD = (2, 12)
 """From this version on dynamo's settings belong to a thread."""
 _TRITON = "torch._inductor.config:triton"
+_COMPILERS = "torch.compiler:config"
 _TRACING_LOG = "torch._dynamo.convert_frame"
 
 
@@ -44,6 +45,13 @@ def patched(path: str, **values: Any) -> Iterator[None]:
 def backward_with_forward() -> Iterator[None]:
     """Compile the backward graph while the forward is compiled, before any gradient has moved."""
     with patched("torch._functorch:config", force_non_lazy_backward_lowering=True):
+        yield
+
+
+@contextlib.contextmanager
+def caching_apart(tag: str) -> Iterator[None]:
+    """Compile with entries of torch's caches that are another tag's for who compiles without it."""
+    with patched(_COMPILERS, cache_key_tag=f"{private(_COMPILERS).cache_key_tag}, {tag}"):
         yield
 
 

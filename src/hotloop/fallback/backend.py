@@ -16,7 +16,7 @@ from torch import fx
 
 from hotloop import events as ev
 from hotloop._torch import backends, cudagraphs
-from hotloop._torch.autograd import guard_backward
+from hotloop._torch.autograd import guard_backward, nodes_of
 from hotloop._torch.dynamo import is_signal
 from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
@@ -247,6 +247,7 @@ class _Runner:
             tally = local.tally
             tally.executed += 1
             tally.graphs[info] += 1
+            before = nodes_of(args) if looks else []
             try:
                 outputs = compiled(*args)
             except Exception as error:
@@ -255,17 +256,19 @@ class _Runner:
                     raise
                 raise raised from cause
             if looks:
-                looks = guard(outputs, looks, backward_failed)
+                looks = guard(outputs, list(zip(before, nodes_of(args), strict=True)), looks, backward_failed)
             if absent is not None and torch.is_grad_enabled():
                 absent.watch(args, outputs)
             return outputs
 
         return run
 
-    def _guard(self, outputs: Any, looks: int, explain: Callable[[Exception], Exception]) -> int:
+    def _guard(
+        self, outputs: Any, written: list[tuple[Any, Any]], looks: int, explain: Callable[[Exception], Exception]
+    ) -> int:
         if not torch.is_grad_enabled():
             return looks
-        return 0 if guard_backward(outputs, explain, self._around) else looks - 1
+        return 0 if guard_backward(outputs, explain, self._around, written) else looks - 1
 
     def _explain(self, error: Exception, args: tuple[Any, ...]) -> tuple[Exception, BaseException | None]:
         """Give what to raise for a failure of the forward: the error itself, eager's own, or ours; and its cause."""
