@@ -30,6 +30,9 @@ from torch.nn import functional as F
 from torch.utils import tensorboard
 
 import hotloop
+from hotloop.step.heard import Heard
+from hotloop.step.holdings import Holdings
+from hotloop.step.survey import survey
 from hotloop.testing import captured_step_emulation
 
 
@@ -166,6 +169,47 @@ def test_a_profiler_that_runs_already_is_left_in_place():
     finally:
         sys.setprofile(None)
     assert heard
+
+
+def test_a_profiler_that_the_step_begins_is_left_in_place():
+    heard, seen = [], []
+
+    def profile(frame, event, arg):
+        seen.append(event)
+
+    def run():
+        sys.setprofile(profile)
+        torch.ones(2).sum()
+        seen.clear()
+        torch.ones(2).sum()
+        heard.append(bool(seen))
+
+    calls = Heard()
+    try:
+        with calls.listening():
+            survey(Holdings({}, {}), torch.device("cpu"), [], run, calls)
+        assert sys.getprofile() is profile
+        assert heard == [True]
+    finally:
+        sys.setprofile(None)
+
+
+class Answers:
+    """Answers to any name, but only to those that it knows."""
+
+    def __init__(self):
+        self.known = {"scale": 2}
+
+    def __getattr__(self, name):
+        return vars(self)["known"][name]
+
+    def __call__(self, logits):
+        """Scale."""
+        return self.scale * logits
+
+
+def test_what_a_step_calls_is_not_asked_for_its_name():
+    assert training(Answers(), GRAPH)[0].tier == GRAPH
 
 
 def test_nobody_listens_after_a_step_was_looked_at():

@@ -24,7 +24,19 @@ if TYPE_CHECKING:
     Began = Callable[[FrameType], None]
     """Told of a function of Python's that begins."""
 
-_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType)
+_IN_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
+
+if sys.version_info >= (3, 12):
+
+    def _free_tool() -> int | None:
+        """Take one of the tools that are nobody's by Python's docs; None where others have them, or other threads."""
+        for tool in (3, 4):
+            try:
+                sys.monitoring.use_tool_id(tool, "hotloop")
+            except ValueError:
+                continue
+            return tool
+        return None
 
 
 class Calls:
@@ -38,6 +50,7 @@ class Calls:
 
     def __init__(self, names: frozenset[str], called: Called, began: Began) -> None:
         self._names, self._called, self._began = names, called, began
+        self._hook = self._profile
         self._profiling = 0
         """The thread that a profile function of ours hears; 0 where none does."""
 
@@ -49,8 +62,8 @@ class Calls:
 
     def hear(self, on: bool) -> None:
         """Leave calls unheard for a while; the places of a library's, ours too, are not heard by a monitor anyway."""
-        if self._profiling == threading.get_ident():
-            sys.setprofile(self._profile if on else None)
+        if self._profiling == threading.get_ident() and sys.getprofile() is (None if on else self._hook):
+            sys.setprofile(self._hook if on else None)  # else the step itself has begun to profile
 
     @contextlib.contextmanager
     def _profiled(self) -> Iterator[None]:
@@ -76,19 +89,19 @@ class Calls:
         @contextlib.contextmanager
         def _monitored(self) -> Iterator[None]:
             monitoring = sys.monitoring
-            tool = next((one for one in (3, 4) if monitoring.get_tool(one) is None), None)  # nobody's by Python's docs
-            if tool is None:
+            if (tool := _free_tool()) is None:
                 yield
                 return
             thread, names, called, began = threading.get_ident(), self._names, self._called, self._began
 
             def calls(code: types.CodeType, _offset: int, function: Any, first: Any) -> Any:
-                name = getattr(function, "__name__", "")
+                in_c = type(function) in _IN_C  # of a user's object not even the name is asked: that is code of theirs
+                name = function.__name__ if in_c else ""
                 if name not in names:
                     # What a library's code calls directly is its own affair, whatever else is called there later.
                     file = code.co_filename
                     return None if is_own_file(file) or is_standard_library(file) else monitoring.DISABLE
-                if threading.get_ident() == thread and isinstance(function, _IN_C):
+                if threading.get_ident() == thread:
                     called(sys._getframe(1), name, getattr(function, "__self__", first))  # noqa: SLF001 - who calls
                 return None
 
@@ -100,7 +113,6 @@ class Calls:
                 return None
 
             events = monitoring.events
-            monitoring.use_tool_id(tool, "hotloop")
             try:
                 monitoring.register_callback(tool, events.CALL, calls)
                 monitoring.register_callback(tool, events.PY_START, starts)
