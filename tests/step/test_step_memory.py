@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import itertools
+import warnings
 import weakref
 
 import pytest
@@ -339,6 +340,44 @@ def test_gradients_come_back_as_they_were_whether_the_step_has_dropped_or_change
         model.zero_grad()
         start.restore()
         assert all(torch.equal(one.grad, was) for one, was in zip(model.parameters(), now, strict=True))
+
+
+def test_gradients_that_lie_in_memory_of_somebodys_come_back_there():
+    model = Net()
+    start = StepStart(Holdings({"model": model}, {}), [torch.device("cpu")])
+    flat = torch.ones(96)
+    model.first.weight.grad = flat.view(12, 8)
+    start.save(gradients=True)
+    flat.zero_()
+    model.zero_grad()
+    start.restore()
+    assert flat.sum() == 96
+    flat.zero_()
+    assert model.first.weight.grad.sum() == 0
+
+
+def test_a_gradient_of_two_parameters_is_theirs_again():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    start = StepStart(Holdings({"model": model}, {}), [torch.device("cpu")])
+    model[0].weight.grad = model[1].weight.grad = torch.ones(4, 4)
+    for _ in range(2):
+        start.save(gradients=True)
+        model.zero_grad()
+        start.restore()
+        assert model[0].weight.grad is model[1].weight.grad
+        assert model[0].weight.grad.sum() == 16
+
+
+def test_a_gradient_that_can_be_differentiated_comes_back_with_its_graph():
+    model = Net()
+    start = StepStart(Holdings({"model": model}, {}), [torch.device("cpu")])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch tells that such gradients hold on to their parameters
+        model(torch.ones(1, 8)).sum().backward(create_graph=True)
+    start.save(gradients=True)
+    model.zero_grad()
+    start.restore()
+    assert model.first.weight.grad.requires_grad
 
 
 def highest(seen):

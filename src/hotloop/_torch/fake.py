@@ -50,3 +50,8 @@ def on_fakes(mode: Any) -> Iterator[None]:
 def version_of(value: torch.Tensor) -> int:
     """Give how often a tensor was changed in place; inference tensors do not count."""
     return value._version  # noqa: SLF001 - in the ledger
+
+
+def is_part(value: torch.Tensor) -> bool:
+    """Tell whether a tensor is a view of another."""
+    return value._is_view()  # noqa: SLF001 - in the ledger

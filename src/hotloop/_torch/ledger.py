@@ -85,6 +85,12 @@ LEDGER: tuple[PrivateName, ...] = (
         "graphs are not cut into blocks",
     ),
     PrivateName(
+        "Tensor._is_view",
+        "whether a gradient is a part of other memory: a step that is undone has to find that part, and no copy of it",
+        "gradients are held while a step runs that drops them, beside their copies",
+        "Tensor._base, which is as private",
+    ),
+    PrivateName(
         "torch._guards:detect_fake_mode",
         "the fake values that the compilers of a trace use, for what passes between the pieces of a cut graph",
         "graphs are not cut into blocks",

@@ -6,12 +6,12 @@ launch into memory that is kept, gradients only where they exist and are read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from hotloop._torch.fake import version_of
+from hotloop._torch.fake import is_part, version_of
 from hotloop._torch.foreach import copy_all
 from hotloop._torch.hooks import module_tables
 from hotloop.step.bindings import Bindings
@@ -20,7 +20,11 @@ from hotloop.step.memory import Memory
 from hotloop.step.random_state import RandomState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+
+_Copied: TypeAlias = "tuple[Callable[[], torch.Tensor | None], torch.Tensor]"
+"""What gives a gradient as long as there is one, and its copy."""
 
 
 class BufferTables:
@@ -80,7 +84,7 @@ class StepStart:
         self._copies: list[torch.Tensor] = []
         self._live: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] = []
-        self._copied: dict[int, tuple[TensorWeakRef, torch.Tensor]] = {}
+        self._copied: dict[int, _Copied] = {}
         """By place: gradients that were copied, and their copies. They are not held: a step that drops its gradients
         before its forward has their memory for it, as in eager."""
         self._room: dict[int, torch.Tensor] = {}
@@ -120,19 +124,23 @@ class StepStart:
         self._live = [one for one in found if not overlaps(one)]
         self._copies = [torch.empty_like(one, requires_grad=False) for one in self._live]
 
-    def _copy(self, found: Sequence[torch.Tensor | None]) -> dict[int, tuple[TensorWeakRef, torch.Tensor]]:
+    def _copy(self, found: Sequence[torch.Tensor | None]) -> dict[int, _Copied]:
         """Copy the gradients that exist, in few launches, into memory that is kept."""
-        copied, dense = {}, []
+        copied: dict[int, _Copied] = {}
+        dense, places = [], dict[int, int]()
         for place, one in enumerate(found):
             if one is None:
                 continue
+            if (first := places.setdefault(id(one), place)) != place:  # of several parameters at once
+                copied[place] = copied[first]
+                continue
             if one.layout != torch.strided:
-                copied[place] = TensorWeakRef(one), one.clone()
+                copied[place] = _way_to(one), one.clone()
                 continue
             room = self._room.get(place)
             if room is None or room.shape != one.shape or room.dtype != one.dtype or room.device != one.device:
                 room = self._room[place] = torch.empty_like(one, requires_grad=False)
-            copied[place] = TensorWeakRef(one), room
+            copied[place] = _way_to(one), room
             dense.append((room, one))
         copy_all([room for room, _ in dense], [one for _, one in dense])
         return copied
@@ -166,12 +174,24 @@ class StepStart:
     def _brought_back(self, place: int) -> torch.Tensor:
         """Give a gradient that was copied, as it was; where nobody has held it, its copy, which is kept no more."""
         found, copied = self._copied[place]
-        gradient: torch.Tensor | None = found()
+        gradient = found()
         if gradient is None:
             self._room.pop(place, None)
             return copied
         with torch.no_grad():
             return gradient.copy_(copied)
+
+
+def _way_to(gradient: torch.Tensor) -> Callable[[], torch.Tensor | None]:
+    """Give what gives a gradient while somebody holds it; always, where no copy is the same.
+
+    A part of memory that is somebody's (a buffer that all gradients lie in) is to be that part again, and one that can
+    be differentiated has its graph.
+    """
+    if is_part(gradient) or gradient.requires_grad:
+        return lambda: gradient
+    found: Callable[[], torch.Tensor | None] = TensorWeakRef(gradient)
+    return found
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
