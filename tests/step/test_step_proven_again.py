@@ -99,3 +99,32 @@ def test_code_that_is_compiled_outside_of_steps_asks_for_no_proof():
                 with torch.no_grad():
                     model(torch.randn(6, 8))
         assert len(of(events, ev.TierProven)) == 1
+
+
+def test_code_is_proven_that_a_step_has_compiled_before_it_raised():
+    model, bad = Adapted(1.3), [False]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(x):
+        loss = model(x).square().mean()
+        if bad[0]:
+            raise ValueError("a batch that is not to be trained on")
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    with hotloop.Loop(model, optimizer, run="aot_eager", sentinel=None) as loop, hotloop.watch() as events:
+        hot = loop.step(step)
+        for number in range(20):
+            if number == SWITCHED:
+                model.adapters["new"], model.active = nn.Linear(8, 4), "new"
+                optimizer.add_param_group({"params": list(model.adapters.parameters())})
+                bad[0] = True
+                with pytest.raises(ValueError, match="not to be trained on"):
+                    hot(torch.randn(6, 8))
+                bad[0] = False
+            hot(torch.randn(6, 8))
+        assert loop.status().tier == "eager"
+    (declined,) = of(events, ev.TierDeclined)
+    assert "does not agree with eager" in declined.reason

@@ -48,6 +48,8 @@ class CodeProofs:
         self._traced_path = False
         self._known = "", 0
         """The base in force, and how much of its code was compiled before the step, or is compared in it."""
+        self._looks = False
+        """A step is running, or has raised."""
 
     def proven(self, base: str) -> bool:
         """Tell whether code compiled as a base asks has agreed with eager often enough."""
@@ -62,7 +64,14 @@ class CodeProofs:
         self._agree.discard(base)
 
     def look_before(self) -> None:
-        """Note what is compiled of the base in force."""
+        """Note what is compiled of the base in force; after a step that raised, what there was before that one."""
+        base = self._loop.compiled.base
+        if not self._looks or self._known[0] != base:
+            self._compared()
+        self._looks = True
+
+    def _compared(self) -> None:
+        """Note that all that is compiled of the base in force is proven, or is being compared."""
         self._known = self._loop.compiled.base, self._loop.compiled.compiles()
 
     def look_after(self) -> None:
@@ -71,6 +80,7 @@ class CodeProofs:
         A proof has compared what is compiled in it. Where several processes run the step, they agree on proofs.
         """
         base, known = self._known
+        self._looks = False
         same = base == self._loop.compiled.base and self._runner.together is None
         if same and self.proven(base) and self._loop.compiled.compiles() > known:
             self.forget(base)
@@ -121,7 +131,7 @@ class CodeProofs:
             ready = proof.alone if runner.together is None else runner.together.ready
             proved = prove_step(runner.program, candidate, eager, limits, wide=wide, ready=ready)
             outcome = with_roundings(proved, elsewhere)
-            self.look_before()
+            self._compared()
         except CandidateFailedError as error:
             obstacle = runner.rescue.candidate_failed(error, tier)
         if obstacle is not None:
