@@ -167,6 +167,23 @@ def test_a_graph_is_kept_that_writes_what_it_makes_into_an_input(cache):
     assert_trains_as(hotloop.compile(copy.deepcopy(reference), "default"), reference, way)
 
 
+def test_a_graph_is_kept_that_hands_on_what_plain_torch_compile_has_made(cache):
+    class Head(Lone):
+        def forward(self, x):
+            return x.view(-1), torch.sin(self.inner(x)).sum()
+
+    def way(model, x):
+        (grad,) = torch.autograd.grad(model(encoder(x))[1], [model.inner.weight])
+        given, loss = model(encoder(x))
+        (again,) = torch.autograd.grad(loss, [model.inner.weight], retain_graph=True)
+        torch.testing.assert_close(again, grad)
+        (loss + given.sum()).backward()
+
+    encoder = torch.compile(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    reference = Head()
+    assert_trains_as(hotloop.compile(copy.deepcopy(reference), "default"), reference, way)
+
+
 @pytest.mark.parametrize("compiled_before", ["by hotloop", "by torch", "both by torch"])
 def test_a_backward_from_the_cache_writes_over_nothing_that_its_forward_hands_out(compiled_before, cache):
     by = torch.compile if "torch" in compiled_before else hotloop.compile

@@ -86,11 +86,13 @@ def guard_backward(
 ) -> bool:
     """Wrap the backward of the autograd function that made ``outputs``; True once it is found.
 
-    AOTAutograd makes one class a graph, so this touches no other graph. ``explain`` maps an exception that escapes from
+    AOTAutograd makes one class a graph, so this touches no other graph of ours; one of plain ``torch.compile``'s, whose
+    outputs this graph hands on, may come first, and be wrapped as well. ``explain`` maps an exception that escapes from
     the compiled backward to the one to raise. ``written``: what autograd had of each input before the graph ran, and
     has now; a graph may write what it makes into them, and hand out nothing.
     """
     run_kept = _run_kept if around is None else _run_kept_outside_cudagraphs
+    found = False
     for function in _functions(outputs, written):
         inner = function.backward
         keeps_graph = keeps_graph_probe()
@@ -108,8 +110,10 @@ def guard_backward(
 
         function._hotloop_guarded = True  # noqa: SLF001 - ours, on torch's class
         function.backward = staticmethod(backward if around is None else _surrounded(backward, around, keeps_graph))
-        return True
-    return False
+        found = True
+        if around is not None:
+            break
+    return found
 
 
 def _run_kept(inner: Callable[..., Any], ctx: Any, gradients: tuple[Any, ...]) -> Any:
