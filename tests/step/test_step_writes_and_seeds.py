@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import csv
 import datetime as dt
@@ -18,9 +19,10 @@ import pickle
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from queue import Empty
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import pytest
@@ -169,6 +171,34 @@ def test_a_profiler_that_runs_already_is_left_in_place():
     finally:
         sys.setprofile(None)
     assert heard
+
+
+def in_a_thread(write):
+    thread = threading.Thread(target=write)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
+@pytest.mark.parametrize("way", ["thread", "pool", "queue"])
+def test_other_threads_do_what_each_step_asks_them_for(tmp_path, way, asked):
+    waiting = SimpleQueue()
+    with (tmp_path / "steps").open("a") as file, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        write = functools.partial(file.write, "a step\n")
+        pool.submit(int).result()  # its thread has begun before the first step
+        ways = {
+            "thread": functools.partial(in_a_thread, write),
+            "pool": functools.partial(pool.submit, write),
+            "queue": lambda: waiting.put(1),
+        }
+
+        def extra(_):
+            ways[way]()
+            return 0
+
+        status, _ = training(extra, asked)
+    assert "thread" in why(status, asked)
+    assert len((tmp_path / "steps").read_text().splitlines()) + waiting.qsize() == STEPS
 
 
 def test_a_profiler_that_the_step_begins_is_left_in_place():

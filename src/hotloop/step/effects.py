@@ -88,12 +88,15 @@ def _of_the_system() -> Iterator[tuple[tuple[str, str], Effect]]:
 
 
 def _of_others() -> Iterator[tuple[tuple[str, str], Effect]]:
-    """Give what is known of streams, databases and clocks."""
+    """Give what is known of streams, threads, databases and clocks."""
     for home in ("io", "_io"):
         yield (home, "open"), Effect("the step opens a file", _ASK_OUTSIDE, once=False)
     for home in ("socket", "_socket"):
         for name in ("send", "sendall", "sendto", "recv", "recv_into"):
             yield (home, name), Effect(f"the step talks to another program ({name})", _DO_OUTSIDE)
+    for name in ("start_new_thread", "start_joinable_thread"):  # the one before Python 3.13, the other since
+        yield ("_thread", name), Effect("the step starts a thread", _DO_OUTSIDE)
+    yield ("_queue", "put"), Effect("the step hands something to another thread (put)", _DO_OUTSIDE)
     for name in ("execute", "executemany", "executescript"):
         yield ("sqlite3", name), Effect(f"the step asks a database ({name})", _DO_OUTSIDE)
     yield ("_pickle", "dump"), Effect("the step writes to a file or a buffer (pickle.dump)", WRITE_OUTSIDE)
