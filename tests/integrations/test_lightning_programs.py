@@ -111,7 +111,7 @@ class MeasuresValidation(Sgd):
 
     def __init__(self, net):
         super().__init__(net)
-        accuracy = torchmetrics.Accuracy("multiclass", num_classes=4)
+        accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
         self.measured = torchmetrics.MetricCollection({"accuracy": accuracy}, prefix="val_")
 
     def validation_step(self, batch, batch_idx):
@@ -125,9 +125,31 @@ class MeasuresValidation(Sgd):
 
 def test_metrics_of_a_validation_keep_no_step_from_being_compiled():
     """Their code reaches Python's own caches, of regular expressions for one, in which every compile writes."""
-    eager, hot = fit(MeasuresValidation, batches=12), HotLoop("aot_eager")
-    same(eager, fit(MeasuresValidation, hot, batches=12))
+    eager, hot = fit(MeasuresValidation, batches=12, validate=True), HotLoop("aot_eager")
+    same(eager, fit(MeasuresValidation, hot, batches=12, validate=True))
     assert hot.status().running == "aot_eager", hot.status()
+
+
+class MeasuresEpochs(Sgd):
+    """Its metric takes part in the log by its own name, as Lightning's pages have it, and moves from epoch to epoch."""
+
+    def __init__(self, net):
+        super().__init__(net)
+        self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=3)
+
+    def validation_step(self, batch, batch_idx):
+        ids, labels = batch
+        self.accuracy(self.net(ids), labels)
+        self.log("val_accuracy", self.accuracy)
+
+
+@pytest.mark.parametrize("module", [MeasuresValidation, MeasuresEpochs])
+def test_metrics_of_a_validation_leave_a_captured_step_in_force(module):
+    eager, hot = fit(module, epochs=8, validate=True), HotLoop("eager+graph")
+    with captured_step_emulation():
+        same(eager, fit(module, hot, epochs=8, validate=True))
+    assert hot.status().running == "eager+graph", hot.status()
+    assert "recorded anew" not in str(hot.status())
 
 
 def test_a_number_that_stays_is_captured():
