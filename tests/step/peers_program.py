@@ -64,7 +64,7 @@ def wrapped(kind):
     return fully_shard(model)
 
 
-def train(kind, run=None, steps=14, short=None, *, save=None, resume=None, in_place=True):
+def train(kind, run=None, steps=14, short=None, *, save=None, resume=None, in_place=True, changes=None):
     """Train; gives the parameters, the losses, and the loop's status. Saves after each step, goes on from there."""
     model = wrapped(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125, momentum=0.5)
@@ -88,6 +88,8 @@ def train(kind, run=None, steps=14, short=None, *, save=None, resume=None, in_pl
         (torch.cuda if DEVICE.type == "cuda" else torch).set_rng_state(random)
     losses = []
     for number, (x, y) in enumerate(batches(steps, short)):
+        if changes == number and RANK == 1:
+            model.module.drop.p = 0.5  # torch compiles other code for it, in this process alone
         if number >= begun:
             losses.append(float(step(x, y)))
             if save:
@@ -160,7 +162,7 @@ def impatient(wanted):
 
 def scenario(name):
     kind, _, what = name.partition("-")
-    steps, short, within = 14, None, contextlib.nullcontext()
+    steps, short, changes, within = 14, None, None, contextlib.nullcontext()
     if what in ("forward compile", "backward compile") and RANK == 1:
         within = planted_failure(what)
     elif what == "forward run":
@@ -170,11 +172,13 @@ def scenario(name):
         within = planted_failure(what, after=6)
     elif what == "sleep" and RANK == 1:
         within = slow_backend(5.0)
+    elif what == "anew":
+        steps, changes = 72, 20
     elif what == "short":
         short = 8 if RANK == 1 else None
     elif what == "short-first":
         short = 0 if RANK == 1 else None
-    eager = train(kind, steps=steps, short=short)
+    eager = train(kind, steps=steps, short=short, changes=changes)
     torch.compiler.reset()
     kept = {
         "backward run": {"save": f"{FOLDER}/kept"},
@@ -182,7 +186,7 @@ def scenario(name):
         "loop": {"in_place": False},
     }.get(what, {})
     with within as planted, impatient(what in ("sleep", "short")):
-        ours = train(kind, "aot_eager", steps=steps, short=short, **kept)
+        ours = train(kind, "aot_eager", steps=steps, short=short, changes=changes, **kept)
     if what == "resume":
         left = len(ours[1])
         return {"same": same(ours, (eager[0], eager[1][-left:])), "left": left}
@@ -194,6 +198,7 @@ def scenario(name):
         "tiers": tiers,
         "fired": fired,
         "status": str(ours[2]) + str(ours[3]),
+        "again": [one for one in ours[2].decisions if "is proven again" in one],
         "in_place": [[one.state, one.compiles, one.graph_breaks] for one in ours[3].components.values()],
     }
 

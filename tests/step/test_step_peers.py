@@ -41,7 +41,7 @@ def trained(tmp_path_factory, ended):
     """What two processes tell of all that they live through: to start them takes longer than to train."""
     return two_processes(
         tmp_path_factory.mktemp("peers"), "resume-resume", "ddp-compile", "ddp-forward compile", "ddp-backward compile", "ddp-sleep",
-        "ddp-short", "ddp-short-first", "local-forward run", "fsdp2-compile", "fsdp2-forward compile",
+        "ddp-short", "ddp-short-first", "ddp-anew", "local-forward run", "fsdp2-compile", "fsdp2-forward compile",
         "fsdp1-compile", "fsdp1-forward compile", "fsdp1-loop", KEPT=str(ended[1]),
     )  # fmt: skip
 
@@ -74,6 +74,13 @@ def test_ddp_compiles_and_falls_back_in_one_process_alone(trained):
         assert [told[name]["tier"] for told in ranks] == ["eager", "eager"]
         assert "planted failure" in ranks[1][name]["status"]
         assert "another process" in ranks[0][name]["status"]
+    # Code that one process compiles anew, a step after it asked the others, trains again once all have proven theirs.
+    for told, why in zip(ranks, ("another process has compiled", "step 22 has compiled"), strict=True):
+        assert told["ddp-anew"]["tier"] == "aot_eager"
+        assert len(told["ddp-anew"]["again"]) == 1
+        assert why in told["ddp-anew"]["again"][0]
+    assert ranks[1]["ddp-anew"]["tiers"]["eager"] >= 32 - 22
+    assert ranks[0]["ddp-anew"]["tiers"].get("eager", 0) <= 4
     assert "eager" in ranks[1]["ddp-short"]["tiers"]
     assert "eager" not in ranks[0]["ddp-short"]["tiers"] or ranks[0]["ddp-short"]["tiers"]["eager"] <= 2
     # A run that fails before the step's first collective is undone by that process; at the next vote all leave the tier.

@@ -77,19 +77,25 @@ class CodeProofs:
     def look_after(self) -> None:
         """After a step: code that was compiled anew in it (an adapter was added, say) is to be proven like the first.
 
-        A proof has compared what is compiled in it. Where several processes run the step, they agree on proofs.
+        A proof has compared what is compiled in it. Several processes agree on when they prove it.
         """
         base, known = self._known
         self._looks = False
-        same = base == self._loop.compiled.base and self._runner.together is None
-        if same and self.proven(base) and self._loop.compiled.compiles() > known:
-            self.forget(base)
-            self._runner.looking.look_again()  # there may be other modules and parameters
-            self._runner.rescue.look_again()
-            self._loop.decided(
-                f"{self._runner.name}: {base} is proven again: step {self._loop.steps + 1} has compiled code anew",
-                {"action": "prove again", "tier": base},
-            )
+        if base != self._loop.compiled.base or not self.proven(base) or self._loop.compiled.compiles() <= known:
+            return
+        if self._runner.together is not None:
+            self._runner.together.compiled_anew = self._loop.steps + 1
+        else:
+            self.prove_again(base, f"step {self._loop.steps + 1} has compiled code anew")
+
+    def prove_again(self, base: str, why: str) -> None:
+        """Take code that was proven for code that was not, and look at the step anew."""
+        self.forget(base)
+        self._runner.looking.look_again()  # there may be other modules and parameters
+        self._runner.rescue.look_again()
+        self._loop.decided(
+            f"{self._runner.name}: {base} is proven again: {why}", {"action": "prove again", "tier": base}
+        )
 
     def forget(self, base: str) -> None:
         """What was proven of a base's code does not count any more."""

@@ -34,6 +34,10 @@ class Together:
     Args:
         runner: whose step.
         peers: the processes.
+
+    Attributes:
+        compiled_anew: the step in which this process has compiled other code while its tier was in force, until all
+            processes prove theirs again; 0 where there is none.
     """
 
     def __init__(self, runner: Runner, peers: Peers) -> None:
@@ -43,6 +47,7 @@ class Together:
         """Votes since the last proof: as many in all processes."""
         self._proved: set[Inputs] = set()
         self._asked_for: Tier | None = None
+        self.compiled_anew = 0
 
     def run(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
         """Run a step. Where compiled code of one process has failed, that process is eager until all of them are."""
@@ -50,7 +55,7 @@ class Together:
         if self._asked_for is None:
             return run()
         if self._asked_for.compiles and self._runner.code.proven(self._asked_for.base):
-            return self._proven(run, tier, inputs)
+            return self._proven(run, tier, inputs, call)
         return self._towards(run, tier, inputs, call)
 
     def _towards(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
@@ -113,14 +118,19 @@ class Together:
         elif agreed is Vote.NOT_NOW:
             runner.code.not_proven(tier.base)
 
-    def _proven(self, run: Callable[[], Any], tier: Tier, inputs: Inputs) -> Any:
+    def _proven(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
         runner, asked = self._runner, self._asked_for
         assert asked is not None
         if runner.loop.steps % EVERY == 0:
-            agreed = self._peers.agree(Vote.YES if tier.compiles else Vote.NEVER)
+            mine = Vote.NOT_NOW if self.compiled_anew else Vote.YES
+            agreed = self._peers.agree(mine if tier.compiles else Vote.NEVER)
             if agreed is Vote.NEVER:
                 self._leave(asked, Obstacle("it failed in another process", _HINT))
                 return runner.eagerly(run)
+            if agreed is Vote.NOT_NOW:
+                return self._again(run, tier, inputs, call)
+        if self.compiled_anew:  # what is not proven does not train; the others' code was, and goes on
+            return runner.eagerly(run)
         if not tier.compiles or inputs not in self._proved:
             # This process alone: while it compiled for a short batch, the others would wait in a collective.
             if tier.compiles:
@@ -130,6 +140,14 @@ class Together:
                 )
             return runner.eagerly(run)
         return runner.guarded(run, tier)
+
+    def _again(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
+        """Prove the code of all processes again, from this step on, which is the same one in all of them."""
+        anew, self.compiled_anew = self.compiled_anew, 0
+        here = f"step {anew} has compiled code anew" if anew else "another process has compiled code anew"
+        self._runner.code.prove_again(tier.base, here)
+        self._proved.clear()
+        return self._towards(run, tier, inputs, call)
 
     def _leave(self, tier: Tier, obstacle: Obstacle) -> None:
         """Leave a tier for good, in this step, which is the same one in all processes that vote."""
