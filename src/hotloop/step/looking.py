@@ -86,8 +86,9 @@ class Looking:
         engine = self._loop.engine
         asked: list[bool] = []
         # On the way of the capture: code that looks for one (masks in transformers) must not be judged by another path.
+        # Where none can come, cuBLAS need not keep its memory for another stream.
         ambience: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if engine is not None:
+        if engine is not None and self._loop.may_capture:
             ambience = engine.ambience(
                 self._program.device, told_capturing=variant.told_capturing, asked=lambda: asked.append(True)
             )

@@ -53,7 +53,7 @@ _COPIES = 4
 @contextlib.contextmanager
 def aside(runner: Runner) -> Iterator[None]:
     """Run eagerly, and leave nothing behind that would tie a later capture to another stream."""
-    engine = runner.loop.engine
+    engine = runner.loop.engine if runner.loop.may_capture else None
     stream = engine.reference_stream(runner.loop.device) if engine is not None else contextlib.nullcontext()
     with runner.code.as_given(), stream:
         yield
