@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from hotloop import recipes, record
+from hotloop._torch import backends
 from hotloop.errors import ConfigError
 from hotloop.events import Fallback, Unavailable
 from hotloop.fallback import emulation
@@ -158,13 +159,10 @@ def test_what_does_not_run_as_asked_is_said_with_its_cause(state, running, cause
 
 
 def test_a_compile_that_fails_is_said_and_the_run_goes_on(tmp_path, train, capsys, monkeypatch):
-    import torch._inductor.compile_fx as inductor
-
     def fail(*_, **__):
         raise RuntimeError("planted failure")
 
-    for name in ("compile_fx", "compile_fx_inner"):
-        monkeypatch.setattr(inductor, name, fail)
+    monkeypatch.setattr(backends, "inductor", lambda *_, **__: fail)
     outcome = train(**ON, compile__preset="default", compile__ladder="[none]", training__max_steps=6)
     assert outcome.status == "finished"
     said = [line for line in lines(capsys) if "failed" in line]
