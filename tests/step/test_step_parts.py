@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import abc
+import builtins
+import contextlib
 import pathlib
+import sys
 import types
 
 import pytest
@@ -143,6 +146,68 @@ def by_a_method_of_the_model(model):
     return model.forward
 
 
+def of_library(function):
+    """Give a function as if a library had it, whose code is not read."""
+    file = str(pathlib.Path(torch.__file__).parent / "library.py")
+    return types.FunctionType(function.__code__.replace(co_filename=file), {**vars(builtins), "__name__": "torch"})
+
+
+def by_a_library(model):
+    def scaled_of(model, outputs):
+        return outputs * model.part.scale
+
+    scales = of_library(scaled_of)
+    return lambda inputs: scales(model, model(inputs))
+
+
+def by_a_library_that_goes_through_all(model):
+    def scaled_of(model, outputs):
+        for one in model.modules():
+            outputs = outputs * getattr(one, "scale", 1.0)
+        return outputs
+
+    scales = of_library(scaled_of)
+    return lambda inputs: scales(model, model(inputs))
+
+
+class Scales(Metric):
+    def forward(self, outputs):
+        return outputs * self.scale
+
+
+def called_by_a_library(model):
+    model.part = Scales()
+    calls = [of_library(lambda parts, outputs: parts[0](outputs))]
+    held = {id(model.part): model.part}
+    return lambda inputs: calls[0](list(held.values()), model(inputs))
+
+
+def by_code_that_is_made(model):
+    names = {"model": model}
+    exec("def scaled(outputs): return outputs * model.part.scale", names)
+    return lambda inputs: names["scaled"](model(inputs))
+
+
+def by_another_name_of_getattr(model):
+    get = getattr
+    return lambda inputs: scaled(model(inputs), get(model, "".join(reversed("trap"))))
+
+
+class Renames(Model):
+    others = {"head": PART}
+
+    def __getattr__(self, name):
+        return super().__getattr__(self.others.get(name, name))
+
+    def forward(self, inputs):
+        return scaled(self.net(inputs), self.head)
+
+
+def by_a_getattr_of_the_model(model):
+    model.__class__ = Renames
+    return model
+
+
 WAYS = [
     named,
     closed_over,
@@ -156,6 +221,12 @@ WAYS = [
     of_the_attributes,
     by_a_hook,
     by_a_method_of_the_model,
+    by_a_library,
+    by_a_library_that_goes_through_all,
+    called_by_a_library,
+    by_code_that_is_made,
+    by_another_name_of_getattr,
+    by_a_getattr_of_the_model,
 ]
 
 
@@ -171,6 +242,35 @@ def test_a_part_that_the_step_reads_in_any_way_is_in_force_in_the_very_next_step
     assert loop.record.document["steps"][8]["running"] == GRAPH
 
 
+@contextlib.contextmanager
+def listeners_place_taken():
+    """A profiler of the user's: up to Python 3.11 there is one place for one, from 3.12 on there are two tools."""
+    if sys.version_info < (3, 12):
+        sys.setprofile(lambda *_: None)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+        return
+    for tool in (3, 4):
+        sys.monitoring.use_tool_id(tool, "theirs")
+    try:
+        yield
+    finally:
+        for tool in (3, 4):
+            sys.monitoring.free_tool_id(tool)
+
+
+def test_where_nobody_can_listen_all_parts_are_looked_at():
+    def scales(model, index):
+        if index == 8:
+            model.part.scale = 0.25
+
+    with captured_step_emulation(), listeners_place_taken():
+        losses, _ = train(by_a_library, scales, GRAPH)
+    assert losses == train(by_a_library, scales, "eager")[0]
+
+
 def test_a_step_that_moves_a_part_through_a_library_is_declined():
     """What a library does in a step is not read: that the part moved is seen."""
 
@@ -179,12 +279,11 @@ def test_a_step_that_moves_a_part_through_a_library_is_declined():
             if hasattr(one, "calls"):
                 one.calls += 1
 
-    file = str(pathlib.Path(torch.__file__).parent / "library.py")
-    of_library = types.FunctionType(move.__code__.replace(co_filename=file), {"hasattr": hasattr, "__name__": "torch"})
+    moves = of_library(move)
 
     def step_of(model):
         def outputs_of(inputs):
-            of_library(model)
+            moves(model)
             return model(inputs)
 
         return outputs_of

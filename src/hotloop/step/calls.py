@@ -46,16 +46,22 @@ class Calls:
         names: of the functions in C that are told of.
         called: is told of them.
         began: is told of functions of Python's.
+        always: identities of code that it is told of each time, and not only where it may write or seed something.
+
+    Attributes:
+        complete: whether the last block was heard from its begin to its end.
     """
 
-    def __init__(self, names: frozenset[str], called: Called, began: Began) -> None:
-        self._names, self._called, self._began = names, called, began
+    def __init__(self, names: frozenset[str], called: Called, began: Began, always: frozenset[int]) -> None:
+        self._names, self._called, self._began, self._always = names, called, began, always
+        self.complete = False
         self._hook = self._profile
         self._profiling = 0
         """The thread that a profile function of ours hears; 0 where none does."""
 
     def heard(self) -> contextlib.AbstractContextManager[None]:
         """Hear while the block runs, unless somebody else has the place for that: up to Python 3.11 a profiler."""
+        self.complete = False
         if sys.version_info >= (3, 12):
             return self._monitored()
         return self._profiled()
@@ -75,6 +81,7 @@ class Calls:
         try:
             yield
         finally:
+            self.complete = sys.getprofile() is self._hook
             self.hear(False)
             self._profiling = 0
 
@@ -89,7 +96,9 @@ class Calls:
         @contextlib.contextmanager
         def _monitored(self) -> Iterator[None]:
             monitoring = sys.monitoring
-            if (tool := _free_tool()) is None:
+            tool, always = _free_tool(), self._always
+            self.complete = tool is not None
+            if tool is None:
                 yield
                 return
             thread, names, called, began = threading.get_ident(), self._names, self._called, self._began
@@ -106,7 +115,7 @@ class Calls:
                 return None
 
             def starts(code: types.CodeType, _offset: int) -> Any:
-                if not may_keep(code.co_name):
+                if not may_keep(code.co_name) and id(code) not in always:
                     return monitoring.DISABLE
                 if threading.get_ident() == thread:
                     began(sys._getframe(1))  # noqa: SLF001 - what begins

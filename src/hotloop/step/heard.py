@@ -19,6 +19,7 @@ import torch
 from hotloop._torch.dispatch import draws_elsewhere, is_torchs
 from hotloop._torch.graphs import is_own_file, is_standard_library
 from hotloop._torch.replaced import replaced
+from hotloop._torch.taken import PARTS_BY, parts_taken
 from hotloop.step.calls import Calls
 from hotloop.step.effects import CALLED, DRAW_FROM_TORCH, WRITE_OUTSIDE, effect_of, effect_of_library, is_file
 from hotloop.step.survey import Listener, Obstacle, own_place, survey
@@ -50,7 +51,8 @@ class Heard(Listener):
         """What keeps the step from being captured."""
         self._saying = 0
         """How many prints and log records are on their way: what they write is theirs."""
-        self._all = Calls(_HEARD, self._called, self._began)
+        self._all = Calls(_HEARD, self._called, self._began, PARTS_BY)
+        self._parts: dict[int, torch.nn.Module] = {}
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -65,6 +67,10 @@ class Heard(Listener):
     def hear(self, on: bool) -> None:
         """Listen to calls, or leave them unheard for a while."""
         self._all.hear(on)
+
+    def parts(self) -> dict[int, torch.nn.Module] | None:
+        """Give the modules that any code took out of another, or called; None where that was not heard throughout."""
+        return self._parts if self._all.complete else None
 
     def operation(self, kwargs: dict[str, Any]) -> None:
         """Hear which generator an operation draws from: a recording has torch's own, and goes on with no other."""
@@ -107,7 +113,9 @@ class Heard(Listener):
         """Hear of a function that begins, which may save to a file."""
         if self._saying:
             return
-        if (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
+        if id(frame.f_code) in PARTS_BY:
+            self._parts.update((id(one), one) for one in parts_taken(frame))
+        elif (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
             self._take(effect)
 
     def _called(self, frame: FrameType, name: str, owner: Any) -> None:

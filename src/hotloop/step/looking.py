@@ -106,9 +106,7 @@ class Looking:
             variant.seen = Survey(obstacles=[failed])
             self._loop.decided(f"{self._runner.name} could not be looked at, so it is not captured: {failed}", {})
             return result
-        if settings != self._settings():
-            obstacles.append(_CHANGES_SETTINGS)
-        obstacles += self.changed_inside()
+        obstacles += self._of_program(settings, heard)
         obstacles += self._of_arguments(given, self._named(args, kwargs))
         obstacles += [*heard.obstacles, *self._drawn_since(random)]
         obstacles += [
@@ -151,6 +149,17 @@ class Looking:
         if any(isinstance(one, torch.Tensor) and one.requires_grad for one in before.values()):
             found.append(Obstacle("an argument requires gradients", "set requires_grad inside the step, on a copy"))
         return found
+
+    def _of_program(self, settings: list[Any], heard: Heard) -> list[Obstacle]:
+        """Give what the step changed of settings and Python state, once it is noted which parts of models it takes.
+
+        Those are all of them where compiled code may take some unheard.
+        """
+        holdings, parts = self._program.holdings, heard.parts()
+        if parts is None or self._loop.given != "eager":
+            parts = {id(part): part for model in holdings.modules.values() for part in model.modules()}
+        holdings.taken |= parts
+        return [*([_CHANGES_SETTINGS] if settings != self._settings() else []), *self.changed_inside()]
 
     def _drawn_since(self, before: RandomState) -> list[Obstacle]:
         """Name the streams on the host that the step drew from: a replay draws from none of them."""

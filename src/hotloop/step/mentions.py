@@ -13,7 +13,17 @@ _NOT_IN_STEPS = ("__init__", "__new__", "__post_init__", "__del__", "__repr__", 
 LOOKS_AT_ALL = frozenset({"vars", "__dict__"})
 """Code that names one of these may read any attribute."""
 LOOKS_AT_CHILDREN = frozenset(
-    {"children", "named_children", "modules", "named_modules", "_modules", "apply", "get_submodule", "getmembers"}
+    {
+        "children",
+        "named_children",
+        "modules",
+        "named_modules",
+        "_modules",
+        "apply",
+        "get_submodule",
+        "__getattr__",
+        "getmembers",
+    }
 )
 """Code that names one of these may reach any part of a model."""
 

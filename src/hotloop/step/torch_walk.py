@@ -60,7 +60,7 @@ class TorchWalk:
         self._optimizers = {id(part) for one in holdings.optimizers.values() for part in (one.param_groups, one.state)}
         """Groups and state of the optimizers that were given, which one around them may have as well."""
         self._forwards: set[type] = set()
-        self._held_parts: list[torch.nn.Module] | None = []
+        self._held_parts: list[torch.nn.Module] | None = list(holdings.taken.values())
         """Parts of the given modules that code holds by another way, until those were looked at."""
 
     def finish(self) -> None:
