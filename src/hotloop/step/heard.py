@@ -19,7 +19,7 @@ import torch
 from hotloop._torch.dispatch import draws_elsewhere, is_torchs
 from hotloop._torch.graphs import is_own_file, is_standard_library
 from hotloop._torch.replaced import replaced
-from hotloop._torch.taken import PARTS_BY, parts_taken
+from hotloop._torch.taken import ALL_KNOWN, PARTS_BY, parts_taken
 from hotloop.step.calls import Calls
 from hotloop.step.effects import CALLED, DRAW_FROM_TORCH, WRITE_OUTSIDE, effect_of, effect_of_library, is_file
 from hotloop.step.survey import Listener, Obstacle, own_place, survey
@@ -70,7 +70,7 @@ class Heard(Listener):
 
     def parts(self) -> dict[int, torch.nn.Module] | None:
         """Give the modules that any code took out of another, or called; None where that was not heard throughout."""
-        return self._parts if self._all.complete else None
+        return self._parts if ALL_KNOWN and self._all.complete else None
 
     def operation(self, kwargs: dict[str, Any]) -> None:
         """Hear which generator an operation draws from: a recording has torch's own, and goes on with no other."""
