@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 import builtins
 import contextlib
+import gc
 import pathlib
 import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -269,6 +271,22 @@ def test_where_nobody_can_listen_all_parts_are_looked_at():
     with captured_step_emulation(), listeners_place_taken():
         losses, _ = train(by_a_library, scales, GRAPH)
     assert losses == train(by_a_library, scales, "eager")[0]
+
+
+def test_a_part_that_is_replaced_is_not_kept():
+    gone = []
+
+    def replaces(model, index):
+        if index == 8:
+            gone.append(weakref.ref(model.part))
+            model.part = Metric()
+
+    with captured_step_emulation():
+        losses, loop = train(named, replaces, GRAPH, steps=24)
+        assert losses == train(named, replaces, "eager", steps=24)[0]
+        assert loop.status().tier == GRAPH
+        gc.collect()
+        assert gone[0]() is None
 
 
 def test_a_step_that_moves_a_part_through_a_library_is_declined():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -37,8 +38,9 @@ class Holdings:
         self.strangers: dict[str, torch.nn.Parameter] = {}
         """Parameters of others, which a step may leave gradients in for an optimizer that steps outside; what they
         hold counts where it is found to be written, like any tensor of others."""
-        self.taken: dict[int, torch.nn.Module] = {}
-        """Parts of the models that steps were heard to take out of them, or to call, by whatever code."""
+        self.taken: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
+        """Parts of the models that steps were heard to take out of them, or to call, by whatever code. One that is
+        replaced is not kept."""
         self._kept: dict[str, Any] = {}
         self._still = 0
 
