@@ -270,13 +270,13 @@ def test_the_host_waits_twice_for_many_tensors(monkeypatch):
             return function(*args, **(kwargs or {}))
 
     lists = []
-    monkeypatch.setattr(sums_of, "_read", lambda sums: lists.append(len(sums)) or _read(sums))
+    monkeypatch.setattr(sums_of, "_read", lambda tables: lists.append(sum(map(len, tables))) or _read(tables))
     tensors = {str(n): torch.randn(n, 3) for n in range(20)}
     with Waits():
         found, _ = differences(tensors, {name: each + 1 for name, each in tensors.items()})
     assert len(found) == 20
     assert Waits.count == 0
-    assert lists == [20, 20]
+    assert [rows for rows in lists if rows] == [20, 20]
 
 
 @pytest.mark.parametrize("size", [1e-25, 1e-18, 1.0, 1e18, 1e30])

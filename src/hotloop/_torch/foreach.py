@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,14 +39,6 @@ def copies(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     with torch.no_grad():
         cloned: list[torch.Tensor] = list(clone(list(sources)))
     return cloned
-
-
-def unequal(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Tell of each pair of floating tensors whether an element differs or is not finite, as booleans of shape [pairs].
-
-    All are on one device, of one dtype, and not empty. In few launches; it takes the memory of one side once more.
-    """
-    return norms(subtracted(ones, others), math.inf) != 0  # as is NaN, which inf - inf and NaN - NaN are
 
 
 def norms(tensors: Sequence[torch.Tensor], order: float = 2) -> torch.Tensor:

@@ -109,7 +109,7 @@ def differences(
         else:
             found.append((name, r, c))
     with torch.no_grad():
-        pairs = [_aligned(r.detach(), c.detach()) for _, r, c in found]
+        pairs = [_aligned(r, c) for _, r, c in found]
         raw = sums_of(pairs, sized=sized)
     return {pair[0]: _difference(pair[0], pair[1], sums) for pair, sums in zip(found, raw, strict=True)}, tuple(
         mismatches

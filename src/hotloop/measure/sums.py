@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hotloop._torch.foreach import multiplied, norms, scaled, subtracted, unequal
+from hotloop._torch.foreach import multiplied, norms, scaled, subtracted
+from hotloop.measure.machine import free_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -19,13 +21,13 @@ CHUNK = 1 << 22
 _CHUNK_ON_GPU = 1 << 24
 """There, where a launch takes longer than many elements, and 512 MB are little as well."""
 
-_MOST_ON_GPU, _SHARE_OF_FREE = 1 << 26, 1 << 10
+_MOST_ON_GPU, _SHARE_OF_FREE = 1 << 27, 1 << 9
 """Elements of many tensors that are measured at once where much memory is free, and bytes of it for each of them."""
 
 _SMALL = 1 << 18
 """Elements up to which a tensor is measured together with others: a segment is summed by one block of threads."""
 _TOGETHER = 1 << 21
-"""Elements that are measured together, in a dozen temporaries in float64."""
+"""Elements that are measured together on a CPU, in a dozen temporaries in float64; on a GPU more, by what is free."""
 
 _HALF_AND_SINGLE, _LIGHT_ON = (2, 4), ("cuda",)
 _SUMS = 6  # of _measure; the largest difference is beside them, as it does not add up
@@ -35,6 +37,14 @@ _SQUARES, _FOURTHS = 0, 3  # where the sums of r^2 and r^4 stand
 _SMALLEST = 2.0**-126  # positive and normal in float32
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class _Part(NamedTuple):
+    """A pair, or a piece of a large one, that is compared in few launches with many others."""
+
+    place: int
+    r: torch.Tensor
+    c: torch.Tensor
 
 
 def _chunks(r: torch.Tensor, c: torch.Tensor) -> Iterator[Pair]:
@@ -62,29 +72,47 @@ def sums_of(pairs: Sequence[Pair], *, sized: bool) -> list[list[float]]:
             squares of float32's precision, or 0 where all pairs are equal.
     """
     # Mostly all are equal where eager's own kernels are compared: that is a sixth of the work to find out.
-    apart = _unequal(pairs)
+    parts = [_Part(place, *part) for place, pair in enumerate(pairs) if _of_many(*pair) for part in _chunks(*pair)]
+    largest, apart = _apart(pairs, parts)
     if not sized and not any(apart):
         return [[0.0] * _WIDTH for _ in pairs]
-    wanted = [place for place in range(len(pairs)) if sized or apart[place]]
-    light = _lightly([place for place in wanted if _is_light(*pairs[place])], pairs)
-    found: dict[int, torch.Tensor] = {}
-    many = [place for place, pair in enumerate(pairs) if place not in light and _of_many(*pair)]
-    if not sized:  # one launch for each of them would be long
-        found = _squares_alone([place for place in many if not apart[place]], pairs)
-    small = [place for place in many if place not in found and pairs[place][0].numel() <= _SMALL]
-    for some in _bunches(small, pairs, _TOGETHER):
-        ones, others = zip(*(pairs[place] for place in some), strict=True)
-        found.update(zip(some, _measure_many(ones, others).unbind(), strict=True))
-    left = [place for place in range(len(pairs)) if place not in light]
-    measured = [
-        found[place] if place in found else _measure(*pairs[place]) if apart[place] else _alone(pairs[place][0])
-        for place in left
-    ]
-    rows = light | dict(zip(left, _read(measured), strict=True))
+    light = [n for n, part in enumerate(parts) if (sized or apart[part.place]) and _is_light(*pairs[part.place])]
+    rows = _lightly([parts[n] for n in light], [largest[n] for n in light])
+    rows |= _heavily([place for place in range(len(pairs)) if place not in rows], pairs, parts, apart, sized=sized)
     for place, sums in rows.items():
         if not all(map(math.isfinite, sums)):  # NaN, infinities, or past what float32 holds: there are such tensors
-            rows[place] = _read([_measure(*pairs[place]) if apart[place] else _alone(pairs[place][0])])[0]
+            (rows[place],) = _read([_measure(*pairs[place]) if apart[place] else _alone(pairs[place][0])])
     return [rows[place] for place in range(len(pairs))]
+
+
+def _heavily(
+    places: Sequence[int], pairs: Sequence[Pair], parts: Sequence[_Part], apart: Sequence[bool], *, sized: bool
+) -> dict[int, list[float]]:
+    """Give the sums of pairs in float64, small ones in few launches; of equal ones mostly the squares."""
+    owners: list[int] = []
+    tables: list[torch.Tensor] = []
+
+    def add(table: torch.Tensor, some: Iterable[int]) -> None:
+        tables.append(table)
+        owners.extend(some)
+
+    left = set(places)
+    if not sized:  # one launch for each of them would be long
+        alone = [part for part in parts if part.place in left and not apart[part.place]]
+        for bunch in _bunches(alone):
+            add(_squares_alone([alone[n].r for n in bunch]), (alone[n].place for n in bunch))
+        left -= {part.place for part in alone}
+    whole = (part for part in parts if part.place in left and part.r is pairs[part.place][0])
+    small = [part for part in whole if part.r.numel() <= _SMALL]
+    for bunch in _bunches(small, _most_measured):
+        add(_measure_many([small[n].r for n in bunch], [small[n].c for n in bunch]), (small[n].place for n in bunch))
+    left -= {part.place for part in small}
+    for place in sorted(left):
+        add(_measure(*pairs[place]) if apart[place] else _alone(pairs[place][0]), [place])
+    rows: dict[int, list[float]] = {}
+    for place, sums in zip(owners, _read(tables), strict=True):
+        rows[place] = [old + new for old, new in zip(rows[place], sums, strict=True)] if place in rows else sums
+    return rows
 
 
 def _is_light(r: torch.Tensor, c: torch.Tensor) -> bool:
@@ -95,31 +123,39 @@ def _is_light(r: torch.Tensor, c: torch.Tensor) -> bool:
     return plain and r.is_floating_point() and r.itemsize in _HALF_AND_SINGLE
 
 
-def _lightly(places: list[int], pairs: Sequence[Pair]) -> dict[int, list[float]]:
+def _lightly(parts: Sequence[_Part], apart: Sequence[float]) -> dict[int, list[float]]:
     """Give the sums of pairs that are large, in few launches and in float32; not finite where an element is not.
 
     The difference is exact in float32 for elements within a factor of two of each other. Before anything is squared,
     both are divided by their largest element, so that nothing is lost at either end of the range of float32: the second
     moments of Adam are squares themselves. Sums have a relative error of some 1e-6, <r, d> one of that part of |r| |d|.
+
+    Args:
+        parts: of which pairs, by their places.
+        apart: the largest |c - r| of each, in its own dtype.
     """
-    if not places:
-        return {}
-    owners: list[int] = []
-    parts: list[Pair] = []
-    for place in places:
-        for part in _chunks(*pairs[place]):
-            owners.append(place)
-            parts.append(part)
-    bunches = list(_bunches(list(range(len(parts))), parts))
-    largest = _read([one for bunch in bunches for one in _largest([parts[n] for n in bunch]).unbind()])
-    order = [n for bunch in bunches for n in bunch]
-    scales = {n: [_scale(one) for one in each] for n, each in zip(order, largest, strict=True)}
-    measured = [one for bunch in bunches for one in _scaled_sums([parts[n] for n in bunch], scales, bunch).unbind()]
-    rows = {place: [0.0] * _WIDTH for place in places}
-    for n, (_, most), (rr, rd, dd, fourths) in zip(order, largest, _read(measured), strict=True):
-        row, (r, d) = rows[owners[n]], scales[n]
+    bunches = list(_bunches(parts))
+    tables = []
+    for bunch in bunches:
+        ones, others = _single([parts[n] for n in bunch])
+        tables.append(norms(ones, math.inf)[:, None])
+        if parts[bunch[0]].r.dtype != torch.float32:  # a difference in fewer bits is rounded
+            tables.append(norms(subtracted(others, ones), math.inf)[:, None])
+    read = (one for (one,) in _read(tables))
+    extents: dict[int, tuple[float, float]] = {}
+    for bunch in bunches:
+        of_r = list(itertools.islice(read, len(bunch)))
+        single = parts[bunch[0]].r.dtype == torch.float32
+        of_d = [apart[n] for n in bunch] if single else list(itertools.islice(read, len(bunch)))
+        extents.update(zip(bunch, zip(of_r, of_d, strict=True), strict=True))
+    scales = {n: (_scale(r), _scale(d)) for n, (r, d) in extents.items()}
+    measured = _read([_scaled_sums([parts[n] for n in bunch], [scales[n] for n in bunch]) for bunch in bunches])
+    rows: dict[int, list[float]] = {}
+    for n, (rr, rd, dd, fourths) in zip(itertools.chain.from_iterable(bunches), measured, strict=True):
+        (_, most), (r, d) = extents[n], scales[n]
         sums = [(rr * r) ** 2, rd * r * d, (dd * d) ** 2, (fourths * r * r) ** 2, float(most > 0), 0.0]
-        rows[owners[n]] = [*(old + new for old, new in zip(row[:-1], sums, strict=True)), max(most, row[-1])]
+        *before, largest = rows.get(parts[n].place, [0.0] * _WIDTH)
+        rows[parts[n].place] = [*(old + new for old, new in zip(before, sums, strict=True)), max(most, largest)]
     return rows
 
 
@@ -128,48 +164,56 @@ def _scale(largest: float) -> float:
     return largest if _SMALLEST < largest < 1 / _SMALLEST else 1.0
 
 
-def _largest(pairs: Sequence[Pair]) -> torch.Tensor:
-    """Give the largest |r| and |c - r| of each pair, in float32, of shape [pairs, 2]."""
-    ones, others = ([one.float() for one in side] for side in zip(*pairs, strict=True))
-    return torch.stack([norms(ones, math.inf), norms(subtracted(others, ones), math.inf)], dim=1)
+def _single(parts: Sequence[_Part]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Give both sides of parts of one dtype in float32."""
+    if parts[0].r.dtype == torch.float32:
+        return [part.r for part in parts], [part.c for part in parts]
+    return [part.r.float() for part in parts], [part.c.float() for part in parts]
 
 
-def _scaled_sums(pairs: Sequence[Pair], scales: Mapping[int, list[float]], places: Sequence[int]) -> torch.Tensor:
-    """Give |r|, <r, d>, |d| and the norm of r^2 of each pair, r and d divided by their scales, of shape [pairs, 4]."""
-    ones, others = ([one.float() for one in side] for side in zip(*pairs, strict=True))
-    by = [[1.0 / one for one in scales[place]] for place in places]
-    d = scaled(subtracted(others, ones), [one for _, one in by])
-    r = scaled(ones, [one for one, _ in by])
+def _scaled_sums(parts: Sequence[_Part], scales: Sequence[tuple[float, float]]) -> torch.Tensor:
+    """Give |r|, <r, d>, |d| and the norm of r^2 of each part, r and d divided by their scales, of shape [parts, 4]."""
+    ones, others = _single(parts)
+    d = scaled(subtracted(others, ones), [1.0 / by for _, by in scales])
+    r = scaled(ones, [1.0 / by for by, _ in scales])
     products = torch.stack([torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(r, d, strict=True)])
     squares = norms(multiplied(r, r))
     return torch.stack([norms(r), products, norms(d), squares], dim=1)
 
 
-def _squares_alone(places: list[int], pairs: Sequence[Pair]) -> dict[int, torch.Tensor]:
+def _squares_alone(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Give the sums of tensors of which only the squares are wanted, as far as float32 tells: infinite beyond that."""
-    found: dict[int, torch.Tensor] = {}
-    for some in _bunches(places, pairs):
-        squares = norms([pairs[place][0] for place in some]).to(torch.float64).square()
-        sums = squares.new_zeros(len(some), _WIDTH)
-        sums[:, _SQUARES] = squares
-        found.update(zip(some, sums.unbind(), strict=True))
-    return found
+    squares = norms(tensors).to(torch.float64).square()
+    sums = squares.new_zeros(len(tensors), _WIDTH)
+    sums[:, _SQUARES] = squares
+    return sums
 
 
-def _unequal(pairs: Sequence[Pair]) -> list[bool]:
-    """Tell of each pair whether it has to be measured: where an element differs, or is not finite."""
-    many = [place for place, pair in enumerate(pairs) if _of_many(*pair)]
-    told: dict[int, torch.Tensor] = {}
-    for some in _bunches(many, pairs):
-        ones, others = zip(*(pairs[place] for place in some), strict=True)
-        told.update(zip(some, unequal(ones, others).reshape(-1, 1).unbind(), strict=True))
-    return [bool(one) for (one,) in _read([told[n] if n in told else _unlike(*pair) for n, pair in enumerate(pairs)])]
+def _apart(pairs: Sequence[Pair], parts: Sequence[_Part]) -> tuple[list[float], list[bool]]:
+    r"""Give the largest \|c - r\| of each part in its own dtype, and tell of each pair whether it has to be measured.
+
+    The largest is NaN where an element is not finite. A pair is measured where an element differs, or is not finite.
+    """
+    bunches = list(_bunches(parts))
+    sides = (([parts[n].c for n in bunch], [parts[n].r for n in bunch]) for bunch in bunches)
+    tables = [norms(subtracted(*both), math.inf)[:, None] for both in sides]
+    told = {part.place for part in parts}
+    others = [place for place in range(len(pairs)) if place not in told]
+    read = _read([*tables, *(_unlike(*pairs[place]).reshape(1, 1) for place in others)])
+    largest = [0.0] * len(parts)
+    apart = [False] * len(pairs)
+    for n, (most,) in zip(itertools.chain.from_iterable(bunches), read, strict=False):
+        largest[n] = most
+        apart[parts[n].place] |= most != 0  # as is NaN, which inf - inf and NaN - NaN are
+    for place, (unlike,) in zip(others, read[len(parts) :], strict=True):
+        apart[place] = bool(unlike)
+    return largest, apart
 
 
 def _of_many(r: torch.Tensor, c: torch.Tensor) -> bool:
     """Tell whether a pair can be compared with many others at once."""
     plain = type(r) in _PLAIN and type(c) in _PLAIN and r.layout == torch.strided and r.is_floating_point()
-    return plain and r.device == c.device and r.itemsize > 1 and 0 < r.numel() <= _most(r)
+    return plain and r.device == c.device and r.itemsize > 1 and r.numel() > 0
 
 
 def _most(tensor: torch.Tensor) -> int:
@@ -180,52 +224,55 @@ def _most_together(device: torch.device) -> int:
     """Give how many elements of several tensors may be held once more, a few times over: launches are dear."""
     if device.type != "cuda":
         return CHUNK
-    free, _ = torch.cuda.mem_get_info(device)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return min(_MOST_ON_GPU, max(_CHUNK_ON_GPU, (free + unused) // _SHARE_OF_FREE))
+    return min(_MOST_ON_GPU, max(_CHUNK_ON_GPU, (free_bytes(device) or 0) // _SHARE_OF_FREE))
 
 
-def _bunches(places: list[int], pairs: Sequence[Pair], at_most: int | None = None) -> Iterator[list[int]]:
-    """Cut a list of pairs by device and dtype, and where they have as many elements as may be held once more."""
+def _most_measured(device: torch.device) -> int:
+    """Give how many elements of several tensors may be held in float64, a dozen times over."""
+    return _TOGETHER if device.type != "cuda" else _most_together(device) // 4
+
+
+def _bunches(parts: Sequence[_Part], most_of: Callable[[torch.device], int] = _most_together) -> Iterator[list[int]]:
+    """Cut the indices of parts by device and dtype, and where they have as many elements as may be held once more."""
     groups: dict[Any, list[int]] = {}
-    for place in places:
-        groups.setdefault((pairs[place][0].device, pairs[place][0].dtype), []).append(place)
+    for n, part in enumerate(parts):
+        groups.setdefault((part.r.device, part.r.dtype), []).append(n)
     for (device, _), group in groups.items():
-        most = at_most or _most_together(device)
+        most = most_of(device)
         bunch: list[int] = []
         held = 0
-        for place in group:
-            size = pairs[place][0].numel()
+        for n in group:
+            size = parts[n].r.numel()
             if bunch and held + size > most:
                 yield bunch
                 bunch, held = [], 0
-            bunch.append(place)
+            bunch.append(n)
             held += size
         yield bunch
 
 
 def _unlike(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Tell of one pair, in a boolean of shape [1], whether it has to be measured."""
+    """Tell of one pair that cannot be compared with others, in one boolean, whether it has to be measured."""
     odd = r.is_quantized or (r.is_floating_point() and r.itemsize == 1)  # torch cannot compare these
     if r.device != c.device or not r.numel() or odd:
         return torch.ones(1, dtype=torch.bool, device=c.device if r.device.type == "cpu" else r.device)
-    return torch.stack([((a != b) | a.isfinite().logical_not()).any() for a, b in _chunks(r, c)]).any().reshape(1)
+    return torch.stack([((a != b) | a.isfinite().logical_not()).any() for a, b in _chunks(r, c)]).any()
 
 
 def _alone(r: torch.Tensor) -> torch.Tensor:
     """Give the sums of `_measure` for a tensor and its equal."""
-    sums = torch.zeros(_WIDTH, dtype=torch.float64, device=r.device)
+    sums = torch.zeros(1, _WIDTH, dtype=torch.float64, device=r.device)
     for part, _ in _chunks(r, r):
         values = _float64(part) if not is_numeric(r) else part
         values = torch.view_as_real(values.resolve_conj()) if values.is_complex() else values
-        sums[_SQUARES] += torch.linalg.vector_norm(values, dtype=torch.float64).square()
+        sums[0, _SQUARES] += torch.linalg.vector_norm(values, dtype=torch.float64).square()
         fourths = values.to(torch.float64).square()  # a pow in float64 is slow
-        sums[_FOURTHS] += torch.linalg.vector_norm(fourths, dtype=torch.float64).square()
+        sums[0, _FOURTHS] += torch.linalg.vector_norm(fourths, dtype=torch.float64).square()
     return sums
 
 
 def _measure(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """Give r's and c's sums, float64 of shape [_WIDTH], on the device that they were computed on."""
+    """Give r's and c's sums, float64 of shape [1, _WIDTH], on the device that they were computed on."""
     device = c.device if r.device.type == "cpu" else r.device
     sums = torch.zeros(_SUMS, dtype=torch.float64, device=device)
     largest = torch.zeros(1, dtype=torch.float64, device=device)
@@ -236,7 +283,7 @@ def _measure(r: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         more, most = _sums(_float64(part_r), _float64(part_c), same)
         sums += more
         largest = torch.maximum(largest, most)
-    return torch.cat([sums, largest])
+    return torch.cat([sums, largest])[None]
 
 
 def _measure_many(r: Sequence[torch.Tensor], c: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -279,14 +326,13 @@ def _compared(
     return torch.where(finite, r, 0.0), d, same.logical_not(), (finite | same).logical_not()
 
 
-def _read(measured: list[torch.Tensor]) -> list[list[float]]:
-    """Bring all sums to the host, one transfer a device."""
+def _read(tables: Sequence[torch.Tensor]) -> list[list[float]]:
+    """Bring the rows of tables of one width to the host, one transfer a device."""
     places: dict[torch.device, list[int]] = {}
-    for place, tensor in enumerate(measured):
-        places.setdefault(tensor.device, []).append(place)
-    read: list[list[float]] = [[] for _ in measured]
+    for place, table in enumerate(tables):
+        places.setdefault(table.device, []).append(place)
+    read: dict[int, list[list[float]]] = {}
     for indices in places.values():
-        rows = torch.stack([measured[place] for place in indices]).tolist()
-        for place, row in zip(indices, rows, strict=True):
-            read[place] = row
-    return read
+        rows = iter(torch.cat([tables[place] for place in indices]).tolist())
+        read.update((place, list(itertools.islice(rows, len(tables[place])))) for place in indices)
+    return [row for place in range(len(tables)) for row in read[place]]

@@ -168,11 +168,14 @@ class _CudaRecording:
         self._stack = contextlib.ExitStack()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._current = torch.cuda.current_stream(side.device)
-        free, total = torch.cuda.mem_get_info(side.device)
-        if free < total / 2:  # garbage may hold memory that the recording needs; a collection takes up to a second
-            gc.collect()
         torch.cuda.synchronize(side.device)
-        torch.cuda.empty_cache()  # a recording has memory of its own, and cannot use what was cached outside
+        free, total = torch.cuda.mem_get_info(side.device)
+        # A recording has memory of its own, and cannot use what was cached outside, nor what garbage holds. Where all
+        # that was ever taken fits in a second time there is no need: to collect takes up to a second, and to give back
+        # and take again a quarter of one, for a UNet.
+        if free < total / 2:
+            gc.collect()
+            torch.cuda.empty_cache()
         side.wait_stream(self._current)
         self._stack.enter_context(torch.cuda.stream(side))
         self._stack.enter_context(capture_safe_random())

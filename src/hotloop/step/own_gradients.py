@@ -55,7 +55,8 @@ def beside_own_gradients(
             dense = all(one.layout == torch.strided for one in gradients)
             if not dense or not torch.nn.utils.get_total_norm(gradients).isfinite():
                 continue
-            for part in chunks({name: one for name, (one, _) in stepped.items() if name in parameters}, _PARTS):
+            chosen = {name: one for name, (one, _) in stepped.items() if name in parameters}
+            for part in chunks(chosen, sum(one.nbytes for one in chosen.values()) // _PARTS):
                 again = step_again(optimizer, *zip(*(stepped[name] for name in part), strict=True))
                 made = _named_as_values(part, again)
                 found |= differences(made, {name: theirs.get(name) for name in made}, sized=False)[0]

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from hotloop._torch.foreach import copies, copy_all
+from hotloop.measure.machine import free_bytes
 from hotloop.step.bindings import Bindings
 from hotloop.step.holdings import once
 from hotloop.step.memory import Memory, in_place
 from hotloop.step.random_state import RandomState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hotloop.step.holdings import Holdings
 
 _CHUNK_BYTES = 64 * 2**20
 """Tensors are exchanged in groups of at most this size (or one by one, if larger), so that little extra is needed."""
+
+_SHARE_OF_FREE = 64
+"""On a GPU with much free memory in groups of this part of it: fewer calls take less time."""
 
 
 class Snapshot:
@@ -72,7 +76,7 @@ class Snapshot:
     def exchange(self) -> None:
         """Undo, and keep in `saved` what the undone step had made in the memory of each tensor."""
         self._memory.restore()
-        for names in chunks(self.live):
+        for names in chunks(self.live, _spare(self.live.values())):
             live, saved = [self.live[name] for name in names], [self.saved[name] for name in names]
             between = copies(live)
             copy_all(live, saved)
@@ -97,28 +101,30 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _fits(tensors: Iterator[torch.Tensor] | Any) -> bool:
+def _fits(tensors: Iterable[torch.Tensor]) -> bool:
     """Tell whether a GPU has room for a copy, with a fifth to spare for what the step itself needs beyond its peak."""
     needed: dict[torch.device, int] = {}
     for tensor in tensors:
         if tensor.device.type == "cuda":
             needed[tensor.device] = needed.get(tensor.device, 0) + _bytes(tensor)
-    for device, size in needed.items():
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        if size * 1.2 > free + unused:
-            return False
-    return True
+    return all(size * 1.2 <= (free_bytes(device) or 0) for device, size in needed.items())
 
 
-def chunks(tensors: Mapping[str, torch.Tensor], parts: int | None = None) -> Iterator[list[str]]:
+def _spare(tensors: Iterable[torch.Tensor]) -> int:
+    """Give how many bytes may be held once more without a second thought."""
+    on = {one.device for one in tensors}
+    known = [free_bytes(device) or 0 for device in on if device.type == "cuda"]
+    return min(known, default=0) // _SHARE_OF_FREE
+
+
+def chunks(tensors: Mapping[str, torch.Tensor], most: int) -> Iterator[list[str]]:
     """Give the tensors' names in parts so small that another copy of one is no matter.
 
     Args:
         tensors: by name.
-        parts: as many of about one size, if that is larger: fewer calls take less time.
+        most: bytes of a part, if that is more than what never matters.
     """
-    most = max(_CHUNK_BYTES, sum(map(_bytes, tensors.values())) // parts if parts else 0)
+    most = max(_CHUNK_BYTES, most)
     chunk: list[str] = []
     size = 0
     for name, tensor in tensors.items():
