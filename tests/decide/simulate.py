@@ -196,9 +196,12 @@ class Run:
             by_steps = tier == "eager+graph" and self.setup.told
             limit = decision.limit_seconds if by_steps else math.inf
             saving = max(0.0, eager_low - self.world.ms(tier, self.step) / 1e3) * self.left
+            past = math.inf
             for part in PARTS:  # given up between two steps; once it was replayed, what it saves is known
                 room = limit + (CERTAIN * saving if part >= RECORDED else 0.0)
-                if part < 1.0 and part * prepared > room:
+                if part * prepared > room:
+                    past = min(past, part * prepared)
+                if part < 1.0 and part * prepared > max(room, past + decision.more_seconds):
                     self.spend(part * prepared)
                     self.trial_seconds += part * prepared
                     self.wasted.append(part * prepared)

@@ -201,6 +201,7 @@ def _go(facts: Known, case: Case) -> Decision:
         numbers=numbers_of(facts, case),
         ask_again_in_steps=1 if action == "prepare" else _FEWEST_TO_ASK,
         limit_seconds=limit,
+        more_seconds=min(guard.SLOWER_SECONDS, case.cost),
     )
 
 

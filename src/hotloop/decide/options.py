@@ -168,6 +168,7 @@ class Decision:
         ask_again_in_steps: steps after which to ask again; sooner when something was prepared, tried, or failed.
         ask_again_in_seconds: seconds after which to ask again, if they pass before those steps.
         limit_seconds: when to give a preparation up: it can no longer pay, or would break the promise.
+        more_seconds: what one that goes by steps may take beyond the step that took it past its limit.
     """
 
     action: Action
@@ -177,3 +178,4 @@ class Decision:
     ask_again_in_steps: int
     ask_again_in_seconds: float = ASK_SECONDS
     limit_seconds: float | None = None
+    more_seconds: float = 0.0

@@ -33,7 +33,7 @@ from hotloop.step.tiers import Tier, parse
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hotloop.decide import Option
+    from hotloop.decide import Decision, Option
     from hotloop.measure import Timing
     from hotloop.step.loop import Loop
     from hotloop.step.timed import Ran
@@ -83,7 +83,10 @@ class Auto:
         self.saved_seconds = 0.0
         """What the steps so far saved, by the ratios that trials found: a slow spell of the machine is no saving."""
         self._limit: float | None = None
-        """Seconds that the preparation now going on may take, as far as it can be given up between two steps."""
+        """Seconds that the preparation now going on may take, as far as it can be given up between two steps; how many
+        more once it is past that, and what it had taken when it was found to be."""
+        self._more = 0.0
+        self._past: float | None = None
         self._replay_saves = 0.0
         self._said = ""
 
@@ -153,13 +156,17 @@ class Auto:
         return self._steps_here() in _LAUNCHES and self._trying is None and self.in_force == Tier(self.loop.given)
 
     def _too_dear(self) -> bool:
-        """Tell whether the preparation going on has to be given up: it has cost what may be lost.
+        """Tell whether the preparation going on has to be given up: it has cost what may be lost, and a little more.
 
         Once the recording was replayed, what it saves is known, and counts as a timed tier's saving does.
         """
-        if self._limit is None:
+        spent = self._spent()
+        saves = certain_saving_seconds(self._replay_saves, 0.0, self._left())
+        if self._limit is None or spent <= self._limit + saves:
             return False
-        return self._spent() > self._limit + certain_saving_seconds(self._replay_saves, 0.0, self._left())
+        if self._past is None:
+            self._past = spent
+        return spent > self._past + self._more
 
     @property
     def quiet(self) -> bool:
@@ -200,8 +207,7 @@ class Auto:
         elif decision.action == "prepare":
             self.background.start(parse(decision.tier), decision.limit_seconds)
         elif decision.action == "try":
-            known_length = self.loop.total_steps is not None
-            self._try(parse(decision.tier), decision.reason, decision.limit_seconds if known_length else None)
+            self._try(parse(decision.tier), decision)
 
     def _go(self, tier: Tier, reason: str) -> None:
         left, self.in_force = self.in_force, tier
@@ -216,14 +222,16 @@ class Auto:
             self._proven.discard(tier.name)
             self.loop.course.release(tier)
 
-    def _try(self, tier: Tier, reason: str, limit: float | None) -> None:
+    def _try(self, tier: Tier, decision: Decision) -> None:
         self._trying, self._began, self._prepared, self._extra = tier, self.loop.steps, 0.0, 0.0
-        self._limit = None if tier.compiles else limit
+        by_steps = not tier.compiles and self.loop.total_steps is not None
+        self._limit = decision.limit_seconds if by_steps else None
+        self._more, self._past = decision.more_seconds, None
         self._replay_saves = 0.0
         if tier.name in self._proven:
             self._start_trial(tier)
         else:
-            self.loop.course.aim(tier, reason)
+            self.loop.course.aim(tier, decision.reason)
 
     def _start_trial(self, tier: Tier) -> None:
         self._recent.clear()
