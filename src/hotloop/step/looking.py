@@ -96,7 +96,7 @@ class Looking:
         strangers: list[str] = []
         heard = Heard()
         try:
-            with self._loop.eager(), ambience, self._noting_strangers(strangers), heard.listening():
+            with self._loop.eager(), ambience, self._noting_strangers(strangers):
                 looked = functools.partial(survey, self._program.holdings, self._program.device, inputs, run, heard)
                 (result, seen), _ = undone_if_it_fails(self._program, looked)
         except CandidateFailedError as error:

@@ -105,6 +105,10 @@ class Survey:
 class Listener:
     """Hears what a step does past its operations; this one hears nothing."""
 
+    def listening(self) -> contextlib.AbstractContextManager[None]:
+        """Listen while the block runs."""
+        return contextlib.nullcontext()
+
     def hear(self, on: bool) -> None:
         """Listen to what Python does, or not, while an operation is looked at: that is no step's doing."""
 
@@ -126,11 +130,12 @@ def survey(
         device: where it would be captured; operations that leave it are obstacles there.
         inputs: its tensor arguments.
         run: the step.
-        listener: is told when not to listen.
+        listener: listens while the step runs, and is told when not to.
     """
+    listener = listener or Listener()
     with holdings.still():
-        look = _Look(holdings, device, inputs, listener or Listener())
-    with answered(holdings.modules), observing(look.operation), look.following():
+        look = _Look(holdings, device, inputs, listener)
+    with answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
         result = run()
     look.seen.updated = look.updated()
     look.seen.obstacles += look.moved()
