@@ -201,20 +201,33 @@ class Looking:
 
     def _find_strangers(self, *call: Any) -> None:
         """Name the parameters and buffers that nobody named, so that a proof undoes what a step does to them."""
-        program, objects = self._program, python_state.objects_in(flatten(call)[0])
+        holdings = self._program.holdings
+        self._of_call(call)
         with contextlib.suppress(Exception):  # an object of the user's that cannot be looked at: told by the next look
-            parameters, buffers = python_state.strangers(program.step, program.holdings, program.ignore, objects)
-            if parameters or buffers:
-                program.holdings.strangers |= parameters
-                program.holdings.found += buffers
+            watch = self._watching()
+            watch.now()
+            if watch.strangers or watch.buffers:
+                holdings.strangers |= watch.strangers
+                holdings.found += watch.buffers
                 self._runner.rescue.look_again()
+                self._watch = None  # they are the loop's from here on, and looked at as such
+
+    def _of_call(self, call: tuple[Any, ...]) -> None:
+        """Take note of the objects among the arguments of the coming call: they are looked into."""
+        objects = python_state.objects_in(flatten(call)[0])
+        if list(map(id, objects)) != list(map(id, self._objects)):
+            self._python = self._watch = None  # another kind of call: what it reaches is not compared with this one's
+        self._objects = objects
+
+    def _watching(self) -> python_state.Watch:
+        if self._watch is None:
+            program = self._program
+            self._watch = python_state.Watch(program.step, program.holdings, program.ignore, self._objects)
+        return self._watch
 
     def _reachable(self) -> Mapping[str, Any]:
         try:
-            program = self._program
-            if self._watch is None:
-                self._watch = python_state.Watch(program.step, program.holdings, program.ignore, self._objects)
-            found = self._watch.now()
+            found = self._watching().now()
         except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
             self._blind = describe(error)
             return {}
@@ -227,10 +240,7 @@ class Looking:
         Args:
             call: the arguments of the coming call, where objects among them are looked into.
         """
-        objects = python_state.objects_in(flatten(call)[0])
-        if list(map(id, objects)) != list(map(id, self._objects)):
-            self._python = self._watch = None  # another kind of call: what it reaches is not compared with this one's
-        self._objects = objects
+        self._of_call(call)
         before, self._python = self._python, self._reachable()
         if self._blind:
             return [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, once=True)]

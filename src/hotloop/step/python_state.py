@@ -27,18 +27,6 @@ def objects_in(leaves: Iterable[Any]) -> list[Any]:
     return [one for one in leaves if not isinstance(one, (torch.Tensor, *SCALARS))]
 
 
-def strangers(
-    step: Callable[..., Any], holdings: Holdings, ignore: Iterable[Any], objects: Iterable[Any]
-) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """Give the parameters, by name, and the buffers that the step reaches and that the loop was not given.
-
-    A step may leave gradients in the ones and move the others. A survey sees what most operations write into, but not
-    the running statistics of a BatchNorm, and no gradient where there was none.
-    """
-    walk = _look(step, holdings, ignore, objects)
-    return walk.torchs.strangers, list({id(one): one for one in walk.torchs.buffers}.values())
-
-
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Name what differs, the names in the order of the later look."""
     if before is after:
@@ -87,6 +75,10 @@ class Watch:
 
     Attributes:
         found: what the last look found; ``unread``: names of that which the step does not read.
+        strangers: parameters, by name, that the step reaches and that the loop was not given; ``buffers``: tensors of
+            modules that it was not given. A step may leave gradients in the ones and move the others: a survey sees
+            what most operations write into, but not the running statistics of a BatchNorm, and no gradient where there
+            was none.
 
     Args:
         step: the user's function.
@@ -126,7 +118,8 @@ class Watch:
     def _take(self, walk: Walk) -> None:
         """Hold what a look around found."""
         self.found: Mapping[str, Any] = walk.found
-        self.unread = walk.unread
+        self.unread, self.strangers = walk.unread, walk.torchs.strangers
+        self.buffers = list({id(one): one for one in walk.torchs.buffers}.values())
         tables = list({id(one): one for one in walk.tables}.values())
         self._empty, self._tables = [one for one in tables if not one], [one for one in tables if one]
         holders = [(holder, [key for key in holder if counts(key)]) for holder, counts in walk.holders]
