@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,36 +10,49 @@ import torch
 from hotloop._torch.ledger import CapabilityMissingError, private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
+
+_dtype_of = operator.attrgetter("dtype")
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Copy each source into its target, in place and without gradients; shapes must match, devices may differ."""
-    if not targets:
-        return
     with torch.no_grad():
-        try:
-            private("torch:_foreach_copy_")(list(targets), list(sources), non_blocking=False)
-        except CapabilityMissingError:
-            for target, source in zip(targets, sources, strict=True):
-                target.copy_(source)
+        for places in _alike(targets, sources):
+            some, theirs = [targets[place] for place in places], [sources[place] for place in places]
+            try:
+                private("torch:_foreach_copy_")(some, theirs, non_blocking=False)
+            except CapabilityMissingError:
+                for target, source in zip(some, theirs, strict=True):
+                    target.copy_(source)
 
 
 def copies(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Copy each tensor into memory of its own, without gradients; dense ones in few launches."""
     if any(one.layout != torch.strided for one in sources):
         return [one.detach().clone() for one in sources]
-    if not sources:
-        return []
-    try:
-        clone = private("torch:_foreach_clone")
-    except CapabilityMissingError:
-        made = [torch.empty_like(one) for one in sources]
-        copy_all(made, sources)
-        return made
+    found: dict[int, torch.Tensor] = {}
     with torch.no_grad():
-        cloned: list[torch.Tensor] = list(clone(list(sources)))
-    return cloned
+        for places in _alike(sources):
+            some = [sources[place] for place in places]
+            try:
+                made = private("torch:_foreach_clone")(some)
+            except CapabilityMissingError:
+                made = [torch.empty_like(one) for one in some]
+                copy_all(made, some)
+            found.update(zip(places, made, strict=True))
+    return [found[place] for place in range(len(sources))]
+
+
+def _alike(*lists: Sequence[torch.Tensor]) -> Iterable[Sequence[int]]:
+    """Give the places of tensors that have their dtypes in common: torch takes a mixed list one by one."""
+    kinds = list(zip(*(map(_dtype_of, tensors) for tensors in lists), strict=True))
+    if len(set(kinds)) <= 1:
+        return [range(len(kinds))] if kinds else []
+    groups: dict[Any, list[int]] = {}
+    for place, kind in enumerate(kinds):
+        groups.setdefault(kind, []).append(place)
+    return groups.values()
 
 
 def norms(tensors: Sequence[torch.Tensor], order: float = 2) -> torch.Tensor:

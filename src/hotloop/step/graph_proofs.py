@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop import events as ev
 from hotloop._torch.stilled import stilled
 from hotloop.fallback.causes import describe
-from hotloop.measure import Limits, flatten
+from hotloop.measure import Limits, StepClock, flatten
 from hotloop.step import proof
 from hotloop.step.captured import capture, own_autocast_cache, prepare
 from hotloop.step.code_proofs import REPORT_IT
@@ -42,6 +42,7 @@ class GraphProofs:
     def __init__(self, runner: Runner) -> None:
         self._runner, self._loop = runner, runner.loop
         self._program, self._name = runner.program, runner.name
+        self._clock = StepClock(self._program.device)
         self._replay_seconds: float | None = None
         self._reference_seconds = 0.0
         """Of the last proof step, what a replay took, and what it was held against."""
@@ -58,6 +59,7 @@ class GraphProofs:
         engine = self._loop.engine
         assert engine is not None
         began = time.perf_counter()
+        self._clock.take()  # of replays that the sentinel has compared
         on_side = functools.partial(self.reference, variant, run)
         reference = functools.partial(self._loop.stepping.beside, tier.without_graph(), on_side)
         obstacle: Obstacle | None = None
@@ -77,6 +79,8 @@ class GraphProofs:
             obstacle = self._runner.rescue.candidate_failed(error, tier)
         if obstacle is not None:
             return self._runner.instead(variant, run, tier, obstacle)
+        for timing in self._clock.take():
+            self._replay_seconds = timing.seconds
         if self._replay_seconds is not None:
             saved = max(0.0, self._reference_seconds - self._replay_seconds)
             self._loop.replay_saves(saved * variant.calls / max(1, self._loop.calls))
@@ -207,11 +211,9 @@ class GraphProofs:
         """Replay a recording; where there is none, capture the step, whose first replay is the step."""
         began = time.perf_counter()
         if captured is not None:
-            wait_for(self._program.device)  # for the copies of the state
-            began = time.perf_counter()
+            mark = self._clock.start(alone=True)  # behind the copies of the state
             result = captured.replay(flatten((args, kwargs))[0])
-            wait_for(self._program.device)
-            self._replay_seconds = time.perf_counter() - began
+            self._clock.stop(mark)  # what the replay has made is named while the device is still at it
             return result, captured.gradients_at_step
         engine = self._loop.engine
         assert engine is not None

@@ -59,8 +59,7 @@ class Snapshot:
         self._rebound = {name: self.live.pop(name) for name in sparse}
         self._sparse = {name: one.clone() for name, one in self._rebound.items()}
         self.on_host = not _fits(self.live.values())
-        self.saved = {name: _like(one, on_host=self.on_host) for name, one in self.live.items()}
-        copy_all(list(self.saved.values()), list(self.live.values()))
+        self.saved = dict(zip(self.live, _copies(list(self.live.values()), on_host=self.on_host), strict=True))
 
     @property
     def nbytes(self) -> int:
@@ -91,10 +90,12 @@ class Snapshot:
                 tensor.copy_(self._sparse[name])
 
 
-def _like(tensor: torch.Tensor, *, on_host: bool) -> torch.Tensor:
-    if not on_host or tensor.device.type == "cpu":
-        return torch.empty_like(tensor, requires_grad=False)
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+def _copies(tensors: Sequence[torch.Tensor], *, on_host: bool) -> list[torch.Tensor]:
+    if not on_host:
+        return copies(tensors)
+    made = [torch.empty_like(one, device="cpu", requires_grad=False) for one in tensors]
+    copy_all(made, tensors)
+    return made
 
 
 def _bytes(tensor: torch.Tensor) -> int:

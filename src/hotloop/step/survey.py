@@ -195,8 +195,8 @@ class _Look:
         if name in _MATRIX_PRODUCTS:
             self.seen.matrix_dtypes |= {one.dtype for one in tensors_in(*args) if one.is_floating_point()}
         self._look_before(operation, name, args, kwargs)
-        for memory in set(map(_memory, found)) & self._gradients.keys():
-            self.seen.read_gradients.add(self._gradients[memory])
+        if self._gradients:
+            self.seen.read_gradients |= {self._gradients[one] for one in map(_memory, found) if one in self._gradients}
         return list(written_by(operation, args, kwargs))
 
     def _after(self, name: str, found: list[torch.Tensor], written: list[torch.Tensor], result: Any) -> None:
