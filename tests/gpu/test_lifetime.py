@@ -4,6 +4,7 @@ Set HOTLOOP_LIFETIME_TABLE to an empty folder, and the outcomes are written ther
 may share the tests, and all of them together as JSON and as a table for the docs.
 """
 
+import gc
 import json
 import os
 import signal
@@ -50,6 +51,7 @@ in the middle of a graph, and nobody can catch what a destructor raises."""
 @pytest.fixture(autouse=True)
 def _fresh_graphs():
     yield
+    gc.collect()  # as long as a model that was compiled strictly is there, all of the process is strict
     torch._inductor.cudagraph_trees.reset_cudagraph_trees()
 
 
