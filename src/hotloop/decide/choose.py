@@ -168,7 +168,8 @@ def _allowed(facts: Known, case: Case, refused: list[str]) -> bool:
         )
         return False
     if option.cost_seconds > 0 and (facts.trial_room <= 0 or guard.trial_cost_seconds(option) > facts.trial_room):
-        refused.append(f"{option.tier} would pay, but trials have taken their {guard.TRIAL_SHARE:.0%} of the run")
+        room = f"{guard.TRIAL_SHARE:.0%} of the run, of which {seconds(max(0.0, facts.trial_room))} are left"
+        refused.append(f"{option.tier} would pay, but trying it may be in vain, and trials may take {room}")
         return False
     return True
 
