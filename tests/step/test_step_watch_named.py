@@ -108,3 +108,19 @@ def test_what_a_step_reads_by_name(both, kind, tmp_path, monkeypatch):
         return changing(lambda _: lambda logits, y: F.cross_entropy(logits, y) * read(), lambda *_: change(held))(run)
 
     dropped(both, program, "")
+
+
+@pytest.mark.parametrize("kept", [None, 1.0], ids=["first set later", "there before"])
+def test_what_a_program_keeps_on_a_parameter(both, kept):
+    """Layer-wise rates, say: set on the parameters once they are known, and read by the step where they are there."""
+
+    def program(run):
+        def loss_of(model):
+            (first, *_) = model.parameters()
+            if kept is not None:
+                first.rate = kept
+            return lambda logits, y: F.cross_entropy(logits, y) * getattr(first, "rate", 1.0)
+
+        return changing(loss_of, lambda model, _: setattr(next(model.parameters()), "rate", -1.0))(run)
+
+    dropped(both, program, "rate")

@@ -165,7 +165,9 @@ class TorchWalk:
             if tensor.requires_grad and tensor.is_leaf:
                 self.strangers[name] = tensor
         self._walk.note(name, Same(tensor, facts))
-        if kept := vars(tensor):  # by the program (parameter.lr_scale), or by dynamo
+        if not (kept := vars(tensor)):
+            self._walk.tables.append(kept)  # until something is kept there
+        else:  # by the program (parameter.lr_scale), or by dynamo
             self._walk.holders.append((kept, lambda key: not key.startswith(_DYNAMOS) and self._mentions.may_read(key)))
             for key, value in list(kept.items()):
                 if not key.startswith(_DYNAMOS):
