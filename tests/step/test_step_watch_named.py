@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import importlib
 import os
 import sys
 import types
@@ -50,6 +51,18 @@ def one_imported(_):
     return read
 
 
+def by_a_text(_):
+    return lambda: importlib.import_module("settings_of_this_test").weight
+
+
+def of_all_modules(_):
+    return lambda: sys.modules["settings_of_this_test"].weight
+
+
+def of_its_own_module(_):
+    return lambda: sys.modules[__name__].WEIGHT
+
+
 def put_together(held):
     index = 0
     return lambda: getattr(held, f"weight_{index}")
@@ -74,6 +87,9 @@ KINDS = {
     "a module in a closure": ("module", in_a_closure, set_weight),
     "a module that the step imports": ("module", imported, set_weight),
     "a name that the step imports": ("module", one_imported, set_weight),
+    "a module by a text": ("module", by_a_text, set_weight),
+    "one of all modules": ("module", of_all_modules, set_weight),
+    "the module of the step": (globals, of_its_own_module, lambda held: held.update(WEIGHT=-1.0)),
     "a name that is put together": (Numbered, put_together, lambda held: setattr(held, "weight_0", -1.0)),
     "a method of a dictionary": (lambda: {"weight": 1.0}, through_a_method, lambda held: held.update(weight=-1.0)),
     "an attribute of a dictionary": (Table, in_a_closure, set_weight),

@@ -18,6 +18,7 @@ _PLACES = re.compile(r"%\w|\{[^}]*\}")
 """Where a text says that another one goes: ``"%s_weight"``, ``"{}_weight"``."""
 _WRAPPERS = 6
 """Decorators around one function that are looked through."""
+_MODULES_BY_NAME = frozenset({"modules", "import_module", "__import__"})
 _JOINS = ("BUILD_STRING", "BINARY_OP")
 _JOINED = 5
 """Within so many instructions a text becomes a part of another: what is put after it is a variable, seldom more."""
@@ -109,10 +110,21 @@ def asked_for(getter: operator.attrgetter[Any] | operator.methodcaller) -> tuple
 
 
 def imports(function: types.FunctionType) -> list[types.ModuleType]:
-    """Give the modules that a function imports as it runs, where they are imported."""
-    package = function.__globals__.get("__package__") or ""
-    wanted = [f"{package}.{name}" if level else name for level, name in _imported(function.__code__)]
-    return [sys.modules[name] for name in wanted if name in sys.modules]
+    """Give the modules that a function imports as it runs, or takes by a text, where they are imported."""
+    code, package = function.__code__, function.__globals__.get("__package__") or ""
+    wanted = [f"{package}.{name}" if level else name for level, name in _imported(code)]
+    if not _MODULES_BY_NAME.isdisjoint(attributes(code)):  # sys.modules["settings"], import_module("settings")
+        own = [function.__globals__.get("__name__", "")] if "__name__" in names(code) else []
+        wanted += [*_texts(code), *own]
+    return [sys.modules[name] for name in dict.fromkeys(wanted) if name in sys.modules]
+
+
+@functools.lru_cache(maxsize=1024)
+def _texts(code: types.CodeType) -> tuple[str, ...]:
+    """Give the texts that stand in code, that of functions defined inside it too."""
+    texts = (constant for constant in code.co_consts if isinstance(constant, str))
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return (*texts, *(text for one in inner for text in _texts(one)))
 
 
 @functools.lru_cache(maxsize=1024)
