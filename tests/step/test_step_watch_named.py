@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import importlib
+import multiprocessing
 import os
 import sys
 import types
@@ -63,6 +65,31 @@ def of_its_own_module(_):
     return lambda: sys.modules[__name__].WEIGHT
 
 
+def evaluated(held):
+    return lambda: eval("held.weight", {"held": held})
+
+
+class Kind(type):
+    """What it says of a class is found at none of the class's own."""
+
+    @property
+    def weight(cls):
+        return cls.of_all
+
+
+def of_a_class(held):
+    return lambda: held.weight
+
+
+def from_now_on():
+    while True:
+        yield WEIGHT
+
+
+def generated(held):
+    return lambda: next(held)
+
+
 def put_together(held):
     index = 0
     return lambda: getattr(held, f"weight_{index}")
@@ -83,6 +110,10 @@ def set_weight(held):
     held.weight = -1.0
 
 
+def set_value(held):
+    held.value = -1.0
+
+
 KINDS = {
     "a module in a closure": ("module", in_a_closure, set_weight),
     "a module that the step imports": ("module", imported, set_weight),
@@ -90,6 +121,25 @@ KINDS = {
     "a module by a text": ("module", by_a_text, set_weight),
     "one of all modules": ("module", of_all_modules, set_weight),
     "the module of the step": (globals, of_its_own_module, lambda held: held.update(WEIGHT=-1.0)),
+    "a text that is evaluated": ("module", evaluated, set_weight),
+    "a global in a text": (globals, lambda _: lambda: eval("WEIGHT"), lambda held: held.update(WEIGHT=-1.0)),
+    "a property of a class": (
+        lambda: Kind("Settings", (), {"of_all": 1.0}),
+        of_a_class,
+        lambda held: setattr(held, "of_all", -1.0),
+    ),
+    "a generator's global": (from_now_on, generated, lambda _: globals().update(WEIGHT=-1.0)),
+    "a number in C": (lambda: ctypes.c_double(1.0), lambda held: lambda: held.value, set_value),
+    "a number that processes share": (
+        lambda: multiprocessing.Value("d", 1.0),
+        lambda held: lambda: held.value,
+        set_value,
+    ),
+    "memory that processes share": (
+        lambda: multiprocessing.RawArray("d", [1.0]),
+        lambda held: lambda: held[0],
+        lambda held: held.__setitem__(0, -1.0),
+    ),
     "a name that is put together": (Numbered, put_together, lambda held: setattr(held, "weight_0", -1.0)),
     "a method of a dictionary": (lambda: {"weight": 1.0}, through_a_method, lambda held: held.update(weight=-1.0)),
     "an attribute of a dictionary": (Table, in_a_closure, set_weight),

@@ -86,6 +86,14 @@ class CodeWalk:
             elif (one is chain[-1] or is_user_file(one.__code__.co_filename)) and self._walk.once(one):
                 self._queue.append((one, f" (in {name})" if name else ""))
 
+    def generator(self, value: types.GeneratorType[Any, Any, Any], name: str) -> None:
+        """Follow a generator that has not ended into the globals that its code names; its variables are looked at."""
+        frame, code = value.gi_frame, value.gi_code
+        if frame is not None and self.is_own(code.co_filename):
+            free = {key: frame.f_locals.get(key) for key in code.co_freevars}
+            cells = tuple(map(types.CellType, free.values()))
+            self.function(types.FunctionType(code, frame.f_globals, value.__name__, None, cells), name, 1)
+
     def finish(self) -> None:
         """Look at the code of all functions reached."""
         while self._queue:  # one after the other: calls may be nested deeper than Python allows
@@ -119,7 +127,9 @@ class CodeWalk:
     def _variables(self, code: types.CodeType, outside: dict[str, Any], inside: str, depth: int) -> None:
         """Note the global variables that code names."""
         texts = reading.attributes(code) if "globals" in reading.names(code) else ()  # globals()["weight"]
-        variables = [name for name in sorted({*reading.names(code), *texts}) if name in outside]
+        evaluated = reading.evaluated(code)
+        self._mentions.add(evaluated, ())
+        variables = [name for name in sorted({*reading.names(code), *texts, *evaluated}) if name in outside]
         self.globals.append((outside, variables))
         for variable in variables:
             found = outside[variable]
@@ -161,6 +171,8 @@ class CodeWalk:
             if base in self._classes:
                 continue
             self._classes.add(base)
+            if standins.is_users_class(type(base)):  # its properties are the class's
+                self.class_of(type(base), depth + 1)
             if not standins.is_users_class(base):
                 self._properties(base)
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import itertools
@@ -46,6 +47,19 @@ def attributes(code: types.CodeType) -> tuple[str, ...]:
     }
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
     return tuple(sorted(texts.union(code.co_names, *(attributes(one) for one in inner))))
+
+
+@functools.lru_cache(maxsize=1024)
+def evaluated(code: types.CodeType) -> tuple[str, ...]:
+    """Give the names in the texts that code hands ``eval`` or ``exec``, as far as they stand in it."""
+    if {"eval", "exec"}.isdisjoint(names(code)):
+        return ()
+    found: set[str] = set()
+    for text in _texts(code):
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError, MemoryError):  # a docstring, say
+            made = compile(text, "<text>", "exec", dont_inherit=True)
+            found.update(names(made), attributes(made))
+    return tuple(sorted(found))
 
 
 @functools.lru_cache(maxsize=1024)

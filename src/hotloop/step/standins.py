@@ -161,17 +161,21 @@ def facts_of(tensor: torch.Tensor) -> tuple[bool, int]:
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether a value is an array whose content changes in place."""
+    """Tell whether a value is an array whose content changes in place, or memory in C."""
     numpy = sys.modules.get("numpy")
-    return isinstance(value, bytearray | array.array | memoryview) or (
-        numpy is not None and isinstance(value, numpy.ndarray)
-    )
+    return _is_plain_memory(value) or (numpy is not None and isinstance(value, numpy.ndarray))
+
+
+def _is_plain_memory(value: Any) -> bool:
+    c = sys.modules.get("_ctypes")
+    in_c = c is not None and isinstance(value, c.Structure.__mro__[-2])  # the base of all, which has no name there
+    return in_c or isinstance(value, bytearray | array.array | memoryview)
 
 
 def content_of(value: Any) -> Any:
     """Give what an array holds; of a large one, or one of objects, that it cannot be watched."""
-    view = memoryview(value) if isinstance(value, bytearray | array.array | memoryview) else value
-    if not isinstance(value, bytearray | array.array | memoryview) and value.dtype.hasobject:
+    view = memoryview(value) if _is_plain_memory(value) else value
+    if not _is_plain_memory(value) and value.dtype.hasobject:
         return Unwatchable("an array of objects")
     kind = getattr(value, "dtype", type(value).__name__)
     held = hashlib.blake2b(view.tobytes(), digest_size=16).digest() if view.nbytes <= _MOST_BYTES else b""
@@ -203,14 +207,20 @@ def state_of(value: Any) -> Any:
         return "schedule", value.last_epoch
     if isinstance(value, torch.Generator):  # of the user's own: no proof puts it back, and no recording draws from it
         return "random", hash(value.get_state().numpy().tobytes())
-    if is_array(value):
-        return content_of(value)
+    if is_array(memory := _memory_of(value)):
+        return content_of(memory)
     if isinstance(value, threading.Event):
         return "event", value.is_set()
     if isinstance(value, logging.Logger):
         return "level", value.getEffectiveLevel()
     number = number_of(value)
     return number if number is not None else position(value)
+
+
+def _memory_of(value: Any) -> Any:
+    """Give the memory of a value that processes share (``multiprocessing.Value``), without its lock; else the value."""
+    shared = sys.modules.get("multiprocessing.sharedctypes")
+    return value.get_obj() if shared is not None and isinstance(value, shared.SynchronizedBase) else value
 
 
 def variables_of(value: Any) -> dict[str, Any]:

@@ -172,15 +172,20 @@ class Walk:
         elif (state := standins.state_of(value)) is not None:
             self.note(name, state)
             self.computed.append(functools.partial(standins.state_of, value))
-            self.computed.append(functools.partial(standins.variables_now, value))
-            for key, item in standins.variables_of(value).items():
-                self.value(item, f"{name}: {key}", depth + 1)
+            if isinstance(value, types.GeneratorType):
+                self._generator(value, name, depth)
         elif isinstance(value, torch.optim.Optimizer) and standins.is_users_class(type(value)):
             self.torchs.wrapping(value, name, depth)
         elif standins.is_users_object(value) and not isinstance(value, enum.Enum):
             self._instance(value, name, depth, every=every)
         else:
             self.note(name, Same(value))
+
+    def _generator(self, value: types.GeneratorType[Any, Any, Any], name: str, depth: int) -> None:
+        self.computed.append(functools.partial(standins.variables_now, value))
+        for key, item in standins.variables_of(value).items():
+            self.value(item, f"{name}: {key}", depth + 1)
+        self.code.generator(value, name)
 
     def _set(self, value: Any, name: str, depth: int, *, every: bool) -> None:
         self.sets.append(value)
