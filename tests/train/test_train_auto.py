@@ -2,9 +2,9 @@
 
 import collections
 import contextlib
-import ctypes
 import itertools
 import signal
+import threading
 import time
 
 import pytest
@@ -30,21 +30,21 @@ LONG = {"training__num_epochs": 15, "training__batch_size": 2}  # 270 steps: tim
 def launch_bound():
     """Make the encoder's Python all that takes time, however busy the machine is, and let steps be captured.
 
-    A replay runs no Python. What has run is counted in memory of ctypes: a counter would be Python state of the step.
+    A replay runs no Python. What has run is counted by a semaphore: a counter would be Python state of the step.
     """
     from transformers.models.bert.modeling_bert import BertEncoder
 
     plain, began = BertEncoder.forward, time.perf_counter()
 
     with pytest.MonkeyPatch.context() as patch, captured_step_emulation():
-        ran, reads = ctypes.c_long(), itertools.count()
+        ran, reads = threading.Semaphore(0), itertools.count()
 
         def slow(self, *args, **kwargs):
-            ran.value += 1
+            ran.release()
             return plain(self, *args, **kwargs)
 
         patch.setattr(BertEncoder, "forward", slow)
-        patch.setattr(time, "perf_counter", lambda: began + 0.04 * ran.value + 1e-6 * next(reads))
+        patch.setattr(time, "perf_counter", lambda: began + 0.04 * ran._value + 1e-6 * next(reads))
         yield
 
 
