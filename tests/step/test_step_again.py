@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
 from step_programs import GRAPH, PROVING, Classifier, Pictures, batches, images, plain_step
 from torch import nn
 from torch.nn import functional as F
+
+import hotloop
 
 
 def adamw(parameters, **settings):
@@ -299,3 +302,37 @@ def test_flipping_a_precision_setting_selects_another_recording(both):
 
     run = both.equal(program, exact=True, replays=24)
     assert run.dropped == []
+
+
+def test_a_loop_that_is_made_again_says_which_one_stands_before_it_and_follows_one_that_is_gone(caplog):
+    """As in a notebook whose cell is run twice."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+
+    def cell():
+        loop = hotloop.Loop(model, optimizer, run="aot_eager")
+
+        @loop.step
+        def train_step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for _ in range(5):
+            train_step(torch.randn(8, 4))
+        return loop
+
+    first = cell()
+    assert first.status().tier == "aot_eager"
+    second = cell()
+    assert second.status().tier == "as-given"
+    assert "the model runs as it was given: another Loop compiled it before and is still there" in caplog.text
+    del first, second
+    gc.collect()
+    third = cell()
+    assert third.status().tier == "aot_eager"
+    third.close()
+    assert str(third.status()).startswith("hotloop: aot_eager at step 5; closed: steps run eager from then on")
+    assert repr(third) == "Loop(tier='aot_eager', steps=5, closed)"

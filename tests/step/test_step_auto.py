@@ -353,14 +353,17 @@ def spending(monkeypatch, *seconds):
     monkeypatch.setattr(auto.Auto, "_spent", spent)
 
 
-def test_a_preparation_that_goes_on_costing_more_than_may_be_lost_is_given_up(monkeypatch):
+@pytest.mark.parametrize(
+    "seconds", [(1.02, 1.05, 1.1), (0.3, 1.3, 2.2)], ids=["by little", "by one dear step and more"]
+)
+def test_a_preparation_that_would_cost_more_than_may_be_lost_is_given_up(seconds, monkeypatch):
     """400 steps of 10 ms: 1.08 s may be lost. Past that it may take once more what it was expected to."""
-    spending(monkeypatch, 0.0, 0.3, 1.1, 2.2)
+    spending(monkeypatch, 0.0, *seconds)
     with hotloop.testing.captured_step_emulation():
         ours = train("auto", 40, total=400)
     status = ours[2].status()
     assert status.tier == "eager"
-    assert any(line.startswith("eager+graph given up: it took 2.20 s") for line in status.decisions)
+    assert any(line.startswith(f"eager+graph given up: it took {seconds[-1]:.2f} s") for line in status.decisions)
     assert not any("eager+graph would" in line for line in status.decisions[1:])
     assert all(one.captured is None for one in ours[2]._runners[0]._variants["eager"].values())
     assert_same(ours, train("eager", 40))

@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from step_programs import PROVING, Classifier, batches
+from step_programs import GRAPH, PROVING, Classifier, batches
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import hotloop
 from hotloop.step import python_state
+from hotloop.testing import captured_step_emulation
 
 
 def declining(make_step, steps=14, model=Classifier, outside=None):
@@ -406,3 +408,27 @@ class Running(Classifier):
 def test_a_tensor_that_the_step_binds_anew_is_told_to_be_written_into(both):
     program = declining(using(F.cross_entropy), model=Running)
     both.declines(program, reason="model.mean", hint="write into the tensor that is there")
+
+
+def test_a_line_that_no_kind_of_call_can_be_captured_for_is_found_three_times_at_most():
+    """Each length would be looked at again, which takes several times what a step takes."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    with captured_step_emulation():
+        loop = hotloop.Loop(model, optimizer, run=GRAPH)
+
+        @loop.step
+        def train_step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.item()
+
+        for _ in range(4):
+            for size in range(2, 22):
+                train_step(torch.randn(size, 4))
+    events = loop.record.document["events"]
+    assert sum(one.get("doing") == "survey" for one in loop.record.document["steps"]) == 3
+    assert sum(one["kind"] == "tier_declined" for one in events) == 3
+    assert all(".item()" in one.why for one in loop.status().tiers if one.name == GRAPH)

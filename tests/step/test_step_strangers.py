@@ -98,3 +98,34 @@ def test_a_stranger_that_the_step_writes_keeps_no_step_from_being_undone():
     start.restore()
     assert other.tolist() == [1.0, 1.0]
     assert other.grad is None
+
+
+def test_a_parameter_that_the_optimizer_lets_go_of_is_a_stranger_from_then_on(both):
+    """Trained by hand from a call of another shape on, whose recording has to leave its gradient."""
+
+    def program(run):
+        scale = nn.Parameter(torch.ones(8, device=run.device))
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.SGD([{"params": list(model.parameters())}, {"params": [scale]}], lr=2**-6)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x * scale), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for number, (x, y) in enumerate(batches(run.device, 36)):
+            if number == 12:
+                optimizer.param_groups[1]["params"].clear()
+                scale.grad = None
+            size = len(x) // (2 if number >= 12 else 1)
+            run.note(train_step(x[:size], y[:size]))
+            if number >= 12:
+                run.note(scale.grad.clone())
+                scale.grad = None
+        return model, optimizer, scale
+
+    run = both.alike(program, asked=GRAPH)
+    assert run.status().tier == GRAPH

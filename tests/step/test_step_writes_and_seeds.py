@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import pathlib
 import pickle
+import random
 import sqlite3
 import subprocess
 import sys
@@ -588,3 +589,42 @@ def test_a_global_that_the_step_sets_is_set_by_each():
 
     status, _ = training(setting, GRAPH)
     assert why(status).startswith("the step changes Python state: global LAST")
+
+
+@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
+@pytest.mark.parametrize("kind", [io.StringIO, io.BytesIO])
+def test_what_a_step_writes_into_memory_is_written_once_by_each(kind, asked):
+    held, text = kind(), "a step" if kind is io.StringIO else b"a step"
+
+    def extra(_):
+        held.write(text)
+        return 0
+
+    status, _ = training(extra, asked)
+    assert held.getvalue().count(text) == STEPS
+    assert why(status, asked).startswith("the step changes Python state: closure variable held")
+
+
+def by_python(_):
+    random.seed(1)
+    return 0
+
+
+def by_numpy(_):
+    np.random.seed(1)  # noqa: NPY002 - as programs do
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("extra", "draw"), [(by_python, random.random), (by_numpy, np.random.random)], ids=["Python", "numpy"]
+)
+def test_a_step_that_seeds_a_stream_anew_each_time_is_not_captured(extra, draw):
+    """It leaves the stream where it was found, which tells nothing: a replay would leave it where draws took it."""
+
+    extra(None)  # as the step before has left it
+    status, _ = training(extra, GRAPH)
+    assert why(status).startswith("the step seeds ")
+    assert f"{__file__}:{extra.__code__.co_firstlineno + 1}: " in why(status)
+    first = draw()
+    extra(None)
+    assert first == draw()

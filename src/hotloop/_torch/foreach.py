@@ -45,8 +45,11 @@ def copies(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _alike(*lists: Sequence[torch.Tensor]) -> Iterable[Sequence[int]]:
-    """Give the places of tensors that have their dtypes in common: torch takes a mixed list one by one."""
-    kinds = list(zip(*(map(_dtype_of, tensors) for tensors in lists), strict=True))
+    """Give the places of tensors that have type and dtype in common.
+
+    torch takes a list of several dtypes one by one, and makes all of a list what a subclass makes of its own.
+    """
+    kinds = list(zip(*(each for one in lists for each in (map(_dtype_of, one), map(type, one))), strict=True))
     if len(set(kinds)) <= 1:
         return [range(len(kinds))] if kinds else []
     groups: dict[Any, list[int]] = {}

@@ -9,13 +9,13 @@ What may be lost at this moment, if all that is spent from here on turns out to 
 interval) will save in the steps that are left. With a guessed length the run may end at any moment, so ``steps`` are
 those done, ``certain`` is 0, and the promise holds at each single step. A preparation starts only if its *worst* cost
 fits in the credit; one that goes by steps, with nothing to compile, if its expected cost does, since it is given up
-between two of its steps once it has cost too much (a known length only: an open one waits until it can afford the
-worst). A step of it may turn out several times dearer than expected: the first attention kernel of another kind is read
-from a cold disk in two seconds. What is spent then is lost whatever is done next, so to give up makes sure that the
-promise is broken, and to go on mends it where the tier proves right, which nearly all do. So one that is past its limit
-may take its expected cost once more, a second at most. For a tier whose gain is known (timed in this run, or kept from
-earlier runs of the same program), and a known length, its own saving at the slow end of its step counts as well: then
-the investment is no bet.
+between two of its steps once it has cost that much (a known length only: an open one waits until it can afford the
+worst). So the promise may be broken by what one step of it takes beyond the credit. Where that step alone took more
+than the whole was expected to (the first attention kernel of another kind is read from a cold disk in two seconds), to
+give up makes sure that the promise is broken, and to go on mends it where the tier proves right, which nearly all do:
+then it may take its expected cost once more, a second at most, and again what a step takes beyond that. For a tier
+whose gain is known (timed in this run, or kept from earlier runs of the same program), and a known length, its own
+saving at the slow end of its step counts as well: then the investment is no bet.
 
 Where runs share what is compiled (the trials of a search, the folds of a cross-validation), the promise is one for all
 of them: ``steps`` counts half of the later runs' as well, since a search may be stopped, and the credit is carried from

@@ -168,7 +168,8 @@ class Decision:
         ask_again_in_steps: steps after which to ask again; sooner when something was prepared, tried, or failed.
         ask_again_in_seconds: seconds after which to ask again, if they pass before those steps.
         limit_seconds: when to give a preparation up: it can no longer pay, or would break the promise.
-        more_seconds: what one that goes by steps may take beyond the step that took it past its limit.
+        more_seconds: where a single step of one that goes by steps took longer than this, and it past its limit, it may
+            take so much more: what that step took is lost already.
     """
 
     action: Action

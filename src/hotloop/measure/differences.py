@@ -109,7 +109,7 @@ def differences(
         else:
             found.append((name, r, c))
     with torch.no_grad():
-        pairs = [_aligned(r, c) for _, r, c in found]
+        pairs = [_aligned(_plain(r), _plain(c)) for _, r, c in found]
         raw = sums_of(pairs, sized=sized)
     return {pair[0]: _difference(pair[0], pair[1], sums) for pair, sums in zip(found, raw, strict=True)}, tuple(
         mismatches
@@ -134,6 +134,13 @@ def _mismatch(name: str, r: torch.Tensor, c: torch.Tensor) -> Mismatch | None:
 
 def _short(value: torch.dtype | torch.layout) -> str:
     return str(value).removeprefix("torch.")
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor, of a parameter of a kind of its own what it holds: such kinds are compared with no others."""
+    return (
+        tensor.detach() if isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.nn.Parameter else tensor
+    )
 
 
 def _aligned(r: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

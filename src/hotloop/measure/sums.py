@@ -229,7 +229,7 @@ def _most_together(device: torch.device) -> int:
 
 def _most_measured(device: torch.device) -> int:
     """Give how many elements of several tensors may be held in float64, a dozen times over."""
-    return _TOGETHER if device.type != "cuda" else _most_together(device) // 4
+    return _TOGETHER if device.type != "cuda" else _most_together(device) // 8
 
 
 def _bunches(parts: Sequence[_Part], most_of: Callable[[torch.device], int] = _most_together) -> Iterator[list[int]]:

@@ -79,7 +79,7 @@ def _component(name: str, entry: Mapping[str, Any]) -> Component:
     if requested.lower() == "none" and entry.get("inference"):  # what is compiled for inference alone
         requested = line(entry["inference"], 60)
     same = requested.lower() == running.lower()
-    as_asked = same and state == ("eager" if requested.lower() == "none" else "compiled")
+    as_asked = same and state in (("eager",) if requested.lower() == "none" else ("compiled", "captured"))
     if requested.lower() == _AUTO:  # whatever it decides is as asked, unless something of it failed
         as_asked = state in _DECIDED and not all_causes
     return Component(
@@ -120,7 +120,8 @@ def _sentence(requested: str, running: str, state: str, *, as_asked: bool) -> st
     if as_asked and requested.lower() == _AUTO:
         return f"ran {running}, as auto decided"
     if as_asked:
-        return "ran eager, as asked" if state == "eager" else f"ran compiled with {running}, as asked"
+        ran = {"eager": "eager", "captured": f"captured ({running})"}.get(state, f"compiled with {running}")
+        return f"ran {ran}, as asked"
     asked = f"was asked for {requested}"
     if state == "eager":
         return f"{asked} and ran eager"

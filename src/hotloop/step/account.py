@@ -132,6 +132,10 @@ class Account:
             self.tiers[event.tier].declined = f"{event.reason}{at}. {event.hint}"
             self.record.append("verdicts", {**event.to_dict(), "verdict": "declined"})
 
+    def gave_up(self, tier: str, why: str) -> None:
+        """Take note that a tier was given up before it was proven."""
+        self.tiers[tier].declined = why
+
     def decided(self, line: str, numbers: Mapping[str, Any]) -> None:
         """Take note of a decision."""
         self.decisions.append(line)
@@ -153,7 +157,7 @@ class Account:
         tiers = {**self.tiers, **{name: self.tiers.get(name, one) for name, one in begun.items()}}
         return LoopStatus(
             asked="auto" if loop.auto is not None else loop.asked.name,
-            tier=loop.goal.name if loop.plain else running,
+            tier=loop.goal.name if loop.plain and not loop.closed else running,
             step=loop.steps,
             step_seconds=self._lately(running),
             eager_seconds=self._eager(),
@@ -165,6 +169,7 @@ class Account:
             dropped=tuple(self.dropped),
             compiled=tuple(loop.compiled.status().compile_lines()),
             sentinels=tuple(loop.sentinels()),
+            closed=loop.closed,
         )
 
     def _count_plain(self) -> None:
@@ -236,11 +241,15 @@ class Account:
         self.record.update("settings", run=status.asked, total_steps=self._loop.total_steps)
 
     def _components(self, tier: str) -> dict[str, Any]:
-        """Give what ran of each model. With `auto` no preset was asked for, so that what it decided is as asked."""
+        """Give what ran of each model; of one that is not compiled, the tier.
+
+        With `auto` no preset was asked for, so that what it decided is as asked.
+        """
         found: dict[str, Any] = self._loop.compiled.status().to_dict()["components"]
-        if self._loop.auto is None or self._loop.compiled.given:
+        forced = self._loop.auto is None
+        if self._loop.compiled.given or (forced and (not self._loop.asked.graph or self._loop.asked.compiles)):
             return found
-        asked = {"requested": "auto", "running": tier}
+        asked = {"requested": self._loop.asked.name if forced else "auto", "running": tier}
         if not Tier(tier.removesuffix(GRAPH)).compiles:
             asked["state"] = "captured" if tier.endswith(GRAPH) else "eager"
         return {name: {**one, **asked} for name, one in found.items()}

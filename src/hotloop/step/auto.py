@@ -83,10 +83,13 @@ class Auto:
         self.saved_seconds = 0.0
         """What the steps so far saved, by the ratios that trials found: a slow spell of the machine is no saving."""
         self._limit: float | None = None
-        """Seconds that the preparation now going on may take, as far as it can be given up between two steps; how many
-        more once it is past that, and what it had taken when it was found to be."""
+        """Seconds that the preparation now going on may take, as far as it can be given up between two steps."""
         self._more = 0.0
-        self._past: float | None = None
+        """How many more where one dear step took it past that."""
+        self._lost: float | None = None
+        """What it had taken then."""
+        self._spent_before = 0.0
+        """What it had taken a step ago."""
         self._replay_saves = 0.0
         self._said = ""
 
@@ -100,17 +103,15 @@ class Auto:
             self._ask_at = self._first + EAGER_STEPS
             self._recall(step, (args, kwargs))
         if self._trying is not None and self.trial is None:
+            name, spent = self._trying.name, self._spent()
             if self.loop.steps - self._began > _GIVE_UP_STEPS:
-                self._decline(self._trying.name, "no kind of call came back often enough to be captured and proven")
-                self._release(self._trying)
-                self._give_up("not proven")
+                why = "no kind of call came back often enough to be captured and proven"
+                self._decline(name, why)
+                self._stop_trying(f"{name} given up: {why}", spent)
             elif self._too_dear():
-                name, spent = self._trying.name, self._spent()
                 self._declined.add(name)  # in this run: a longer one may afford it
-                reason = f"{name} given up: it took {spent:.2f} s without being proven, and no more may be lost"
-                self.loop.decided(reason, {"action": "give up", "tier": name, "spent_seconds": spent})
-                self._release(self._trying)
-                self._give_up(reason)
+                why = f"it took {spent:.2f} s without being proven, and no more may be lost"
+                self._stop_trying(f"{name} given up: {why}", spent)
         elif self.trial is None:
             self._look_at_child()
             if self.loop.steps >= self._ask_at or time.monotonic() >= self._ask_after > 0:
@@ -156,17 +157,19 @@ class Auto:
         return self._steps_here() in _LAUNCHES and self._trying is None and self.in_force == Tier(self.loop.given)
 
     def _too_dear(self) -> bool:
-        """Tell whether the preparation going on has to be given up: it has cost what may be lost, and a little more.
+        """Tell whether the preparation going on has to be given up: it has cost what may be lost.
 
-        Once the recording was replayed, what it saves is known, and counts as a timed tier's saving does.
+        Once the recording was replayed, what it saves is known, and counts as a timed tier's saving does. Where one
+        step alone took more than all was expected to, what that cost is lost already: then it may take a little more.
         """
-        spent = self._spent()
+        spent, before = self._spent(), self._spent_before
+        self._spent_before = spent
         saves = certain_saving_seconds(self._replay_saves, 0.0, self._left())
         if self._limit is None or spent <= self._limit + saves:
             return False
-        if self._past is None:
-            self._past = spent
-        return spent > self._past + self._more
+        if self._lost is None and spent - before > self._more:
+            self._lost = spent
+        return self._lost is None or spent > self._lost + self._more
 
     @property
     def quiet(self) -> bool:
@@ -226,7 +229,7 @@ class Auto:
         self._trying, self._began, self._prepared, self._extra = tier, self.loop.steps, 0.0, 0.0
         by_steps = not tier.compiles and self.loop.total_steps is not None
         self._limit = decision.limit_seconds if by_steps else None
-        self._more, self._past = decision.more_seconds, None
+        self._more, self._lost, self._spent_before = decision.more_seconds, None, 0.0
         self._replay_saves = 0.0
         if tier.name in self._proven:
             self._start_trial(tier)
@@ -244,6 +247,15 @@ class Auto:
         self._ask_at = self.loop.steps
         self._recent.clear()
         self.loop.course.aim(self.in_force, reason)
+
+    def _stop_trying(self, reason: str, spent: float) -> None:
+        """Give up what is on its way to its first proven step, and say so."""
+        assert self._trying is not None
+        tier = self._trying
+        self.loop.decided(reason, {"action": "give up", "tier": tier.name, "spent_seconds": spent})
+        self.loop.account.gave_up(tier.name, reason.removeprefix(f"{tier.name} "))
+        self._release(tier)
+        self._give_up(reason)
 
     def _spent(self) -> float:
         """Give the seconds that the preparation has taken so far beyond what its steps would have taken without it."""

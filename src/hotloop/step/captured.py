@@ -97,8 +97,8 @@ class Outermost:
 class CapturedStep:
     """A step that was recorded. Make one with `capture`, which runs the step as it records it."""
 
-    def __init__(self, program: Program, seen: Survey, recorded: dict[str, Recorded]) -> None:
-        self.program, self.recorded = program, recorded
+    def __init__(self, program: Program, seen: Survey, recorded: dict[str, Recorded], *, launched: bool) -> None:
+        self.program, self.recorded, self._launched = program, recorded, launched
         named = program.holdings.parameters()
         self._parameters = list(named.values())
         self._start = [parameter.grad if name in seen.read_gradients else None for name, parameter in named.items()]
@@ -158,7 +158,7 @@ class CapturedStep:
     @property
     def atomic(self) -> bool:
         """Tell whether a replay is one launch, which fails before anything has run or not at all."""
-        return len(self._parts) == 1
+        return len(self._parts) == 1 and self._launched
 
     @property
     def wrote(self) -> bool:
@@ -294,7 +294,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         for name, optimizer in program.holdings.optimizers.items()
         if name in seen.stepped and name not in outside
     }
-    captured = CapturedStep(program, seen, recorded)
+    captured = CapturedStep(program, seen, recorded, launched=engine.launches)
     leaves, structure = flatten(call)
     inputs = Inputs(leaves, program.device)
     inputs.fill(leaves)

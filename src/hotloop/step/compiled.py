@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
@@ -45,6 +46,23 @@ def as_eager_draws(preset: Preset) -> Preset:
     return dataclasses.replace(preset, mode=None, options=options)
 
 
+_compiled_by: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Compiled]] = weakref.WeakKeyDictionary()
+_BY_ANOTHER = (
+    "another Loop compiled it before and is still there, so that stays in force (close() a loop before another is made "
+    "on its model, or decorate both steps with one)"
+)
+
+
+def _is_others(model: torch.nn.Module) -> bool:
+    """Tell whether another loop has compiled a model; what one that is gone has left behind is taken off."""
+    found = _compiled_by.get(model)
+    owner = found() if found is not None else None
+    if found is not None and owner is None:
+        uncompile(model)
+        del _compiled_by[model]
+    return owner is not None and owner.base != "eager"
+
+
 class Compiled:
     """What is compiled at present of a loop's models.
 
@@ -54,8 +72,11 @@ class Compiled:
 
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
         self.models = {name: getattr(model, "_orig_mod", model) for name, model in models.items()}
+        others = any(_is_others(model) for model in self.models.values())
         whys = [why for model in models.values() if (why := given(model)) is not None]
         self.why_given = f"{whys[0].reason} ({whys[0].hint})" if whys else ""
+        if whys and others:
+            self.why_given = _BY_ANOTHER
         self.given = bool(whys)
         """The user compiled a model before the loop got it: that stays as it is."""
         self.base = "as-given" if self.given else "eager"
@@ -86,6 +107,7 @@ class Compiled:
             settings = self.settings(tier)
             for model in self.models.values():
                 compile_in_place(model, **settings)
+                _compiled_by[model] = weakref.ref(self)
         self.base, self._compiles = tier.base, compiles(self.models.values())
 
     def compiles(self) -> int:

@@ -64,10 +64,12 @@ class Engine(Protocol):
     Attributes:
         name: what messages call it.
         kernels: whether what a compiler's own kernels do is recorded as well.
+        launches: whether a segment is one launch, which fails before anything of it has run or not at all.
     """
 
     name: str
     kernels: bool
+    launches: bool
 
     def begin(self, device: torch.device, *, told_capturing: bool) -> Recording:
         """Begin to record; the first segment is open, and code that asks for a capture hears what it is told."""
@@ -90,6 +92,7 @@ class CudaEngine:
 
     name = "cuda"
     kernels = True
+    launches = True
 
     def __init__(self) -> None:
         self._pool: _Pool | None = None

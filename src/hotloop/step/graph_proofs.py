@@ -212,7 +212,11 @@ class GraphProofs:
         began = time.perf_counter()
         if captured is not None:
             mark = self._clock.start(alone=True)  # behind the copies of the state
-            result = captured.replay(flatten((args, kwargs))[0])
+            try:
+                result = captured.replay(flatten((args, kwargs))[0])
+            except BaseException:
+                self._clock.cancel(mark)
+                raise
             self._clock.stop(mark)  # what the replay has made is named while the device is still at it
             return result, captured.gradients_at_step
         engine = self._loop.engine

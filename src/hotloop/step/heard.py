@@ -12,6 +12,8 @@ import builtins
 import contextlib
 import linecache
 import logging
+import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +36,7 @@ _NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
 """Loggers whose records are made about the step, and not by it."""
 _UNASKED = frozenset({"warnings", "linecache", "inspect", "traceback"})
 """Modules of Python's that read sources to show them."""
-_SEEDS = frozenset({"manual_seed", "seed"})
+_SEEDS = frozenset({"manual_seed", "seed", "setstate"})
 _HEARD = CALLED | _SEEDS
 _SEED_BEFORE = (
     "seed before the loop, once, and draw from torch's own stream: a replay runs no Python, and each step draws on "
@@ -57,11 +59,13 @@ class Heard(Listener):
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Note what the block prints, logs, writes and seeds; all of it reaches whom it reaches otherwise."""
-        with (
-            replaced(builtins, "print", self._prints),
-            replaced(logging.Logger, "handle", self._logs),
-            self._all.heard(),
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(builtins, "print", self._prints))
+            stack.enter_context(replaced(logging.Logger, "handle", self._logs))
+            if (numpys := sys.modules.get("numpy.random")) is not None:  # its functions are none of C's to Python
+                stack.enter_context(replaced(numpys, "seed", self._numpys_seed))
+                stack.enter_context(replaced(numpys, "set_state", self._numpys_seed))
+            stack.enter_context(self._all.heard())
             yield
 
     def hear(self, on: bool) -> None:
@@ -102,6 +106,13 @@ class Heard(Listener):
 
         return handle
 
+    def _numpys_seed(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            self._obstacle("the step seeds numpy's random stream", _SEED_BEFORE)
+            return real(*args, **kwargs)
+
+        return seed
+
     def _said(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._saying += 1
         try:
@@ -126,6 +137,10 @@ class Heard(Listener):
             own = not is_torchs(owner) and _is_own(frame)
             what = "a torch.Generator" if own else "torch's random stream"
             self._obstacle(f"the step seeds {what} ({name})", _SEED_BEFORE)
+        elif name in _SEEDS and isinstance(owner, random.Random):
+            made = frame.f_back is not None and frame.f_back.f_code is random.Random.__init__.__code__  # in the step
+            if not made and _runs_for_the_step(frame):
+                self._obstacle(f"the step seeds Python's random stream ({name})", _SEED_BEFORE)
         elif (effect := effect_of(name, owner)) is not None:
             if not (_is_own(frame) if effect.direct else _runs_for_the_step(frame)):
                 return

@@ -174,22 +174,27 @@ def _in_groups(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, int, tor
 
 def once(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Leave out what shares an entry's whole memory: tied weights, an EMA's live reference."""
-    places: dict[int, list[torch.Tensor]] = {}
+    first: dict[int, torch.Tensor] = {}
+    known: set[tuple[Any, ...]] = set()
     kept = {}
     for name, tensor in named.items():
-        others = places.setdefault(tensor.data_ptr() if tensor.layout == torch.strided else -id(tensor), [])
-        # What else begins there is mostly nothing: then shape and strides need not be asked for.
-        if not others or tensor.numel() == 0 or not any(_is_same(tensor, one) for one in others):
-            others.append(tensor)
-            kept[name] = tensor
+        at = tensor.data_ptr() if tensor.layout == torch.strided else -id(tensor)
+        if (other := first.get(at)) is None:  # mostly: then shape and strides need not be asked for
+            first[at] = tensor
+        else:
+            known.add(_view(other))
+            if tensor.numel() and _view(tensor) in known:
+                continue
+            known.add(_view(tensor))
+        kept[name] = tensor
     return kept
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Tell whether two tensors that begin at one place are the same view of it, or one sparse tensor."""
-    if one is other or one.layout != torch.strided:
-        return one is other
-    return one.shape == other.shape and one.stride() == other.stride() and one.dtype == other.dtype
+def _view(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Tell a view from others of its memory."""
+    if tensor.layout != torch.strided:
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _tensors_of(value: Any, depth: int) -> Iterator[tuple[str, torch.Tensor]]:

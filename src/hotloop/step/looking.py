@@ -109,7 +109,8 @@ class Looking:
         obstacles += self._of_program(settings, heard)
         obstacles += self._of_arguments(given, self._named(args, kwargs))
         obstacles += [*heard.obstacles, *self._drawn_since(random)]
-        obstacles += [
+        # First of all, since what such an optimizer does (Adam reads its counts on the host) would seem the step's own.
+        unknown = [
             Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, once=True)
             for name in strangers
         ]
@@ -128,7 +129,7 @@ class Looking:
             self._runner.rescue.look_again()
         variant.seen = seen
         seen.asked = bool(asked)
-        seen.obstacles += obstacles
+        seen.obstacles = [*unknown, *seen.obstacles, *obstacles]
         self._tell(heard, seen)
         self._runner.found_once(seen.obstacles)
         self._loop.surveyed.add(seen)
@@ -203,6 +204,7 @@ class Looking:
         """Name the parameters and buffers that nobody named, so that a proof undoes what a step does to them."""
         holdings = self._program.holdings
         self._of_call(call)
+        self._watch = None  # who is a stranger changes with what the loop holds as well: an optimizer's groups, say
         with contextlib.suppress(Exception):  # an object of the user's that cannot be looked at: told by the next look
             watch = self._watching()
             watch.now()

@@ -161,7 +161,7 @@ class Loop:
         self._parameters: list[torch.nn.Parameter] | None = None
         self._modules: list[torch.nn.Module] | None = None
         self.stepping, self.surveyed = Stepping(self), Surveyed(self.device)
-        self._closed = False
+        self.closed = False
         self.peers = peers_of_this_run()
         tell_of_strangers(self.holdings)
         asked = requested(self, run)
@@ -247,9 +247,9 @@ class Loop:
 
     def close(self) -> None:
         """Give back what the loop holds: recordings, hooks, compiled code. Steps run eager from then on."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = self.plain = True
+        self.closed = self.plain = True
         with contextlib.ExitStack() as last:  # each is done though another fails, as they do when the device is lost
             for hook in self.recorded.hooks:
                 last.callback(hook.remove)
@@ -279,7 +279,8 @@ class Loop:
             _log.warning("the loop could not be closed in order", exc_info=True)
 
     def __repr__(self) -> str:
-        return f"Loop(tier={self.goal.name!r}, steps={self.steps})"
+        closed = ", closed" if self.closed else ""
+        return f"Loop(tier={self.goal.name!r}, steps={self.steps}{closed})"
 
     # -- what runs -------------------------------------------------------------------------------------------------
 

@@ -158,6 +158,7 @@ class Watch:
             *map(type, self._typed),
             *[one.__code__ for one in self._functions],
             *[one.__defaults__ for one in self._functions],
+            *[one.__kwdefaults__ for one in self._functions],
         ]
 
     def _values_now(self) -> list[Any]:

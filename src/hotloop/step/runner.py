@@ -44,6 +44,8 @@ _COMES_BACK = 4
 """Calls for each kind there is after which one that has not come again is not waited for."""
 _KEYS = 256
 """Keys that are remembered, at most."""
+_ALIKE = 3
+"""Kinds of calls that one line keeps from being captured, after which it is taken to do so in every kind."""
 
 
 class Runner:
@@ -126,6 +128,8 @@ class Runner:
             self._drop(variant, change)
         if captured is None and variant.standing is not None and not variant.standing.holds():
             variant.forget()
+        if variant.seen is None and variant.declined is None and (everywhere := self._hindrance()) is not None:
+            variant.decline(everywhere)  # told of the kinds before
         if variant.declined is not None or not self._worth(variant) or self._waits(variant):
             return self.uncaptured(variant, run, tier)
         if variant.seen is None or (variant.seen.obstacles and variant.other_path()):
@@ -184,6 +188,15 @@ class Runner:
                     same_path = not other.seen.asked or other.told_capturing == found.told_capturing
                     found.seen = other.seen if same_path else found.seen
         return found
+
+    def _hindrance(self) -> Obstacle | None:
+        """Give the line of the step that keeps every kind of call from being captured, once several were looked at."""
+        seen = [one.seen for one in self.variants.values() if one.seen is not None]
+        if len(seen) < _ALIKE or not all(one.obstacles for one in seen):
+            return None
+        first = seen[0].obstacles[0]
+        places = {(one.obstacles[0].reason, one.obstacles[0].file, one.obstacles[0].line) for one in seen}
+        return first if len(places) == 1 and first.file is not None else None
 
     def _worth(self, variant: Variant) -> bool:
         """A call that comes a second time is worth a recording, as long as there is room for one."""

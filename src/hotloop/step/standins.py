@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import gc
 import hashlib
+import io
 import itertools
 import logging
 import random
@@ -151,13 +152,13 @@ def own_step(optimizer: torch.optim.Optimizer) -> Slot:
     return Slot(vars(optimizer).get("step"))
 
 
-def facts_of(tensor: torch.Tensor) -> tuple[bool, int]:
+def facts_of(tensor: torch.Tensor) -> tuple[bool, bool, int]:
     """Give what a recording froze of a tensor beside its identity: whether it is trained, where its memory is."""
     try:
         memory = tensor.data_ptr()
     except (RuntimeError, NotImplementedError):  # sparse, or a tensor in name only
         memory = _NO_MEMORY
-    return tensor.requires_grad, memory
+    return tensor.requires_grad, tensor.is_leaf, memory
 
 
 def is_array(value: Any) -> bool:
@@ -260,6 +261,8 @@ def position(value: Any) -> Any:
 
 
 def _position_of_others(value: Any) -> Any:
+    if isinstance(value, io.StringIO | io.BytesIO):
+        return "written up to", -1 if value.closed else value.tell()
     if not isinstance(value, collections.abc.Iterator):
         return None
     if type(value).__module__ in ("builtins", "itertools"):  # cycle, zip, map: nobody can tell

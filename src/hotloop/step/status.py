@@ -74,6 +74,7 @@ class LoopStatus:
         dropped: recordings that no longer fitted, with what changed.
         compiled: of each compiled component, how often its graphs broke, how often it was recompiled, and where.
         sentinels: of each decorated step, how often it was also run eagerly and compared, and what was found.
+        closed: the loop was closed: ``tier`` is what it ended in, and steps run eager from then on.
     """
 
     asked: str
@@ -89,6 +90,7 @@ class LoopStatus:
     dropped: tuple[str, ...] = ()
     compiled: tuple[str, ...] = ()
     sentinels: tuple[SentinelStatus, ...] = ()
+    closed: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Give the status as plain JSON data."""
@@ -98,6 +100,7 @@ class LoopStatus:
         title = f"hotloop: {self.tier} at step {self.step:,}" + (
             f" (asked for: {self.asked})" if self.asked != self.tier else ""
         )
+        title += "; closed: steps run eager from then on" if self.closed else ""
         table = Table(title=title, title_justify="left", show_edge=False)
         for column in ("tier", "state", "steps", "ms a step", "why"):
             table.add_column(column, justify="right" if column in ("steps", "ms a step") else "left", overflow="fold")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -40,9 +41,22 @@ class Timed(Generic[_What]):
     """A clock whose times come with what they are the times of."""
 
     def __init__(self, device: torch.device) -> None:
-        self.clock = StepClock(device)
+        self._device = device
+        self._begin()
+
+    def _begin(self) -> None:
+        self.clock = StepClock(self._device)
         self.what: collections.deque[_What] = collections.deque()
         self._dropped = 0
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """Forget all times where an interrupt comes in the block: they would be taken for those of other steps."""
+        try:
+            yield
+        except BaseException:
+            self._begin()
+            raise
 
     def run(self, function: Callable[[], Any], what: Callable[[], _What], *, alone: bool = False) -> Any:
         """Run and time something; ``what`` is asked when it has run. What raises is not timed.
@@ -55,15 +69,16 @@ class Timed(Generic[_What]):
         except BaseException:
             self.clock.cancel(mark)
             raise
-        self.clock.stop(mark)
-        self.what.append(what())
+        with self._together():
+            self.clock.stop(mark)
+            self.what.append(what())
         return result
 
-    def known(self) -> Iterator[tuple[_What, Timing]]:
+    def known(self) -> list[tuple[_What, Timing]]:
         """Give the times that have become known, in order."""
-        timings = self.clock.take()
-        for _ in range(self.clock.dropped - self._dropped):  # the clock drops the oldest
-            self.what.popleft()
-        self._dropped = self.clock.dropped
-        for timing in timings:
-            yield self.what.popleft(), timing
+        with self._together():
+            timings = self.clock.take()
+            for _ in range(self.clock.dropped - self._dropped):  # the clock drops the oldest
+                self.what.popleft()
+            self._dropped = self.clock.dropped
+            return [(self.what.popleft(), timing) for timing in timings]
