@@ -45,8 +45,8 @@ def tell_of_another(loop: Loop) -> None:
         before = _owners.get(optimizer, lambda: None)()
         if before is not None and not before.plain:
             _log.warning(
-                "%s (%s) is owned by two loops, %r and %r, of which each takes the other's steps for changes from "
+                "%s (%s) is owned by two loops, %s and %s, of which each takes the other's steps for changes from "
                 "outside: decorate both steps with one loop, or close() the first",
-                name, type(optimizer).__name__, before, loop,
+                name, type(optimizer).__name__, repr(before), repr(loop),  # a handler may keep what it is given
             )  # fmt: skip
         _owners[optimizer] = weakref.ref(loop)
