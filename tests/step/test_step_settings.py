@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
+import numpy as np
 import pytest
 import torch
 from step_programs import GRAPH, STEPS, Classifier, batches, plain_step
+from torch import nn
 
 import hotloop
 from hotloop.errors import ConfigError
@@ -70,7 +75,7 @@ WRONG = {
     ),
     "a record that cannot be written": (
         lambda model, optimizer: hotloop.Loop(model, optimizer, record=f"{__file__}/record"),
-        "record '.*/record': expected a folder that can be written in, and .*leave record out",
+        "record '.*/record': expected a folder that can be written in, got .*leave record out",
     ),
     "one model twice": (
         lambda model, optimizer: hotloop.Loop([model, model], optimizer),
@@ -307,3 +312,35 @@ def test_loops_with_an_optimizer_each_and_one_after_another_are_not_spoken_of(ca
         pass
     hotloop.Loop(model, optimizer).close()
     assert "two loops" not in caplog.text
+
+
+def test_numpys_whole_numbers_are_whole_numbers():
+    model = nn.Linear(4, 1)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.125), total_steps=np.int64(5))
+    assert loop.total_steps == 5
+    assert type(loop.total_steps) is int
+
+
+def test_what_is_handed_over_in_the_wrong_place_or_as_a_class_is_told():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    with pytest.raises(ConfigError, match=r"got the class SGD: hand over one that was made of it, SGD\(\.\.\.\)"):
+        hotloop.Loop(model, torch.optim.SGD)
+    with pytest.raises(ConfigError, match=r"got SGD \(the model comes first, then the optimizer\)"):
+        hotloop.Loop(optimizer, model)
+
+
+@pytest.mark.parametrize("copies", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_loop_is_not_copied(copies):
+    model = nn.Linear(4, 1)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.125))
+    with pytest.raises(TypeError, match=r"a hotloop.Loop is neither pickled nor copied.*keep loop.state_dict\(\)"):
+        copies([loop] if copies is copy.deepcopy else loop)
+
+
+def test_a_report_wants_a_files_name(tmp_path):
+    model = nn.Linear(4, 1)
+    loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.125))
+    for wrong in (3, tmp_path):
+        with pytest.raises(ConfigError, match=r"loop\.report: .*: expected the name of the page's file"):
+            loop.report(wrong)

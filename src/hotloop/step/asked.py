@@ -8,6 +8,7 @@ import contextlib
 import importlib.util
 import inspect
 import math
+import numbers
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +38,7 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
     """
     if not isinstance(run, str):
         raise ConfigError(f"run {run!r}: expected 'auto', a tier ({', '.join(ASKED)}) or a preset, by name")
-    if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
+    if total_steps is not None and (not _is_whole(total_steps) or total_steps < 1):
         raise ConfigError(f"total_steps {total_steps!r}: expected a whole number of 1 or more, or None")
     if workload is not None and (not isinstance(workload, str) or ":" not in workload):
         raise ConfigError(f"workload {workload!r}: expected 'file.py:make' or 'module:make', or None")
@@ -49,6 +50,11 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
     if any(isinstance(one, bool | int | float | str | bytes) or one is None for one in others):
         raise ConfigError(f"state {state!r}: expected objects that a step changes: a GradScaler, an EMA, a module")
     return others
+
+
+def _is_whole(value: Any) -> bool:
+    """Tell whether a value is a whole number, numpy's too, and no truth value."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def refuse_suspended(step: Callable[..., Any]) -> None:
@@ -172,7 +178,7 @@ def recording_in(record: Any) -> Iterator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"record {str(record)!r}: expected a folder that can be written in, and {error}; name another, or leave "
+            f"record {str(record)!r}: expected a folder that can be written in, got {error}; name another, or leave "
             "record out to keep it in memory"
         ) from error
 
@@ -185,11 +191,11 @@ def check_shapes(shapes: Any, batches: Any) -> int:
     """
     if shapes is None:
         return 0
-    if type(shapes) is not int or shapes < 1:
+    if not _is_whole(shapes) or shapes < 1:
         raise ConfigError(f"shapes {shapes!r}: expected how many sizes of batches there are, 1 or more, or None")
     if batches is None:
         raise ConfigError(f"shapes={shapes} without batches: give batches=, which say what shapes they are")
-    return shapes
+    return int(shapes)
 
 
 def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
@@ -203,7 +209,7 @@ def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
     wrong = [one for one in found.values() if not isinstance(one, kind)]
     if wrong or not found:
         empty = "an empty mapping" if isinstance(given, Mapping) else "an empty sequence"
-        got = type(wrong[0]).__name__ if wrong else empty
+        got = _told(wrong[0]) if wrong else empty
         raise ConfigError(
             f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}; a "
             "mapping of names to them will do as well"
@@ -215,6 +221,14 @@ def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
     if odd := [name for name in found if not isinstance(name, str) or not name.strip() or "." in name]:
         raise ConfigError(f"{what}: {odd[0]!r} is no name; expected text without a dot, which parts names in settings")
     return found
+
+
+def _told(value: Any) -> str:
+    """Say what a wrong value is, with what may have been meant."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: hand over one that was made of it, {value.__name__}(...)"
+    swapped = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
+    return type(value).__name__ + (" (the model comes first, then the optimizer)" if swapped else "")
 
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
 import torch
 
@@ -46,7 +48,6 @@ from hotloop.step.tiers import Tier
 from hotloop.step.undo import WriteWatch
 
 if TYPE_CHECKING:
-    import os
     import types
 
     from hotloop.record import RunRecord
@@ -140,7 +141,7 @@ class Loop:
         self.sentinel = share_of(sentinel)
         self.holdings = Holdings(models, optimizers, others)
         self.device = device_of(self.holdings)
-        self.total_steps, self.workload = total_steps, workload
+        self.total_steps, self.workload = None if total_steps is None else int(total_steps), workload
         self.compiled = Compiled(models)
         self.given = self.compiled.base
         self.engine = engine_for(self.device)
@@ -224,7 +225,13 @@ class Loop:
         return self.account.record
 
     def report(self, path: str | os.PathLike[str]) -> None:
-        """Write the run record so far as one self-contained HTML page."""
+        """Write the run record so far as one self-contained HTML page.
+
+        Raises:
+            ConfigError: ``path`` is no name of a file.
+        """
+        if not isinstance(path, str | os.PathLike) or Path(path).is_dir():
+            raise ConfigError(f"loop.report: {path!r}: expected the name of the page's file, as 'run.html'")
         self.settle()
         self.account.report(path)
 
@@ -281,6 +288,12 @@ class Loop:
     def __repr__(self) -> str:
         closed = ", closed" if self.closed else ""
         return f"Loop(tier={self.goal.name!r}, steps={self.steps}{closed})"
+
+    def __reduce__(self) -> Never:
+        raise TypeError(
+            "a hotloop.Loop is neither pickled nor copied: it holds recordings and hooks of this process; leave it out "
+            "of what holds it (__getstate__), keep loop.state_dict(), and make a loop anew"
+        )
 
     # -- what runs -------------------------------------------------------------------------------------------------
 
