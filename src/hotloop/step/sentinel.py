@@ -71,7 +71,7 @@ def share_of(given: Any) -> float:
         return 0.0
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given <= 1:
         raise ConfigError(
-            f"sentinel {given!r}: expected the share of time that it may cost, from 0 to 1 (0.01, say), or None for none"
+            f"sentinel {given!r}: expected the share of time that it may cost, from 0 to 1 (0.01, say), or None"
         )
     return float(given)
 
