@@ -198,7 +198,7 @@ WRONG = {
     "auto": (lambda: hotloop.bench(programs.make, ("auto",)), "auto is a choice"),
     "one name": (lambda: hotloop.bench(programs.make, "eager"), "runs 'eager'"),
     "no way": (lambda: hotloop.bench(programs.make, ()), "runs \\(\\)"),
-    "few steps": (lambda: hotloop.bench(programs.make, steps=11), "steps 11: expected a whole number of 12"),
+    "few steps": (lambda: hotloop.bench("no_such_file.py:make", steps=11), "steps 11: expected a whole number of 12"),
     "total_steps": (lambda: hotloop.bench(programs.make, total_steps=0), "total_steps 0"),
     "a bool": (lambda: hotloop.bench(programs.make, steps=True), "steps True"),
 }

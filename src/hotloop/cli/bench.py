@@ -31,7 +31,8 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of the command
         typer.Option(metavar="a,b,c", help="Tiers and presets; eager is always among them.", show_default="by device"),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="Timed steps of each way.", show_default="about two seconds")
+        int | None,
+        typer.Option(metavar="N", help="Timed steps of each way, 12 or more.", show_default="about two seconds"),
     ] = None,
     total_steps: Annotated[
         int | None, typer.Option("--total-steps", metavar="N", help="How long the run is to be that it is about.")

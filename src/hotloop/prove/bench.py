@@ -65,8 +65,8 @@ def bench(  # noqa: PLR0913 - the public settings
         ConfigError: an argument does not fit, or the model is compiled already.
         Exception: what the program itself raises in eager.
     """
+    asked = _checked(runs, steps, total_steps)  # before the program's own file is run
     source = source_of(workload)
-    asked = _checked(runs, steps, total_steps)
     tell = say or _silent
     with tempfile.TemporaryDirectory(prefix="hotloop-bench-") as name:
         job = _Job(source, asked or _sensible(source), Path(name), tell)
