@@ -336,3 +336,14 @@ def test_a_loop_that_is_made_again_says_which_one_stands_before_it_and_follows_o
     third.close()
     assert str(third.status()).startswith("hotloop: aot_eager at step 5; closed: steps run eager from then on")
     assert repr(third) == "Loop(tier='aot_eager', steps=5, closed)"
+
+
+def test_what_the_user_compiles_after_a_loop_is_gone_is_the_users():
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
+    loop = hotloop.Loop(model, optimizer, run="aot_eager")
+    del loop
+    gc.collect()
+    hotloop.compile(hotloop.uncompile(model) or model, "aot_eager")
+    assert hotloop.Loop(model, optimizer, run="aot_eager").status().tier == "as-given"
+    assert hotloop.status(model).components["model"].requested == "aot_eager"

@@ -297,7 +297,7 @@ class Entry:
         before: what the module's own ``compile()`` had put in its place, which is there again once this is taken off.
     """
 
-    __slots__ = ("_inference", "_module", "_training", "before")
+    __slots__ = ("__weakref__", "_inference", "_module", "_training", "before")
 
     def __init__(self, target: Any, component: Component, before: Callable[..., Any] | None = None) -> None:
         self._module, self.before = weakref.ref(target), before

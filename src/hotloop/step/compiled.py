@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
+from hotloop._torch.module import get_entry
 from hotloop.apply import block_classes
 from hotloop.control import ComponentStatus, Installed, Status, compiles, given, paused, status, uncompile
 from hotloop.control import compile as compile_in_place
+from hotloop.control.component import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -46,7 +49,10 @@ def as_eager_draws(preset: Preset) -> Preset:
     return dataclasses.replace(preset, mode=None, options=options)
 
 
-_compiled_by: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Compiled]] = weakref.WeakKeyDictionary()
+_compiled_by: weakref.WeakKeyDictionary[torch.nn.Module, tuple[weakref.ref[Compiled], list[weakref.ref[Entry]]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Who of the loops has compiled a model, and what that put on its modules."""
 _BY_ANOTHER = (
     "another Loop compiled it before and is still there, so that stays in force (close() a loop before another is made "
     "on its model, or decorate both steps with one)"
@@ -55,12 +61,23 @@ _BY_ANOTHER = (
 
 def _is_others(model: torch.nn.Module) -> bool:
     """Tell whether another loop has compiled a model; what one that is gone has left behind is taken off."""
-    found = _compiled_by.get(model)
-    owner = found() if found is not None else None
-    if found is not None and owner is None:
+    if model not in _compiled_by:
+        return False
+    (by, put_on), there = _compiled_by[model], _entries(model)
+    if not there or any(one is not put() for one, put in itertools.zip_longest(there, put_on, fillvalue=_none)):
+        return False  # since then it was uncompiled, or compiled by the user
+    if by() is None:
         uncompile(model)
         del _compiled_by[model]
-    return owner is not None and owner.base != "eager"
+    return by() is not None
+
+
+def _entries(model: torch.nn.Module) -> list[Entry]:
+    return [entry for module in model.modules() if isinstance(entry := get_entry(module), Entry)]
+
+
+def _none() -> None:
+    """Stand in for what is there on one side alone."""
 
 
 class Compiled:
@@ -107,7 +124,8 @@ class Compiled:
             settings = self.settings(tier)
             for model in self.models.values():
                 compile_in_place(model, **settings)
-                _compiled_by[model] = weakref.ref(self)
+        for model in self.models.values():
+            _compiled_by[model] = weakref.ref(self), list(map(weakref.ref, _entries(model)))
         self.base, self._compiles = tier.base, compiles(self.models.values())
 
     def compiles(self) -> int:
