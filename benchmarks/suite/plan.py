@@ -224,7 +224,8 @@ def choose(rows, only):
     found = []
     for pattern in only:
         workload, _, ways = pattern.partition(":")
-        wanted = ways.split(",") if ways else ["*"]
+        cold_again = any(row.key == pattern for row in rows if row.kind == "cold")  # the comma is of its name
+        wanted = [ways] if cold_again else ways.split(",") if ways else ["*"]
         fitting = [
             row
             for row in rows

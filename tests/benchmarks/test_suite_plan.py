@@ -56,6 +56,13 @@ def test_runs_of_auto_are_chosen_by_what_they_are_told():
     assert {row.told for row in plan.choose(ROWS, ["gpt:auto told 200 *"])} == {200}
 
 
+def test_a_second_cold_start_is_chosen_by_its_name_alone():
+    """It has a comma, and the row of the same way is minutes long."""
+    rows = plan.gpu(whole())
+    assert [row.key for row in plan.choose(rows, ["gpt:full+graph, cold 2"])] == ["gpt:full+graph, cold 2"]
+    assert {row.kind for row in plan.choose(rows, ["gpt:full+graph"])} == {"ways", "cold"}
+
+
 def test_a_pattern_over_all_workloads():
     assert {row.workload for row in plan.choose(ROWS, ["*:auto"])} == set(plan.WORKLOADS)
 

@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hotloop
 from hotloop import events as ev
+from hotloop._torch.capture import captures_waited_for
 from hotloop._torch.wide import noting_draws
 from hotloop.step import sentinel
 
@@ -69,17 +70,39 @@ def precision(request):
 @pytest.mark.parametrize("preset", ["inductor", "reduce-overhead"])
 def test_right_code_passes_in_float32_and_tf32(precision, preset):
     verdict = hotloop.verify(workload(), preset)
-    assert verdict.passes, verdict
+    assert verdict.passes, str(verdict)
     assert verdict.compute_dtype == ("float32" if precision == "highest" else "tf32")
     assert verdict.reference == "float64", verdict.reference_why
     assert verdict.visible < (1e-4 if precision == "highest" else 2e-2)
+
+
+def test_a_replay_right_after_a_capture_draws_eagers_numbers_though_the_gpu_is_late():
+    """As where another process has the GPU: the capture's stream comes late to what a capture writes as it begins."""
+    x, side = torch.ones(4096, device="cuda"), torch.cuda.Stream()
+    F.dropout(x)  # so that the offset is not the 0 that a capture begins with
+    state = torch.cuda.get_rng_state()
+    eager = F.dropout(x)
+    torch.cuda.set_rng_state(state)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with captures_waited_for():
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000_000)  # some 0.1 s: in this time a replay that does not wait would begin
+            graph.capture_begin()
+            torch.cuda._sleep(800_000_000)  # and would draw later, with what the capture has written meanwhile
+            drawn = F.dropout(x)
+            graph.capture_end()
+        torch.cuda.set_rng_state(state)
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(drawn, eager)
 
 
 @pytest.mark.inductor
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_right_code_passes_under_autocast(dtype):
     verdict = hotloop.verify(workload(autocast=dtype), "inductor")
-    assert verdict.passes, verdict
+    assert verdict.passes, str(verdict)
     assert verdict.reference == "float64", verdict.reference_why
 
 
@@ -127,7 +150,7 @@ def test_the_float32_reference_multiplies_in_float32(precision):
 def test_dropout_masks_in_float64_are_those_of_the_step():
     """eager's error against float64 is rounding: other masks would be another step."""
     verdict = hotloop.verify(workload(dropout=0.4), "aot_eager", search=False)
-    assert verdict.passes, verdict
+    assert verdict.passes, str(verdict)
     assert verdict.reference == "float64", verdict.reference_why
     assert verdict.visible < 1e-4
 
@@ -139,7 +162,7 @@ def test_what_leans_more_than_tf32_does_is_wrong(precision, factor):
     """2% is past what autotuned products are allowed."""
     verdict = hotloop.verify(with_a_factor(factor), "inductor", search=False)
     assert verdict.compute_dtype == "tf32"
-    assert verdict.passes == (factor == 1), verdict
+    assert verdict.passes == (factor == 1), str(verdict)
 
 
 def with_a_factor(factor):

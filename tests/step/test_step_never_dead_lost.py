@@ -497,3 +497,19 @@ def test_a_recording_lets_no_stale_stream_into_the_capture_and_puts_the_setting_
             assert now()
         assert now()
     assert not now()
+
+
+def test_code_of_a_proof_that_captures_for_itself_waits_for_the_gpu_before_it_replays(monkeypatch):
+    done = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("waited"))
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "capture_end", lambda _graph: done.append("captured"))
+    program = Program(Shape(), run="eager")
+    graph = object.__new__(torch.cuda.CUDAGraph)
+
+    def captures():
+        graph.capture_end()
+
+    proof.plain_run(program.loop.holdings, captures)
+    captures()
+    assert done == ["captured", "waited", "captured"]

@@ -1,4 +1,4 @@
-"""Puts torch right after a CUDA capture that failed half-way."""
+"""Puts torch right where its captures leave something behind: one that failed half-way, one whose GPU is late."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.ledger import CapabilityMissingError, private
+from hotloop._torch.replaced import replaced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _log = logging.getLogger("hotloop")
 _failed: list[torch.cuda.CUDAGraph] = []
@@ -47,6 +48,27 @@ def stale_streams_overridden() -> Iterator[None]:
             if len(_overriding) == 1:
                 override(_overriding[0])
             _overriding.pop()
+
+
+def captures_waited_for() -> contextlib.AbstractContextManager[None]:
+    """Have the thread wait for the GPU at the end of each CUDA capture in the block, whoever captures.
+
+    A capture zeroes the offset of torch's random numbers on the GPU as it begins, on its own stream; a replay sets that
+    offset on the current one. Nothing in torch keeps the former from coming last where the GPU is busy with another
+    process, and compiled code that captures for itself replays at once: the masks of that step would be those of
+    offset 0, not eager's.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return contextlib.nullcontext()
+
+    def make(real: Callable[..., None]) -> Callable[..., None]:
+        def capture_end(graph: torch.cuda.CUDAGraph) -> None:
+            real(graph)
+            torch.cuda.synchronize()
+
+        return capture_end
+
+    return replaced(torch.cuda.CUDAGraph, "capture_end", make)
 
 
 def recover_from_failed_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> None:

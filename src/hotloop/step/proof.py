@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from hotloop._torch.capture import captures_waited_for
 from hotloop._torch.foreach import copies
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, differences, flatten
@@ -310,8 +311,11 @@ def spread_of(
 
 
 def plain_run(holdings: Holdings, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
-    """Run a step as it is, and note the gradients that its optimizers find."""
-    with noting_gradients(holdings) as gradients:
+    """Run a step as it is, and note the gradients that its optimizers find.
+
+    Code that captures for itself, as under ``reduce-overhead``, draws eager's random numbers in its first replay, too.
+    """
+    with captures_waited_for(), noting_gradients(holdings) as gradients:
         result = run()
     return result, gradients
 
