@@ -6,7 +6,15 @@ import pytest
 import torch
 from step_programs import Both, engines
 
+from hotloop.step import training
+
 _GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _nobody_trained_before(monkeypatch):
+    """The main thread's last test is no training beside one in a thread."""
+    monkeypatch.setattr(training, "_last", {})
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=_GPU)])

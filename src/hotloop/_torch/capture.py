@@ -53,10 +53,10 @@ def stale_streams_overridden() -> Iterator[None]:
 def captures_waited_for() -> contextlib.AbstractContextManager[None]:
     """Have the thread wait for the GPU at the end of each CUDA capture in the block, whoever captures.
 
-    A capture zeroes the offset of torch's random numbers on the GPU as it begins, on its own stream; a replay sets that
-    offset on the current one. Nothing in torch keeps the former from coming last where the GPU is busy with another
+    In torch 2.11 a capture zeroes the offset of a GPU's random numbers as it begins, on its own stream; a replay sets
+    that offset on the current one. Nothing keeps the former from coming last where the GPU is busy with another
     process, and compiled code that captures for itself replays at once: the masks of that step would be those of
-    offset 0, not eager's.
+    offset 0, not eager's. Later versions keep the offset of each capture apart.
     """
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return contextlib.nullcontext()

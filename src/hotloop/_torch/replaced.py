@@ -17,13 +17,13 @@ import torch
 from hotloop._torch.ledger import CapabilityMissingError, private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _ABSENT = object()
 _lock = threading.Lock()
 _slots: dict[tuple[int, str], _Slot] = {}
 """Kept for good: compiled code is guarded on the identity of a dispatcher that it was traced with."""
-_of_thread: contextvars.ContextVar[dict[_Slot, Any] | None] = contextvars.ContextVar("hotloop.replaced", default=None)
+_of_thread: contextvars.ContextVar[dict[Any, Any] | None] = contextvars.ContextVar("hotloop.replaced", default=None)
 
 
 class _Slot:
@@ -44,14 +44,7 @@ class _Slot:
 
     def mine(self) -> Any:
         """Give what the running thread is to call."""
-        table = _of_thread.get()
-        if table is None:
-            try:  # in a thread of torch's: since 2.12 it has the context of the thread that called backward
-                table = private("torch._C:_get_obj_in_tls")("context").get(_of_thread)
-            except (CapabilityMissingError, RuntimeError):
-                in_backward = private("torch._C:_current_graph_task_id")() != -1
-                return self.asked[-1] if in_backward and self.asked else self.real
-        return (table or {}).get(self, self.real)
+        return _asked_for(self, self.asked, self.real)
 
     def put_in(self, *, constant: bool) -> None:
         if constant and "torch._dynamo" in sys.modules:
@@ -71,6 +64,36 @@ class _Slot:
             delattr(self.owner, self.name)
         else:
             setattr(self.owner, self.name, self._own)
+
+
+def _asked_for(key: Any, asked: Sequence[Any], other: Any) -> Any:
+    """Give what the running thread asked for under a key, or what started the backward that it runs; else ``other``."""
+    table = _of_thread.get()
+    if table is None:
+        try:  # in a thread of torch's: since 2.12 it has the context of the thread that called backward
+            table = private("torch._C:_get_obj_in_tls")("context").get(_of_thread)
+        except (CapabilityMissingError, RuntimeError):
+            in_backward = private("torch._C:_current_graph_task_id")() != -1
+            return asked[-1] if in_backward and asked else other
+    return (table or {}).get(key, other)
+
+
+@contextlib.contextmanager
+def called_here(here: Callable[..., None], elsewhere: Callable[..., None]) -> Iterator[Callable[..., None]]:
+    """Give what calls one function in this thread, and in the backwards that it starts in the block, else another.
+
+    For hooks that are the whole process's, in which other threads may train as well.
+    """
+    key = object()
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        _asked_for(key, (here,), elsewhere)(*args, **kwargs)
+
+    before = _of_thread.set({**(_of_thread.get() or {}), key: here})
+    try:
+        yield call
+    finally:
+        _of_thread.reset(before)
 
 
 @contextlib.contextmanager

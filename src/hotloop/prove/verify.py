@@ -226,6 +226,7 @@ class _Case:
             refuse_idle(holdings, self._step(self._next()))
         self._draws_random = seen.random_operations > 0
         holdings.found += seen.written_found
+        holdings.gradients_altered = seen.altered
         compute = compute_dtype(seen.matrix_dtypes, device)
         self._limits = Limits.compiled(compute)
         run = self._step(self._next())

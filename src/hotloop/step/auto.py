@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import logging
 import math
 import re
 import statistics
@@ -29,6 +30,7 @@ from hotloop.step.background import Background
 from hotloop.step.earlier import Earlier
 from hotloop.step.offers import Offers
 from hotloop.step.tiers import Tier, parse
+from hotloop.step.training import WAITS, another_trains
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +93,7 @@ class Auto:
         self._spent_before = 0.0
         """What it had taken a step ago."""
         self._replay_saves = 0.0
-        self._said = ""
+        self._said, self._waits = "", False
 
     # -- at a step boundary ----------------------------------------------------------------------------------------
 
@@ -105,7 +107,8 @@ class Auto:
         if self._trying is not None and self.trial is None:
             name, spent = self._trying.name, self._spent()
             if self.loop.steps - self._began > _GIVE_UP_STEPS:
-                why = "no kind of call came back often enough to be captured and proven"
+                never = "no kind of call came back often enough to be captured and proven"
+                why = WAITS if another_trains(self.loop) else never
                 self._decline(name, why)
                 self._stop_trying(f"{name} given up: {why}", spent)
             elif self._too_dear():
@@ -115,7 +118,7 @@ class Auto:
         elif self.trial is None:
             self._look_at_child()
             if self.loop.steps >= self._ask_at or time.monotonic() >= self._ask_after > 0:
-                self._ask()
+                self._ask_or_wait()
         if self.trial is not None:  # one that was begun just now has its first turn in this very step
             self.turn = self.trial.turn()
             self.loop.course.turn(parse(self.turn.tier))
@@ -139,6 +142,8 @@ class Auto:
     @property
     def undecided(self) -> str:
         """Say of the first steps of a run why they are as the model was given; empty once something was decided."""
+        if self._waits:
+            return WAITS
         if self._said:
             return ""
         first = self._ask_at - (self._first or 0)
@@ -190,6 +195,15 @@ class Auto:
         self._ask_at = self.loop.steps
         if self.background.failed is not None:
             self._decline(*self.background.failed)
+
+    def _ask_or_wait(self) -> None:
+        """Decide, unless another thread trains: nothing can be proven beside it."""
+        self._waits = another_trains(self.loop)
+        if self._waits:
+            self._ask_at = self.loop.steps + _POLL_STEPS
+            self.loop.say_once(WAITS, logging.WARNING)
+        else:
+            self._ask()
 
     def _ask(self) -> None:
         if self._recent:

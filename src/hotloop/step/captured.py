@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.measure import flatten, unflatten
+from hotloop.step.drawn import Drawn
 from hotloop.step.inputs import Inputs
 from hotloop.step.known import answered
 from hotloop.step.memory import Memory
@@ -49,6 +50,8 @@ class Program:
     """Tells whether compiled code is in force."""
     ignore: tuple[Any, ...] = ()
     """Objects of hotloop's own that the step may reach: the loop itself."""
+    drawn: Drawn = dataclasses.field(default_factory=Drawn)
+    """Which random streams it was seen to draw from."""
 
 
 @dataclasses.dataclass

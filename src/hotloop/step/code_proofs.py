@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hotloop.diagnose.no_effect import BY_KIND
 from hotloop.measure import Limits
 from hotloop.step import proof
+from hotloop.step.drawn import other_threads
 from hotloop.step.engines import traced_path
 from hotloop.step.outcomes import Outcome, over_steps
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
@@ -28,11 +29,20 @@ if TYPE_CHECKING:
     from hotloop.step.runner import Runner
 
 _COMPILE_IT = "give the loop the modules that are called, not one around them: Loop([encoder, head], optimizer)"
-REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
-
-
-TOO_ROUGH = "train on without this tier: where the model is now, eager's own rounding is as large as what it computes"
+_REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
+_TOO_ROUGH = "train on without this tier: where the model is now, eager's own rounding is as large as what it computes"
+_ELSEWHERE = (
+    "another thread draws from the same stream, it seems: have it draw from a generator of its own (torch.Generator, "
+    "random.Random, numpy.random.default_rng), or load in worker processes"
+)
 Evidence = Literal["more bits", "roundings"]
+
+
+def remedy_of(verdict: Outcome, otherwise: str = _REPORT_IT) -> str:
+    """Say what to do about a proof, or a check, that does not agree."""
+    if verdict.undecided:
+        return _TOO_ROUGH
+    return _ELSEWHERE if verdict.random_moved and other_threads() else otherwise
 
 
 class CodeProofs:
@@ -192,8 +202,7 @@ class CodeProofs:
         elif wrong:
             self._agree.discard(base)
             reason = f"compiled code does not agree with eager: {verdict.why}"
-            hint = TOO_ROUGH if verdict.undecided else REPORT_IT
-            loop.course.failed(tier.without_graph(), Obstacle(reason, hint), runner)
+            loop.course.failed(tier.without_graph(), Obstacle(reason, remedy_of(verdict)), runner)
         elif len(outcomes) == proof.STEPS and (idle := loop.compiled.idle()):
             loop.course.failed(tier.without_graph(), self._nothing(idle), runner)
         elif len(outcomes) == proof.STEPS and base not in self._agree:

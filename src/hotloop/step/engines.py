@@ -125,6 +125,11 @@ class CudaEngine:
             current.wait_stream(side)
 
 
+_collector_lock = threading.Lock()
+_collector_was_on: list[bool] = []
+"""For each block under way, whether Python's collector was on when it began."""
+
+
 class _Sides(threading.local):
     """The side streams of one thread, by device."""
 
@@ -236,13 +241,16 @@ def collector_paused() -> Iterator[None]:
     thousands of differences, it would go through all that the program has imported, two or three times: a fifth of
     what the preparation of a UNet takes on a CPU.
     """
-    was_on = gc.isenabled()
-    gc.disable()
+    with _collector_lock:
+        _collector_was_on.append(gc.isenabled())
+        gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        with _collector_lock:  # another thread's recording may have begun meanwhile
+            if len(_collector_was_on) == 1 and _collector_was_on[0]:
+                gc.enable()
+            _collector_was_on.pop()
 
 
 def told_whether_capturing(

@@ -13,7 +13,7 @@ from hotloop.fallback.causes import describe
 from hotloop.measure import Limits, StepClock, flatten
 from hotloop.step import proof
 from hotloop.step.captured import capture, own_autocast_cache, prepare
-from hotloop.step.code_proofs import REPORT_IT
+from hotloop.step.code_proofs import remedy_of
 from hotloop.step.engines import collector_paused
 from hotloop.step.made import held_against, kept
 from hotloop.step.outcomes import verdict
@@ -121,7 +121,7 @@ class GraphProofs:
             self._loop.decided(f"{self._name}: how far it is from itself is measured again: {joined.why}", {})
         else:
             reason = f"a captured step does not agree with the step itself: {joined.why}"
-            self._runner.decline_path(variant, Obstacle(reason, REPORT_IT))
+            self._runner.decline_path(variant, Obstacle(reason, remedy_of(joined)))
 
     def _warm_up(self, variant: Variant, run: Callable[[], Any]) -> Any:
         """Run the step as it is, undo it, and run it on the path of a capture; how far apart the two are is noise."""
@@ -198,14 +198,14 @@ class GraphProofs:
         assert engine is not None
         on_path = engine.ambience(self._program.device, told_capturing=told_capturing)
         with on_path, own_autocast_cache(compiled=self._program.compiled()):
-            return plain_run(self._program.holdings, run)
+            return plain_run(self._program.holdings, run, as_left=True)
 
     def on_stream_of_recordings(self, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
         """Run a step as it is; what lives on of its graph must not tie a later capture to another stream."""
         engine = self._loop.engine
         assert engine is not None
         with engine.reference_stream(self._program.device):
-            return plain_run(self._program.holdings, run)
+            return plain_run(self._program.holdings, run, as_left=True)
 
     def candidate(self, variant: Variant, captured: CapturedStep | None, args: Any, kwargs: Any) -> Any:
         """Replay a recording; where there is none, capture the step, whose first replay is the step."""

@@ -23,7 +23,9 @@ from hotloop._torch.graphs import is_own_file, is_standard_library
 from hotloop._torch.replaced import replaced
 from hotloop._torch.taken import ALL_KNOWN, PARTS_BY, parts_taken
 from hotloop.step.calls import Calls
+from hotloop.step.drawn import FROM_PYTHON, drawn_by, is_pythons
 from hotloop.step.effects import CALLED, DRAW_FROM_TORCH, WRITE_OUTSIDE, effect_of, effect_of_library, is_file
+from hotloop.step.random_state import PYTHON
 from hotloop.step.survey import Listener, Obstacle, own_place, survey
 
 if TYPE_CHECKING:
@@ -37,7 +39,7 @@ _NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
 _UNASKED = frozenset({"warnings", "linecache", "inspect", "traceback"})
 """Modules of Python's that read sources to show them."""
 _SEEDS = frozenset({"manual_seed", "seed", "setstate"})
-_HEARD = CALLED | _SEEDS
+_HEARD = CALLED | _SEEDS | FROM_PYTHON
 _SEED_BEFORE = (
     "seed before the loop, once, and draw from torch's own stream: a replay runs no Python, and each step draws on "
     "from where the last one ended"
@@ -51,6 +53,7 @@ class Heard(Listener):
         self._places: dict[tuple[str, int], str] = {}
         self.obstacles: list[Obstacle] = []
         """What keeps the step from being captured."""
+        self._drawn: set[str] = set()
         self._saying = 0
         """How many prints and log records are on their way: what they write is theirs."""
         self._all = Calls(_HEARD, self._called, self._began, PARTS_BY)
@@ -80,6 +83,14 @@ class Heard(Listener):
         """Hear which generator an operation draws from: a recording has torch's own, and goes on with no other."""
         if draws_elsewhere(kwargs):
             self._obstacle("the step draws from a torch.Generator of its own", DRAW_FROM_TORCH)
+
+    def has_run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note which of torch's streams an operation has drawn from."""
+        self._drawn |= drawn_by(operation, args, kwargs, result)
+
+    def drawn(self) -> set[str] | None:
+        """Name the streams that the step drew from, numpy's apart; None where that was not heard throughout."""
+        return self._drawn if self._all.complete else None
 
     def __str__(self) -> str:
         """Give the lines that print or log, as a message names them; empty where nothing was said."""
@@ -131,9 +142,11 @@ class Heard(Listener):
 
     def _called(self, frame: FrameType, name: str, owner: Any) -> None:
         """Hear of what is called in C."""
-        if self._saying:
+        if name in FROM_PYTHON:
+            self._drawn |= {PYTHON} if is_pythons(owner) else set()
+        elif self._saying:
             return
-        if name in _SEEDS and isinstance(owner, torch.Generator):
+        elif name in _SEEDS and isinstance(owner, torch.Generator):
             own = not is_torchs(owner) and _is_own(frame)
             what = "a torch.Generator" if own else "torch's random stream"
             self._obstacle(f"the step seeds {what} ({name})", _SEED_BEFORE)

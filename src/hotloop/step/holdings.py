@@ -41,6 +41,8 @@ class Holdings:
         self.taken: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
         """Parts of the models that steps were heard to take out of them, or to call, by whatever code. One that is
         replaced is not kept."""
+        self.gradients_altered = False
+        """A step was seen to write gradients after an optimizer had found them."""
         self._kept: dict[str, Any] = {}
         self._still = 0
 

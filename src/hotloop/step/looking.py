@@ -12,14 +12,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotloop._torch.autograd import was_freed
 from hotloop._torch.fake import version_of
+from hotloop._torch.replaced import called_here
 from hotloop.fallback.causes import describe
 from hotloop.measure import flatten, signature
-from hotloop.step import python_state
+from hotloop.step import python_state, training
+from hotloop.step.drawn import other_threads
 from hotloop.step.engines import collector_paused
 from hotloop.step.heard import Heard
 from hotloop.step.optimizers import frozen
 from hotloop.step.proof import CandidateFailedError, undone_if_it_fails
-from hotloop.step.random_state import RandomState
+from hotloop.step.random_state import CPU, NUMPY, PYTHON, RandomState
 from hotloop.step.results import not_copied
 from hotloop.step.standins import Same
 from hotloop.step.survey import Obstacle, Survey, survey
@@ -106,9 +108,12 @@ class Looking:
             variant.seen = Survey(obstacles=[failed])
             self._loop.decided(f"{self._runner.name} could not be looked at, so it is not captured: {failed}", {})
             return result
+        if training.another_trains(self._loop):  # it began meanwhile: what was seen may be its doing
+            self._runner.look_later()
+            return result
         obstacles += self._of_program(settings, heard)
         obstacles += self._of_arguments(given, self._named(args, kwargs))
-        obstacles += [*heard.obstacles, *self._drawn_since(random)]
+        obstacles += [*heard.obstacles, *self._drawn_since(random, heard)]
         # First of all, since what such an optimizer does (Adam reads its counts on the host) would seem the step's own.
         unknown = [
             Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, once=True)
@@ -124,9 +129,7 @@ class Looking:
             )
         if what := not_copied(result, (*flatten((args, kwargs))[0], *self._loop.modules())):
             obstacles.append(Obstacle(f"the step returns {what}: {_OVERWRITTEN}", _PLAIN))
-        if seen.written_found:
-            self._program.holdings.found += seen.written_found
-            self._runner.rescue.look_again()
+        self._note_writes(seen)
         variant.seen = seen
         seen.asked = bool(asked)
         seen.obstacles = [*unknown, *seen.obstacles, *obstacles]
@@ -151,6 +154,13 @@ class Looking:
             found.append(Obstacle("an argument requires gradients", "set requires_grad inside the step, on a copy"))
         return found
 
+    def _note_writes(self, seen: Survey) -> None:
+        """Have what the step writes past what was named put back and compared as well."""
+        self._program.holdings.gradients_altered |= seen.altered
+        if seen.written_found:
+            self._program.holdings.found += seen.written_found
+            self._runner.rescue.look_again()
+
     def _of_program(self, settings: list[Any], heard: Heard) -> list[Obstacle]:
         """Give what the step changed of settings and Python state, once it is noted which parts of models it takes.
 
@@ -162,14 +172,20 @@ class Looking:
         holdings.taken |= parts
         return [*([_CHANGES_SETTINGS] if settings != self._settings() else []), *self.changed_inside()]
 
-    def _drawn_since(self, before: RandomState) -> list[Obstacle]:
+    def _drawn_since(self, before: RandomState, heard: Heard) -> list[Obstacle]:
         """Name the streams on the host that the step drew from: a replay draws from none of them."""
-        hosts = {"Python's random", "numpy.random"}
+        self._program.drawn.note(heard.drawn() if self._loop.given == "eager" else None)
+        hosts = {PYTHON, NUMPY}
         if self._loop.device.type != "cpu":
-            hosts.add("torch's CPU generator")
+            hosts.add(CPU)
         how = "draw on the device (torch.rand(..., device=...)), or outside the step"
-        moved = RandomState([self._program.device]).moved_since(before)
-        return [Obstacle(f"the step draws from {name}", how) for name in moved if name in hosts]
+        moved = self._program.drawn.own(RandomState([self._program.device]).moved_since(before))
+        numpys = " (or another thread does)" if other_threads() else ""
+        return [
+            Obstacle(f"the step draws from {name}{numpys if name == NUMPY else ''}", how)
+            for name in moved
+            if name in hosts
+        ]
 
     def _tell(self, heard: Heard, seen: Survey) -> None:
         """Warn of what the step says and a replay will not, where there may be one."""
@@ -178,18 +194,25 @@ class Looking:
 
     @contextlib.contextmanager
     def _noting_strangers(self, found: list[str]) -> Iterator[None]:
-        """Note optimizers that step in the block and were not given to the loop: their settings would be frozen."""
+        """Note optimizers that step in the block and were not given to the loop: their settings would be frozen.
+
+        Those of other threads train another model meanwhile.
+        """
         known = {id(one) for one in self._program.holdings.optimizers.values()}
 
-        def note(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if id(optimizer) not in known:
                 found.append(type(optimizer).__name__)
 
-        handle = register_optimizer_step_pre_hook(note)
-        try:
-            yield
-        finally:
-            handle.remove()
+        def elsewhere(*_: Any) -> None:
+            training.seen()
+
+        with called_here(note, elsewhere) as hook:
+            handle = register_optimizer_step_pre_hook(hook)
+            try:
+                yield
+            finally:
+                handle.remove()
 
     def _gradients(self) -> list[tuple[int, int]]:
         """Tell which gradients there are, and how often each was written."""

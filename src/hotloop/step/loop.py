@@ -16,6 +16,7 @@ import torch
 from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.observe import collector
+from hotloop.step import training
 from hotloop.step.account import Account
 from hotloop.step.ahead import choose_buckets, look_ahead
 from hotloop.step.asked import (
@@ -203,7 +204,11 @@ class Loop:
             _inside.a_step = True
             try:
                 if not self.plain:
-                    return self.stepping.run(runner, args, kwargs)
+                    training.begins(self)
+                    try:
+                        return self.stepping.run(runner, args, kwargs)
+                    finally:
+                        training.ended(self)
                 result = function(*args, **kwargs)
                 self.steps += 1  # as in a tier: one that raises is none
                 return result

@@ -115,8 +115,9 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         except Exception as error:
             raise CandidateFailedError from error
         start, at_start = _copied(saved, ready)
-    result, at_step = _beside(at_start, reference)
-    moved = tuple(RandomState(devices).moved_since(after)) if compare_random else ()
+    with program.drawn.looked_for():
+        result, at_step = _beside(at_start, reference)
+    moved = tuple(program.drawn.own(RandomState(devices).moved_since(after))) if compare_random else ()
     comparisons, failed = {}, ""
     try:
         with program.holdings.still():
@@ -190,7 +191,7 @@ class _Before(Snapshot):
 
     def __init__(self, program: Program) -> None:
         with program.holdings.still():
-            super().__init__(program.holdings, [program.device])
+            super().__init__(program.holdings, [program.device], drawn=program.drawn)
             self._buffers = BufferTables(program.holdings)
         for name in [name for name, one in self.live.items() if overlaps(one)]:
             del self.live[name], self.saved[name]  # an expanded buffer: torch lets nobody write into it, so not us
@@ -310,24 +311,38 @@ def spread_of(
     return result, found
 
 
-def plain_run(holdings: Holdings, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
+def plain_run(
+    holdings: Holdings, run: Callable[[], Any], *, as_left: bool = False
+) -> tuple[Any, Mapping[str, torch.Tensor]]:
     """Run a step as it is, and note the gradients that its optimizers find.
 
     Code that captures for itself, as under ``reduce-overhead``, draws eager's random numbers in its first replay, too.
+
+    Args:
+        holdings: what the step changes.
+        run: the step.
+        as_left: give these gradients as the step leaves them, which a recording does; parameters and optimizer state
+            tell what they were. Else they are copied where the step was seen to write into them, as
+            ``zero_grad(set_to_none=False)`` does: only zeros could be compared after it.
     """
-    with captures_waited_for(), noting_gradients(holdings) as gradients:
+    copied = holdings.gradients_altered and not as_left
+    with captures_waited_for(), noting_gradients(holdings, copied=copied) as gradients:
         result = run()
     return result, gradients
 
 
 @contextlib.contextmanager
-def noting_gradients(holdings: Holdings) -> Iterator[dict[str, torch.Tensor]]:
-    """Collect the gradients that optimizers find when they step in the block."""
+def noting_gradients(holdings: Holdings, *, copied: bool = False) -> Iterator[dict[str, torch.Tensor]]:
+    """Collect the gradients that optimizers find when they step in the block, or copies of them."""
     paths = {id(parameter): name for name, parameter in holdings.parameters().items()}
     gradients: dict[str, torch.Tensor] = {}
 
     def note(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        gradients.update(gradients_of(optimizer, paths))
+        found = gradients_of(optimizer, paths)
+        if copied:
+            dense = [name for name, one in found.items() if one.layout == torch.strided]
+            found.update(zip(dense, copies([found[name] for name in dense]), strict=True))
+        gradients.update(found)
 
     handles = [optimizer.register_step_pre_hook(note) for optimizer in holdings.optimizers.values()]
     try:

@@ -12,6 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+PYTHON, NUMPY, CPU = "Python's random", "numpy.random", "torch's CPU generator"
+
+
+def generator_of(device: torch.device) -> str:
+    """Name the stream of a GPU."""
+    return f"the generator of {device}"
+
+
 class RandomState:
     """The positions of the random streams that a step may draw from: Python's, numpy's, torch's on CPU and GPU.
 
@@ -27,13 +35,14 @@ class RandomState:
         self._cpu = torch.get_rng_state()
         self._cuda = [(device, torch.cuda.get_rng_state(device)) for device in devices if device.type == "cuda"]
 
-    def restore(self) -> None:
-        """Go back to these positions."""
-        if self._python is not None:
+    def restore(self, *, leaving: frozenset[str] = frozenset()) -> None:
+        """Go back to these positions, but for the streams of these names."""
+        if self._python is not None and PYTHON not in leaving:
             random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
-        torch.set_rng_state(self._cpu)
+        if CPU not in leaving:
+            torch.set_rng_state(self._cpu)
         for device, state in self._cuda:
             torch.cuda.set_rng_state(state, device)
 
@@ -41,13 +50,13 @@ class RandomState:
         """Name the streams whose position differs from an earlier one."""
         moved = []
         if self._python != earlier._python:
-            moved.append("Python's random")
+            moved.append(PYTHON)
         if self._numpy is not None and earlier._numpy is not None and not _same_numpy(self._numpy, earlier._numpy):
-            moved.append("numpy.random")
+            moved.append(NUMPY)
         if not torch.equal(self._cpu, earlier._cpu):
-            moved.append("torch's CPU generator")
+            moved.append(CPU)
         pairs = zip(self._cuda, earlier._cuda, strict=True)
-        return moved + [f"the generator of {a[0]}" for a, b in pairs if not torch.equal(a[1], b[1])]
+        return moved + [generator_of(a[0]) for a, b in pairs if not torch.equal(a[1], b[1])]
 
 
 def _same_numpy(ours: Any, theirs: Any) -> bool:

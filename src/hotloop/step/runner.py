@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,7 @@ from hotloop.step.standing import Change
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 from hotloop.step.together import Together
+from hotloop.step.training import WAITS, another_trains
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
@@ -103,6 +105,8 @@ class Runner:
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
     ) -> Any:
         """A step on the way to compiled code that is proven: looked at first, then run both ways."""
+        if self._waits_for_others():
+            return self.eagerly(run)
         if self._surveys < SURVEYS and (not self._surveys or self.once is not None or (tier.graph and self._hindered)):
             # What the first call of all sets up (transformers notes the kind of task in its config, an average begins
             # with a copy) is found once.
@@ -130,7 +134,8 @@ class Runner:
             variant.forget()
         if variant.seen is None and variant.declined is None and (everywhere := self._hindrance()) is not None:
             variant.decline(everywhere)  # told of the kinds before
-        if variant.declined is not None or not self._worth(variant) or self._waits(variant):
+        not_now = not self._worth(variant) or self._waits(variant)
+        if variant.declined is not None or not_now or (not variant.proven and self._waits_for_others()):
             return self.uncaptured(variant, run, tier)
         if variant.seen is None or (variant.seen.obstacles and variant.other_path()):
             return self.looking.survey(variant, run, args, kwargs)
@@ -138,7 +143,7 @@ class Runner:
             self.decline(variant, variant.seen.obstacles[0])
             return self.uncaptured(variant, run, tier)
         if variant.proven and variant.captured is not None:
-            if self.sentinel is not None and self.sentinel.due():
+            if self._check_due():
                 return self._checked(variant, run, tier)
             return self._replay(variant, run, flatten((args, kwargs))[0], tier)
         return self.graphs.prove(variant, run, tier, args, kwargs)
@@ -153,6 +158,8 @@ class Runner:
             left, which = min(one.steps_left for one in known), "the same shapes and other arguments"
         else:
             return ""
+        if another_trains(self.loop):
+            return f"not proven yet: {WAITS}"
         steps = f"{left} more step{'s' if left > 1 else ''} with {which} to compare it with eager{then}"
         return f"not proven yet: it takes {steps}; eager's outcome counts till then"
 
@@ -221,6 +228,17 @@ class Runner:
             return False
         recently = self._calls - _COMES_BACK * len(self.variants)
         return any(one.begun and one.declined is None and one.called >= recently for one in self.variants.values())
+
+    def _waits_for_others(self) -> bool:
+        """Tell whether nothing may be looked at or proven at present, since another thread trains as well."""
+        if not another_trains(self.loop):
+            return False
+        self.loop.say_once(f"{self.name}: {WAITS}", logging.WARNING)
+        return True
+
+    def look_later(self) -> None:
+        """A survey has shown nothing."""
+        self._surveys = max(0, self._surveys - 1)
 
     def _drop(self, variant: Variant, change: Change) -> None:
         step, what = self.loop.steps, change.what
@@ -306,8 +324,8 @@ class Runner:
             return self.eagerly(run)
         # Other shapes are other code; where every step brings some, torch has made one code of them by now.
         if not seen and not self.shapes.one_code:
-            return self.code.prove(run, tier)
-        if self.sentinel is not None and self.sentinel.due():
+            return self.eagerly(run) if another_trains(self.loop) else self.code.prove(run, tier)
+        if self._check_due():
             return self._checked(None, run, tier)
         return self._guarded(run, tier)
 
@@ -319,6 +337,10 @@ class Runner:
         return self._compiled(run, below, variant.inputs) if tier.compiles else self._guarded(run, below)
 
     # -- the sentinel ----------------------------------------------------------------------------------------------
+
+    def _check_due(self) -> bool:
+        """Tell whether the sentinel is to look at this step: with the process's random streams to itself."""
+        return self.sentinel is not None and self.sentinel.due() and not another_trains(self.loop)
 
     def _checked(self, variant: Variant | None, run: Callable[[], Any], tier: Tier) -> Any:
         """Run the step both ways and compare; where the tier's code fails, it is as in a step of its own."""

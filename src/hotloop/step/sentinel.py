@@ -32,7 +32,7 @@ from hotloop.errors import ConfigError
 from hotloop.fallback.causes import describe
 from hotloop.measure import Limits
 from hotloop.step import proof
-from hotloop.step.code_proofs import TOO_ROUGH
+from hotloop.step.code_proofs import remedy_of
 from hotloop.step.fault import at_fault
 from hotloop.step.outcomes import Outcome, over_steps, verdict
 from hotloop.step.proof import CandidateFailedError, plain_run, prove_step
@@ -303,7 +303,7 @@ class Sentinel:
                 line=region.line if region is not None else None,
             )
         )
-        obstacle = Obstacle(f"a sentinel step does not agree with eager: {said}", TOO_ROUGH if rough else _VERIFY)
+        obstacle = Obstacle(f"a sentinel step does not agree with eager: {said}", remedy_of(joined, _VERIFY))
         self._goal = None
         self._runner.gave_way(tier, obstacle, variant if recorded else None)
 

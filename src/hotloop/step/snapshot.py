@@ -16,6 +16,7 @@ from hotloop.step.random_state import RandomState
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from hotloop.step.drawn import Drawn
     from hotloop.step.holdings import Holdings
 
 _CHUNK_BYTES = 64 * 2**20
@@ -34,14 +35,21 @@ class Snapshot:
         everything: parameters and optimizer state too; else buffers, other state and gradients only, which is enough
             as long as no optimizer has stepped.
         gradients: whether the gradients that exist have to be copied; False where the step never reads them.
+        drawn: which random streams the step was seen to draw from, where others may be other threads'.
 
     Memory: one copy of the tensors, on their device; where that does not fit, in host memory (`on_host` is True then).
     """
 
     def __init__(
-        self, holdings: Holdings, devices: Sequence[torch.device], *, everything: bool = True, gradients: bool = True
+        self,
+        holdings: Holdings,
+        devices: Sequence[torch.device],
+        *,
+        everything: bool = True,
+        gradients: bool = True,
+        drawn: Drawn | None = None,
     ) -> None:
-        self.random = RandomState(devices)
+        self.random, self._drawn = RandomState(devices), drawn
         with holdings.still():
             self.bindings = Bindings(holdings)
             objects = holdings.objects()
@@ -84,7 +92,7 @@ class Snapshot:
 
     def _restore_rest(self) -> None:
         self.bindings.restore()
-        self.random.restore()
+        self.random.restore(leaving=self._drawn.others() if self._drawn is not None else frozenset())
         for name, tensor in self._rebound.items():
             with torch.no_grad():
                 tensor.copy_(self._sparse[name])

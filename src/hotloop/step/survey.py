@@ -96,6 +96,8 @@ class Survey:
     updated: set[str] = dataclasses.field(default_factory=set)
     """Parameters that with their optimizer state are what one step of an optimizer made of the gradient that is left:
     nothing else wrote into any of these."""
+    altered: bool = False
+    """Gradients were written after an optimizer had found them: ``zero_grad(set_to_none=False)``."""
     asked: bool = False
     """Code of the step asked whether a capture is going on."""
     written_found: list[torch.Tensor] = dataclasses.field(default_factory=list)
@@ -114,6 +116,9 @@ class Listener:
 
     def operation(self, kwargs: dict[str, Any]) -> None:
         """Hear of an operation that comes, and of its named arguments."""
+
+    def has_run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Hear of an operation that has run, and of what it gave."""
 
 
 def survey(
@@ -138,6 +143,7 @@ def survey(
     with answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
         result = run()
     look.seen.updated = look.updated()
+    look.seen.altered = look.altered()
     look.seen.obstacles += look.moved()
     return result, look.seen
 
@@ -182,6 +188,7 @@ class _Look:
         self._listener.hear(True)
         result = operation(*args, **kwargs)
         self._listener.hear(False)
+        self._listener.has_run(operation, args, kwargs, result)
         self._after(name, found, written, result)
         self._listener.hear(True)
         return result
@@ -214,6 +221,10 @@ class _Look:
             if memory in self._found and not unscales:
                 self._altered.add(memory)
             self._wrote(one)
+
+    def altered(self) -> bool:
+        """Tell whether a gradient was written after an optimizer had found it."""
+        return bool(self._altered)
 
     def updated(self) -> set[str]:
         """Name the parameters that `Survey.updated` is about."""

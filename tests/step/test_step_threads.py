@@ -1,0 +1,215 @@
+"""Other threads of the process: loaders that draw from the streams that a step could draw from, and other trainings."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import random
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hotloop
+from hotloop._torch.replaced import called_here
+from hotloop.step import training
+from hotloop.testing import captured_step_emulation
+
+
+@pytest.fixture(autouse=True)
+def _captured_steps():
+    with captured_step_emulation():
+        yield
+
+
+class Program:
+    """A model without dropout, and batches from a generator of its own."""
+
+    def __init__(self, run=None, *, seed=0, noise=lambda: 0.0, **settings):
+        self.draws = torch.Generator().manual_seed(seed)
+        self.model, self.noise = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4)), noise
+        with torch.no_grad():
+            for one in self.model.parameters():
+                one.copy_(torch.randn(one.shape, generator=self.draws) / 4)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.loop = hotloop.Loop(self.model, self.optimizer, run=run, **settings) if run else None
+        self.step = self.loop.step(self.train_step) if run else self.train_step
+
+    def train_step(self, x, y):
+        loss = F.cross_entropy(self.model(x), y) * (1 + self.noise())
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+    def batch(self):
+        return torch.randn(16, 8, generator=self.draws), torch.randint(4, (16,), generator=self.draws)
+
+    def train(self, steps=24):
+        for _ in range(steps):
+            self.step(*self.batch())
+        return [one.detach().clone() for one in self.model.parameters()]
+
+
+@contextlib.contextmanager
+def drawing(draw):
+    """Have another thread draw again and again, as one that augments the batches to come."""
+    ends = threading.Event()
+
+    def draws():
+        while not ends.is_set():
+            draw()
+            time.sleep(0)
+
+    thread = threading.Thread(target=draws)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
+
+
+DRAWS = {"python": random.random, "torch": lambda: torch.rand(1)}
+
+
+@pytest.mark.parametrize("stream", DRAWS)
+@pytest.mark.parametrize("run", ["eager+graph", "aot_eager", "aot_eager+graph"])
+def test_a_loader_thread_that_draws_keeps_no_tier_from_being_proven(run, stream):
+    """Nor does it stop one later: the sentinel compares every few steps."""
+    program = Program(run, sentinel=1.0)
+    with drawing(DRAWS[stream]):
+        program.train(60)
+    assert program.loop.status().tier == run, program.loop.status()
+    assert not [one.why for one in program.loop.status().tiers if one.name == run and one.why]
+
+
+@pytest.mark.parametrize("run", ["eager+graph", "aot_eager"])
+def test_a_thread_that_draws_from_numpys_stream_is_taken_for_the_step_and_the_message_says_so(run):
+    """Nobody hears who draws there."""
+    program = Program(run)
+    with drawing(np.random.rand):
+        program.train()
+    (declined,) = [one.why for one in program.loop.status().tiers if one.name == run and one.why]
+    assert "numpy.random" in declined
+    assert "another thread" in declined
+    assert program.loop.status().tier == "eager"
+
+
+def test_a_step_that_draws_beside_such_a_thread_is_found():
+    program = Program("eager+graph", noise=random.random)
+    with drawing(random.random):
+        program.train()
+    (declined,) = [one.why for one in program.loop.status().tiers if one.name == "eager+graph" and one.why]
+    assert "the step draws from Python's random" in declined
+
+
+def test_a_step_that_draws_in_some_calls_only_is_found_beside_such_a_thread():
+    """By the proof, whose runs are looked at once another thread was seen to draw."""
+    calls = []
+
+    def noise():
+        calls.append(1)
+        return 0.0 * random.random() if len(calls) > 3 else 0.0
+
+    program = Program("eager+graph", noise=noise)
+    program.loop.not_watched = (calls,)
+    with drawing(random.random):
+        program.train()
+    assert program.loop.status().tier == "eager"
+
+
+@pytest.mark.parametrize("run", ["eager+graph", "aot_eager"])
+def test_two_loops_in_two_threads_train_as_eager_say_why_and_go_on_once_alone(run, monkeypatch, caplog):
+    monkeypatch.setattr(training, "_RECENTLY", 0.5)
+    expected = [Program(seed=seed).train(60) for seed in range(2)]
+    programs = [Program(run, seed=seed) for seed in range(2)]
+    together = threading.Barrier(2)
+
+    def train(program):
+        together.wait()
+        for _ in range(60):
+            program.step(*program.batch())
+            time.sleep(0.001)
+        return list(program.model.parameters())
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(train, programs))
+        status = programs[0].loop.status()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+    assert "another thread of this process trains at the same time" in caplog.text
+    assert status.tier == "eager"
+    assert "another thread of this process trains" in " ".join(one.why for one in status.tiers)
+    time.sleep(0.6)
+    programs[0].train()
+    assert programs[0].loop.status().tier == run
+
+
+def test_a_plain_training_in_another_thread_is_noticed_by_its_optimizer(monkeypatch):
+    other, ends = Program(), threading.Event()
+
+    def trains():
+        while not ends.is_set():
+            other.step(*other.batch())
+
+    monkeypatch.setattr(training, "_RECENTLY", 0.5)
+    thread = threading.Thread(target=trains)
+    thread.start()
+    program = Program("eager+graph")
+    try:
+        program.train()
+        status = program.loop.status()
+    finally:
+        ends.set()
+        thread.join()
+    assert status.tier == "eager"
+    assert "another thread of this process trains" in " ".join(one.why for one in status.tiers)
+    time.sleep(0.6)
+    program.train()
+    assert program.loop.status().tier == "eager+graph"
+
+
+def test_steps_of_one_loop_may_be_called_in_one_thread_after_the_other():
+    program, seen = Program("eager+graph"), set()
+    both = threading.Barrier(2)
+
+    def step(batch):
+        seen.add(threading.get_ident())
+        program.step(*batch)
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda _: both.wait(), range(2)))
+        for _ in range(24):
+            pool.submit(step, program.batch()).result()
+            pool.submit(int).result()  # so that the next step is another thread's
+    assert len(seen) == 2
+    assert program.loop.status().tier == "eager+graph"
+
+
+def test_a_thread_that_trained_before_is_not_taken_to_train_now():
+    thread = threading.Thread(target=lambda: Program("eager+graph").train())
+    thread.start()
+    thread.join()
+    program = Program("eager+graph")
+    program.train()
+    assert program.loop.status().tier == "eager+graph"
+
+
+def test_a_hook_of_the_process_tells_this_thread_and_its_backwards_from_others():
+    here, elsewhere = [], []
+    with called_here(here.append, elsewhere.append) as hook:
+        hook(1)
+        thread = threading.Thread(target=hook, args=(2,))
+        thread.start()
+        thread.join()
+        x = torch.ones(2, requires_grad=True)
+        x.register_hook(lambda _: hook(3))
+        x.sum().backward()
+    hook(4)
+    assert here == [1, 3]
+    assert elsewhere == [2, 4]
