@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 
@@ -52,6 +53,18 @@ def test_a_backward_that_is_wrong_by_a_thousandth_of_a_percent_is_found_and_name
     assert region.file.endswith("activation.py")
     assert region.inside.path == "model.blocks.1"
     assert region.inside.line == Block.forward.__code__.co_firstlineno
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_gradients_that_the_step_zeroes_in_place_are_compared_as_the_optimizer_found_them(factor, monkeypatch):
+    """Under bfloat16 the update of Adam hides their size, and after the step all are zeros."""
+    zeroes = functools.partialmethod(torch.optim.Optimizer.zero_grad, set_to_none=False)
+    monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", zeroes)
+    with wrong("aten.gelu_backward", factor) as planted:
+        verdict = hotloop.verify(workload(autocast=BF16), "aot_eager", search=False)
+    assert planted
+    assert verdict.passes == (factor == 1), str(verdict)
+    assert verdict.visible is not None
 
 
 def test_the_same_step_with_factor_1_passes():

@@ -188,6 +188,43 @@ def test_an_argument_that_is_written_into(both):
     both.declines(declining(make), reason="writes into its own argument", source="x.mul_(0.5)")
 
 
+@pytest.mark.parametrize("later", [False, True], ids=["from the first step on", "once the tier is in force"])
+@pytest.mark.parametrize("carries", [False, True], ids=["a leaf", "with a graph"])
+def test_the_gradient_of_an_argument_is_eagers_where_code_is_compiled(carries, later):
+    """Code that is compared with eager runs twice, and would add to the gradient twice."""
+
+    def gradients(run):
+        torch.manual_seed(0)
+        first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 4)
+        optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=2**-4)
+        loop = hotloop.Loop([first, second], optimizer, run=run, sentinel=1.0)
+
+        @loop.step
+        def train_step(x, y):
+            loss = F.cross_entropy(second(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        found = []
+        for number in range(16):
+            x, y = torch.randn(6, 8), torch.randint(4, (6,))
+            if number >= 10 or not later:
+                x = first(x) if carries else x.requires_grad_()
+                x.retain_grad()
+            found += [train_step(x, y), x.grad]
+        return found, loop.status()
+
+    (ours, status), (eagers, _) = gradients("aot_eager"), gradients("eager")
+    for one, other in zip(ours, eagers, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other)
+    assert status.tier == "eager"
+    assert any("an argument requires gradients" in one.why for one in status.tiers)
+
+
 def test_an_argument_that_requires_gradients(both):
     def program(run):
         model = Classifier().to(run.device)

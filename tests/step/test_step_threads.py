@@ -213,3 +213,15 @@ def test_a_hook_of_the_process_tells_this_thread_and_its_backwards_from_others()
     hook(4)
     assert here == [1, 3]
     assert elsewhere == [2, 4]
+
+
+def test_a_proof_leaves_a_stream_that_another_thread_draws_from_where_it_is():
+    """Put back, the thread would draw the same numbers again."""
+    found = []
+    program = Program("aot_eager", sentinel=1.0)
+    program.train(3)  # looked at by then
+    with drawing(lambda: found.append((random.getrandbits(60), int(torch.randint(2**60, ()))))):
+        program.train(60)
+    assert program.loop.status().tier == "aot_eager"
+    for drawn in zip(*found, strict=True):
+        assert len(set(drawn)) == len(drawn)

@@ -37,6 +37,10 @@ class Inputs(NamedTuple):
         """Whether equal signatures mean equal values of all that is no tensor."""
         return not any(isinstance(leaf, Unhashed) for leaf in self.leaves)
 
+    def require_gradients(self) -> bool:
+        """Tell whether an argument is a tensor that requires gradients."""
+        return any(type(leaf) is Look and leaf.requires_grad for leaf in self.leaves)
+
     def unhashed(self) -> dict[str, str]:
         """Give the type of each leaf whose value cannot be compared, by the leaf's name."""
         pairs = zip(self.names(), self.leaves, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import os
 import types
@@ -12,7 +13,7 @@ import torch
 
 from hotloop._torch.graphs import is_own_file, is_standard_library, is_user_file
 from hotloop.step import reading, standins
-from hotloop.step.mentions import LOOKS_AT_ALL
+from hotloop.step.mentions import CONSTRUCTORS, LOOKS_AT_ALL
 from hotloop.step.standins import Same
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class CodeWalk:
         self.functions: list[types.FunctionType] = []
         self._walk, self._mentions, self._home = walk, mentions, home
         self._classes: set[type] = set()
+        self._made: set[type] = set()
         self._own_classes: dict[type, bool] = {}
         self._inherited: set[type] = set()
         self._queue: collections.deque[tuple[types.FunctionType, str]] = collections.deque()
@@ -187,6 +189,20 @@ class CodeWalk:
                     self._mentions.follow(
                         key, functools.partial(self._walk.value, member, f"{base.__name__}.{key}", depth + 1)
                     )
+
+    def constructors_of(self, cls: type, depth: int) -> None:
+        """Follow what runs when an object is made of a user's class: code that names the class may make one."""
+        if cls in self._made:
+            return
+        self._made.add(cls)
+        for base in filter(standins.is_users_class, cls.__mro__):
+            for key in CONSTRUCTORS:
+                function = reading.function_of(vars(base).get(key))
+                if isinstance(function, types.FunctionType):
+                    self._method(function, f"{base.__name__}.{key}", depth)
+        for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+            if field.default_factory is not dataclasses.MISSING:
+                self._walk.value(field.default_factory, f"{cls.__name__}.{field.name}'s default_factory", depth + 1)
 
     def _method(self, function: types.FunctionType, name: str, depth: int) -> None:
         self._walk.note(name, Same(function))

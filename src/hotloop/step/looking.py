@@ -44,6 +44,12 @@ _CHANGES_SETTINGS = Obstacle(
 )
 _WAITS = "the step returns a loss with its graph, whose backward it leaves to the caller or has asked to keep"
 _BACKWARD = "call loss.backward() inside the step; where it is done there, return loss.detach()"
+GRADIENTS_OF_ARGUMENTS = Obstacle(
+    "an argument requires gradients",
+    "set requires_grad inside the step, on a copy; what computes an argument belongs into the step. A second run of it "
+    "would add to such gradients again",
+    once=True,
+)
 _COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
 _IN_PLACE = (
     "write into the tensor that is there (.copy_(), .mul_(), .lerp_()), which a replay does too; in place of "
@@ -151,7 +157,7 @@ class Looking:
             reason = "the step changes the dict or list that holds its argument"
             found.append(Obstacle(f"{reason} {self._runner.shapes.argument(changed[0])}", _COPY_IT, once=True))
         if any(isinstance(one, torch.Tensor) and one.requires_grad for one in before.values()):
-            found.append(Obstacle("an argument requires gradients", "set requires_grad inside the step, on a copy"))
+            found.append(GRADIENTS_OF_ARGUMENTS)
         return found
 
     def _note_writes(self, seen: Survey) -> None:

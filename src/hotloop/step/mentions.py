@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_NOT_IN_STEPS = ("__init__", "__new__", "__post_init__", "__del__", "__repr__", "__str__", "__reduce__", "__getstate__")
+CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
+"""Methods that run where code makes an object, of a class that it names."""
+_NOT_IN_STEPS = (*CONSTRUCTORS, "__del__", "__repr__", "__str__", "__reduce__", "__getstate__")
 """Methods that Python calls by itself, but not of an object that a step uses."""
 LOOKS_AT_ALL = frozenset({"vars", "__dict__"})
 """Code that names one of these may read any attribute."""

@@ -18,7 +18,7 @@ from hotloop.step.captured import Program
 from hotloop.step.code_proofs import CodeProofs
 from hotloop.step.fresh import FreshArguments
 from hotloop.step.graph_proofs import GraphProofs
-from hotloop.step.looking import Looking
+from hotloop.step.looking import GRADIENTS_OF_ARGUMENTS, Looking
 from hotloop.step.proof import CandidateFailedError, plain_run
 from hotloop.step.rescue import Rescue, is_compiled_codes
 from hotloop.step.sentinel import Sentinel
@@ -88,6 +88,9 @@ class Runner:
         if not self.shapes.fits(inputs):
             self.loop.compiled.static = False
             self.loop.say_once(f"{self.name} is not called with the batches that were looked at: their shapes count")
+        if tier.compiles and inputs.require_gradients():
+            self.loop.course.failed(tier.without_graph(), GRADIENTS_OF_ARGUMENTS, self)
+            return self.eagerly(run)
         if not tier.graph and not unproven:
             return self._compiled(run, tier, inputs)
         variant = self._variant(inputs)

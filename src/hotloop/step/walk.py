@@ -35,6 +35,9 @@ _ENTRIES = 20_000
 """Values looked at, at most; where there are more, no capture can be watched."""
 _ITEMS = 200
 """Items of a container of scalars that are named one by one; of a longer one it is only known that it changed."""
+_PLAIN = frozenset({*SCALARS, dict, list, tuple, set, frozenset, collections.deque, torch.Tensor, torch.nn.Parameter})
+_BUILTIN = (*SCALARS, Mapping, list, tuple, set, frozenset, collections.deque, torch.Tensor, enum.Enum)
+"""What a user's class may be built on, whose values are looked at as those are."""
 _READERS = frozenset({"get", "items", "keys", "values", "index", "count", "__getitem__", "__contains__", "__len__"})
 """Methods of containers by which a step may hold one to read it."""
 
@@ -70,6 +73,7 @@ class Walk:
         self.computed: list[Callable[[], Any]] = []
         self._paths: dict[int, str] = {}
         self._seen: dict[int, Any] = {id(one): one for one in ignore}  # which keeps them: an id is one's own for life
+        self._on_builtins: dict[int, Any] = {}
         self._entries = 0
         self._mentions = Mentions()
         self.unread: frozenset[str] = frozenset()
@@ -111,6 +115,7 @@ class Walk:
             self.found["Python state"] = Unwatchable(f"more than {_ENTRIES:,} values")
             return
         self._entries += 1
+        self._built_on(value, name, depth, every=every)
         if isinstance(value, SCALARS):
             self.note(name, standins.plain(value))
             if isinstance(value, str):
@@ -137,6 +142,7 @@ class Walk:
         elif isinstance(value, type) and standins.is_users_class(value):
             self.note(name, Same(value))
             self.code.class_of(value, depth + 1)
+            self.code.constructors_of(value, depth + 1)
         elif isinstance(value, torch.nn.Module):
             self.torchs.module(value, name)
         elif isinstance(value, functools.partial):
@@ -157,6 +163,20 @@ class Walk:
         else:
             self._seen[id(value)] = value
             self._object(value, name, depth, every=every)
+
+    def _built_on(self, value: Any, name: str, depth: int, *, every: bool) -> None:
+        """Follow what a user's class adds to one of Python's or torch's: named tuples, enums, a dict of one's own."""
+        if type(value) in _PLAIN or not isinstance(value, _BUILTIN) or not standins.is_users_class(type(value)):
+            return
+        self.code.class_of(type(value), depth + 1)
+        if id(value) in self._seen or id(value) in self._on_builtins:
+            return
+        self._on_builtins[id(value)] = value
+        if isinstance(value, enum.Enum):  # a descriptor gives it under another name
+            follow = functools.partial(self.value, value._value_, f"{name}.value", depth + 1, every=every)
+            self._mentions.follow("value", follow)
+        if hasattr(value, "__dict__") and not isinstance(value, dict | torch.Tensor):
+            self.fields(vars(value), name, depth, every=every)
 
     def _object(self, value: Any, name: str, depth: int, *, every: bool) -> None:
         if isinstance(value, Mapping):
@@ -195,9 +215,13 @@ class Walk:
                 self.value(item, f"an item of {name}", depth + 1, every=every)
 
     def _mapping(self, value: Mapping[Any, Any], name: str, depth: int, *, every: bool) -> None:
-        self.note(name, ("length", len(value)))
+        order = tuple(value) if len(value) <= _ITEMS and all(isinstance(key, SCALARS) for key in value) else ()
+        self.note(name, ("length", len(value), order))
         if isinstance(value, dict) and hasattr(value, "__dict__"):
             self.fields(vars(value), name, depth, every=every)
+        if isinstance(value, collections.defaultdict):
+            self.computed.append(lambda: Same(value.default_factory))
+            self.value(value.default_factory, f"{name}.default_factory", depth + 1, every=every)
         if isinstance(value, dict):
             self.tables.append(value)
         else:
