@@ -256,3 +256,24 @@ def test_the_census_suggests_buckets_from_what_it_saw():
 def test_what_makes_no_sense_is_refused(call):
     with pytest.raises(ConfigError):
         call()
+
+
+class Task:
+    """Equal by its name, as tasks are in a table."""
+
+    def __init__(self, name, weight, sizes=(1, 2)):
+        self.name, self.weight, self.sizes = name, weight, [*sizes]
+
+    def __eq__(self, other):
+        return self.name == other.name
+
+    def __hash__(self):
+        return hash(self.name)
+
+
+def test_equal_objects_that_hold_other_values_are_told_apart():
+    """A recording for one would go on with its weight."""
+    first = signature((Task("a", 1.0),), {})
+    assert first == signature((Task("a", 1.0),), {})
+    assert first != signature((Task("a", 2.0),), {})
+    assert first != signature((Task("a", 1.0, (1, 3)),), {})

@@ -245,6 +245,36 @@ def test_batches_made_by_another_thread(both):
     assert both.equal(program, exact=True).calls() == PROVING
 
 
+def test_results_that_are_parts_of_one_memory_stay_so(both):
+    """Who writes into a row of the logits means the logits; the next replay's are others."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            logits = model(x)
+            loss = F.cross_entropy(logits, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            logits = logits.detach()
+            return {"loss": loss.detach(), "logits": logits, "first": logits[0], "across": logits.t()[1:]}
+
+        held = []
+        for x, y in batches(run.device):
+            found = train_step(x, y)
+            found["first"].fill_(9.0)
+            found["across"][0, 2] = 7.0
+            held.append(found)
+        for found in held:
+            run.note(found)
+        return model, optimizer
+
+    assert both.equal(program, exact=True).calls() == PROVING
+
+
 def test_steps_called_from_another_thread(both):
     def program(run):
         model = Classifier().to(run.device)

@@ -76,7 +76,10 @@ _incomparable: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 class _Own:
-    """An object with an ``==`` of its own, which is the user's: where that gives no yes or no, it is unequal."""
+    """An object with an ``==`` of its own, which is the user's: where that gives no yes or no, it is unequal.
+
+    Two that are equal and hold other values (a task that is equal by its name, and has a weight) are told apart.
+    """
 
     __slots__ = ("value",)
 
@@ -90,10 +93,24 @@ class _Own:
         if not isinstance(other, _Own):
             return False
         try:
-            return self.value is other.value or bool(self.value == other.value)
+            return self.value is other.value or (bool(self.value == other.value) and self._holds_what(other.value))
         except Exception:  # noqa: BLE001 - it compares arrays, say: no reason for a run to end
             _incomparable.update((type(self.value), type(other.value)))
             return False
+
+    def _holds_what(self, other: Any) -> bool:
+        """Tell whether another holds the same attributes: what is no object of a class of its own by ``==``."""
+        ours, theirs = getattr(self.value, "__dict__", {}), getattr(other, "__dict__", {})
+        return ours.keys() == theirs.keys() and all(_alike(one, theirs[key]) for key, one in ours.items())
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    cls: Any = type(one)
+    if cls is not type(other) or isinstance(one, torch.Tensor) or cls.__eq__ is object.__eq__:
+        return False
+    return bool(_Own(one) == _Own(other) if hasattr(one, "__dict__") else one == other)
 
 
 class Look(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -357,6 +358,8 @@ def _givers(
     """
     known, memory = {id(one) for one in own}, {_place_of(one) for one in own} - {0}
     numbers = {id(one): number for number, one in enumerate(arguments) if isinstance(one, torch.Tensor)}
+    parts = collections.Counter(_place_of(one) for one in leaves if isinstance(one, torch.Tensor))
+    shared: dict[int, _Shared] = {}
     givers: list[Callable[[], Any] | int] = []
     for leaf in leaves:
         if id(leaf) in numbers:
@@ -364,9 +367,34 @@ def _givers(
         elif not isinstance(leaf, torch.Tensor) or id(leaf) in known:
             givers.append(functools.partial(_itself, leaf))
         else:  # detached: a graph that a result kept alive would tie other steps to the stream of this recording
-            result = leaf.detach()
-            givers.append(result.detach if _place_of(leaf) in memory else result.clone)
+            result, place = leaf.detach(), _place_of(leaf)
+            if place and parts[place] > 1 and place not in memory:
+                givers.append(shared.setdefault(place, _Shared()).part(result))
+            else:
+                givers.append(result.detach if place in memory else result.clone)
     return givers
+
+
+class _Shared:
+    """Memory that several results are parts of: copied once a replay, so that they are parts of one memory again."""
+
+    def __init__(self) -> None:
+        self._parts = 0
+        self._copy: torch.UntypedStorage | None = None
+
+    def part(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Give what makes one part after a replay; the parts are made in the order in which they were added."""
+        number, self._parts = self._parts, self._parts + 1
+
+        def make() -> torch.Tensor:
+            if number == 0 or self._copy is None:
+                self._copy = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            copy = tensor.new_empty(0).set_(self._copy, tensor.storage_offset(), tensor.shape, tensor.stride())
+            if number == self._parts - 1:
+                self._copy = None  # the caller's alone from here on
+            return copy
+
+        return make
 
 
 def _itself(value: Any) -> Any:
