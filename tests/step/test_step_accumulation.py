@@ -8,6 +8,8 @@ from step_programs import GRAPH, PROVING, Classifier, batches, plain_step
 from torch import nn
 from torch.nn import functional as F
 
+import hotloop
+
 CLEARING = {
     "at the end": (False, True),
     "at the end, to zeros": (False, False),
@@ -78,6 +80,27 @@ def test_accumulation_written_with_an_argument(both, micro, clearing):
 
     run = both.equal(program, exact=True, replays=8 * micro)
     assert run.calls() + run.replays() >= 16 * micro
+
+
+def test_a_seldom_update_runs_compiled_though_its_calls_have_another_argument():
+    """Its batches have the same shapes: nothing is compiled anew."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+    loop = hotloop.Loop(model, optimizer, run="aot_eager", sentinel=None)
+
+    @loop.step
+    def train_step(x, y, update):
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        if update:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.detach()
+
+    for number, (x, y) in enumerate(batches(torch.device("cpu"), 80)):
+        train_step(x, y, update=number % 8 == 7)
+    steps = {one.name: one.steps for one in loop.status().tiers}
+    assert steps["aot_eager"] == 80
 
 
 def test_accumulation_whose_clearing_is_outside_the_step(both):

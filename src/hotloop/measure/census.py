@@ -41,6 +41,15 @@ class Inputs(NamedTuple):
         """Tell whether an argument is a tensor that requires gradients."""
         return any(type(leaf) is Look and leaf.requires_grad for leaf in self.leaves)
 
+    def but_for_flags(self, other: Inputs) -> bool:
+        """Tell whether another call differs in nothing but arguments that are True, False or None."""
+        if self.structure != other.structure:
+            return False
+        return all(
+            one == also or all(type(each) is tuple and each[0] in _FEW for each in (one, also))
+            for one, also in zip(self.leaves, other.leaves, strict=True)
+        )
+
     def unhashed(self) -> dict[str, str]:
         """Give the type of each leaf whose value cannot be compared, by the leaf's name."""
         pairs = zip(self.names(), self.leaves, strict=True)
@@ -108,7 +117,8 @@ def _alike(one: Any, other: Any) -> bool:
     if one is other:
         return True
     cls: Any = type(one)
-    if cls is not type(other) or isinstance(one, torch.Tensor) or cls.__eq__ is object.__eq__:
+    compares: Any = cls.__eq__
+    if cls is not type(other) or isinstance(one, torch.Tensor) or compares is object.__eq__:
         return False
     return bool(_Own(one) == _Own(other) if hasattr(one, "__dict__") else one == other)
 

@@ -108,6 +108,8 @@ class Auto:
             name, spent = self._trying.name, self._spent()
             if self.loop.steps - self._began > _GIVE_UP_STEPS:
                 never = "no kind of call came back often enough to be captured and proven"
+                declined = self.loop.declined_kinds()
+                never += f"; declined: {declined[0]}" if declined else ""
                 why = WAITS if another_trains(self.loop) else never
                 self._decline(name, why)
                 self._stop_trying(f"{name} given up: {why}", spent)

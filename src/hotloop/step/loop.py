@@ -336,6 +336,11 @@ class Loop:
         lacks = {runner.name: what for runner in called if (what := runner.lacks(self.goal))}
         return "; ".join(what if len(called) == 1 else f"{name}: {what}" for name, what in lacks.items())
 
+    def declined_kinds(self) -> list[str]:
+        """Give why kinds of calls are not captured, each reason once."""
+        variants = [variant for runner in self._runners for variant in runner.variants.values()]
+        return list(dict.fromkeys(str(one.declined) for one in variants if one.declined is not None))
+
     def sentinels(self) -> list[SentinelStatus]:
         """Give what the sentinels of the steps did, of those that made a check."""
         found = [runner.sentinel.status for runner in self._runners if runner.sentinel is not None]

@@ -117,6 +117,8 @@ class Shapes:
             may = common or self.one_code or recurs
         else:
             may = not known or self.many or recurs
+        # ``update=last``: models are called with the same shapes, and nothing is compiled anew.
+        may = may or any(map(inputs.but_for_flags, known))
         if may:
             if len(known) == _KNOWN:  # a value or an object that is new in each call
                 known.clear()

@@ -106,9 +106,8 @@ class LoopStatus:
             table.add_column(column, justify="right" if column in ("steps", "ms a step") else "left", overflow="fold")
         for one in self.tiers:
             table.add_row(one.name, one.state, f"{one.steps:,}", _ms(one.step_seconds), Text(one.why))
-        notes = [
-            f"saved {self.seconds_saved:.1f} s so far, {self.prepare_seconds:.1f} s spent on preparing and proving"
-        ]
+        saved = round(self.seconds_saved, 1) + 0.0  # -0.0 reads oddly
+        notes = [f"saved {saved:.1f} s so far, {self.prepare_seconds:.1f} s spent on preparing and proving"]
         notes += [f"undone: {self.undone} steps"] if self.undone else []
         notes += [*self.compiled, *map(str, self.sentinels)]
         notes += [f"recorded anew: {reason}" for reason in self.dropped[-3:]]
