@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import random
@@ -200,6 +201,13 @@ def test_a_model_that_is_compiled_already_is_refused():
     program = workload()
     hotloop.compile(program.model, "aot_eager")
     with pytest.raises(ConfigError, match="compiled already"):
+        hotloop.verify(program, "aot_eager")
+
+
+def test_batches_that_require_gradients_are_refused():
+    program = workload()
+    program = dataclasses.replace(program, batches=[(x.requires_grad_(), y) for x, y in program.batches])
+    with pytest.raises(ConfigError, match="an argument requires gradients"):
         hotloop.verify(program, "aot_eager")
 
 

@@ -511,3 +511,10 @@ def test_a_step_whose_call_runs_none_of_it_is_refused(make, said, run):
     loop = hotloop.Loop(model, adamw(model), run=run)
     with pytest.raises(ConfigError, match=said):
         loop.step(make(model))
+
+
+def test_a_decorator_with_parentheses_is_told_so():
+    model = Classifier()
+    loop = hotloop.Loop(model, adamw(model), run="aot_eager")
+    with pytest.raises(ConfigError, match="without parentheses"):
+        loop.step()

@@ -29,6 +29,7 @@ from hotloop.step.blame import Blamed
 from hotloop.step.captured import Program
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.engines import traced_path
+from hotloop.step.looking import GRADIENTS_OF_ARGUMENTS
 from hotloop.step.made import Made, kept
 from hotloop.step.outcomes import Outcome, over_steps
 from hotloop.step.proof import CandidateFailedError
@@ -79,8 +80,8 @@ def verify(  # noqa: PLR0913 - the public settings
         search_seconds: how long that may take.
 
     Raises:
-        ConfigError: a setting does not fit, the models are compiled already, several processes train together, or the
-            step trains nothing.
+        ConfigError: a setting does not fit, the models are compiled already, several processes train together, a batch
+            requires gradients, or the step trains nothing.
         HotloopError: the step does not repeat itself from the same state, so that nothing can be held against it.
         Exception: what the program itself raises.
     """
@@ -218,7 +219,7 @@ class _Case:
         """Run two real steps eagerly: one looked at, one twice, to learn how far eager is from itself."""
         holdings, device = self.program.holdings, self.program.device
         call = self._next()
-        inputs = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
+        inputs = _tensors_of(call)
         _log.info("verify: looking at a step")
         with noting_backward(holdings) as reached:
             _, seen = survey(holdings, device, inputs, self._step(call))
@@ -382,6 +383,14 @@ class _Case:
         run = self._step(call)
         wide, _ = self._wide(call)
         return run, kept(self.program, functools.partial(self._eagerly, run), wide, spread=self._spread)
+
+
+def _tensors_of(call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[torch.Tensor]:
+    """Give a batch's tensors; one that requires gradients would get them from each run of the step."""
+    found = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
+    if any(one.requires_grad for one in found):
+        raise ConfigError(f"{GRADIENTS_OF_ARGUMENTS}: {GRADIENTS_OF_ARGUMENTS.hint}")
+    return found
 
 
 def _visible(joined: Mapping[str, Any]) -> float | None:

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hotloop")
 _F = TypeVar("_F", bound=Callable[..., Any])
+_NO_FUNCTION: Any = object()
 
 
 class _Inside(threading.local):
@@ -180,12 +181,14 @@ class Loop:
 
     # -- the public face -------------------------------------------------------------------------------------------
 
-    def step(self, function: _F) -> _F:
+    def step(self, function: _F = _NO_FUNCTION) -> _F:
         """Decorate a training step; several may share a loop. Called within another one, it is a part of that.
 
         Raises:
             ConfigError: it is no function, or a generator or async function, whose call runs none of it.
         """
+        if function is _NO_FUNCTION:
+            raise ConfigError("loop.step(): expected a function: write @loop.step, without parentheses")
         if not callable(function):
             raise ConfigError(f"loop.step: expected a function, got {type(function).__name__}")
         refuse_suspended(function)
