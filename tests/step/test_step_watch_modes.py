@@ -7,6 +7,7 @@ import contextlib
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from hotloop.step.variant import ambient_modes
 
@@ -21,7 +22,15 @@ def mkldnn_precision(value):
         torch.backends.mkldnn.matmul.fp32_precision = before
 
 
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {})) * 2
+
+
 MODES = {
+    "a function mode": Doubled,
+    "a default device": lambda: torch.device("meta"),
+    "hooks for saved tensors": torch.autograd.graph.save_on_cpu,
     "anomaly": lambda: torch.autograd.set_detect_anomaly(mode=True),
     "anomaly without a check": lambda: torch.autograd.set_detect_anomaly(mode=True, check_nan=False),
     "attention kernels": lambda: sdpa_kernel(SDPBackend.MATH),

@@ -126,6 +126,21 @@ LEDGER: tuple[PrivateName, ...] = (
         "activation checkpointing asks for the random state in a capture there, which fails",
     ),
     PrivateName(
+        "torch._C:_len_torch_function_stack",
+        "tells how many TorchFunctionModes are in force around a step (torch.device as a context is one)",
+        "a replay goes on without a mode, or hooks for saved tensors, that the program enters around a later step",
+    ),
+    PrivateName(
+        "torch._C:_get_function_stack_at",
+        "tells which they are",
+        "a replay goes on without a mode, or hooks for saved tensors, that the program enters around a later step",
+    ),
+    PrivateName(
+        "torch._C._autograd:_top_saved_tensors_default_hooks",
+        "tells which hooks saved tensors pass (save_on_cpu)",
+        "a replay goes on without a mode, or hooks for saved tensors, that the program enters around a later step",
+    ),
+    PrivateName(
         "torch._C._functorch:peek_interpreter_stack",
         "tells a call under a transform of torch.func, which dynamo gives up for good: it runs eager, that call alone",
         "one such call leaves the component eager",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.ambient import function_modes, saved_tensors_hooks
 from hotloop.step import proof
 
 if TYPE_CHECKING:
@@ -207,6 +208,8 @@ def ambient_modes() -> Hashable:
         torch.is_deterministic_algorithms_warn_only_enabled(),
         *_attention_kernels(),
         *_precisions(),
+        *function_modes(),
+        saved_tensors_hooks(),
     )
 
 
