@@ -41,7 +41,11 @@ class Drawn:
         return [name for name in moved if name in names]
 
     def others(self) -> frozenset[str]:
-        """Name the streams of the host that are left to other threads: put back, they would draw the same again."""
+        """Name the streams of the host that are left to other threads: put back, they would draw the same again.
+
+        Any other thread counts, though it may draw nothing: a short look need not have met one that does, and a compile
+        in the run that is undone takes long. A step that draws there itself for the first time in that run disagrees.
+        """
         if self._names is None or not other_threads():
             return frozenset()
         return frozenset({PYTHON, CPU} - self._names)
