@@ -48,6 +48,7 @@ class Run:
         self.ready: dict[str, float] = {}
         self.proven: set[str] = set()
         self.child: tuple[str, float, float] | None = None
+        self.began, self.expected, self.slower = 0.0, math.inf, 1.0
         self.paired: str | None = None
         self.decisions = []
         self.excess = -math.inf
@@ -104,10 +105,15 @@ class Run:
         self.check()
         if self.child is not None and self.seconds >= self.child[1]:
             self.ready[self.child[0]] = self.world.tiers[self.child[0]].swap(self.child[0])
-            self.child = None
+            self.slower, self.child = self.late, None
         elif self.child is not None and self.seconds >= self.child[2]:
             self.speeds.reject(self.child[0], self.left)
             self.child = None
+
+    @property
+    def late(self) -> float:
+        """How many times longer than expected a child took, or has taken so far."""
+        return self.slower if self.child is None else max(self.slower, (self.seconds - self.began) / self.expected)
 
     @property
     def left(self) -> int:
@@ -139,6 +145,7 @@ class Run:
             eager_seconds=eager,
             launch_bound=self.world.launch_bound if self.setup.knows_bound else None,
             measured=self.speeds.measured(),
+            slower=self.late,
         )
         options = []
         for tier in ("eager", *(name for name in self.world.tiers if name not in self.given_up)):
@@ -155,6 +162,11 @@ class Run:
                     # The child has compiled twice, the second time warm: what the swap will take is known from it.
                     option = dataclasses.replace(
                         option, background_seconds=None, prepare_seconds=swap, prepare_worst_seconds=1.1 * swap
+                    )
+                if background and self.child and self.child[0] == tier:
+                    spent = self.seconds - self.began
+                    option = dataclasses.replace(
+                        option, background_seconds=max(option.background_seconds - spent, spent)
                     )
                 rejected = self.speeds.rejected_at(tier)
                 options.append(option if rejected is None else dataclasses.replace(option, rejected_at=rejected))
@@ -182,6 +194,7 @@ class Run:
         )
 
     def start_child(self, decision) -> None:
+        self.began, self.expected = self.seconds, decision.numbers["background_seconds"] / self.slower
         done = self.seconds + 5.0 + 1.1 * self.world.tiers[decision.tier].prepare
         self.child = (decision.tier, done, self.seconds + decision.limit_seconds)
         self.decisions.append((self.step, decision))

@@ -75,6 +75,26 @@ def test_what_pays_while_another_is_compiled_goes_before_it():
     assert decide(standing, [dear, compiled]).tier == "regional+graph"
 
 
+def test_a_foreground_compile_does_not_go_before_a_background_compile_that_is_late():
+    """The UNet told 100,000 steps: its child took 131 s, not 35, and in the foreground 10 s were expected, 189 taken."""
+    standing = Standing(
+        step=975, total_steps=100_000, tier="eager+graph", step_seconds=0.10403, eager_seconds=0.11534,
+        preparing="full+graph", saved_seconds=11.0, prepare_seconds=2.9,
+    )  # fmt: skip
+    measured = {"eager+graph": 0.10403}
+    for slower, tier in ((1.0, "regional"), (100.0 / 35.0, "eager+graph")):
+        facts = Facts(device="cuda", eager_seconds=0.11534, measured=measured, slower=slower, launch_bound=0.1)
+        coming = changed(expect("full+graph", facts, background=True), background_seconds=100.0)
+        assert decide(standing, [expect("regional", facts), coming]).tier == tier
+
+
+def test_what_keeps_another_compile_waiting_is_said_to_be_the_one_in_the_background():
+    meanwhile = changed(IN_GRAPH, preparing="full+graph")
+    dear = changed(FULL, tier="regional", background_seconds=None, prepare_seconds=6.0, prepare_worst_seconds=2_000.0)
+    assert "full+graph is being prepared in the background" in decide(meanwhile, [FULL, dear]).reason
+    assert "may cost" in decide(IN_GRAPH, [dear]).reason
+
+
 def test_what_may_be_lost_is_the_limit():
     bet = changed(FULL, background_seconds=None, prepare_seconds=20.0, prepare_worst_seconds=20.0, chance=1.0)
     decision = decide(AT_START, [bet])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from worlds import WORLDS
 
@@ -62,6 +64,16 @@ def test_ways_that_are_not_there():
     assert expect("eager+graph", Facts(device="cuda", eager_seconds=0.05), background=True) is None
     assert expect("full", on_cpu, background=True).background_seconds == 35.0
     assert expect("full", on_cpu).background_seconds is None
+
+
+def test_what_compiled_slowly_once_is_expected_to_do_so_again():
+    facts = Facts(device="cuda", eager_seconds=0.1, slower=2.0)
+    regional, captured = expect("regional", facts), expect("eager+graph", facts)
+    assert (regional.prepare_seconds, regional.prepare_worst_seconds) == (20.0, 77.0)
+    assert expect("regional", dataclasses.replace(facts, slower=10.0)).prepare_worst_seconds == 100.0
+    assert expect("regional", facts, background=True).background_seconds == 25.0
+    assert captured == expect("eager+graph", dataclasses.replace(facts, slower=1.0))
+    assert expect("regional", dataclasses.replace(facts, slower=0.1)).prepare_seconds == 10.0  # a cache was warm
 
 
 def test_steps_that_remain():

@@ -11,7 +11,7 @@ import hotloop
 from hotloop.cache import BackgroundUnavailableError, Done, Failed
 from hotloop.decide import Facts
 from hotloop.measure import Timing
-from hotloop.step import auto, background, compiled, sharing
+from hotloop.step import auto, background, compiled, sharing, tiers
 from hotloop.step.course import Course
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018, "as-given": 0.010}
@@ -332,6 +332,34 @@ def test_what_a_child_compiles_is_offered_with_what_is_left_of_it(monkeypatch, s
     monkeypatch.setattr(time, "monotonic", lambda: 1_000.0 + spent)
     (offer,) = background.offers("full", Facts(device="cpu", eager_seconds=0.1), None)
     assert offer.background_seconds == left
+
+
+def test_a_child_that_is_late_says_that_the_program_compiles_slowly(child, monkeypatch):
+    """A UNet's child took 131 s, not 35, so a compile in the foreground seemed a tenth of that, and took 189 s."""
+    loop, _ = stepping()
+    background, now = loop.auto.background, [1_000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with_recorder(loop)
+    loop.auto._speeds.see("eager", 0.1)
+
+    def in_the_foreground():
+        offers = loop.auto.offers.options("eager", proven=(), declined=(), paired=None)
+        return next(one for one in offers if one.tier == "full" and one.background_seconds is None).prepare_seconds
+
+    background.start(tiers.parse("regional"), None, 35.0)
+    assert (background.slower, in_the_foreground()) == (1.0, 30.0)
+    now[0] += 70.0
+    assert (background.slower, in_the_foreground()) == (2.0, 60.0)
+    now[0] += 35.0
+    child.outcome = done(seconds=105.0)
+    while not background.ended():
+        pass
+    assert background.slower == 3.0
+    background.start(tiers.parse("full"), None, 60.0)  # expected with what the first child told
+    now[0] += 30.0
+    assert background.slower == 3.0
+    now[0] += 50.0
+    assert background.slower == 4.0
 
 
 def test_no_two_calls_alike_gives_the_try_up(monkeypatch):

@@ -78,9 +78,10 @@ def decide(standing: Standing, options: Sequence[Option]) -> Decision:
         return check
     refused: list[str] = []
     cases = [compare(facts, option) for option in options if _eligible(facts, option, refused)]
-    cases = [case for case in cases if case.pays and _allowed(facts, case, refused)]
+    cases = [case for case in cases if case.pays]
     if standing.preparing is not None:
         cases = _meanwhile(facts, cases, options)
+    cases = [case for case in cases if _allowed(facts, case, refused)]
     if not cases:
         return _stay(facts, refused, options)
     best = max(cases, key=lambda case: case.value)

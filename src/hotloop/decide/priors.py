@@ -136,6 +136,8 @@ class Facts:
         launch_bound: share (0 to 1) of the eager step in which the device waits for the host, or None if unknown.
         measured: seconds of a step of each tier that was timed in this run.
         state_bytes: of parameters and optimizer state, which a proof copies and compares.
+        slower: how many times longer than the table expects a compile of this program was seen to take; 1 as long as
+            none was.
     """
 
     device: str
@@ -143,6 +145,7 @@ class Facts:
     launch_bound: float | None = None
     measured: Mapping[str, float] = dataclasses.field(default_factory=dict)
     state_bytes: int = 0
+    slower: float = 1.0
 
 
 def table(device: str) -> Mapping[str, Prior]:
@@ -186,7 +189,8 @@ def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | Non
     prior = table(facts.device).get(tier)
     if prior is None:
         return None
-    stall = prior.swap if background else prior.prepare
+    prepare = _prepare(tier, prior, facts)
+    stall = prior.swap if background else prepare
     if stall is None:
         return None
     step = step_range(tier, facts)
@@ -200,12 +204,19 @@ def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | Non
         prepare_seconds=stall.expected + copies,
         prepare_worst_seconds=stall.high + copies,
         source="prior",
-        background_seconds=_CHILD_START_SECONDS + prior.prepare.expected if background else None,
+        background_seconds=_CHILD_START_SECONDS + prepare.expected if background else None,
         proof_seconds=proof,
         again_seconds=None if tier == "eager+graph" else proof + (_capture_seconds(facts) + copies if graph else 0.0),
         chance=prior.chance,
         by_steps=tier == "eager+graph",
     )
+
+
+def _prepare(tier: str, prior: Prior, facts: Facts) -> Range:
+    """Give what preparing takes where one compile of the program tells of the others: they compile the same code."""
+    times = max(1.0, number(facts.slower) or 1.0) if tier != "eager+graph" else 1.0
+    expected = times * prior.prepare.expected
+    return Range(prior.prepare.low, expected, max(prior.prepare.high, expected))
 
 
 def _capture_seconds(facts: Facts) -> float:

@@ -224,7 +224,8 @@ class Auto:
             self._speeds.switch(self.in_force.name, decision.tier, self._left())
             self._go(parse(decision.tier), decision.reason)
         elif decision.action == "prepare":
-            self.background.start(parse(decision.tier), decision.limit_seconds)
+            expected = decision.numbers["background_seconds"]
+            self.background.start(parse(decision.tier), decision.limit_seconds, expected)
         elif decision.action == "try":
             self._try(parse(decision.tier), decision)
 

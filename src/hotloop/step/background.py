@@ -36,6 +36,8 @@ class Background:
         self.tier: str | None = None
         """The tier that a child compiles for just now, and since when."""
         self._since = 0.0
+        self._expected: float | None = None
+        self._slower = 1.0
         self.failed: tuple[str, str] | None = None
         """The tier that could not be compiled, and why."""
         self.unavailable = ""
@@ -46,9 +48,10 @@ class Background:
         self._program, child = program, program.child
         self._recorder = self._recorder or program.recorder
         self._ready |= program.ready
+        self._slower = max(self._slower, program.slower)
         if child is not None and self._child is None:
             self._child, self.tier, program.child = child.process, child.tier, None
-            self._since = time.monotonic()
+            self._since, self._expected = time.monotonic(), None  # when it began is not known here
 
     def record(self) -> Recorder | None:
         """Give the recorder for one eager step, the first time; its calls are what a child will compile."""
@@ -93,6 +96,18 @@ class Background:
             if one is not None
         ]
 
+    @property
+    def slower(self) -> float:
+        """How many times longer than was expected of it a child took, or has taken so far; 1 where none was late.
+
+        What compiles slowly for one tier does so for the others: a compile in the foreground that is expected to take a
+        tenth of what the child still needs took three minutes, beside a child that was late.
+        """
+        late = 0.0
+        if self.tier is not None and self._expected:
+            late = (time.monotonic() - self._since) / self._expected
+        return max(self._slower, late)
+
     def _coming(self, name: str, facts: Facts) -> Option | None:
         """Give what is left of the tier that a child compiles for; one that is late is taken to need as long again."""
         option = expect(name, facts, background=True)
@@ -101,8 +116,15 @@ class Background:
         spent = time.monotonic() - self._since
         return dataclasses.replace(option, background_seconds=max(option.background_seconds - spent, spent))
 
-    def start(self, tier: Tier, limit_seconds: float | None) -> None:
-        """Start a child for a tier's code; where that is not possible, `unavailable` says why."""
+    def start(self, tier: Tier, limit_seconds: float | None, expected_seconds: float | None) -> None:
+        """Start a child for a tier's code; where that is not possible, `unavailable` says why.
+
+        Args:
+            tier: the tier.
+            limit_seconds: when to stop the child.
+            expected_seconds: what the decision expected it to take, with what is known of earlier ones; None where it
+                expected nothing.
+        """
         settings = self._loop.compiled.settings(tier)
         try:
             if self._loop.workload:
@@ -115,6 +137,7 @@ class Background:
         except BackgroundUnavailableError as error:
             self._refuse(str(error))
             return
+        self._expected = expected_seconds / self._slower if expected_seconds else None
         self.tier, self._since = tier.name, time.monotonic()
 
     def _refuse(self, reason: str) -> None:
@@ -131,8 +154,11 @@ class Background:
         if isinstance(outcome, Done):
             # Compiled cold, less what Inductor itself took, is tracing: what a swap with a full cache takes.
             self._ready[name.removesuffix("+graph")] = _swap_seconds(outcome)
+            if self._expected:
+                self._slower = max(self._slower, outcome.seconds / self._expected)
             if self._program is not None:
                 self._program.ready |= self._ready
+                self._program.slower = self._slower
             self._loop.say_once(f"{name}: compiled in the background in {outcome.seconds:.0f} s")
         else:
             self.failed = name, outcome.reason

@@ -58,6 +58,7 @@ class Offers:
             state_bytes=sum(
                 one.nbytes for one in self._loop.holdings.tensors().values() if one.layout == torch.strided
             ),
+            slower=self._background.slower,
         )
         left_alone = {*declined} | {name for name in self.names() if self._earlier.program.hopeless(name)}
         names = [name for name in self.names() if name != in_force and name not in left_alone]

@@ -43,6 +43,7 @@ class Program:
         recorder: the calls that a child compiles.
         ready: by base, seconds of the swap after a child has compiled it.
         child: one that is still at it.
+        slower: how many times longer than expected a child took.
     """
 
     eager_seconds: float | None = None
@@ -54,6 +55,7 @@ class Program:
     recorder: Recorder | None = None
     ready: dict[str, float] = dataclasses.field(default_factory=dict)
     child: Child | None = None
+    slower: float = 1.0
 
     def hopeless(self, tier: str) -> bool:
         """Tell whether so many runs declined a tier that the next one need not try."""
