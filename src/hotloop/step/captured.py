@@ -114,6 +114,7 @@ class CapturedStep:
         self._end: list[Any] = []
         self._end_memory = Memory([])
         self._left_alone: list[int] = []
+        self._given: list[int] = []
         self._results: tuple[Any, list[Callable[[], Any] | int]] = (None, [])
         """The structure of what the step returns, and what gives each part after a replay; an int is an argument."""
         self.gradients_at_step: dict[str, torch.Tensor] = {}
@@ -176,13 +177,19 @@ class CapturedStep:
             leaves: of the call's arguments; one that the step returns is given back itself, on its own device.
         """
         structure, makers = self._results
-        return unflatten(structure, [leaves[make] if isinstance(make, int) else make() for make in makers])
+        made = [leaves[make] if isinstance(make, int) else make() for make in makers]
+        first = len(made) - len(self._given)
+        for index, own in zip(self._given, made[first:], strict=True):
+            self._parameters[index].grad = own
+        return unflatten(structure, made[:first])
 
     def keep_gradients(self) -> None:
         """Have what eager left as gradients where a replay leaves them, after a step that was run eagerly instead."""
         with torch.no_grad():
-            for parameter, ours in zip(self._parameters, self._end, strict=True):
+            for index, (parameter, ours) in enumerate(zip(self._parameters, self._end, strict=True)):
                 theirs = parameter.grad
+                if index in self._given:  # the caller has it, and what is done to it is done to the gradient
+                    continue
                 if ours is not None and ours is not _AS_FOUND and theirs is not None and ours is not theirs:
                     ours.copy_(theirs)
                     parameter.grad = ours
@@ -208,14 +215,42 @@ class CapturedStep:
         self._inputs = inputs
         leaves, structure = flatten(result)
         own = list(self.program.holdings.objects().values())
-        self._results = (structure, _givers(leaves, own, inputs.leaves))
         self._end, self._unread = self._gradients(), []
+        self._results = (structure, self._makers(leaves, own, inputs.leaves))
         self._left_alone = [index for index, one in enumerate(self._end) if one is _AS_FOUND]
         made = [one for one in self._end if isinstance(one, torch.Tensor)]
         self._end_memory = Memory(made)
         _recorded_gradients.update({id(one): one for one in made})
         program = self.program
         self._watch = Watch(program.step, program.holdings, program.ignore, objects_in(inputs.leaves), self.recorded)
+
+    def _makers(
+        self, leaves: Sequence[Any], own: Sequence[torch.Tensor], arguments: Sequence[Any]
+    ) -> list[Callable[[], Any] | int]:
+        """Give what makes each result, and after these each gradient that a result is, or is a part of.
+
+        Who gets a gradient may clip it, and means the gradient; who keeps it keeps its values. So both get a new one.
+
+        Raises:
+            RuntimeError: a result is a part of a gradient that the step only finds: it is another tensor by the replay.
+        """
+        places = {_place_of(one) for one in leaves if isinstance(one, torch.Tensor)} - {0}
+        self._given = [
+            index
+            for index, one in enumerate(self._end)
+            if isinstance(one, torch.Tensor) and _place_of(one) in places
+        ]
+        makers = _givers([*leaves, *(self._end[index] for index in self._given)], own, arguments)
+        for index, one in enumerate(self._end):
+            found = self._parameters[index].grad
+            if one is not _AS_FOUND or found is None or _place_of(found) not in places:
+                continue
+            for number, leaf in enumerate(leaves):
+                if leaf is found:
+                    makers[number] = functools.partial(getattr, self._parameters[index], "grad")
+                elif isinstance(leaf, torch.Tensor) and _place_of(leaf) == _place_of(found):
+                    raise RuntimeError("the step returns a part of a gradient that was there before it")
+        return makers
 
     @contextlib.contextmanager
     def _optimizers(self, recording: Recording) -> Iterator[None]:
