@@ -35,6 +35,8 @@ _ELSEWHERE = (
     "another thread draws from the same stream, it seems: have it draw from a generator of its own (torch.Generator, "
     "random.Random, numpy.random.default_rng), or load in worker processes"
 )
+_STAYED = 2
+"""Such steps after which its Python is taken to run exactly once."""
 Evidence = Literal["more bits", "roundings"]
 
 
@@ -56,6 +58,8 @@ class CodeProofs:
         self._evidence: dict[str, Evidence] = {}
         """What else has to tell, by base, whether code is right that was further from eager than is usual."""
         self._traced_path = False
+        self._stayed = 0
+        """Steps that did what nobody can undo, though the step had been looked at."""
         self._known = "", 0
         """The base in force, and how much of its code was compiled before the step, or is compared in it."""
         self._looks = False
@@ -127,10 +131,10 @@ class CodeProofs:
         of the graph compares that.
         """
         runner, loop = self._runner, self._loop
-        runner.kind = "proof"
-        runner.looking.moved_outside()
-        loop.course.put_on(tier)
         holdings, began = runner.program.holdings, time.perf_counter()
+        ready = proof.alone if runner.together is None else runner.together.ready
+        assert isinstance(run, functools.partial)
+        call = run.args, run.keywords
 
         def eager() -> Any:
             with self.as_given():
@@ -140,11 +144,14 @@ class CodeProofs:
         candidate = functools.partial(plain_run, holdings, run)
         obstacle: Obstacle | None = None
         try:
-            assert isinstance(run, functools.partial)
-            call = run.args, run.keywords
+            stays, result = runner.looking.rehearse(run, *call, ready)
+            if stays:
+                self._not_yet(tier)
+                return result
+            runner.kind = "proof"
+            loop.course.put_on(tier)
             wide = self._in_more_bits(tier.base, call)
             elsewhere = roundings(runner, call, candidate) if self._evidence.get(tier.base) == "roundings" else None
-            ready = proof.alone if runner.together is None else runner.together.ready
             proved = prove_step(runner.program, candidate, eager, limits, wide=wide, ready=ready)
             outcome = with_roundings(proved, elsewhere)
             self._compared()
@@ -159,6 +166,17 @@ class CodeProofs:
         else:
             self._judge(outcome, run, tier)
         return outcome.result
+
+    def _not_yet(self, tier: Tier) -> None:
+        """A step could be run once only. What sets something up does so in the first of its kind, and not again."""
+        runner = self._runner
+        if runner.once is None:
+            return
+        self._stayed += 1
+        if self._stayed < _STAYED:
+            runner.once = None
+        else:
+            self._loop.course.failed(tier.without_graph(), runner.once, runner)
 
     def _in_more_bits(self, base: str, call: Call) -> dict[str, torch.Tensor | None] | None:
         """Run the step in more bits where these have to tell; where they are not to be had, other roundings do."""

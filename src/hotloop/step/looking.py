@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +15,12 @@ from hotloop._torch.fake import version_of
 from hotloop._torch.replaced import called_here
 from hotloop.fallback.causes import describe
 from hotloop.measure import flatten, signature
-from hotloop.step import python_state, training
+from hotloop.step import proof, python_state, training
 from hotloop.step.drawn import other_threads
 from hotloop.step.engines import collector_paused
 from hotloop.step.heard import Heard
 from hotloop.step.optimizers import frozen
-from hotloop.step.proof import CandidateFailedError, undone_if_it_fails
+from hotloop.step.proof import CandidateFailedError, alone, undo
 from hotloop.step.random_state import CPU, NUMPY, PYTHON, RandomState
 from hotloop.step.results import not_copied
 from hotloop.step.standins import Same
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 
     from hotloop.step.captured import Program
     from hotloop.step.loop import Loop
+    from hotloop.step.proof import Ready
     from hotloop.step.runner import Runner
+    from hotloop.step.snapshot import Snapshot
     from hotloop.step.variant import Variant
 
 _NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
@@ -64,6 +66,29 @@ _OUT_OF_REACH = "keep what raises there where the step does not reach it, and ha
 _KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
 
 
+@dataclasses.dataclass
+class _Looked:
+    """What a look at one run has found."""
+
+    before: Snapshot
+    """What was there before."""
+    obstacles: list[Obstacle]
+    gradients: list[tuple[int, int]]
+    """Those that there were before, and how often each had been written."""
+    result: Any = None
+    strangers: list[Obstacle] = dataclasses.field(default_factory=list)
+    seen: Survey = dataclasses.field(default_factory=Survey)
+    heard: Heard = dataclasses.field(default_factory=Heard)
+
+    def all_obstacles(self) -> list[Obstacle]:
+        return [*self.strangers, *self.seen.obstacles, *self.obstacles]
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the run has done what nobody can undo: no copy was made, or it is not in memory."""
+        return bool(self.seen.written_found) or any(one.once for one in self.all_obstacles())
+
+
 class Looking:
     """What one runner has seen of its step."""
 
@@ -84,13 +109,6 @@ class Looking:
     def survey(self, variant: Variant, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """Run the step eagerly and look at it: a real step."""
         self._runner.kind = "survey"
-        self._find_strangers(args, kwargs)
-        self._loop.look_again()
-        obstacles = self.moved_outside(args, kwargs)
-        given = self._named(args, kwargs)
-        inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
-        random = RandomState([self._program.device])
-        settings, gradients = self._settings(), self._gradients()
         engine = self._loop.engine
         asked: list[bool] = []
         # On the way of the capture: code that looks for one (masks in transformers) must not be judged by another path.
@@ -100,34 +118,24 @@ class Looking:
             ambience = engine.ambience(
                 self._program.device, told_capturing=variant.told_capturing, asked=lambda: asked.append(True)
             )
-        failed: Obstacle | None = None
-        strangers: list[str] = []
-        heard = Heard()
         try:
-            with self._loop.eager(), ambience, self._noting_strangers(strangers):
-                looked = functools.partial(survey, self._program.holdings, self._program.device, inputs, run, heard)
-                (result, seen), _ = undone_if_it_fails(self._program, looked)
+            looked = self._look_at(run, args, kwargs, ambience)
         except CandidateFailedError as error:
             failed = self._runner.rescue.candidate_failed(error, Tier(self._loop.given))
-        if failed is not None:
+            looked = None
+        if looked is None:
             result = self._runner.eagerly(run)  # what it raises as well is the user's own
             variant.seen = Survey(obstacles=[failed])
             self._loop.decided(f"{self._runner.name} could not be looked at, so it is not captured: {failed}", {})
             return result
+        result, seen = looked.result, looked.seen
         if training.another_trains(self._loop):  # it began meanwhile: what was seen may be its doing
             self._runner.look_later()
             return result
-        obstacles += self._of_program(settings, heard)
-        obstacles += self._of_arguments(given, self._named(args, kwargs))
-        obstacles += [*heard.obstacles, *self._drawn_since(random, heard)]
-        # First of all, since what such an optimizer does (Adam reads its counts on the host) would seem the step's own.
-        unknown = [
-            Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, once=True)
-            for name in strangers
-        ]
+        obstacles = looked.obstacles
         leaves = flatten(result)[0]
         waits = any(isinstance(one, torch.Tensor) and one.grad_fn is not None and not was_freed(one) for one in leaves)
-        if waits and not seen.stepped and gradients == self._gradients():
+        if waits and not seen.stepped and looked.gradients == self._gradients():
             obstacles.append(Obstacle(_WAITS, _BACKWARD))
         if any(isinstance(one, float | complex) for one in leaves):
             obstacles.append(
@@ -135,14 +143,105 @@ class Looking:
             )
         if what := not_copied(result, (*flatten((args, kwargs))[0], *self._loop.modules())):
             obstacles.append(Obstacle(f"the step returns {what}: {_OVERWRITTEN}", _PLAIN))
-        self._note_writes(seen)
         variant.seen = seen
         seen.asked = bool(asked)
-        seen.obstacles = [*unknown, *seen.obstacles, *obstacles]
-        self._tell(heard, seen)
+        # Strangers first of all: what such an optimizer does (Adam reads its counts on the host) would seem the step's.
+        seen.obstacles = [*looked.strangers, *seen.obstacles, *obstacles]
+        self._tell(looked.heard, seen)
         self._runner.found_once(seen.obstacles)
         self._loop.surveyed.add(seen)
         return result
+
+    @collector_paused()
+    def rehearse(self, run: Callable[[], Any], args: Any, kwargs: Any, ready: Ready = alone) -> tuple[bool, Any]:
+        """Run a step eagerly that is about to be run several times, and undo it where that can be done.
+
+        What one call does another need not have done: every tenth moves an average, one that finds a new best appends
+        to a list. What no copy was made of, and what nobody can undo, would be done as often as the step is run. Such a
+        run stays, and is the step.
+
+        Args:
+            run: the step.
+            args: its arguments.
+            kwargs: those by name.
+            ready: called before the step runs, with what kept the copies for it from being made.
+
+        Returns:
+            Whether the run stays, and then its result.
+
+        Raises:
+            CandidateFailedError: no copies could be made, or the run could not be undone.
+            Exception: the user's own.
+        """
+        try:
+            looked = self._look_at(run, args, kwargs, contextlib.nullcontext(), ready)
+        except CandidateFailedError as error:
+            if not error.undone or not error.began or self._runner.together is not None:
+                raise
+            failed = self._runner.rescue.candidate_failed(error, Tier(self._loop.given))
+            looked = None
+        if looked is None:  # out of the except clause, so that what eager raises does not carry our exception along
+            result = self._runner.eagerly(run)
+            self._runner.found_once([dataclasses.replace(failed, once=True)])  # it was no error of the user's
+            return True, result
+        stays = training.another_trains(self._loop) or looked.lasts
+        if self._runner.together is not None:
+            stays = self._runner.together.stays(stays)
+        if not stays:
+            undo(self._program, looked.before)
+            return False, None
+        self._runner.kind = "survey"
+        self._runner.found_once(looked.all_obstacles())
+        return True, looked.result
+
+    def _look_at(
+        self,
+        run: Callable[[], Any],
+        args: Any,
+        kwargs: Any,
+        ambience: contextlib.AbstractContextManager[None],
+        ready: Ready = alone,
+    ) -> _Looked:
+        """Run the step eagerly and look at what it does; what it wrote that nobody named is noted.
+
+        Raises:
+            CandidateFailedError: it raised, and all is as before: there was nothing in it that cannot be undone.
+            Exception: the user's own, after the step had done what it would do again in another run.
+        """
+        self._find_strangers(args, kwargs)
+        self._loop.look_again()
+        looked = _Looked(proof.before_a_run(self._program, ready), self.moved_outside(args, kwargs), self._gradients())
+        given = self._named(args, kwargs)
+        inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+        random, settings = RandomState([self._program.device]), self._settings()
+        holdings, device = self._program.holdings, self._program.device
+        failed: Exception | None = None
+        strangers: list[str] = []
+        try:
+            with self._loop.eager(), ambience, self._noting_strangers(strangers):
+                looked.result, _ = survey(holdings, device, inputs, run, looked.heard, looked.seen)
+                proof.wait_for(device)  # a kernel's failure belongs to the code that launched it
+        except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
+            failed = error
+        # One that another thread's training began beside says nothing: what was seen may be its doing.
+        if failed is not None or not training.another_trains(self._loop):
+            looked.strangers = [
+                Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, once=True)
+                for name in strangers
+            ]
+            looked.obstacles += self._of_program(settings, looked.heard)
+            looked.obstacles += self._of_arguments(given, self._named(args, kwargs))
+            looked.obstacles += [*looked.heard.obstacles, *self._drawn_since(random, looked.heard)]
+            self._note_writes(looked.seen)
+        if failed is None:
+            return looked
+        if looked.lasts:
+            try:
+                raise failed
+            finally:
+                failed = None  # its traceback holds this frame, and all that the step has made
+        undo(self._program, looked.before, failed)
+        raise CandidateFailedError from failed
 
     @staticmethod
     def _named(args: Any, kwargs: Any) -> dict[str, Any]:

@@ -205,6 +205,15 @@ class _Before(Snapshot):
         self._buffers.restore()
 
 
+def before_a_run(program: Program, ready: Ready = alone) -> Snapshot:
+    """Copy what a step may change.
+
+    Raises:
+        CandidateFailedError: there is no memory for that.
+    """
+    return _copied(functools.partial(_Before, program), ready)
+
+
 def undone_if_it_fails(program: Program, run: Callable[[], _Made], ready: Ready = alone) -> tuple[_Made, Snapshot]:
     """Run something that eager would not; where it raises, the step has not begun. Gives what was there before, too.
 
@@ -213,22 +222,36 @@ def undone_if_it_fails(program: Program, run: Callable[[], _Made], ready: Ready 
     Raises:
         CandidateFailedError: it raised.
     """
-    before = _copied(functools.partial(_Before, program), ready)
+    before = before_a_run(program, ready)
     try:
         made = run()
         wait_for(program.device)  # a kernel's failure belongs to the code that launched it
-    except BaseException as error:
-        try:
-            wait_for(program.device)  # what was launched on another stream must not write after what is put back
-            before.restore()
-        except Exception:  # noqa: BLE001 - a lost GPU is no place to put anything back to
-            undone = False
-        else:
-            undone = True
-        if isinstance(error, Exception):
-            raise CandidateFailedError(undone=undone) from error
+    except Exception as error:
+        undo(program, before, error)
+        raise CandidateFailedError from error
+    except BaseException:
+        with contextlib.suppress(CandidateFailedError):
+            undo(program, before)
         raise
     return made, before
+
+
+def undo(program: Program, before: Snapshot, failed: Exception | None = None) -> None:
+    """Put back what there was before a run.
+
+    Args:
+        program: what the run has changed.
+        before: what there was.
+        failed: what the run has raised.
+
+    Raises:
+        CandidateFailedError: that cannot be done. Its cause is what the run has raised, if it has.
+    """
+    try:
+        wait_for(program.device)  # what was launched on another stream must not write after what is put back
+        before.restore()
+    except Exception as error:  # a lost GPU is no place to put anything back to
+        raise CandidateFailedError(undone=False) from (failed or error)
 
 
 def wait_for(device: torch.device) -> None:

@@ -149,6 +149,13 @@ class Sentinel:
             torch.cuda.synchronize(loop.device)  # what earlier steps launched is not this one's cost
         began = time.perf_counter()
         code = self._of_code(variant, tier)
+        if variant is None or self._measures or (self._suspects and code):  # a replay runs no Python of the step's
+            stays, result = runner.looking.rehearse(functools.partial(runner.step, *call[0], **call[1]), *call)
+            if stays:
+                self._plan(time.perf_counter() - began, tier)
+                if runner.once is not None:
+                    self.stop(str(runner.once))
+                return result
         limits = Limits.compiled(loop.surveyed.compute_dtype()) if code else Limits.rounding()
         wide = in_more_bits(self._runner, call) if self._suspects and code and not self._rounds else None
         other = Tier(loop.given) if code else tier.without_graph()

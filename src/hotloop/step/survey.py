@@ -127,6 +127,7 @@ def survey(
     inputs: list[torch.Tensor],
     run: Callable[[], Any],
     listener: Listener | None = None,
+    seen: Survey | None = None,
 ) -> tuple[Any, Survey]:
     """Run a step eagerly and look at it; gives its result and what was seen. The step is real: its changes stay.
 
@@ -136,10 +137,11 @@ def survey(
         inputs: its tensor arguments.
         run: the step.
         listener: listens while the step runs, and is told when not to.
+        seen: what is filled in as the step runs, so that what one did that raises is known, too.
     """
     listener = listener or Listener()
     with holdings.still():
-        look = _Look(holdings, device, inputs, listener)
+        look = _Look(holdings, device, inputs, listener, Survey() if seen is None else seen)
     with answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
         result = run()
     look.seen.updated = look.updated()
@@ -150,9 +152,14 @@ def survey(
 
 class _Look:
     def __init__(
-        self, holdings: Holdings, device: torch.device, inputs: list[torch.Tensor], listener: Listener
+        self,
+        holdings: Holdings,
+        device: torch.device,
+        inputs: list[torch.Tensor],
+        listener: Listener,
+        seen: Survey,
     ) -> None:
-        self.seen = Survey()
+        self.seen = seen
         self._holdings, self._device, self._listener = holdings, device, listener
         self._gradients = {_memory(one): name for name, one in holdings.gradients().items() if one is not None}
         known = [*holdings.tensors().values(), *(one for one in holdings.gradients().values() if one is not None)]

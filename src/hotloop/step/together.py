@@ -107,6 +107,10 @@ class Together:
         )
         raise CandidateFailedError(began=False) from cause
 
+    def stays(self, stays: bool) -> bool:  # noqa: FBT001 - what a rehearsal has found
+        """Tell whether a rehearsed step stays in any process: then in all, since the others' collectives would wait."""
+        return self._peers.agree(Vote.NOT_NOW if stays else Vote.YES) is not Vote.YES
+
     def _settle(self, tier: Tier) -> None:
         """After a proof step: the tier is proven when it is so in all processes, and left when it is wrong in one."""
         runner = self._runner
