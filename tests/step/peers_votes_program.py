@@ -17,8 +17,8 @@ from hotloop.step import peers, proof
 VOTE_SECONDS = 3.0
 
 
-def made(kind, run):
-    """Give a model, and a step that trains it, under a loop where one is wanted."""
+def made(kind, run, also=None):
+    """Give a model, and a step that trains it, under a loop where one is wanted; ``also`` is called in each step."""
     torch.manual_seed(0)
     model = Net().to(DEVICE) if kind == "local" else wrapped(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
@@ -29,6 +29,8 @@ def made(kind, run):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        if also is not None:
+            also()
         return loss.detach()
 
     return model, loop, loop.step(train_step) if loop else train_step
@@ -40,9 +42,9 @@ def batch(step, rows=6):
     return x.to(DEVICE), y.to(DEVICE)
 
 
-def trained(kind, run, steps, *, before=None, rows=lambda step: 6):
+def trained(kind, run, steps, *, before=None, rows=lambda step: 6, also=None):
     """Train so many steps; gives parameters, and what the loop tells."""
-    model, loop, step = made(kind, run)
+    model, loop, step = made(kind, run, also)
     torch.manual_seed(RANK)
     with Join([model]) if kind == "ddp-nobuffers" else torch.enable_grad():
         for number in range(steps):
@@ -169,7 +171,22 @@ def no_memory(name):
         setattr(proof, name, real)
 
 
+def rehearsed():
+    """A step that one process alone does something in, in its third call, that nobody can undo."""
+    now, written = [0], []
+
+    def also():
+        if (RANK, now[0]) == (1, 2):
+            written.append(now[0])
+
+    def before(step):
+        now[0] = step
+
+    return {**compared("ddp", 20, before=before, also=also), "written": written}
+
+
 RUNS = {
+    "rehearsed": rehearsed,
     "waiter first": lambda: given_up(0),
     "waiter last": lambda: given_up(1),
     "again": again,

@@ -378,14 +378,14 @@ class Interrupted(Failure):
 
 
 INSIDE = [
-    *(("survey", 1), ("copy", 1), ("copy", 2), ("copy", 3), ("copy", 5)),
+    *(("copy", 1), ("copy", 2), ("copy", 3), ("copy", 5)),
     *(("begin", 3), ("operation", 3), ("end", 3), ("candidate", 3), ("candidate", 5), ("launch", 4), ("launch", 9)),
 ]
 
 
 @pytest.mark.parametrize(("stage", "at"), INSIDE)
 def test_an_interrupt_in_our_own_code_leaves_the_step_as_if_it_had_not_begun(stage, at):
-    failure = Interrupted(stage, at, place=12 if stage in ("operation", "survey") else 0)
+    failure = Interrupted(stage, at, place=12 if stage == "operation" else 0)
     plan = Plan(failure)
     run, ours = ran("eager+graph", plan=plan)
     assert failure.fired == [at]

@@ -51,7 +51,7 @@ def voted(tmp_path_factory):
     """What two processes tell that do not keep pace, or whose shapes vary."""
     scenarios = (
         "alone", "uneven", "closed", "late", "begun", "shapes", "waiter first", "waiter last", "again",
-        "no memory before", "no memory between",
+        "no memory before", "no memory between", "rehearsed",
     )  # fmt: skip
     return two_processes(tmp_path_factory.mktemp("votes"), *scenarios, program=VOTES)
 
@@ -181,3 +181,10 @@ def test_memory_that_one_process_lacks_for_a_proof_ends_it_in_all(voted):
     assert "planted: no memory for a copy" in voted[1]["no memory between"]["status"]
     for name in ("no memory before", "no memory between"):
         assert "another process has no memory" in voted[0][name]["status"]
+
+
+def test_what_one_process_does_in_a_step_that_was_to_run_twice_is_done_once_in_all(voted):
+    for rank, told in enumerate(voted):
+        assert told["rehearsed"]["same"], told["rehearsed"]
+        assert told["rehearsed"]["written"] == [2] * rank
+        assert told["rehearsed"]["tiers"]["aot_eager"] >= 12, told["rehearsed"]["tiers"]

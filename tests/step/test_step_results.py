@@ -518,3 +518,87 @@ def test_a_decorator_with_parentheses_is_told_so():
     loop = hotloop.Loop(model, adamw(model), run="aot_eager")
     with pytest.raises(ConfigError, match="without parentheses"):
         loop.step()
+
+
+GRADIENTS = {
+    "whole": lambda parameters: [one.grad for one in parameters],
+    "in parts": lambda parameters: {
+        "rows": parameters[0].grad[:2],
+        "whole": parameters[0].grad,
+        "turned": parameters[0].grad.t(),
+    },
+    "detached": lambda parameters: [one.grad.detach() for one in parameters],
+}
+
+
+@pytest.mark.parametrize("given", GRADIENTS.values(), ids=GRADIENTS)
+def test_a_gradient_that_a_step_returns_is_the_gradient(both, given):
+    """Clipping what the step returned clipped a copy, and the optimizer outside stepped with the whole gradient."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=2**-4)
+        parameters = list(model.parameters())[-2:]
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            F.cross_entropy(model(x), y).backward()
+            return given(parameters)
+
+        kept = []
+        for x, y in batches(run.device):
+            found = train_step(x, y)
+            found = list(found.values()) if isinstance(found, dict) else found
+            for one in found:
+                one.clamp_(-(2**-6), 2**-6)
+            optimizer.step()
+            optimizer.zero_grad()
+            kept += found
+        return model, kept
+
+    both.equal(program)
+
+
+@pytest.mark.parametrize("given", [lambda gradient: gradient, lambda gradient: gradient[:2]], ids=["whole", "a part"])
+def test_a_gradient_that_the_step_only_finds_is_returned_as_it_is(both, given):
+    """Of a teacher, say, that is trained elsewhere."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+        teacher = torch.nn.Linear(4, 4, device=run.device)
+        plain = plain_step(model, optimizer)
+
+        @run.loop([model, teacher], optimizer).step
+        def train_step(x, y):
+            return plain(x, y), given(teacher.weight.grad)
+
+        found = []
+        for number, (x, y) in enumerate(batches(run.device)):
+            teacher.weight.grad = torch.full_like(teacher.weight, number)
+            loss, gradient = train_step(x, y)
+            run.note(loss)
+            gradient += 1
+            found.append(teacher.weight.grad.clone())
+        return model, found
+
+    both.equal(program)
+
+
+def test_a_part_of_a_gradient_that_was_made_before_the_step_is_not_captured(both):
+    """By the replay there may be another gradient, and this is no part of it."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+        teacher = torch.nn.Linear(4, 4, device=run.device)
+        teacher.weight.grad = torch.ones_like(teacher.weight)
+        part, plain = teacher.weight.grad[:2], plain_step(model, optimizer)
+        train_step = run.loop([model, teacher], optimizer).step(lambda x, y: (plain(x, y), part))
+        for x, y in batches(run.device):
+            loss, gradient = train_step(x, y)
+            run.note(loss)
+            gradient += 1
+        return model, teacher.weight.grad
+
+    both.declines(program, reason="returns a part of a gradient that was there before it")

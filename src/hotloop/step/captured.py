@@ -236,9 +236,7 @@ class CapturedStep:
         """
         places = {_place_of(one) for one in leaves if isinstance(one, torch.Tensor)} - {0}
         self._given = [
-            index
-            for index, one in enumerate(self._end)
-            if isinstance(one, torch.Tensor) and _place_of(one) in places
+            index for index, one in enumerate(self._end) if isinstance(one, torch.Tensor) and _place_of(one) in places
         ]
         makers = _givers([*leaves, *(self._end[index] for index in self._given)], own, arguments)
         for index, one in enumerate(self._end):

@@ -56,6 +56,9 @@ class GraphProofs:
         if obstacles := self._runner.looking.moved_outside(args, kwargs):
             self._runner.decline(variant, obstacles[0])
             return self._runner.uncaptured(variant, run, tier)
+        if variant.captured is None and not self._runner.looking.is_of_now(variant.seen):
+            variant.forget()
+            return self._runner.looking.survey(variant, run, args, kwargs)
         engine = self._loop.engine
         assert engine is not None
         began = time.perf_counter()
@@ -149,7 +152,8 @@ class GraphProofs:
         variant.note_spread(spread, auto.earlier.spread(self._name) if auto is not None else None)
         variant.standing = Standing(self._program.holdings)
         self._loop.proof_costs((time.perf_counter() - began) / 2)
-        self._runner.looking.note()
+        assert variant.seen is not None
+        self._runner.looking.note(variant.seen)
         if variant.outcomes:
             self._conclude(variant)
         return result

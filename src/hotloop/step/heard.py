@@ -50,6 +50,7 @@ class Heard(Listener):
     """The lines of a step that print, log, write files or seed random streams, each once, in order."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._places: dict[tuple[str, int], str] = {}
         self.obstacles: list[Obstacle] = []
         """What keeps the step from being captured."""

@@ -77,8 +77,11 @@ class _Looked:
     """Those that there were before, and how often each had been written."""
     result: Any = None
     strangers: list[Obstacle] = dataclasses.field(default_factory=list)
-    seen: Survey = dataclasses.field(default_factory=Survey)
     heard: Heard = dataclasses.field(default_factory=Heard)
+
+    @property
+    def seen(self) -> Survey:
+        return self.heard.seen
 
     def all_obstacles(self) -> list[Obstacle]:
         return [*self.strangers, *self.seen.obstacles, *self.obstacles]
@@ -219,7 +222,7 @@ class Looking:
         strangers: list[str] = []
         try:
             with self._loop.eager(), ambience, self._noting_strangers(strangers):
-                looked.result, _ = survey(holdings, device, inputs, run, looked.heard, looked.seen)
+                looked.result, _ = survey(holdings, device, inputs, run, looked.heard)
                 proof.wait_for(device)  # a kernel's failure belongs to the code that launched it
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
@@ -233,6 +236,7 @@ class Looking:
             looked.obstacles += self._of_arguments(given, self._named(args, kwargs))
             looked.obstacles += [*looked.heard.obstacles, *self._drawn_since(random, looked.heard)]
             self._note_writes(looked.seen)
+        looked.seen.read = self._python or {}
         if failed is None:
             return looked
         if looked.lasts:
@@ -389,9 +393,17 @@ class Looking:
                 )
         return obstacles
 
-    def note(self) -> None:
-        """Take the Python state as it is now for what the next step finds."""
-        self._python = self._reachable()
+    def note(self, seen: Survey) -> None:
+        """Take the Python state as it is now for what the next step finds, and for what a look at the step has seen."""
+        seen.read = self._python = self._reachable()
+
+    def is_of_now(self, seen: Survey) -> bool:
+        """Tell whether what a step reads in Python still is what it was when the step was looked at.
+
+        Else it may do now what was not seen, and what nobody would undo: `moved_outside` was asked just now.
+        """
+        unread = self._watch.unread if self._watch is not None else frozenset()
+        return self._python is not None and unread.issuperset(python_state.differences(seen.read, self._python))
 
     def changed_inside(self) -> list[Obstacle]:
         """Give what Python state the step that has just run changed, since `moved_outside` was asked before it."""

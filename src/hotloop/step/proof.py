@@ -250,7 +250,7 @@ def undo(program: Program, before: Snapshot, failed: Exception | None = None) ->
     try:
         wait_for(program.device)  # what was launched on another stream must not write after what is put back
         before.restore()
-    except Exception as error:  # a lost GPU is no place to put anything back to
+    except Exception as error:  # noqa: BLE001 - a lost GPU is no place to put anything back to
         raise CandidateFailedError(undone=False) from (failed or error)
 
 

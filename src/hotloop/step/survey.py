@@ -27,7 +27,7 @@ from hotloop.step.known import answered
 from hotloop.step.memory import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hotloop.step.holdings import Holdings
 
@@ -102,10 +102,16 @@ class Survey:
     """Code of the step asked whether a capture is going on."""
     written_found: list[torch.Tensor] = dataclasses.field(default_factory=list)
     """Tensors from outside the step that it wrote into, and that the holdings did not know."""
+    read: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What of Python's state the step can reach, as it was when it ended."""
 
 
 class Listener:
     """Hears what a step does past its operations; this one hears nothing."""
+
+    def __init__(self) -> None:
+        self.seen = Survey()
+        """What the look that it goes with has seen so far: what a step did that raises is known, too."""
 
     def listening(self) -> contextlib.AbstractContextManager[None]:
         """Listen while the block runs."""
@@ -127,7 +133,6 @@ def survey(
     inputs: list[torch.Tensor],
     run: Callable[[], Any],
     listener: Listener | None = None,
-    seen: Survey | None = None,
 ) -> tuple[Any, Survey]:
     """Run a step eagerly and look at it; gives its result and what was seen. The step is real: its changes stay.
 
@@ -137,11 +142,10 @@ def survey(
         inputs: its tensor arguments.
         run: the step.
         listener: listens while the step runs, and is told when not to.
-        seen: what is filled in as the step runs, so that what one did that raises is known, too.
     """
     listener = listener or Listener()
     with holdings.still():
-        look = _Look(holdings, device, inputs, listener, Survey() if seen is None else seen)
+        look = _Look(holdings, device, inputs, listener)
     with answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
         result = run()
     look.seen.updated = look.updated()
@@ -152,14 +156,9 @@ def survey(
 
 class _Look:
     def __init__(
-        self,
-        holdings: Holdings,
-        device: torch.device,
-        inputs: list[torch.Tensor],
-        listener: Listener,
-        seen: Survey,
+        self, holdings: Holdings, device: torch.device, inputs: list[torch.Tensor], listener: Listener
     ) -> None:
-        self.seen = seen
+        self.seen = listener.seen
         self._holdings, self._device, self._listener = holdings, device, listener
         self._gradients = {_memory(one): name for name, one in holdings.gradients().items() if one is not None}
         known = [*holdings.tensors().values(), *(one for one in holdings.gradients().values() if one is not None)]

@@ -107,7 +107,7 @@ class Together:
         )
         raise CandidateFailedError(began=False) from cause
 
-    def stays(self, stays: bool) -> bool:  # noqa: FBT001 - what a rehearsal has found
+    def stays(self, stays: bool) -> bool:
         """Tell whether a rehearsed step stays in any process: then in all, since the others' collectives would wait."""
         return self._peers.agree(Vote.NOT_NOW if stays else Vote.YES) is not Vote.YES
 
