@@ -158,6 +158,21 @@ def test_an_argument_that_fails_in_its_own_way_is_a_reason_too(ids):
         recorder.request({})
 
 
+def test_a_request_asks_for_the_memory_of_the_recorded_step_whatever_was_proven_since(ids, monkeypatch):
+    """A UNet's proofs took three times what its step takes: a second child did not seem to fit beside it."""
+    needed = [7]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: needed[0])
+    net = Net()
+    with Recorder({"model": net}) as recorder:
+        net(ids)
+        needed[0] = 20
+    needed[0] = 60
+    assert recorder.request({"preset": "default"}).peak_bytes == 20
+    assert recorder.request({"preset": "default"}, peak_bytes=30).peak_bytes == 30
+
+
 def test_a_component_that_was_not_called_is_a_reason(ids):
     net = Net()
     with Recorder({"model": net}) as recorder:

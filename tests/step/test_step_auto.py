@@ -236,6 +236,7 @@ def test_a_background_compile_that_cannot_start_says_so_and_training_goes_on(chi
     with caplog.at_level("INFO", logger="hotloop"):
         ours = train("auto", 40, {**TIMES, "eager": 1.0, "full": 0.4}, total=1_000_000, prepared=with_recorder)
     assert "background unavailable: class Net lives in __main__" in caplog.text
+    assert "background unavailable: class Net lives in __main__" in ours[2].status().decisions
     assert ours[2].status().tier == "full"  # it pays in the foreground as well
     for ours_now, eagers in zip(ours[0], train("eager", 40)[0], strict=True):
         torch.testing.assert_close(ours_now, eagers, rtol=1e-3, atol=1e-5)
@@ -450,6 +451,17 @@ def test_every_step_is_timed_until_something_is_decided_and_one_in_eight_from_th
 def test_the_calls_for_a_child_are_noted_before_the_first_decision():
     _, _, loop = train("auto", 12, total=90)
     assert loop.auto.background.possible("full")
+
+
+def test_a_child_of_a_factory_is_told_what_the_step_needs_and_not_what_proofs_needed(child, monkeypatch):
+    needed = [7]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: needed[0])
+    _, _, loop = train("auto", 12, total=90, prepared=lambda loop: setattr(loop, "workload", "programs.py:make"))
+    needed[0] = 50  # a proof
+    loop.auto.background.start(tiers.parse("full"), None, None)
+    assert child.started[-1][0].peak_bytes == 7
 
 
 def test_of_several_kinds_of_calls_one_is_captured_before_another_is_begun():

@@ -41,7 +41,8 @@ class Request:
         tensors: the tensors of both, without contents.
         factory: ``module:function`` or ``file.py:function``, which gives a workload; then there are no calls.
         process: the settings of this process.
-        peak_bytes: of device memory that a step needs here, as measured; None takes torch's own highest figure.
+        peak_bytes: of device memory that a step needs here, as measured; None takes torch's own highest figure, which
+            may be that of a proof.
     """
 
     settings: Mapping[str, Any]
@@ -116,6 +117,8 @@ class Recorder:
         self._handles: dict[str, Any] = {}
         self.reason = ""
         """Why a background compile is not possible; empty as long as it is."""
+        self.peak_bytes: int | None = None
+        """Of device memory that steps had needed by the end of the recorded one; None where there is no GPU."""
 
     def __enter__(self) -> Self:
         for name in self._components:
@@ -127,6 +130,10 @@ class Recorder:
     ) -> None:
         for handle in self._handles.values():
             handle.remove()
+        # Now, before anything is proven: a proof holds several copies of the state, steps in more bits perhaps, and torch
+        # tells no other figure from then on, with which a second copy of a plain step seems not to fit.
+        if torch.cuda.is_initialized():
+            self.peak_bytes = max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
         # Neither models nor batch must stay in memory for as long as somebody holds the recorder.
         self._handles.clear()
         self._components.clear()
@@ -138,7 +145,7 @@ class Recorder:
         Args:
             settings: the keyword arguments of `hotloop.compile`, equal to those used at the swap: ``preset``,
                 ``regions``, ``dynamic``, ...
-            peak_bytes: see `Request`.
+            peak_bytes: see `Request`; None takes what had been needed by the end of the recorded step.
 
         Raises:
             BackgroundUnavailableError: a call could not be noted, or none was made.
@@ -152,7 +159,7 @@ class Recorder:
             modules=self._modules,
             calls=tuple(self._calls),
             tensors=self._packer.tensors,
-            peak_bytes=peak_bytes,
+            peak_bytes=self.peak_bytes if peak_bytes is None else peak_bytes,
         )
 
     def _listen(self, name: str) -> None:

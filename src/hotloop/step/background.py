@@ -54,10 +54,13 @@ class Background:
             self._since, self._expected = time.monotonic(), None  # when it began is not known here
 
     def record(self) -> Recorder | None:
-        """Give the recorder for one eager step, the first time; its calls are what a child will compile."""
-        if self._recorder is not None or self._loop.workload or self._loop.given == "as-given":
+        """Give the recorder for one eager step, the first time; its calls are what a child will compile.
+
+        Where a factory makes the program anew, it notes what memory the step takes, and no calls.
+        """
+        if self._recorder is not None or self._loop.given == "as-given":
             return None
-        self._recorder = Recorder(self._loop.compiled.models)
+        self._recorder = Recorder({} if self._loop.workload else self._loop.compiled.models)
         return self._recorder
 
     def possible(self, name: str) -> bool:
@@ -128,7 +131,8 @@ class Background:
         settings = self._loop.compiled.settings(tier)
         try:
             if self._loop.workload:
-                request = Request.of_factory(self._loop.workload, settings)
+                peak = self._recorder.peak_bytes if self._recorder is not None else None
+                request = Request.of_factory(self._loop.workload, settings, peak_bytes=peak)
             else:
                 assert self._recorder is not None
                 request = self._recorder.request(settings)
@@ -142,7 +146,8 @@ class Background:
 
     def _refuse(self, reason: str) -> None:
         self.unavailable = reason
-        self._loop.say_once(f"background unavailable: {reason}")
+        # Written down as well: the next decision is one for a compile in the foreground, or for none.
+        self._loop.decided(f"background unavailable: {reason}", {"action": "no background"})
 
     def ended(self) -> bool:
         """Tell whether the child has ended since this was last asked."""
@@ -169,7 +174,7 @@ class Background:
         """Leave what the next run of the same program can use; a child that is at work goes on for it."""
         if self._program is None:
             return
-        if self._recorder is not None and not self._recorder.reason:
+        if self._recorder is not None and not self._recorder.reason and not self._loop.workload:
             self._program.recorder = self._recorder
         if self._child is not None and self.tier is not None:
             sharing.leave(self._program, Child(self._child, self.tier))
