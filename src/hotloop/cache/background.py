@@ -258,7 +258,7 @@ def _share(request: Request, name: str) -> float:
     if need > room:
         raise BackgroundUnavailableError(
             f"a second copy of the step needs {need / 2**30:.1f} GiB on {name}, and {max(room, 0) / 2**30:.1f} GiB "
-            f"can be spared beside the {torch.cuda.max_memory_reserved(name) / 2**30:.1f} GiB that this process has needed, "
-            "proofs included"
+            f"can be spared beside the {torch.cuda.max_memory_reserved(name) / 2**30:.1f} GiB that this process has "
+            "needed, proofs included"
         )
     return min(room, max(2 * need, _CONTEXT_BYTES)) / total
