@@ -7,6 +7,8 @@ import torch
 from step_programs import GRAPH, PROVING, Classifier, Writer, batches, plain_step, sentences
 from torch.nn import functional as F
 
+import hotloop
+
 RATE = 2**-6
 
 KINDS = {
@@ -154,14 +156,17 @@ def test_a_subclass_of_a_known_optimizer_is_not_taken_for_it(both):
 class LookaheadAround(torch.optim.Optimizer):
     """As many write it: around an optimizer, whose groups and state it shares; the loop is given that one."""
 
+    held = "optimizer"
+
     def __init__(self, optimizer):
-        self.optimizer, self.updates = optimizer, 0
+        setattr(self, self.held, optimizer)
+        self.updates = 0
         self.param_groups, self.state, self.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults
         self.slow = [one.detach().clone() for one in self.param_groups[0]["params"]]
 
     @torch.no_grad()
     def step(self, closure=None):
-        self.optimizer.step()
+        getattr(self, self.held).step()
         self.updates += 1
         if self.updates % 3 == 0:
             for one, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
@@ -169,7 +174,7 @@ class LookaheadAround(torch.optim.Optimizer):
                 one.copy_(slow)
 
     def zero_grad(self, set_to_none=True):
-        self.optimizer.zero_grad(set_to_none)
+        getattr(self, self.held).zero_grad(set_to_none)
 
 
 class LookaheadOf(torch.optim.SGD):
@@ -213,6 +218,72 @@ def test_an_optimizer_around_the_one_that_was_given_counts_its_steps(both):
 
     both.declines(averaging(make), reason="the step changes Python state: closure variable optimizer.updates")
     both.alike(averaging(make), asked="aot_eager")
+
+
+class LookaheadWithTables(LookaheadAround):
+    """Has made tables of hooks by hand, as `Optimizer.__init__` is not called; the others are missing."""
+
+    held = "around"
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self._optimizer_step_pre_hooks, self._optimizer_step_post_hooks = {}, {}
+        self._optimizer_state_dict_pre_hooks, self._optimizer_state_dict_post_hooks = {}, {}
+
+
+@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
+def test_an_optimizer_around_another_may_have_made_its_own_tables_of_hooks(both, asked):
+    """A plain dict cannot be referred to weakly, as what takes a hook off again does: the loop raised a TypeError."""
+
+    def make(params):
+        optimizer = LookaheadWithTables(torch.optim.SGD(params, lr=RATE, momentum=0.5))
+        return optimizer, optimizer
+
+    run = both.alike(averaging(make), asked=asked)
+    assert "an optimizer that the loop does not know steps: SGD" in run.declined[0].reason
+
+
+class ByHand(torch.optim.Optimizer):
+    """Sets up all by itself, without torch's tables of hooks; torch does not know when it steps."""
+
+    def __init__(self, params):
+        self.param_groups, self.state, self.defaults = [{"params": list(params), "lr": RATE}], {}, {}
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.sub_(one.grad, alpha=group["lr"])
+
+    def zero_grad(self):
+        for group in self.param_groups:
+            for one in group["params"]:
+                one.grad = None
+
+
+def test_an_optimizer_that_torch_did_not_set_up_has_its_steps_heard(both):
+    """Its learning rate was frozen in the recording."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = ByHand(model.parameters())
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for number, (x, y) in enumerate(batches(run.device)):
+            optimizer.param_groups[0]["lr"] = RATE / (1 + number)
+            run.note(train_step(x, y))
+        assert optimizer.defaults == {}
+        return model
+
+    run = both.equal(program)
+    assert run.outside == ("optimizer",)
+
+
+def test_other_instances_of_a_class_without_tables_of_hooks_go_on():
+    hotloop.Loop(model := torch.nn.Linear(2, 1), ByHand(model.parameters()), run="aot_eager")
+    other = ByHand(torch.nn.Linear(2, 1).parameters())
+    for one in other.param_groups[0]["params"]:
+        one.grad = torch.ones_like(one)
+    other.step()
 
 
 @pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])

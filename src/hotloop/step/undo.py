@@ -6,6 +6,8 @@ launch into memory that is kept, gradients only where they exist and are read.
 
 from __future__ import annotations
 
+import functools
+import types
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -204,7 +206,10 @@ class WriteWatch:
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.begun = False
-        self._handles = [one.register_step_pre_hook(self._began) for one in optimizers]
+        watched = list(optimizers)
+        for one in watched:
+            _take_hooks(one)
+        self._handles = [one.register_step_pre_hook(self._began) for one in watched]
 
     def _began(self, *_: Any) -> None:
         self.begun = True
@@ -213,6 +218,31 @@ class WriteWatch:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
+
+
+def _take_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Let hooks be put on an optimizer, whoever made its tables of them, and have its steps call them.
+
+    A wrapper (Lookahead, SAM) may leave out `Optimizer.__init__` and make tables of its own, or none. What torch gives
+    to take a hook off again refers to the table weakly, which nobody can do with a plain dict. Unless its steps call
+    hooks, nobody hears of them, and a recording freezes its learning rate. This instance alone is changed: others of
+    its class may have no tables.
+    """
+    plain = torch.optim.SGD([torch.zeros(1)])
+    for name, table in vars(plain).items():
+        if name.endswith("_hooks") and not isinstance(own := vars(optimizer).get(name, {}), type(table)):
+            setattr(optimizer, name, type(table)(own))
+    step = optimizer.step
+    if hasattr(step, "hooked"):
+        return
+
+    @functools.wraps(step)  # with the marks that a scheduler has put on it
+    def bare(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        return step(*args, **kwargs)
+
+    calling = torch.optim.Optimizer.profile_hook_step(bare)
+    calling.hooked = True  # type: ignore[attr-defined]
+    optimizer.step = types.MethodType(calling, optimizer)  # type: ignore[method-assign]
 
 
 def let_go(error: BaseException) -> None:
