@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from step_programs import PROVING, STEPS, Classifier, batches, plain_step
+from step_programs import GRAPH, PROVING, STEPS, Classifier, batches, plain_step
 from torch.nn import functional as F
 from torch.optim import lr_scheduler
 
@@ -105,6 +105,32 @@ def test_one_cycle_moves_the_optimizer_outside_and_the_rest_stays_captured(both,
     assert run.outside == ("optimizer",)
     assert len(run.dropped) <= 3
     assert any(kind in reason for reason in run.dropped)
+
+
+def test_of_two_kinds_of_calls_both_are_captured_around_an_optimizer_that_one_has_moved_outside(both):
+    """The second kind found it outside already, and was declined for what its recording had held of it."""
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = adamw(model)
+        scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.125, total_steps=80)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y, twice):
+            loss = torch.nn.functional.cross_entropy(model(x), y) * (2 if twice else 1)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for number, (x, y) in enumerate(batches(run.device, 60)):
+            run.note(train_step(x, y, number % 2 == 0))
+            scheduler.step()
+        return model, optimizer, scheduler
+
+    run = both.equal(program)
+    assert (run.outside, run.declined) == (("optimizer",), [])
+    assert run.status().tier == GRAPH
 
 
 CHANGES = {

@@ -249,8 +249,10 @@ class Runner:
         self.looking.look_again()
         self.rescue.look_again()
         self.loop.emit(ev.CaptureDropped(step=step, function=self.name, reason=what))
-        if too_often and change.optimizer is not None and change.optimizer not in self.loop.recorded.outside:
-            self.loop.recorded.run_outside(change.optimizer, f"{what} changes again and again")
+        if too_often and change.optimizer is not None:
+            # Another kind of call may have moved it out already; this one's recording still held it.
+            if change.optimizer not in self.loop.recorded.outside:
+                self.loop.recorded.run_outside(change.optimizer, f"{what} changes again and again")
             variant.drops.clear()
         elif too_often:
             found = "; ".join(dict.fromkeys(reason for _, reason in variant.drops))
