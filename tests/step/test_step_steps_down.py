@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
-from hotloop import presets
+from hotloop import events, presets
 from hotloop._torch import backends
 from hotloop.step.compiled import OF_MODES, as_eager_draws
 from hotloop.testing import planted_failure
@@ -118,6 +118,34 @@ def test_modes_are_written_as_the_options_that_torch_makes_of_them():
     of_torch = torch._inductor.list_mode_options()
     assert set(OF_MODES) == {preset.mode for preset in map(presets.get, presets.NAMES) if preset.mode}
     assert {mode: of_torch[mode] for mode in OF_MODES} == OF_MODES
+
+
+def test_a_model_that_trains_eager_once_the_tier_was_declined_is_not_said_to_be_called_past_its_compile():
+    """The second model of a GAN was not called yet: its compile, taken off by then, was said to have no effect."""
+    torch.manual_seed(0)
+    first, second = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizers = [torch.optim.SGD(one.parameters(), lr=2**-6) for one in (first, second)]
+    loop = hotloop.Loop([first, second], optimizers, run="aot_eager")
+
+    @loop.step
+    def penalized(x):
+        x = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(second(x).sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        optimizers[1].step()
+        optimizers[1].zero_grad()
+
+    @loop.step
+    def plain(x):
+        second(first(x)).sum().backward()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+
+    with hotloop.watch() as seen:
+        for number, (x, _) in enumerate(batches("cpu", 16)):
+            (penalized if number < 8 else plain)(x)
+    loop.close()
+    assert [event for event in seen if isinstance(event, events.NoEffect)] == []
 
 
 @pytest.mark.parametrize("run", ["aot_eager", "full"])

@@ -12,7 +12,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hotloop import events as ev
+from hotloop._torch.module import get_entry
 from hotloop.control import others
+from hotloop.control.component import Entry
 from hotloop.fallback.lifetime import steps
 from hotloop.observe import collector, explain
 
@@ -85,6 +87,11 @@ def _may_be_bypassed(component: Component) -> bool:
     """Tell whether a component still waits for its first call in training, and its first steps are not over."""
     training = component.lanes[0]
     if training.eager or training.tally.calls or not component.targets or component.boundaries >= _STEPS_LOOKED_AT:
+        return False
+    # One that was taken off, or is set aside while a step runs eager, has no call to be entered.
+    modules = [module for reference in component.targets if (module := reference()) is not None]
+    entries = [entry for module in modules if isinstance(entry := get_entry(module), Entry)]
+    if not any(entry.leads_to(component) for entry in entries):
         return False
     return component.inside is None or component.inside() is None
 

@@ -310,6 +310,10 @@ class Entry:
             return eager_call(module, *args, **kwargs)
         return (self._training if torch.is_grad_enabled() else self._inference).call(module, args, kwargs)
 
+    def leads_to(self, component: Component) -> bool:
+        """Tell whether it is an entry of a component."""
+        return self._training is component.lanes[0]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         return None
 
