@@ -233,6 +233,23 @@ def test_a_value_in_the_steps_closure_or_an_object_changed_between_epochs(both):
     assert "bias" in run.dropped[2]
 
 
+def hook_gradient(model, _optimizer):
+    model.head.weight.register_hook(lambda gradient: 0.5 * gradient)
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (freeze_one, "requires_grad of parameter head.bias"),
+        (replace_parameter_data, "the memory of parameter head.weight"),
+        (hook_gradient, "the gradient hooks of parameter head.weight"),
+    ],
+)
+def test_what_dropped_a_recording_is_named(both, change, what):
+    """A hook was said to be a parameter that was moved, frozen or unfrozen."""
+    assert both.equal(changed_at(change), exact=True).dropped == [what]
+
+
 def test_a_hook_added_between_steps_runs_in_the_very_next(both):
     def add(model, _optimizer):
         model.head.register_forward_hook(lambda _module, _args, out: 2 * out)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from hotloop.step.holdings import Holdings
     from hotloop.step.optimizers import Recorded
 
+_Fact = tuple[int, bool, Any]
+
 
 @dataclasses.dataclass(frozen=True)
 class Change:
@@ -63,7 +65,7 @@ class Frozen:
 
     def __init__(self, holdings: Holdings, recorded: Mapping[str, Recorded]) -> None:
         self._holdings, self._recorded = holdings, recorded
-        self._parameters = list(holdings.parameters().values())
+        self._names, self._parameters = list(holdings.parameters()), list(holdings.parameters().values())
         self._facts = _facts(self._parameters)
         self._buffers = list(holdings.buffers().values())
         self._storages = _storages(self._buffers, holdings)
@@ -74,8 +76,8 @@ class Frozen:
         """Name something that no longer is as it was captured; None where all is."""
         if self._groups != _group_sizes(self._holdings):
             return Change("a parameter group was added or removed")
-        if self._facts != _facts(self._parameters):
-            return Change("a parameter was moved, frozen or unfrozen")
+        if self._facts != (facts := _facts(self._parameters)):
+            return Change(self._which(facts))
         for name, one in self._recorded.items():
             if setting := one.changed():
                 return Change(setting, name)
@@ -84,6 +86,16 @@ class Frozen:
         if self._storages != _storages(self._buffers, self._holdings):
             return Change("a buffer or other state was replaced")
         return None
+
+    def _which(self, facts: Sequence[_Fact]) -> str:
+        """Say of which parameter what is not as it was."""
+        every = zip(self._names, self._facts, facts, strict=True)
+        name, was, now = next((name, was, now) for name, was, now in every if was != now)
+        if was[0] != now[0]:
+            return f"the memory of parameter {name}"
+        if was[1] != now[1]:
+            return f"requires_grad of parameter {name}"
+        return f"the gradient hooks of parameter {name}"
 
 
 class _State:
@@ -106,7 +118,7 @@ class _State:
         return replaced or bool(self._memory.moved())
 
 
-def _facts(parameters: Sequence[torch.nn.Parameter]) -> list[tuple[int, bool, Any]]:
+def _facts(parameters: Sequence[torch.nn.Parameter]) -> list[_Fact]:
     return [(parameter.data_ptr(), parameter.requires_grad, gradient_hooks(parameter)) for parameter in parameters]
 
 
