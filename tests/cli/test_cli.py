@@ -19,6 +19,7 @@ def test_both_modules_are_the_command(module):
     assert done.returncode == 0
     assert "Usage: hotloop " in done.stdout
     assert "report" in done.stdout
+    assert "hpo_fast" not in done.stdout  # `hpo --fast`, under the name of a setting
 
 
 def test_version(capsys):

@@ -214,6 +214,7 @@ def test_a_run_at_its_end_stays(total):
 floats = st.one_of(st.none(), st.floats(-1e9, 1e9), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0, 5e-324]))
 given_floats = floats.map(lambda value: 0.0 if value is None else value)
 counts = st.integers(-5, 10**9)
+steps = counts | st.just(10**400)  # no float is that large
 tiers = st.sampled_from(["eager", "eager+graph", "regional", "full+graph", "other"])
 options = st.builds(
     Option,
@@ -234,8 +235,8 @@ options = st.builds(
 )
 standings = st.builds(
     Standing,
-    step=counts,
-    total_steps=st.one_of(st.none(), counts),
+    step=steps,
+    total_steps=st.one_of(st.none(), steps),
     tier=tiers,
     step_seconds=floats,
     step_high_seconds=floats,
@@ -250,6 +251,12 @@ standings = st.builds(
     runs=given_floats,
     carried_seconds=given_floats,
 )
+
+
+def test_a_run_without_end_may_be_told_as_a_count_that_no_float_holds():
+    endless, long = (decide(changed(AT_START, total_steps=total), [GRAPH, FULL]) for total in (10**400, 10**12))
+    assert endless == long
+    assert endless.action != "stay"
 
 
 @given(standings, st.lists(options, max_size=6))

@@ -241,6 +241,12 @@ def test_a_number_of_runs_that_cannot_be_is_refused(runs):
         trial(runs=runs)
 
 
+def test_a_number_of_runs_that_no_float_holds_is_taken_as_very_many():
+    model = torch.nn.Linear(2, 1)
+    with hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.5), runs=10**400) as loop:
+        assert loop.runs == 1e12
+
+
 def test_the_second_run_expects_a_capture_to_take_what_the_first_took(monkeypatch):
     offered, recalled = [], earlier.Earlier.recalled
 

@@ -36,7 +36,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.
 def register(app: typer.Typer) -> None:
     """Add ``hpo`` and ``hpo_fast`` to the command line."""
     app.command()(hpo)
-    app.command("hpo_fast")(hpo_fast)
+    app.command("hpo_fast", hidden=True)(hpo_fast)  # the help names `hpo --fast`, which is the same
 
 
 def hpo(  # noqa: PLR0913, PLR0917 - options of the command line

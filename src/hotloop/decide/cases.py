@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from hotloop.decide import guard
-from hotloop.decide.horizon import Horizon, remaining
+from hotloop.decide.horizon import Horizon, bounded, remaining
 from hotloop.decide.options import Option, Standing, number
 
 PAYS = {"measured": 1.0, "stored": 1.1, "prior": 1.25}
@@ -74,7 +74,7 @@ def known(standing: Standing, eager: float, step: float) -> Known:
     high = max(step, number(standing.step_high_seconds) or step)
     clean = dataclasses.replace(
         standing,
-        step=max(0, standing.step),
+        step=bounded(standing.step),
         trial_seconds=number(standing.trial_seconds) or 0.0,
         prepare_seconds=number(standing.prepare_seconds) or 0.0,
         saved_seconds=standing.saved_seconds if math.isfinite(standing.saved_seconds) else 0.0,

@@ -7,6 +7,8 @@ import math
 
 FEWEST_GUESSED = 1_000
 """Steps that a run of unknown length is expected to do at least. The promise does not rest on it (`guard`)."""
+MOST = 10**12
+"""Steps, and runs, beyond which a count makes no difference; `total_steps=10**400`, an endless run, is no float."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +47,15 @@ def remaining(step: int, total_steps: int | None, runs: float = 1.0) -> Horizon:
     Without ``total_steps`` a run is expected to do as many steps again as it has done (Lindy's law: with a prior
     1/n over its length, the median of what is left equals what was done), and never fewer than `FEWEST_GUESSED` in all.
     """
-    done = max(0, step)
-    later = runs - 1.0 if math.isfinite(runs) and runs > 1.0 else 0.0
+    done = bounded(step)
+    later = min(runs, float(MOST)) - 1.0 if math.isfinite(runs) and runs > 1.0 else 0.0
     if total_steps is not None:
-        return Horizon(max(0, total_steps - done), guessed=False, later_runs=later, run_steps=max(0, total_steps))
+        total = bounded(total_steps)
+        return Horizon(max(0, total - done), guessed=False, later_runs=later, run_steps=total)
     left = max(done, FEWEST_GUESSED - done)
     return Horizon(left, guessed=True, later_runs=later, run_steps=done + left)
+
+
+def bounded(steps: int) -> int:
+    """Give a count of steps that can be reckoned with."""
+    return max(0, min(int(steps), MOST))

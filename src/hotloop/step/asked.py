@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from hotloop.decide.horizon import MOST
 from hotloop.errors import ConfigError
 from hotloop.measure import flatten
 from hotloop.record import RunRecord
@@ -137,9 +138,9 @@ def check_runs(runs: Any) -> float | None:
     """
     if runs is None:
         return None
-    if isinstance(runs, bool) or not isinstance(runs, int | float) or not math.isfinite(runs) or runs < 1:
+    if isinstance(runs, bool) or not isinstance(runs, int | float) or not 1 <= runs < math.inf:
         raise ConfigError(f"runs {runs!r}: expected how many runs share compiled code, 1 or more, or None")
-    return float(runs)
+    return float(min(runs, MOST))
 
 
 def check_batches(batches: Any) -> None:

@@ -98,7 +98,7 @@ class Loop:
         total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
         runs: how many runs of about this length, this one included, will use what is compiled in it: the folds or the
             trials that are left. A compile may then cost what all of them save; a captured step serves one run. None is
-            a run on its own, and 1 the last of several.
+            a run on its own, and 1 the last of several; a share counts too, as 4.5 of trials that two processes do.
         buckets: by argument name, how to pad it to one of a few sizes.
         batches: what the run's batches come from (a DataLoader, a list, or a function that gives an iterable): some are
             looked at before anything is compiled, to decide what to do about their shapes. Random streams and the
