@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
+from hotloop.fallback.causes import describe
 from hotloop.testing import captured_step_emulation
 
 STEPS = 14
@@ -76,6 +77,34 @@ def weighted(model, optimizer, weights, x, y):
 def test_what_is_bound_to_a_step_is_named():
     why = same_as_eager(lambda model, optimizer: functools.partial(weighted, model, optimizer, [1.0]), GRAPH).why
     assert why.startswith("the step changes Python state: an argument of the step[0][2][0]. ")
+
+
+# -- hints -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_advice_for_weight_norm_is_given_where_it_is_in_use():
+    def averaged(model, optimizer):
+        model.average = torch.zeros(())
+
+        def step(x, y):
+            loss = finish(F.cross_entropy(model(x), y), optimizer)
+            model.average = 0.5 * model.average + loss.detach()
+            return loss
+
+        return step
+
+    def normed(model, optimizer):
+        nn.utils.spectral_norm(model[0])
+        return plain(model, optimizer)
+
+    assert "weight_norm" not in same_as_eager(averaged, GRAPH).why
+    assert "weight_norm" in same_as_eager(normed, GRAPH).why
+
+
+def test_a_message_of_torch_ends_without_a_full_stop_of_its_own():
+    """It was followed by another."""
+    assert describe(ValueError("It is so. It stays so.")) == "ValueError: It is so. It stays so"
+    assert describe(ValueError("and so on ...")) == "ValueError: and so on ..."
 
 
 # -- nothing was compiled ----------------------------------------------------------------------------------------------

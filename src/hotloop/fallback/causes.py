@@ -84,7 +84,10 @@ def run_hint() -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Give class and first telling line of torch's own message; of a program that failed, its name."""
+    """Give class and first telling line of torch's own message; of a program that failed, its name.
+
+    Without the full stop at its end: what it is put into goes on, or ends with one.
+    """
     if isinstance(error, subprocess.CalledProcessError):
         command = error.cmd if isinstance(error.cmd, str) else str(next(iter(error.cmd), ""))
         program = pathlib.Path(command.split()[0]).name if command.split() else "a program"
@@ -93,7 +96,10 @@ def describe(error: BaseException) -> str:
         known = {one.value: one.name for one in signal.Signals}
         return f"{program} was ended by {known.get(-error.returncode, f'signal {-error.returncode}')}"
     lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    said = lines[0] if lines[0].endswith("..") else lines[0].removesuffix(".")
+    return f"{type(error).__name__}: {said}"
 
 
 def text_of(error: BaseException) -> str:

@@ -8,10 +8,13 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotloop._torch.autograd import was_freed
 from hotloop._torch.fake import version_of
+from hotloop._torch.hooks import module_hooks
 from hotloop._torch.replaced import called_here
 from hotloop.fallback.causes import describe
 from hotloop.measure import flatten, signature
@@ -53,9 +56,10 @@ GRADIENTS_OF_ARGUMENTS = Obstacle(
     once=True,
 )
 _COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
-_IN_PLACE = (
-    "write into the tensor that is there (.copy_(), .mul_(), .lerp_()), which a replay does too; in place of "
-    "torch.nn.utils.weight_norm and spectral_norm take those of torch.nn.utils.parametrizations"
+_IN_PLACE = "write into the tensor that is there (.copy_(), .mul_(), .lerp_()), which a replay does too"
+_PARAMETRIZE = (
+    f"{_IN_PLACE}; in place of torch.nn.utils.weight_norm and spectral_norm take those of "
+    "torch.nn.utils.parametrizations"
 )
 _RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
 _SAID_OUTSIDE = "A replay runs no Python, so this is not said there: return what it says, and say it outside the step"
@@ -418,7 +422,13 @@ class Looking:
             schedule = isinstance(now := self._python.get(name), tuple) and now[:1] == ("schedule",)
             hint = _SCHEDULE_OUTSIDE if schedule else _RETURN_IT
             if isinstance(now, Same) and now.is_tensor:
-                hint = _IN_PLACE
+                hint = _PARAMETRIZE if self._reparametrized() else _IN_PLACE
             # A buffer that the step puts in place of another goes back with the rest of the module's.
             found.append(Obstacle(f"the step changes Python state: {name}", hint, once=name not in buffers))
         return found
+
+    def _reparametrized(self) -> bool:
+        """Tell whether a hook puts a tensor in the place of a parameter at each call of its module."""
+        modules = [one for root in self._program.holdings.modules.values() for one in root.modules()]
+        hooks = [hook for one in modules for table in module_hooks(one) for hook in table.values()]
+        return any(isinstance(hook, WeightNorm | SpectralNorm) for hook in hooks)
