@@ -31,6 +31,7 @@ from hotloop.step.training import WAITS, another_trains
 from hotloop.step.variant import Keys, Variant
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Hashable
 
     from hotloop.measure import Inputs
@@ -69,6 +70,8 @@ class Runner:
         self.together = Together(self, loop.peers) if loop.peers is not None else None
         self.once: Obstacle | None = None
         """Why the step's Python must run exactly once: found by a survey or a proof."""
+        self.held: weakref.ref[Any] | None = None
+        """What the user holds of it: with that, nobody can call the step any more."""
         self.kind, self.ran = "run", loop.given
         """What the last call was (``run``, ``survey``, ``proof``, ``capture``, ``sentinel``, ``undone``); its tier."""
 
