@@ -399,3 +399,24 @@ def test_a_step_that_is_decorated_anew_is_let_go_of_and_stays_counted(asked):
         assert sum(one() is not None for one in recordings) == (asked == GRAPH)
         assert loop.steps == sum(one.steps for one in loop.status().tiers) == 32
         assert calls == sorted(calls)
+
+
+@pytest.mark.parametrize("asked", [GRAPH, "aot_eager"])
+def test_a_step_that_is_decorated_at_each_call_is_told(asked, caplog):
+    """Nothing ever comes of it: each is gone before it was proven. It ran eager for good, and said that it was trying."""
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+
+    def train_step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    with captured_step_emulation(), hotloop.Loop(model, optimizer, run=asked) as loop:
+        for _ in range(6):
+            loop.step(train_step)(torch.ones(4, 8))
+        told = "a step is decorated anew time and again"
+        assert sum(told in one.message for one in caplog.records) == 1
+        assert told in next(one.why for one in loop.status().tiers if one.name == asked)

@@ -132,7 +132,7 @@ class Recorder:
             handle.remove()
         # Now, before anything is proven: a proof holds several copies of the state, steps in more bits perhaps, and
         # torch tells no other figure from then on, with which a second copy of a plain step seems not to fit.
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.peak_bytes = max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
         # Neither models nor batch must stay in memory for as long as somebody holds the recorder.
         self._handles.clear()

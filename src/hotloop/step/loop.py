@@ -7,7 +7,6 @@ import functools
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
@@ -48,6 +47,7 @@ from hotloop.step.surveyed import Surveyed
 from hotloop.step.telling import line_of
 from hotloop.step.tiers import Tier
 from hotloop.step.undo import WriteWatch
+from hotloop.step.unheld import Unheld, checked
 
 if TYPE_CHECKING:
     import types
@@ -161,11 +161,7 @@ class Loop:
         with recording_in(record):
             self.account = Account(self, record)
         self._runners: list[Runner] = []
-        self._unheld: list[weakref.ref[Any]] = []
-        """Decorated steps that nobody holds any more, whose runners are to be let go of."""
-        self._calls_before = 0
-        self._sentinels_before: list[SentinelStatus] = []
-        """What runners did that were let go of."""
+        self._unheld = Unheld(self, self._runners)
         self._said: set[str] = set()
         self._parameters: list[torch.nn.Parameter] | None = None
         self._modules: list[torch.nn.Module] | None = None
@@ -208,7 +204,7 @@ class Loop:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
             if self._unheld and not _inside.a_step:
-                self.stepping.carefully(self._let_go)
+                self.stepping.carefully(self._unheld.let_go)
             args, kwargs = prepare(args, kwargs)  # padding is the program's own, whatever runs it
             if _inside.a_step:
                 return function(*args, **kwargs)
@@ -226,8 +222,7 @@ class Loop:
             finally:
                 _inside.a_step = False
 
-        if self.peers is None:  # several processes would let go of it at different steps
-            runner.held = weakref.ref(run, self._unheld.append)
+        self._unheld.follow(runner, run)
         return run  # type: ignore[return-value]
 
     def status(self) -> LoopStatus:
@@ -347,6 +342,8 @@ class Loop:
         if not called:
             return "no step has run yet"
         lacks = {runner.name: what for runner in called if (what := runner.lacks(self.goal))}
+        if lacks and self._unheld.anew:
+            return f"not proven yet: {self._unheld.anew}"
         return "; ".join(what if len(called) == 1 else f"{name}: {what}" for name, what in lacks.items())
 
     def declined_kinds(self) -> list[str]:
@@ -356,7 +353,7 @@ class Loop:
 
     def sentinels(self) -> list[SentinelStatus]:
         """Give what the sentinels of the steps did, of those that made a check."""
-        return self._sentinels_before + _checked(self._runners)
+        return self._unheld.sentinels + checked(self._runners)
 
     def parameters(self) -> list[torch.nn.Parameter]:
         """Give the parameters of models and optimizers; looked up once, and again after a recording was dropped."""
@@ -369,19 +366,6 @@ class Loop:
         if self._modules is None:
             self._modules = [module for root in self.holdings.modules.values() for module in root.modules()]
         return self._modules
-
-    def _let_go(self) -> None:
-        """Let go of steps that nobody can call any more, as where one is decorated anew in each epoch.
-
-        It is done between steps: the last reference may go anywhere, in the middle of a capture too.
-        """
-        gone = [self._unheld.pop() for _ in range(len(self._unheld))]  # another thread may add to it meanwhile
-        self.settle()
-        for runner in [one for one in self._runners if one.held in gone]:
-            self._runners.remove(runner)
-            self._calls_before += runner.calls
-            self._sentinels_before += _checked([runner])
-            runner.forget_recordings()
 
     def look_again(self) -> None:
         """Have parameters and modules looked up anew: there may be others."""
@@ -428,14 +412,9 @@ class Loop:
     @property
     def calls(self) -> int:
         """Give how often the steps were called in a tier, or on the way to one."""
-        return self._calls_before + sum(runner.calls for runner in self._runners)
+        return self._unheld.calls + sum(runner.calls for runner in self._runners)
 
     def replay_saves(self, seconds: float) -> None:
         """Take note of what a recording that is being proven saves a step, by its share of all calls."""
         if self.auto is not None:
             self.auto.replay_saves(seconds)
-
-
-def _checked(runners: Sequence[Runner]) -> list[SentinelStatus]:
-    found = [runner.sentinel.status for runner in runners if runner.sentinel is not None]
-    return [one for one in found if one.checks]
