@@ -7,6 +7,7 @@ from torch import nn
 import hotloop
 from hotloop import events as ev
 from hotloop.step import inputs
+from hotloop.step.memory import unexpanded
 
 WIDE = torch.arange(60.0).reshape(3, 4, 5)
 THIN = torch.arange(2.0**23).reshape(8, -1)[:, 0]
@@ -45,7 +46,7 @@ def test_a_batch_is_copied_whole_with_its_own_strides_where_they_are_its_own(nam
 def _like(leaf):
     """Give another batch with the same strides, as a loader does."""
     more = torch.as_strided(torch.zeros(leaf.untyped_storage().nbytes(), dtype=leaf.dtype), leaf.shape, leaf.stride())
-    inputs._unexpanded(more).copy_(inputs._unexpanded(leaf) + 1)
+    unexpanded(more).copy_(unexpanded(leaf) + 1)
     return more
 
 

@@ -162,7 +162,7 @@ def test_an_exception_without_text_costs_no_more_than_another(stage):
 
 
 class Kept(nn.Module):
-    """A buffer that comes and goes, one that nobody may write into, and one that a step replaces."""
+    """A buffer that comes and goes, one that is expanded, and one that a step replaces."""
 
     def __init__(self):
         super().__init__()

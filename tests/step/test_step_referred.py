@@ -187,7 +187,7 @@ def test_other_roundings_leave_nothing_behind(monkeypatch):
     """Parameters are moved for a moment only, and no random number of the program's is drawn."""
     judged, roundings = [], code_proofs.roundings
     monkeypatch.setattr(code_proofs, "roundings", lambda *args: judged.append(roundings(*args)) or judged[-1])
-    frozen = torch.ones(8, 1).expand(8, 3)  # nobody can write into it
+    frozen = torch.ones(8, 1).expand(8, 3)  # torch writes into it through a view alone
     made = Learnt.__init__
 
     def with_frozen(self, *args, **settings):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.ledger import private
+from hotloop._torch.ledger import CapabilityMissingError, private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 
 def fake_mode() -> Any:
@@ -50,6 +50,18 @@ def on_fakes(mode: Any) -> Iterator[None]:
 def version_of(value: torch.Tensor) -> int:
     """Give how often a tensor was changed in place; inference tensors do not count."""
     return value._version  # noqa: SLF001 - in the ledger
+
+
+def uncounted(tensors: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Have writes in the block count as none: for those that leave a tensor as autograd has found it."""
+    counting = tuple(one for one in tensors if not one.is_inference())
+    try:
+        found: contextlib.AbstractContextManager[None] = private("torch.autograd:_unsafe_preserve_version_counter")(
+            counting
+        )
+    except CapabilityMissingError:
+        return contextlib.nullcontext()
+    return found
 
 
 def is_part(value: torch.Tensor) -> bool:

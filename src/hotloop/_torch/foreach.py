@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 _dtype_of = operator.attrgetter("dtype")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -25,6 +26,48 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
             except CapabilityMissingError:
                 for target, source in zip(some, theirs, strict=True):
                     target.copy_(source)
+
+
+def differing(ones: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> list[int]:
+    """Give the places of tensors that do not hold the same bits as the others; shapes and dtypes are the same.
+
+    Those that cannot be compared (a subclass, no memory) are among them. Waits for a GPU once, not for each tensor.
+    """
+    found: list[int] = []
+    asked: dict[torch.device, list[tuple[int, torch.Tensor]]] = {}
+    with torch.no_grad():
+        for place, (one, other) in enumerate(zip(ones, others, strict=True)):
+            answer = _differs(one, other)
+            if isinstance(answer, torch.Tensor):
+                asked.setdefault(answer.device, []).append((place, answer))
+            elif answer:
+                found.append(place)
+        for answers in asked.values():
+            told = torch.stack([answer for _, answer in answers]).tolist()
+            found += [place for (place, _), answer in zip(answers, told, strict=True) if answer]
+    return sorted(found)
+
+
+def _differs(one: torch.Tensor, other: torch.Tensor) -> bool | torch.Tensor:
+    """Compare two tensors; of two on one GPU the answer stays there."""
+    if type(one) not in (torch.Tensor, torch.nn.Parameter):  # asking one that is spread over processes would ask them
+        return True
+    if one.numel() == 0 or one.is_meta:
+        return False
+    try:
+        if one.device.type == "cpu" or one.device != other.device:
+            return not torch.equal(_bits(one.cpu()), _bits(other.cpu()))
+        return (_bits(one) != _bits(other)).any()
+    except Exception:  # noqa: BLE001 - not known to be the same; a lost GPU says so at the next call
+        return True
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Give a tensor as integers: NaN is itself, and -0.0 is not 0.0."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    if tensor.itemsize not in _INTEGERS:
+        tensor = torch.view_as_real(tensor)
+    return tensor.view(_INTEGERS[tensor.itemsize])
 
 
 def copies(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:

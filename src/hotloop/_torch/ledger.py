@@ -85,6 +85,11 @@ LEDGER: tuple[PrivateName, ...] = (
         "graphs are not cut into blocks",
     ),
     PrivateName(
+        "torch.autograd:_unsafe_preserve_version_counter",
+        "a tensor that is put back as it was is no other one: graphs of the program that lead through it stay good",
+        "a graph through a weight that a proof has written and put back raises in its backward",
+    ),
+    PrivateName(
         "Tensor._is_view",
         "whether a gradient is a part of other memory: a step that is undone has to find that part, and no copy of it",
         "gradients are held while a step runs that drops them, beside their copies",

@@ -143,7 +143,7 @@ class Holdings:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Give every tensor that a step may write into, but for gradients, each memory once."""
         objects = self.objects()
-        return once({name: in_place(one) for name, one in objects.items()})
+        return once({name: in_place(one) for name, one in objects.items() if not one.is_meta})  # that hold something
 
     def objects(self) -> dict[str, torch.Tensor]:
         """Give what `tensors` names as the objects that the program knows, those that share memory as well."""

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from hotloop.step.memory import overlaps, span_of, unexpanded
+
 _STAGES = 3
 """Pinned buffers a host tensor has: the host may be this many batches ahead of the copies."""
 _PADDED, _SPARE_BYTES = 2, 2**24
@@ -28,7 +30,7 @@ class Inputs:
             for static, leaf in zip(self._written, leaves, strict=True)
         ]
         self._staged = {
-            index: _Staged(_unexpanded(leaf), device)
+            index: _Staged(unexpanded(leaf), device)
             for index, leaf in enumerate(leaves)
             if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and device.type == "cuda"
         }
@@ -39,24 +41,16 @@ class Inputs:
             if static is None or self.leaves[index] is leaf:
                 continue
             if index in self._staged:
-                self._staged[index].copy(_unexpanded(leaf), static)
+                self._staged[index].copy(unexpanded(leaf), static)
             else:
-                static.copy_(_unexpanded(leaf).detach(), non_blocking=True)
+                static.copy_(unexpanded(leaf).detach(), non_blocking=True)
 
     @staticmethod
     def _static(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
         """Give memory for a tensor, each element once: to be expanded as the tensor is."""
         where = device if leaf.device.type == "cpu" else leaf.device
-        base = _unexpanded(leaf)
+        base = unexpanded(leaf)
         return torch.empty_strided(base.shape, _strides(base), dtype=leaf.dtype, device=where)
-
-
-def _unexpanded(leaf: torch.Tensor) -> torch.Tensor:
-    """Give a tensor with one of the equal elements along each dimension that it was expanded in."""
-    for dim, (size, stride) in enumerate(zip(leaf.shape, leaf.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            leaf = leaf.narrow(dim, 0, 1)
-    return leaf
 
 
 def _strides(leaf: torch.Tensor) -> tuple[int, ...]:
@@ -64,12 +58,9 @@ def _strides(leaf: torch.Tensor) -> tuple[int, ...]:
 
     What overlaps, or is spread thinly over a large memory, gets those of a copy that torch makes.
     """
-    span, apart = 1, leaf.numel() > 0
-    for stride, size in sorted(zip(leaf.stride(), leaf.shape, strict=True)):
-        apart = apart and (size == 1 or stride >= span)
-        span += stride * (size - 1)
-    small = span * leaf.element_size() <= _PADDED * leaf.nbytes + _SPARE_BYTES
-    return leaf.stride() if apart and small else torch.empty_like(leaf, device="meta").stride()
+    small = span_of(leaf) * leaf.element_size() <= _PADDED * leaf.nbytes + _SPARE_BYTES
+    own = leaf.numel() > 0 and small and not overlaps(leaf)
+    return leaf.stride() if own else torch.empty_like(leaf, device="meta").stride()
 
 
 class _Staged:

@@ -28,7 +28,7 @@ from hotloop.step.outcomes import Outcome, compare_kinds, judge_kinds
 from hotloop.step.own_gradients import beside_own_gradients
 from hotloop.step.random_state import RandomState
 from hotloop.step.snapshot import Snapshot
-from hotloop.step.undo import BufferTables, StepStart, overlaps
+from hotloop.step.undo import BufferTables, StepStart
 
 if TYPE_CHECKING:
     from hotloop.measure import Difference, Failure
@@ -193,8 +193,6 @@ class _Before(Snapshot):
         with program.holdings.still():
             super().__init__(program.holdings, [program.device], drawn=program.drawn)
             self._buffers = BufferTables(program.holdings)
-        for name in [name for name, one in self.live.items() if overlaps(one)]:
-            del self.live[name], self.saved[name]  # an expanded buffer: torch lets nobody write into it, so not us
 
     def restore(self) -> None:
         super().restore()
@@ -400,4 +398,4 @@ def _as_left(values: Mapping[str, torch.Tensor | None], before: Snapshot) -> dic
 def _key(tensor: torch.Tensor) -> tuple[Any, ...]:
     if tensor.layout != torch.strided or tensor.numel() == 0:
         return (id(tensor),)
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()

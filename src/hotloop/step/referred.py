@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from hotloop._torch.fake import uncounted
 from hotloop.fallback.causes import describe
 from hotloop.measure import BLIND, DRAWS, Limits
 from hotloop.measure.limits import SPREADS
 from hotloop.measure.machine import free_bytes
 from hotloop.step import proof
 from hotloop.step.made import Made, apart, held_against, kept
+from hotloop.step.memory import overlaps, write
 from hotloop.step.outcomes import OF_COMPILED
 from hotloop.step.proof import CandidateFailedError
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
-from hotloop.step.undo import overlaps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -271,7 +272,8 @@ def _changed(program: Program, change: Callable[[torch.Tensor, torch.Generator],
                     if one.device not in draws:
                         draws[one.device] = torch.Generator(one.device).manual_seed(seed)
                     before.append((one, one.detach().clone()))
-                    change(one, draws[one.device])
+                    with uncounted([one]):
+                        change(one, draws[one.device])
         except Exception as error:
             raise CandidateFailedError from error
         if not before:
@@ -283,11 +285,10 @@ def _changed(program: Program, change: Callable[[torch.Tensor, torch.Generator],
 
 def _put_back(before: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
     lost: Exception | None = None
-    with torch.no_grad():
-        for changed, value in reversed(before):
-            try:
-                changed.copy_(value)
-            except Exception as error:  # noqa: BLE001 - the others are put back all the same
-                lost = lost if torch.equal(changed, value) else error
+    for changed, value in reversed(before):
+        try:
+            write([changed.detach()], [value])
+        except Exception as error:  # noqa: BLE001 - the others are put back all the same
+            lost = lost if torch.equal(changed, value) else error
     if lost is not None:
         raise CandidateFailedError(undone=False) from lost

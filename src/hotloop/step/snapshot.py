@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hotloop._torch.foreach import copies, copy_all
+from hotloop._torch.fake import uncounted
+from hotloop._torch.foreach import copies, copy_all, differing
 from hotloop.measure.machine import free_bytes
 from hotloop.step.bindings import Bindings
 from hotloop.step.holdings import once
-from hotloop.step.memory import Memory, in_place
+from hotloop.step.memory import Memory, in_place, over, places_of, put_back, write
 from hotloop.step.random_state import RandomState
 
 if TYPE_CHECKING:
@@ -66,27 +67,32 @@ class Snapshot:
         sparse = [name for name, one in self.live.items() if one.layout != torch.strided]
         self._rebound = {name: self.live.pop(name) for name in sparse}
         self._sparse = {name: one.clone() for name, one in self._rebound.items()}
-        self.on_host = not _fits(self.live.values())
-        self.saved = dict(zip(self.live, _copies(list(self.live.values()), on_host=self.on_host), strict=True))
+        self._places = {name: places_of(one) for name, one in self.live.items()}
+        self.on_host = not _fits(self._places.values())
+        self._copies = dict(zip(self._places, _copies([*self._places.values()], on_host=self.on_host), strict=True))
+        self.saved = {name: over(self._copies[name], one) for name, one in self.live.items()}
 
     @property
     def nbytes(self) -> int:
         """How much memory the copies take."""
-        return sum(_bytes(one) for one in self.saved.values())
+        return sum(_bytes(one) for one in self._copies.values())
 
     def restore(self) -> None:
         """Undo: values, memory, bindings and random streams are as they were."""
         self._memory.restore()
-        copy_all(list(self.live.values()), list(self.saved.values()))
+        put_back(list(self._places.values()), list(self._copies.values()))
         self._restore_rest()
 
     def exchange(self) -> None:
         """Undo, and keep in `saved` what the undone step had made in the memory of each tensor."""
         self._memory.restore()
-        for names in chunks(self.live, _spare(self.live.values())):
-            live, saved = [self.live[name] for name in names], [self.saved[name] for name in names]
+        named = list(self._places)
+        changed = differing(list(self._places.values()), list(self._copies.values()))
+        places = {name: self._places[name] for name in (named[place] for place in changed)}
+        for names in chunks(places, _spare(places.values())):
+            live, saved = [places[name] for name in names], [self._copies[name] for name in names]
             between = copies(live)
-            copy_all(live, saved)
+            write(live, saved)
             copy_all(saved, between)
         self._restore_rest()
 
@@ -94,7 +100,7 @@ class Snapshot:
         self.bindings.restore()
         self.random.restore(leaving=self._drawn.others() if self._drawn is not None else frozenset())
         for name, tensor in self._rebound.items():
-            with torch.no_grad():
+            with torch.no_grad(), uncounted([tensor]):
                 tensor.copy_(self._sparse[name])
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from hotloop._torch.fake import is_part, version_of
+from hotloop._torch.fake import is_part, uncounted, version_of
 from hotloop._torch.foreach import copy_all
 from hotloop._torch.hooks import module_tables
 from hotloop.step.bindings import Bindings
 from hotloop.step.holdings import Holdings
-from hotloop.step.memory import Memory
+from hotloop.step.memory import Memory, over, overlaps, places_of, put_back
 from hotloop.step.random_state import RandomState
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class StepStart:
         if memory == self._memory:
             return
         self._all, self._memory = found, memory  # held, so that no other tensor gets the same address meanwhile
-        self._live = [one for one in found if not overlaps(one)]
+        self._live = [places_of(one) for one in found]
         self._copies = [torch.empty_like(one, requires_grad=False) for one in self._live]
 
     def _copy(self, found: Sequence[torch.Tensor | None]) -> dict[int, _Copied]:
@@ -138,6 +138,9 @@ class StepStart:
                 continue
             if one.layout != torch.strided:
                 copied[place] = _way_to(one), one.clone()
+                continue
+            if overlaps(one):
+                copied[place] = _way_to(one), over(places_of(one).detach().clone(), one)
                 continue
             room = self._room.get(place)
             if room is None or room.shape != one.shape or room.dtype != one.dtype or room.device != one.device:
@@ -167,7 +170,7 @@ class StepStart:
         self._places.restore()
         if self._with_buffers:
             self._buffers.restore()
-            copy_all(self._live, self._copies)
+            put_back(self._live, self._copies)
         for place, (parameter, gradient) in enumerate(zip(self._parameters, self._gradients, strict=True)):
             parameter.grad = self._brought_back(place) if place in self._copied else gradient
         self._bindings.restore()
@@ -180,7 +183,10 @@ class StepStart:
         if gradient is None:
             self._room.pop(place, None)
             return copied
-        with torch.no_grad():
+        if gradient.layout == torch.strided:
+            put_back([places_of(gradient.detach())], [places_of(copied)])
+            return gradient
+        with torch.no_grad(), uncounted([gradient]):
             return gradient.copy_(copied)
 
 
@@ -194,11 +200,6 @@ def _way_to(gradient: torch.Tensor) -> Callable[[], torch.Tensor | None]:
         return lambda: gradient
     found: Callable[[], torch.Tensor | None] = TensorWeakRef(gradient)
     return found
-
-
-def overlaps(tensor: torch.Tensor) -> bool:
-    """Tell whether places of a tensor share memory, as an expanded one's do: torch lets nobody write into it."""
-    return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 class WriteWatch:
