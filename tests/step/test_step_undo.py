@@ -13,6 +13,8 @@ from step_programs import GRAPH, batches
 from torch import nn
 from torch.nn import functional as F
 
+from hotloop.fallback.causes import describe
+from hotloop.step import proof, reference
 from hotloop.step.memory import over, overlaps, places_of, put_back
 
 TIERS = (GRAPH, "aot_eager")
@@ -166,3 +168,15 @@ def test_each_place_goes_back_to_its_bits_and_no_write_counts(name):
         tensor.view(torch.int32) if name == "nan" else tensor, was.view(torch.int32) if name == "nan" else was
     )
     assert tensor._version == changed == version + 1
+
+
+def test_a_wide_step_that_cannot_be_undone_is_told_as_that(monkeypatch):
+    """It raised over what the step had raised, and nobody was told that the state is lost."""
+    kept = mock.Mock(restore=mock.Mock(side_effect=RuntimeError("the GPU is lost")))
+    monkeypatch.setattr(reference, "too_large", lambda *_: "")
+    monkeypatch.setattr(reference, "Snapshot", lambda *_, **__: kept)
+    monkeypatch.setattr(reference, "_bound", mock.Mock(side_effect=RuntimeError("no such kernel")))
+    with pytest.raises(proof.CandidateFailedError) as told:
+        reference.wide_step(mock.Mock(), ((), {}), torch.float64, [])
+    assert not told.value.undone
+    assert "the GPU is lost" in describe(told.value.__cause__)

@@ -54,6 +54,7 @@ def wide_step(
 
     Raises:
         NotRepeatableError: it cannot be run so: memory, an operation without that dtype, other random numbers.
+        hotloop.step.proof.CandidateFailedError: it could not be undone.
     """
     if why := too_large(program, dtype):
         raise NotRepeatableError(why)
@@ -72,8 +73,15 @@ def wide_step(
     except Exception as error:
         raise NotRepeatableError(f"the step does not run in {_name(dtype)}: {describe(error)}") from error
     finally:
-        kept.restore()
+        _undo(kept)
     return found
+
+
+def _undo(kept: Snapshot) -> None:
+    try:
+        kept.restore()
+    except Exception as error:
+        raise proof.CandidateFailedError(undone=False) from error
 
 
 def _run(
@@ -133,6 +141,8 @@ class _Copies:
         """Give the copy of a tensor: of the same dtype where it holds no floating numbers."""
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout != torch.strided:
             raise NotRepeatableError(f"a {type(tensor).__name__} of layout {tensor.layout} is among its tensors")
+        if tensor.is_conj() or tensor.is_neg():
+            raise NotRepeatableError("a conjugate or negative view is among its tensors")
         storage = tensor.untyped_storage()
         key = (storage.data_ptr(), tensor.dtype)
         if key not in self._memory or not storage.data_ptr():
