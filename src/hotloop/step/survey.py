@@ -50,6 +50,7 @@ _READ_ON_HOST = "a value is read on the host"
 _SILENT_READS = {"__repr__": "print", "tolist": "tolist", "numpy": "numpy", "__array__": "numpy"}
 """Methods of a tensor that read it, and what their user knows them as."""
 _INTO_IT = "write into the memory that it has: tensor.data.copy_(...), .mul_(), .clamp_()"
+_STRIDED = "keep its indices and values as dense buffers, and make the sparse tensor of them in the step"
 _MAKE_IT = "make it on the device (torch.full, arange, zeros with device=...), or before the first step"
 _COPIES = ("aten._to_copy", "aten.copy_")
 _MOVE_IT = (
@@ -150,8 +151,20 @@ def survey(
         result = run()
     look.seen.updated = look.updated()
     look.seen.altered = look.altered()
-    look.seen.obstacles += look.moved()
+    look.seen.obstacles += [*look.moved(), *_not_strided(holdings)]
     return result, look.seen
+
+
+def _not_strided(holdings: Holdings) -> list[Obstacle]:
+    """Find buffers and other state in several pieces of memory, which an undo does not put back at every step."""
+    named = {**{f"buffer {name}": one for name, one in holdings.buffers().items()}, **holdings.other_tensors()}
+    return [
+        Obstacle(
+            f"{name} has layout {one.layout}: only strided tensors can be watched and put back", _STRIDED, once=True
+        )
+        for name, one in named.items()
+        if one.layout != torch.strided
+    ][:1]
 
 
 class _Look:
