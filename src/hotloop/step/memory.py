@@ -76,8 +76,8 @@ def span_of(tensor: torch.Tensor) -> int:
 def put_back(tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
     """Have tensors hold what their copies do.
 
-    Only what differs is written: what nobody changed may lie in memory that cannot be written. And no write counts: a
-    graph of the program's that leads through a tensor finds there what it found.
+    On the host only what differs is written: what nobody changed may lie in memory that cannot be written. And no write
+    counts: a graph of the program's that leads through a tensor finds there what it found.
 
     Args:
         tensors: each with places of its own (`places_of`).
