@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hotloop.fallback.causes import describe
 from hotloop.step import proof, reference
-from hotloop.step.memory import over, overlaps, places_of, put_back
+from hotloop.step.places import over, overlaps, places_of, put_back
 
 TIERS = (GRAPH, "aot_eager")
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hotloop._torch.ledger import CapabilityMissingError, private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    import torch
     from torch.utils.hooks import RemovableHandle
 
 _Table = dict[Any, Any]
@@ -27,6 +28,18 @@ def gradient_hooks(parameter: torch.Tensor) -> tuple[Any, ...]:
     """Give the numbers of the hooks that run as a parameter's gradient is made: a recording holds what they did."""
     hooks, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001 - in the ledger
     return (tuple(hooks) if hooks else None, tuple(after) if after else None)
+
+
+_descriptors: Any = torch.Tensor
+_before = _descriptors._backward_hooks.__get__  # noqa: SLF001 - in the ledger
+_after = _descriptors._post_accumulate_grad_hooks.__get__  # noqa: SLF001 - in the ledger
+
+
+def hooks_of_gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
+    """Give `gradient_hooks` of each; nothing at all where none has any, as before most replays."""
+    if not any(map(_before, parameters)) and not any(map(_after, parameters)):
+        return []
+    return [*map(gradient_hooks, parameters)]
 
 
 def gradient_hook_functions(parameter: torch.Tensor) -> list[Callable[..., Any]]:

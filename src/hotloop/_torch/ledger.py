@@ -146,6 +146,11 @@ LEDGER: tuple[PrivateName, ...] = (
         "a replay goes on without a mode, or hooks for saved tensors, that the program enters around a later step",
     ),
     PrivateName(
+        "torch._C._dynamo.guards:TensorGuards",
+        "compares shapes, strides and dtypes of all parameters and optimizer state in one call before each replay",
+        "each is asked for them, which takes longer",
+    ),
+    PrivateName(
         "torch._C._functorch:peek_interpreter_stack",
         "tells a call under a transform of torch.func, which dynamo gives up for good: it runs eager, that call alone",
         "one such call leaves the component eager",

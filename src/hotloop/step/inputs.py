@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hotloop.step.memory import overlaps, span_of, unexpanded
+from hotloop.step.places import overlaps, span_of, unexpanded
 
 _STAGES = 3
 """Pinned buffers a host tensor has: the host may be this many batches ahead of the copies."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.fake import uncounted
-from hotloop._torch.foreach import copy_all, differing
+from hotloop._torch.views import can_be_guarded, guard
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 
 def in_place(tensor: torch.Tensor) -> torch.Tensor:
@@ -21,98 +20,87 @@ def in_place(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach() if tensor.layout == torch.strided else tensor
 
 
-def addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Give where the memory of each begins; 0 of a sparse tensor, and of one that is spread over processes."""
-    return [one.data_ptr() if one.layout == torch.strided else 0 for one in tensors]
+def view_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Tell a tensor's view of its memory from others: ``tensor.t_()`` leaves the address as it is, not the strides.
 
-
-def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a tensor with one of the equal elements along each dimension that it was expanded in."""
-    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
-        if stride == 0 and size > 1:
-            tensor = tensor.narrow(dim, 0, 1)
-    return tensor
-
-
-def overlaps(tensor: torch.Tensor) -> bool:
-    """Tell whether elements of a tensor share memory, as those of an expanded one or of windows in another do."""
-    if tensor.is_contiguous():
-        return False
-    span = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride < span:
-            return tensor.numel() > 0
-        span += stride * (size - 1)
-    return False
-
-
-def places_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a tensor's memory, each place of it once: of elements that share one, torch writes none but through a view.
-
-    Of windows that overlap it is all from the first element to the last.
+    Empty for a sparse tensor, and for one that is spread over processes.
     """
-    if tensor.layout != torch.strided or not overlaps(tensor):
-        return tensor
-    tensor = unexpanded(tensor)
-    if not overlaps(tensor):
-        return tensor
-    return tensor.as_strided((span_of(tensor),), (1,))
+    if not _has_address(tensor):
+        return ()
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def over(places: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """See a copy of a tensor's places as the tensor sees those."""
-    if places.shape == tensor.shape:
-        return places
-    if places.dim() == tensor.dim():
-        return places.expand(tensor.shape)
-    return places.as_strided(tensor.shape, tensor.stride())
+def _has_address(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.layout == torch.strided and tensor.data_ptr() is not None
+    except (RuntimeError, NotImplementedError):  # a tensor in name only
+        return False
 
 
-def span_of(tensor: torch.Tensor) -> int:
-    """Give how many places there are from a tensor's first element to its last."""
-    return 1 + sum(stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+_address = torch.Tensor.data_ptr
+_GUARDS = 4
+"""How often a guard is made anew: where torch's modes change all the time it would never be of use."""
 
 
-def put_back(tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
-    """Have tensors hold what their copies do.
+class Views:
+    """Tells at a glance whether tensors still are the same views of the same memory, as `view_of` gives them.
 
-    On the host only what differs is written: what nobody changed may lie in memory that cannot be written. And no write
-    counts: a graph of the program's that leads through a tensor finds there what it found.
+    Hundreds are looked at before each replay. Each is asked for its address, but not for its shape and strides, which
+    takes three times as long: a guard of torch's compiler compares those of all tensors in one call.
 
     Args:
-        tensors: each with places of its own (`places_of`).
-        copies: of the same shapes and dtypes, on any device.
+        tensors: which; those without an address are not looked at.
     """
-    changed = differing(tensors, copies)
-    write([tensors[place] for place in changed], [copies[place] for place in changed])
 
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._tensors = list({id(one): one for one in tensors if _has_address(one)}.values())
+        self._addresses, self._then = [*map(_address, self._tensors)], [*map(view_of, self._tensors)]
+        self._plain = [one for one in self._tensors if can_be_guarded(one)]
+        self._others = [(one, view_of(one)) for one in self._tensors if not can_be_guarded(one)]
+        self._guard: Callable[[], bool] | None = None
+        self._guards = 0
 
-def write(tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
-    """Copy into tensors with places of their own, without that counting as a write."""
-    plain, others = list[int](), list[int]()
-    for place, one in enumerate(tensors):  # torch copies no list into conjugate or negative views
-        (others if one.is_conj() or one.is_neg() else plain).append(place)
-    with torch.no_grad(), uncounted(tensors):
-        copy_all([tensors[place] for place in plain], [copies[place] for place in plain])
-        for place in others:
-            tensors[place].copy_(copies[place])
+    def same(self) -> bool:
+        """Tell whether none has other memory, or another shape, strides or dtype."""
+        try:
+            if [*map(_address, self._tensors)] != self._addresses:
+                return False
+        except (RuntimeError, NotImplementedError):  # swap_tensors put in its place what has no address
+            return False
+        if self._guard is not None and self._guard():
+            return all(view_of(one) == then for one, then in self._others)
+        if [*map(view_of, self._tensors)] != self._then:
+            return False
+        if self._guards < _GUARDS:
+            self._guards += 1
+            self._guard = guard(self._plain)
+        return True
+
+    def moved(self) -> list[torch.Tensor]:
+        """Give those that are not the same."""
+        return [one for one, then in zip(self._tensors, self._then, strict=True) if view_of(one) != then]
 
 
 class Memory:
     """Which memory tensors have: ``tensor.data = other`` gives a tensor other memory, and neither counts as a write.
+
+    A tensor that is another view of the same memory (``tensor.t_()``) has other memory, too.
 
     Args:
         tensors: the objects that the program knows.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._tensors, self._at = list(tensors), addresses(tensors)
+        self._tensors, self._views = list(tensors), Views(tensors)
+        self._at = [*map(view_of, tensors)]
         self._had = [in_place(one) for one in tensors]
 
     def moved(self) -> list[int]:
         """Give the places of the tensors that have another memory now."""
-        now = addresses(self._tensors)
-        return [] if now == self._at else [place for place, at in enumerate(self._at) if now[place] != at]
+        if self._views.same():
+            return []
+        pairs = enumerate(zip(self._tensors, self._at, strict=True))
+        return [place for place, (tensor, at) in pairs if view_of(tensor) != at]
 
     def restore(self) -> None:
         """Give each the memory that it had; what is in it is not touched."""
@@ -120,8 +108,14 @@ class Memory:
             self._tensors[place].data = self._had[place]
 
     def bring_back(self) -> None:
-        """Give each the memory that it had, with what the tensor holds now."""
+        """Give each the memory that it had, with what the tensor holds now.
+
+        Raises:
+            RuntimeError: the tensor has another shape now, so that it holds no value for each element.
+        """
         for place in self.moved():
             tensor, had = self._tensors[place], self._had[place]
-            had.copy_(tensor.detach())
+            if tensor.shape != had.shape:
+                raise RuntimeError(f"a tensor of {tuple(had.shape)} was given the shape {tuple(tensor.shape)}")
+            had.copy_(tensor.detach().clone())  # by way of a copy: the two may be views of one memory
             tensor.data = had

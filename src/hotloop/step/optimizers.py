@@ -49,6 +49,10 @@ def recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
         return "" if device.type == "cuda" else f"{kind.__name__} is capturable on a GPU only"
     if kind not in _FUSED:
         return f"{kind.__name__} is not known to run without the host"
+    return _no_fused_kernel(optimizer, device)
+
+
+def _no_fused_kernel(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable=True has no fused kernel"
@@ -56,10 +60,19 @@ def recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
         return f"not all of its parameters are floating point on {device.type}, as a fused kernel needs"
     if any(one.grad is not None and one.grad.layout != torch.strided for one in parameters):
         return "sparse gradients have no fused kernel"
+    if any(_viewed_otherwise(optimizer, one) for one in parameters):
+        return "some of its state has other strides than its parameter, which a fused kernel takes for the same"
     # torch 2.13 loses the update where it is vectorised. Who asked for that kernel has it in eager as well.
     asked = all(group.get("fused") for group in optimizer.param_groups)
     small = any(one.itemsize < torch.float32.itemsize for one in parameters)
-    return _WRONG_SGD if kind is torch.optim.SGD and device.type == "cpu" and small and not asked else ""
+    return _WRONG_SGD if type(optimizer) is torch.optim.SGD and device.type == "cpu" and small and not asked else ""
+
+
+def _viewed_otherwise(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """Tell whether a parameter was turned after its state was made (``weight.t_()``), or the state was."""
+    state = optimizer.state.get(parameter, {})
+    tensors = [one for one in state.values() if isinstance(one, torch.Tensor) and one.ndim]
+    return any(one.shape == parameter.shape and one.stride() != parameter.stride() for one in tensors)
 
 
 class Recorded:

@@ -22,8 +22,8 @@ from hotloop.measure.limits import SPREADS
 from hotloop.measure.machine import free_bytes
 from hotloop.step import proof
 from hotloop.step.made import Made, apart, held_against, kept
-from hotloop.step.memory import overlaps, write
 from hotloop.step.outcomes import OF_COMPILED
+from hotloop.step.places import overlaps, write
 from hotloop.step.proof import CandidateFailedError
 from hotloop.step.reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 

@@ -11,7 +11,8 @@ from hotloop._torch.foreach import copies, copy_all, differing
 from hotloop.measure.machine import free_bytes
 from hotloop.step.bindings import Bindings
 from hotloop.step.holdings import once
-from hotloop.step.memory import Memory, in_place, over, places_of, put_back, write
+from hotloop.step.memory import Memory, in_place
+from hotloop.step.places import over, places_of, put_back, write
 from hotloop.step.random_state import RandomState
 
 if TYPE_CHECKING:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.hooks import gradient_hooks
-from hotloop.step.memory import Memory
+from hotloop._torch.hooks import gradient_hooks, hooks_of_gradients
+from hotloop.step.memory import Views, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from hotloop.step.holdings import Holdings
     from hotloop.step.optimizers import Recorded
 
-_Fact = tuple[int, bool, Any]
+_descriptors: Any = torch.Tensor
+_trained = _descriptors.requires_grad.__get__
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +68,9 @@ class Frozen:
     def __init__(self, holdings: Holdings, recorded: Mapping[str, Recorded]) -> None:
         self._holdings, self._recorded = holdings, recorded
         self._names, self._parameters = list(holdings.parameters()), list(holdings.parameters().values())
-        self._facts = _facts(self._parameters)
-        self._buffers = list(holdings.buffers().values())
-        self._storages = _storages(self._buffers, holdings)
+        self._views, self._facts = Views(self._parameters), _facts(self._parameters)
+        self._buffers = Views(holdings.buffers().values())
+        self._others = _views_of_others(holdings)
         self._states = [_State(one.optimizer) for one in recorded.values()]
         self._groups = _group_sizes(holdings)
 
@@ -76,55 +78,63 @@ class Frozen:
         """Name something that no longer is as it was captured; None where all is."""
         if self._groups != _group_sizes(self._holdings):
             return Change("a parameter group was added or removed")
-        if self._facts != (facts := _facts(self._parameters)):
-            return Change(self._which(facts))
+        if not self._views.same() or self._facts != _facts(self._parameters):
+            return Change(self._which())
         for name, one in self._recorded.items():
             if setting := one.changed():
                 return Change(setting, name)
         if any(one.changed() for one in self._states):
             return Change("the optimizer's state was replaced")
-        if self._storages != _storages(self._buffers, self._holdings):
+        if not self._buffers.same() or self._others != _views_of_others(self._holdings):
             return Change("a buffer or other state was replaced")
         return None
 
-    def _which(self, facts: Sequence[_Fact]) -> str:
+    def _which(self) -> str:
         """Say of which parameter what is not as it was."""
-        every = zip(self._names, self._facts, facts, strict=True)
-        name, was, now = next((name, was, now) for name, was, now in every if was != now)
-        if was[0] != now[0]:
-            return f"the memory of parameter {name}"
-        if was[1] != now[1]:
-            return f"requires_grad of parameter {name}"
-        return f"the gradient hooks of parameter {name}"
+        moved = self._views.moved()
+        for name, parameter, trained in zip(self._names, self._parameters, self._facts[0], strict=True):
+            if any(one is parameter for one in moved):
+                return f"the memory of parameter {name}, or its shape or strides"
+            if parameter.requires_grad != trained:
+                return f"requires_grad of parameter {name}"
+        then = self._facts[1] or [(None, None)] * len(self._names)
+        pairs = zip(self._names, self._parameters, then, strict=True)
+        return f"the gradient hooks of parameter {next(name for name, one, had in pairs if gradient_hooks(one) != had)}"
 
 
 class _State:
-    """The tensors of an optimizer's state, which a recording updates in place, and where they stand."""
+    """The tensors of an optimizer's state, which a recording updates in place, and where they stand.
+
+    They are looked at all at once, and no tensor is hashed: there are three of them for each parameter of Adam's.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer, self._state = optimizer, optimizer.state
-        self._entries = [(entry, list(entry.values())) for entry in optimizer.state.values()]
-        tensors = [one for _, values in self._entries for one in values if isinstance(one, torch.Tensor)]
-        self._memory = Memory(tensors)
+        self._entries = list(optimizer.state.values())
+        self._lengths, self._values = [*map(len, self._entries)], self._values_now()
+        self._views = Views([one for one in self._values if isinstance(one, torch.Tensor)])
+
+    def _values_now(self) -> list[Any]:
+        return [*itertools.chain.from_iterable([entry.values() for entry in self._entries])]
 
     def changed(self) -> bool:
-        """Tell whether a tensor, or a dictionary around it, is another one. No tensor is hashed, which is slow."""
+        """Tell whether a tensor, or a dictionary around it, is another one."""
         if self._optimizer.state is not self._state or len(self._state) != len(self._entries):
             return True
-        replaced = any(
-            entry is not held or len(entry) != len(values) or not all(map(operator.is_, entry.values(), values))
-            for entry, (held, values) in zip(self._state.values(), self._entries, strict=True)
-        )
-        return replaced or bool(self._memory.moved())
+        if not all(map(operator.is_, self._state.values(), self._entries)):
+            return True
+        if [*map(len, self._entries)] != self._lengths or not all(map(operator.is_, self._values_now(), self._values)):
+            return True
+        return not self._views.same()
 
 
-def _facts(parameters: Sequence[torch.nn.Parameter]) -> list[_Fact]:
-    return [(parameter.data_ptr(), parameter.requires_grad, gradient_hooks(parameter)) for parameter in parameters]
+def _facts(parameters: Sequence[torch.nn.Parameter]) -> tuple[list[bool], list[tuple[Any, ...]]]:
+    return [*map(_trained, parameters)], hooks_of_gradients(parameters)
 
 
-def _storages(buffers: Sequence[torch.Tensor], holdings: Holdings) -> list[int]:
-    """Give the memory of buffers and other state; that no buffer was replaced is for the watch to see."""
-    return [tensor.data_ptr() for tensor in (*buffers, *holdings.other_tensors().values())]
+def _views_of_others(holdings: Holdings) -> list[tuple[Any, ...]]:
+    """Give the memory of other state, and how it is viewed; that none was replaced is for the watch to see."""
+    return [*map(view_of, holdings.other_tensors().values())]
 
 
 def _group_sizes(holdings: Holdings) -> list[int]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.module import class_forward
+from hotloop.step.memory import view_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,6 @@ ABSENT: Any = object()
 _BYTES, _MOST_BYTES = 64 * 2**10, 2**28
 """An array is compared by what it holds up to the first size; a larger one cannot be, before each replay. A survey,
 which is made once, compares what is within the second one as well."""
-_NO_MEMORY = -1
 _ITEMS, _NESTED = 200, 4
 """Of a container in an object of a library: the most items, and containers in one another, that are looked at."""
 
@@ -152,13 +152,12 @@ def own_step(optimizer: torch.optim.Optimizer) -> Slot:
     return Slot(vars(optimizer).get("step"))
 
 
-def facts_of(tensor: torch.Tensor) -> tuple[bool, bool, int]:
-    """Give what a recording froze of a tensor beside its identity: whether it is trained, where its memory is."""
-    try:
-        memory = tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):  # sparse, or a tensor in name only
-        memory = _NO_MEMORY
-    return tensor.requires_grad, tensor.is_leaf, memory
+def facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Give what a recording froze of a tensor beside its identity: whether it is trained, and its view of its memory.
+
+    An address alone would not do: ``tensor.t_()`` and ``tensor.resize_()`` leave it as it is.
+    """
+    return tensor.requires_grad, tensor.is_leaf, view_of(tensor)
 
 
 def is_array(value: Any) -> bool:

@@ -18,7 +18,8 @@ from hotloop._torch.foreach import copy_all
 from hotloop._torch.hooks import module_tables
 from hotloop.step.bindings import Bindings
 from hotloop.step.holdings import Holdings
-from hotloop.step.memory import Memory, over, overlaps, places_of, put_back
+from hotloop.step.memory import Memory
+from hotloop.step.places import over, overlaps, places_of, put_back
 from hotloop.step.random_state import RandomState
 
 if TYPE_CHECKING:
