@@ -160,7 +160,7 @@ def test_each_place_goes_back_to_its_bits_and_no_write_counts(name):
     copy = places.clone()
     assert torch.equal(over(copy, tensor), tensor) or name == "nan"
     was, version = tensor.clone(), tensor._version
-    with mock.patch("hotloop.step.memory.copy_all") as copied:
+    with mock.patch("hotloop.step.places.copy_all") as copied:
         put_back([places], [copy])
     assert not copied.call_args.args[0]
     places.copy_(~places if tensor.dtype == torch.bool else places.nan_to_num(1) + 1)
