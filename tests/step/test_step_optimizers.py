@@ -442,3 +442,62 @@ def test_sgd_in_16_bits_runs_beside_a_recording_on_a_cpu_whose_fused_kernel_is_w
 
     run = both.equal(program)
     assert run.outside == (("optimizer",) if both.device.type == "cpu" else ())
+
+
+class Decaying(torch.optim.SGD):
+    def step(self, closure=None):
+        super().step(closure)
+        with torch.no_grad():
+            self.param_groups[0]["params"][0].mul_(0.5)
+
+
+@pytest.mark.parametrize("which", ["class", "step of the class", "step"])
+def test_an_optimizer_that_steps_otherwise_drops_the_recording(both, monkeypatch, which):
+    plain = torch.optim.SGD.step
+
+    def step(optimizer, closure=None):
+        plain(optimizer, closure)
+        with torch.no_grad():
+            optimizer.param_groups[0]["params"][0].mul_(0.5)
+
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        with monkeypatch.context() as patched:
+            for number, (x, y) in enumerate(batches(run.device)):
+                if number == PROVING + 4:
+                    if which == "class":
+                        optimizer.__class__ = Decaying
+                    elif which == "step":
+                        optimizer.step = lambda: step(optimizer)
+                    else:
+                        patched.setattr(torch.optim.SGD, "step", step)
+                run.note(train_step(x, y))
+        return model
+
+    run = both.alike(program)
+    assert any("or its step" in reason for reason in run.dropped)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "momentum", "Adam"])
+def test_a_parameter_with_gaps_is_stepped_outside(both, kind):
+    """torch's fused kernels take all that lies between its first element and its last for the parameter."""
+    made = {
+        "SGD": lambda p: torch.optim.SGD(p, lr=RATE),
+        "momentum": lambda p: torch.optim.SGD(p, lr=RATE, momentum=0.5),
+        "Adam": lambda p: torch.optim.Adam(p, lr=RATE),
+    }[kind]
+
+    def program(run):
+        model = torch.nn.Linear(8, 3).to(run.device)
+        memory = torch.randn(3, 16, device=run.device)
+        model.weight = torch.nn.Parameter(memory[:, ::2])
+        optimizer = made(model.parameters())
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x[:, :8].float(), y % 3))
+        return model, optimizer, memory
+
+    run = both.equal(program)
+    assert run.outside == ("optimizer",)

@@ -18,6 +18,7 @@ import torch
 
 from hotloop._torch.foreach import copies
 from hotloop.step import standins
+from hotloop.step.places import is_dense
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Recorded by their fused kernel, which takes learning rate and step count from the device on CPU and GPU alike."""
@@ -61,7 +62,11 @@ def _no_fused_kernel(optimizer: torch.optim.Optimizer, device: torch.device) -> 
     if any(one.grad is not None and one.grad.layout != torch.strided for one in parameters):
         return "sparse gradients have no fused kernel"
     if any(_viewed_otherwise(optimizer, one) for one in parameters):
-        return "some of its state has other strides than its parameter, which a fused kernel takes for the same"
+        return (
+            "some of its state, or a gradient, has other strides than its parameter, and a fused kernel knows but one"
+        )
+    if not all(is_dense(one) for one in parameters):
+        return "a parameter is a slice with gaps (weight[:, ::2]), and a fused kernel writes into these"
     # torch 2.13 loses the update where it is vectorised. Who asked for that kernel has it in eager as well.
     asked = all(group.get("fused") for group in optimizer.param_groups)
     small = any(one.itemsize < torch.float32.itemsize for one in parameters)
@@ -69,10 +74,15 @@ def _no_fused_kernel(optimizer: torch.optim.Optimizer, device: torch.device) -> 
 
 
 def _viewed_otherwise(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
-    """Tell whether a parameter was turned after its state was made (``weight.t_()``), or the state was."""
+    """Tell whether a parameter was turned after its state was made (``weight.t_()``), or the state or gradient was."""
     state = optimizer.state.get(parameter, {})
-    tensors = [one for one in state.values() if isinstance(one, torch.Tensor) and one.ndim]
-    return any(one.shape == parameter.shape and one.stride() != parameter.stride() for one in tensors)
+    tensors = [one for one in (parameter.grad, *state.values()) if isinstance(one, torch.Tensor) and one.ndim]
+    return any(one.shape == parameter.shape and _steps_of(one) != _steps_of(parameter) for one in tensors)
+
+
+def _steps_of(tensor: torch.Tensor) -> list[int]:
+    """Give the strides that count: those along dimensions of one element are anything."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 class Recorded:
@@ -90,7 +100,7 @@ class Recorded:
             for group in optimizer.param_groups
         ]
         self._last = [float(group["lr"]) for group in optimizer.param_groups]
-        self._frozen = frozen(optimizer)
+        self._frozen, self._stepping = frozen(optimizer), _stepping(optimizer)
 
     def refresh(self) -> None:
         """Bring the learning rates on the device up to date, for the next replay."""
@@ -109,6 +119,8 @@ class Recorded:
 
     def changed(self) -> str:
         """Name a setting that differs from the one that was frozen; empty where none does."""
+        if _stepping(self.optimizer) != self._stepping:
+            return f"the class of {type(self.optimizer).__name__}, or its step"
         now = frozen(self.optimizer)
         if now == self._frozen:
             return ""
@@ -135,6 +147,11 @@ class Recorded:
         finally:
             for group, values in zip(self.optimizer.param_groups, before, strict=True):
                 group.update({key: values[key] for key in ("lr", *asked)})
+
+
+def _stepping(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
+    """Give what runs as an optimizer's step: somebody may put something in its place, as a subclass that decays."""
+    return type(optimizer), type(optimizer).step, vars(optimizer).get("step")
 
 
 def frozen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -55,6 +55,11 @@ def over(places: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return places.as_strided(tensor.shape, tensor.stride())
 
 
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Tell whether a tensor has all places from its first element to its last."""
+    return tensor.layout != torch.strided or not tensor.numel() or span_of(tensor) == tensor.numel()
+
+
 def span_of(tensor: torch.Tensor) -> int:
     """Give how many places there are from a tensor's first element to its last."""
     return 1 + sum(stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
