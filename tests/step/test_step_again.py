@@ -243,7 +243,7 @@ def hook_gradient(model, _optimizer):
     ("change", "what"),
     [
         (freeze_one, "requires_grad of parameter head.bias"),
-        (replace_parameter_data, "the memory of parameter head.weight"),
+        (replace_parameter_data, "the memory of parameter head.weight, or its shape or strides"),
         (hook_gradient, "the gradient hooks of parameter head.weight"),
     ],
 )

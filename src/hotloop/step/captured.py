@@ -115,6 +115,7 @@ class CapturedStep:
         self._end_memory = Memory([])
         self._left_alone: list[int] = []
         self._given: list[int] = []
+        self._on_host = seen.on_host
         self._results: tuple[Any, list[Callable[[], Any] | int]] = (None, [])
         """The structure of what the step returns, and what gives each part after a replay; an int is an argument."""
         self.gradients_at_step: dict[str, torch.Tensor] = {}
@@ -248,6 +249,10 @@ class CapturedStep:
                     makers[number] = functools.partial(getattr, self._parameters[index], "grad")
                 elif isinstance(leaf, torch.Tensor) and _place_of(leaf) == _place_of(found):
                     raise RuntimeError("the step returns a part of a gradient that was there before it")
+        for number, (leaf, make) in enumerate(zip(leaves, makers, strict=False)):
+            elsewhere = isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
+            if elsewhere and number in self._on_host and not isinstance(make, int):
+                makers[number] = functools.partial(_to_host, make)
         return makers
 
     @contextlib.contextmanager
@@ -432,6 +437,11 @@ class _Shared:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def _to_host(make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Give what eager makes on the host of an argument that lies there, and a recording on the device."""
+    return make().cpu()
 
 
 def _place_of(tensor: torch.Tensor) -> int:

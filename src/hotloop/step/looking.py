@@ -141,7 +141,9 @@ class Looking:
             return result
         obstacles = looked.obstacles
         leaves = flatten(result)[0]
-        waits = any(isinstance(one, torch.Tensor) and one.grad_fn is not None and not was_freed(one) for one in leaves)
+        tensors = [(number, one) for number, one in enumerate(leaves) if isinstance(one, torch.Tensor)]
+        seen.on_host = [number for number, one in tensors if one.device.type == "cpu"]
+        waits = any(one.grad_fn is not None and not was_freed(one) for _, one in tensors)
         if waits and not seen.stepped and looked.gradients == self._gradients():
             obstacles.append(Obstacle(_WAITS, _BACKWARD))
         if any(isinstance(one, float | complex) for one in leaves):

@@ -103,6 +103,8 @@ class Survey:
     """Code of the step asked whether a capture is going on."""
     written_found: list[torch.Tensor] = dataclasses.field(default_factory=list)
     """Tensors from outside the step that it wrote into, and that the holdings did not know."""
+    on_host: list[int] = dataclasses.field(default_factory=list)
+    """Which tensors among the leaves of its result were on the host."""
     read: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """What of Python's state the step can reach, as it was when it ended."""
 
