@@ -129,14 +129,94 @@ def test_nested_batches(both, nest):
     assert both.equal(calling(NESTS[nest], nested), exact=True).calls() == PROVING
 
 
-def test_one_tensor_in_two_places(both):
+def of_two(model, optimizer):
+    """Similarity: where both are one set, or parts of one, no row is its own partner."""
+
+    def train_step(a, b):
+        similar = model(a) @ model(b).T
+        if a is b:
+            similar = similar.masked_fill(torch.eye(len(a), dtype=torch.bool, device=a.device), 0)
+        elif a.data_ptr() == b.data_ptr():
+            similar = similar * 2
+        return finish(similar.square().mean(), optimizer)
+
+    return train_step
+
+
+SHARED = {
+    "one object": lambda x: (x, x),
+    "two objects": lambda x: (x, x.detach()),
+    "a part first": lambda x: (x[:2], x),
+    "a part": lambda x: (x, x[:2]),
+}
+
+
+@pytest.mark.parametrize("shared_first", [True, False])
+@pytest.mark.parametrize("how", SHARED)
+def test_arguments_that_are_one_tensor_are_a_kind_of_calls(both, how, shared_first):
+    def call(step, number, x, y):
+        return step(*SHARED[how](x)) if (number < 16) == shared_first else step(*map(torch.clone, SHARED[how](x)))
+
+    run = both.equal(calling(call, of_two, 32), exact=True)
+    assert run.calls() == 2 * PROVING
+
+
+def test_parts_of_one_memory_are_captured(both):
+    """``tokens[:, :-1], tokens[:, 1:]``, and slices that now and then meet."""
+
     def make(model, optimizer):
-        def train_step(x, y, again):
-            return finish(F.cross_entropy(model(x) + model(again), y), optimizer)
+        def train_step(x, z):
+            return finish((model(x) - model(z)).square().mean(), optimizer)
 
         return train_step
 
-    both.equal(calling(lambda step, n, x, y: step(x, y, x if n % 2 else x + 1), make), exact=True)
+    def call(step, number, x, y):
+        return step(x[number % 2 :][:2], x[2:4])
+
+    run = both.equal(calling(call, make, 40), exact=True)
+    assert run.calls() == 2 * PROVING
+
+
+def marked(model, optimizer):
+    def train_step(x, y):
+        return finish(F.cross_entropy(model(x), y) * getattr(x, "scale", 0.5), optimizer)
+
+    return train_step
+
+
+def with_scale(make):
+    def call(step, number, x, y):
+        if (scale := make(number)) is not None:
+            x.scale = scale
+        return step(x, y)
+
+    return call
+
+
+SCALES = {
+    "is added": lambda n: 2.0 if n >= 16 else None,
+    "is another one": lambda n: 2.0 if n >= 16 else 0.25,
+    "is of another type": lambda n: True if n >= 16 else 1.0,
+}
+
+
+@pytest.mark.parametrize("how", SCALES)
+def test_what_is_on_a_tensor_tells_calls_apart(both, how):
+    run = both.equal(calling(with_scale(SCALES[how]), marked, 32), exact=True)
+    assert run.calls() == 2 * PROVING
+
+
+def test_what_is_on_a_tensor_and_cannot_be_followed_is_named(both):
+    told = both.declines(
+        calling(with_scale(lambda n: torch.tensor(1.0 + n)), marked),
+        reason="argument x has an attribute scale, a torch.Tensor, whose value a recording would freeze",
+    )
+    assert "an argument of its own" in told.hint
+
+
+def test_what_is_on_a_tensor_and_new_in_each_call_is_named(both):
+    program = calling(with_scale(lambda n: 1.0 + n / 64), marked, 40)
+    both.declines(program, reason="argument x has an attribute scale, another one in each of 16 calls")
 
 
 def test_expanded_and_strided_batches(both):

@@ -29,6 +29,11 @@ def written_into(batch):
     return batch["x"], batch["labels"]
 
 
+def noted_on_it(batch):
+    batch["x"].seen = getattr(batch["x"], "seen", 0) + 1
+    return batch["x"] * batch["x"].seen, batch["labels"]
+
+
 def train(take, run):
     """Give the parameters, what became of each batch, and the loop's status."""
     torch.manual_seed(1)
@@ -52,7 +57,7 @@ def train(take, run):
             labels = torch.randint(3, (4,), generator=draws)
             batch = {"x": torch.randn(4, 4, generator=draws), "labels": labels, "more": [labels]}
             step(batch)
-            left.append((sorted(batch), len(batch["more"]), batch["x"].tolist()))
+            left.append((sorted(batch), len(batch["more"]), batch["x"].tolist(), vars(batch["x"])))
         status = loop.status() if loop is not None else None
     return [one.detach().clone() for one in model.parameters()], left, status
 
@@ -65,6 +70,7 @@ def train(take, run):
         (labels_popped_from_a_list, "the step changes the dict or list that holds its argument more[0]"),
         (put_into_it, "the step changes the dict or list that holds its argument x"),
         (written_into, "the step writes into its own argument"),
+        (noted_on_it, "the step changes seen, which is an attribute of its argument x"),
     ],
 )
 def test_a_step_that_changes_what_it_is_handed_trains_as_eager_and_says_so(take, why, run):
@@ -76,4 +82,4 @@ def test_a_step_that_changes_what_it_is_handed_trains_as_eager_and_says_so(take,
     assert status.tier == "eager"
     (tier,) = [one for one in status.tiers if one.name == run]
     assert tier.why.startswith(why), tier
-    assert "work on a copy" in tier.why
+    assert ("return what has to be noted" if take is noted_on_it else "work on a copy") in tier.why

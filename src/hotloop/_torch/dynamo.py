@@ -189,6 +189,11 @@ def mark_dynamic(tensor: Any, dim: int) -> None:
         return
 
 
+def is_mark(name: str) -> bool:
+    """Tell whether an attribute of a tensor is what torch's compiler has noted on it."""
+    return "dynamo" in name
+
+
 def transform_probe() -> Callable[[], Any]:
     """Give the function that tells whether a transform of torch.func (grad, vmap, ...) is in force in this thread."""
     try:

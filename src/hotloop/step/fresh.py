@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hotloop.measure import Inputs
+    from hotloop.step.told_apart import ToldApart
 
 FRESH = 16
 """Calls that follow each other, each with another object or value, after which none is taken to come again."""
 _THE_SAME = "pass tensors, alone or in a dict or a dataclass, or the same object in each call"
 _TENSORS = "pass tensors, numbers and strings, alone or in lists and mappings"
 _LEAVE_IT_OUT = "leave it out of the step; an argument of a few values that come again (update=True) may stay"
+
+_OF_ITS_OWN = "pass it as a tensor, as an argument of its own, or leave it out of the step"
 
 
 class FreshArguments:
@@ -30,25 +33,29 @@ class FreshArguments:
     def __init__(self, argument: Callable[[str], str]) -> None:
         self._argument = argument
         self._calls = 0
-        self._seen: dict[int, set[Any]] = {}
-        """What each place had in the calls that follow each other, where it was another in each of them."""
+        self._seen: dict[Any, set[Any]] = {}
+        """What each place, and each attribute of a tensor, had in the calls that follow each other, where it was
+        another in each of them."""
 
-    def obstacle(self, inputs: Inputs, *, new: bool) -> Obstacle | None:
+    def obstacle(self, inputs: Inputs, apart: ToldApart, *, new: bool) -> Obstacle | None:
         """Say which argument is in the way of a recording, if one is; of what is new in each call, once.
 
         Args:
             inputs: of a call.
+            apart: what tells it apart beside these.
             new: no call of its kind came before.
         """
         for name, type_name in inputs.unhashed().items() if not inputs.exact else ():
             what = f"argument {self._argument(name)} cannot be compared from call to call: it is"
             return Obstacle(f"{what} {with_article(type_name)}", _TENSORS)
+        if apart.attributes and (obstacle := apart.obstacle([*map(self._argument, inputs.names())])) is not None:
+            return obstacle
         if not new:
             self._seen, self._calls = {}, 0
             return None
         if self._calls == FRESH:  # it was said
             return None
-        values = inputs.values()
+        values: dict[Any, Any] = {**inputs.values(), **apart.values()}
         still = {place: one for place, one in values.items() if place in self._seen and one not in self._seen[place]}
         if self._calls and not still:  # something else was new: a shape, say
             self._calls = 0
@@ -57,9 +64,13 @@ class FreshArguments:
             for place, one in (still if self._calls else values).items()
         }
         self._calls += 1
-        return self._of(inputs, min(self._seen)) if self._seen and self._calls == FRESH else None
+        return self._of(inputs, next(iter(self._seen))) if self._seen and self._calls == FRESH else None
 
-    def _of(self, inputs: Inputs, place: int) -> Obstacle:
+    def _of(self, inputs: Inputs, place: int | tuple[int, str]) -> Obstacle:
+        if isinstance(place, tuple):
+            name = self._argument(inputs.names()[place[0]])
+            what = f"argument {name} has an attribute {place[1]}, another one in each of {FRESH} calls"
+            return Obstacle(f"{what}: each value selects a recording of its own", _OF_ITS_OWN)
         name, kind = self._argument(inputs.names()[place]), inputs.leaves[place][0]
         what = f"argument {name} is {with_article(kind.__name__)}, and another one in each of {FRESH} calls"
         if place in inputs.objects():

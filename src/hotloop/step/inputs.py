@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import torch
 
+from hotloop.step.memory import view_of
 from hotloop.step.places import overlaps, span_of, unexpanded
+from hotloop.step.told_apart import attributes_of
 
 _STAGES = 3
 """Pinned buffers a host tensor has: the host may be this many batches ahead of the copies."""
@@ -24,15 +27,22 @@ class Inputs:
     """
 
     def __init__(self, leaves: list[Any], device: torch.device) -> None:
-        self._written = [self._static(leaf, device) if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-        self.leaves = [
-            leaf if static is None else static if static.shape == leaf.shape else static.expand(leaf.shape)
-            for static, leaf in zip(self._written, leaves, strict=True)
-        ]
+        self._written: list[torch.Tensor | None] = []
+        self.leaves: list[Any] = []
+        """What the step is handed: one tensor where arguments are one, memory that begins at one place where theirs
+        does. Other memory in common shows in nothing but writes, and a step that writes there is not captured."""
+        memory, given = _Memory(leaves, device), dict[int, Any]()
+        for leaf in leaves:
+            again = not isinstance(leaf, torch.Tensor) or id(leaf) in given
+            self._written.append(None if again else (static := memory.static(leaf)))
+            if not again:
+                given[id(leaf)] = static if static.shape == leaf.shape else static.expand(leaf.shape)
+                given[id(leaf)].__dict__.update(attributes_of(leaf))
+            self.leaves.append(given.get(id(leaf), leaf))
         self._staged = {
             index: _Staged(unexpanded(leaf), device)
             for index, leaf in enumerate(leaves)
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and device.type == "cuda"
+            if self._written[index] is not None and leaf.device.type == "cpu" and device.type == "cuda"
         }
 
     def fill(self, leaves: list[Any]) -> None:
@@ -45,12 +55,36 @@ class Inputs:
             else:
                 static.copy_(unexpanded(leaf).detach(), non_blocking=True)
 
-    @staticmethod
-    def _static(leaf: torch.Tensor, device: torch.device) -> torch.Tensor:
+
+class _Memory:
+    """Makes the static tensors of one call's leaves: those that begin at one place share memory."""
+
+    def __init__(self, leaves: list[Any], device: torch.device) -> None:
+        self._device = device
+        tensors = {id(leaf): unexpanded(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}.values()
+        self._spans: dict[tuple[Any, ...], int] = {}
+        count = collections.Counter(map(_begin, tensors))
+        for one in tensors:
+            if (begin := _begin(one)) and count[begin] > 1 and _keeps_strides(one):
+                self._spans[begin] = max(span_of(one), self._spans.get(begin, 0))
+        self._made: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def static(self, leaf: torch.Tensor) -> torch.Tensor:
         """Give memory for a tensor, each element once: to be expanded as the tensor is."""
-        where = device if leaf.device.type == "cpu" else leaf.device
+        where = self._device if leaf.device.type == "cpu" else leaf.device
         base = unexpanded(leaf)
-        return torch.empty_strided(base.shape, _strides(base), dtype=leaf.dtype, device=where)
+        begin = _begin(base)
+        if begin not in self._spans or not _keeps_strides(base):
+            return torch.empty_strided(base.shape, _strides(base), dtype=leaf.dtype, device=where)
+        if begin not in self._made:
+            self._made[begin] = torch.empty(self._spans[begin], dtype=leaf.dtype, device=where)
+        return self._made[begin].as_strided(base.shape, base.stride())
+
+
+def _begin(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Tell where the memory of a tensor begins; empty where it has none with an address."""
+    at = view_of(tensor)
+    return (at[0], tensor.dtype, tensor.device) if at and at[0] else ()
 
 
 def _strides(leaf: torch.Tensor) -> tuple[int, ...]:
@@ -58,9 +92,12 @@ def _strides(leaf: torch.Tensor) -> tuple[int, ...]:
 
     What overlaps, or is spread thinly over a large memory, gets those of a copy that torch makes.
     """
+    return leaf.stride() if _keeps_strides(leaf) else torch.empty_like(leaf, device="meta").stride()
+
+
+def _keeps_strides(leaf: torch.Tensor) -> bool:
     small = span_of(leaf) * leaf.element_size() <= _PADDED * leaf.nbytes + _SPARE_BYTES
-    own = leaf.numel() > 0 and small and not overlaps(leaf)
-    return leaf.stride() if own else torch.empty_like(leaf, device="meta").stride()
+    return leaf.numel() > 0 and small and not overlaps(leaf)
 
 
 class _Staged:

@@ -29,6 +29,7 @@ from hotloop.step.results import not_copied
 from hotloop.step.standins import Same
 from hotloop.step.survey import Obstacle, Survey, survey
 from hotloop.step.tiers import Tier
+from hotloop.step.told_apart import attributes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -254,18 +255,28 @@ class Looking:
         raise CandidateFailedError from failed
 
     @staticmethod
-    def _named(args: Any, kwargs: Any) -> dict[str, Any]:
-        """Give what a call is handed, by name: what is in its containers as well."""
-        return dict(zip(signature(args, kwargs).names(), flatten((args, kwargs))[0], strict=True))
+    def _named(args: Any, kwargs: Any) -> dict[tuple[str, str], Any]:
+        """Give what a call is handed, by name: what is in its containers, and what is on its tensors, as well."""
+        named = dict(zip(signature(args, kwargs).names(), flatten((args, kwargs))[0], strict=True))
+        found = {(name, ""): one for name, one in named.items()}
+        for name, one in named.items():
+            if isinstance(one, torch.Tensor):
+                found |= {(name, attribute): value for attribute, value in attributes_of(one).items()}
+        return found
 
-    def _of_arguments(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Obstacle]:
+    def _of_arguments(
+        self, before: Mapping[tuple[str, str], Any], now: Mapping[tuple[str, str], Any]
+    ) -> list[Obstacle]:
         """Say what is wrong with what a step was handed: what it took out of a dict it would not find another time."""
         found, nothing = [], object()
         changed = [one for one in {**before, **now} if before.get(one, nothing) is not now.get(one, nothing)]
         if changed:
-            reason = "the step changes the dict or list that holds its argument"
-            found.append(Obstacle(f"{reason} {self._runner.shapes.argument(changed[0])}", _COPY_IT, once=True))
-        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in before.values()):
+            name, attribute = changed[0]
+            of = f"{attribute}, which is an attribute of" if attribute else "the dict or list that holds"
+            reason = f"the step changes {of} its argument {self._runner.shapes.argument(name)}"
+            found.append(Obstacle(reason, _RETURN_IT if attribute else _COPY_IT, once=True))
+        given = [one for (_, attribute), one in before.items() if not attribute]
+        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
             found.append(GRADIENTS_OF_ARGUMENTS)
         return found
 

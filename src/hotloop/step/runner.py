@@ -27,6 +27,7 @@ from hotloop.step.standing import Change
 from hotloop.step.survey import Obstacle
 from hotloop.step.tiers import Tier
 from hotloop.step.together import Together
+from hotloop.step.told_apart import told_apart
 from hotloop.step.training import WAITS, another_trains
 from hotloop.step.variant import Keys, Variant
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from hotloop.step.captured import Call, CapturedStep
     from hotloop.step.loop import Loop
     from hotloop.step.proof import Run
+    from hotloop.step.told_apart import ToldApart
 
 VARIANTS = 8
 """Recordings of one step, at most: each holds memory."""
@@ -96,16 +98,17 @@ class Runner:
             return self.eagerly(run)
         if not tier.graph and not unproven:
             return self._compiled(run, tier, inputs)
-        variant = self._variant(inputs)
+        apart = told_apart(leaves := flatten((args, kwargs))[0])
+        variant = self._variant(inputs, apart)
         self._calls += 1
         variant.calls, variant.called = variant.calls + 1, self._calls
         if self.loop.may_capture and variant.declined is None:
-            obstacle = self._fresh.obstacle(inputs, new=variant.calls == 1)
+            obstacle = self._fresh.obstacle(inputs, apart, new=variant.calls == 1)
             if obstacle is not None:
                 self.decline(variant, obstacle)
         if unproven:
             return self._towards_base(variant, run, args, kwargs, tier)
-        return self._with_graph(variant, run, args, kwargs, tier)
+        return self._with_graph(variant, run, leaves, tier)
 
     def _towards_base(
         self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
@@ -130,9 +133,7 @@ class Runner:
         """Tell whether something was seen in the step that no capture allows."""
         return any(one.seen is not None and bool(one.seen.obstacles) for one in self.variants.values())
 
-    def _with_graph(
-        self, variant: Variant, run: Callable[[], Any], args: tuple[Any, ...], kwargs: dict[str, Any], tier: Tier
-    ) -> Any:
+    def _with_graph(self, variant: Variant, run: functools.partial[Any], leaves: list[Any], tier: Tier) -> Any:
         captured = variant.captured
         if captured is not None and (change := _changed(captured)) is not None:
             self._drop(variant, change)
@@ -144,15 +145,15 @@ class Runner:
         if variant.declined is not None or not_now or (not variant.proven and self._waits_for_others()):
             return self.uncaptured(variant, run, tier)
         if variant.seen is None or (variant.seen.obstacles and variant.other_path()):
-            return self.looking.survey(variant, run, args, kwargs)
+            return self.looking.survey(variant, run, run.args, run.keywords)
         if variant.seen.obstacles:
             self.decline(variant, variant.seen.obstacles[0])
             return self.uncaptured(variant, run, tier)
         if variant.proven and variant.captured is not None:
             if self._check_due():
                 return self._checked(variant, run, tier)
-            return self._replay(variant, run, flatten((args, kwargs))[0], tier)
-        return self.graphs.prove(variant, run, tier, args, kwargs)
+            return self._replay(variant, run, leaves, tier)
+        return self.graphs.prove(variant, run, tier, run.args, run.keywords)
 
     def lacks(self, tier: Tier) -> str:
         """Say what is missing before the step runs in the tier that the loop aims at; empty where nothing is."""
@@ -187,8 +188,8 @@ class Runner:
         """Let go of everything that was captured."""
         self._variants.clear()
 
-    def _variant(self, inputs: Inputs) -> Variant:
-        key, variants = self._keys.of(inputs), self.variants
+    def _variant(self, inputs: Inputs, apart: ToldApart) -> Variant:
+        key, variants = self._keys.of(inputs, apart), self.variants
         found = variants.get(key)
         if found is None:
             if len(variants) >= _KEYS:
@@ -282,7 +283,7 @@ class Runner:
     def survey(self, run: Callable[[], Any], inputs: Inputs, call: tuple[Any, Any]) -> Any:
         """Run the step eagerly, once, and look at it."""
         self._surveys, self.once = self._surveys + 1, None
-        return self.looking.survey(self._variant(inputs), run, *call)
+        return self.looking.survey(self._variant(inputs, told_apart(flatten(call)[0])), run, *call)
 
     def guarded(self, run: Callable[[], Any], tier: Tier) -> Any:
         """Run the step in a tier without a graph, undone where that is possible."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hotloop.step.outcomes import Outcome
     from hotloop.step.standing import Standing
     from hotloop.step.survey import Obstacle, Survey
+    from hotloop.step.told_apart import ToldApart
 
 _COMPUTE_DTYPES: Mapping[torch.dtype, ComputeDtype] = {
     torch.float64: "float64",
@@ -165,11 +166,11 @@ class Keys:
     ) -> None:
         self._parameters, self._modules = parameters, modules
 
-    def of(self, inputs: Inputs) -> Hashable:
+    def of(self, inputs: Inputs, apart: ToldApart) -> Hashable:
         """Give the key of the coming call: arguments, gradients that exist, modes of modules, torch's own modes."""
         gradients = tuple([parameter.grad is None for parameter in self._parameters()])
         modes = tuple([module.training for module in self._modules()])
-        return inputs, gradients, modes, ambient_modes()
+        return inputs, apart, gradients, modes, ambient_modes()
 
 
 def matmul_precision() -> str:
