@@ -243,3 +243,53 @@ def test_a_parameter_that_gets_no_gradient_keeps_none(both):
         return model, optimizer
 
     assert both.equal(program, exact=True).status().tier == GRAPH
+
+
+def as_one_tensor(first, second):
+    second.grad = first.grad
+
+
+def as_one_memory(first, second):
+    second.grad.data = first.grad.data
+
+
+def as_parts_that_overlap(first, second):
+    memory = torch.cat([first.grad.flatten(), second.grad.flatten()])
+    first.grad, second.grad = memory[:16].view(4, 4), memory[8:24].view(4, 4)
+
+
+def as_parts_of_one(first, second):
+    memory = torch.cat([first.grad.flatten(), second.grad.flatten()])
+    first.grad, second.grad = memory[:16].view(4, 4), memory[16:].view(4, 4)
+
+
+@pytest.mark.parametrize("share", [as_one_tensor, as_one_memory, as_parts_that_overlap, as_parts_of_one])
+def test_gradients_that_become_one_between_two_calls(both, share):
+    """What one backward adds to either is added to both; parts of one memory that do not overlap are as others."""
+
+    def program(run):
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)).to(run.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=2**-5)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, update):
+            loss = (model(x) - 1).square().mean()
+            loss.backward()
+            if update:
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss.detach()
+
+        for number in range(36):
+            run.note(train_step(torch.randn(8, 4, device=run.device), number % 2 == 1))
+            if number >= 24 and number % 2 == 0:
+                share(model[0].weight, model[1].weight)
+        return model
+
+    run = both.alike(program)
+    if share is as_parts_of_one:
+        assert (run.declined, run.dropped) == ([], [])
+    elif share is as_one_memory:
+        assert "a tensor was given the memory of another one" in run.declined[0].reason
+    else:
+        assert run.dropped == ["which gradients are one tensor, or share memory,"]

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from hotloop.step.memory import Memory
 from hotloop.step.optimizers import Recorded, move_step_counts
 from hotloop.step.python_state import Watch, objects_in
 from hotloop.step.standing import Change, Frozen
+from hotloop.step.told_apart import shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +34,9 @@ _SCALER_ATTRIBUTES = ("grad_scale", "found_inf")
 
 _AS_FOUND: Any = object()
 """In place of a gradient that the step found and left alone: another model's, which a replay must not put back."""
+
+_of: Any = torch.Tensor
+_gradient = _of.grad.__get__
 
 _recorded_gradients: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 """By id: gradients in memory that recordings share."""
@@ -106,7 +111,9 @@ class CapturedStep:
         named = program.holdings.parameters()
         self._parameters = list(named.values())
         self._start = [parameter.grad if name in seen.read_gradients else None for name, parameter in named.items()]
+        self._reads_gradients = any(one is not None for one in self._start)
         self._start_memory = Memory([one for one in self._start if one is not None])
+        self._start_shared = self._shared_now()
         self._unread = [None if name in seen.read_gradients else parameter.grad for name, parameter in named.items()]
         self._frozen = Frozen(program.holdings, recorded)
         self._parts: list[Segment | _OutsideCall] = []
@@ -135,9 +142,10 @@ class CapturedStep:
         for one in self.recorded.values():
             one.refresh()
         self._start_memory.bring_back()
-        for parameter, expected in zip(self._parameters, self._start, strict=True):
-            if expected is not None and parameter.grad is not expected and parameter.grad is not None:
-                expected.copy_(parameter.grad)
+        if not self._finds_its_own():
+            for parameter, expected in zip(self._parameters, self._start, strict=True):
+                if expected is not None and parameter.grad is not expected and parameter.grad is not None:
+                    expected.copy_(parameter.grad)
         self.save_others()
         for part in self._parts:
             self.in_users_code = isinstance(part, _OutsideCall)
@@ -203,8 +211,18 @@ class CapturedStep:
         """Name something that no longer is as it was captured; None where a replay is right."""
         if (change := self._frozen.changed()) is not None:
             return change
+        # Gradients that it reads are copied into its own: one that is two parameters' would become two.
+        if not self._finds_its_own() and self._shared_now() != self._start_shared:
+            return Change("which gradients are one tensor, or share memory,")
         name = self._watch.changed() if self._watch is not None else ""
         return Change(name) if name else None
+
+    def _finds_its_own(self) -> bool:
+        """Tell whether the gradients that it reads, if any, are those that it was recorded with."""
+        return not self._reads_gradients or all(map(operator.is_, map(_gradient, self._parameters), self._start))
+
+    def _shared_now(self) -> tuple[tuple[int, int, int], ...]:
+        return shared([one for one in map(_gradient, self._parameters) if one is not None])
 
     def _gradients(self) -> list[Any]:
         """While recording: give the gradients as the step has made them so far."""

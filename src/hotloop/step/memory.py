@@ -111,11 +111,20 @@ class Memory:
         """Give each the memory that it had, with what the tensor holds now.
 
         Raises:
-            RuntimeError: the tensor has another shape now, so that it holds no value for each element.
+            RuntimeError: the tensor has another shape now, so that it holds no value for each element; or it has the
+                memory of another one, so that who writes into one writes into both.
         """
-        for place in self.moved():
+        places = self.moved()
+        if places and len(self._addresses()) > len({*self._addresses()}):
+            raise RuntimeError("a tensor was given the memory of another one")
+        for place in places:
             tensor, had = self._tensors[place], self._had[place]
             if tensor.shape != had.shape:
                 raise RuntimeError(f"a tensor of {tuple(had.shape)} was given the shape {tuple(tensor.shape)}")
             had.copy_(tensor.detach().clone())  # by way of a copy: the two may be views of one memory
             tensor.data = had
+
+    def _addresses(self) -> list[int]:
+        """Give where the memory of each begins, once a tensor; not of those that have none."""
+        views = map(view_of, {id(one): one for one in self._tensors}.values())
+        return [view[0] for view in views if view and view[0]]

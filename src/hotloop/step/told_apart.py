@@ -63,7 +63,7 @@ def told_apart(leaves: Sequence[Any]) -> ToldApart:
     """
     tensors = [one for one in leaves if isinstance(one, torch.Tensor)]
     marked = any(map(vars, tensors))
-    return ToldApart(_shared(tensors) if len(tensors) > 1 else (), tuple(_attributes(leaves)) if marked else ())
+    return ToldApart(shared(tensors) if len(tensors) > 1 else (), tuple(_attributes(leaves)) if marked else ())
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
@@ -82,7 +82,11 @@ def _attributes(leaves: Sequence[Any]) -> Iterator[Attribute]:
                 yield Attribute(place, name, signature((value,), {}) if followed else Unhashed(type_name))
 
 
-def _shared(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]:
+def shared(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]:
+    """Give of each tensor the first that is the same, begins at the same place, has memory in common.
+
+    Empty where each is alone: parts of one memory that do not overlap (the gradients of a flat buffer) are.
+    """
     spans = [*map(_span, tensors)]
     end = 0
     for begins, ends in sorted(spans):
