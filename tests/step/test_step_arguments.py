@@ -177,6 +177,41 @@ def test_parts_of_one_memory_are_captured(both):
     assert run.calls() == 2 * PROVING
 
 
+OWN = {
+    "a part of a parameter": lambda model, optimizer: model.weight.detach()[:2],
+    "a buffer": lambda model, optimizer: model.average,
+    "a gradient": lambda model, optimizer: model.weight.grad,
+    "optimizer state": lambda model, optimizer: optimizer.state[model.weight]["momentum_buffer"],
+}
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_an_argument_that_is_what_the_step_changes(both, own, caplog):
+    """It is read once the step has changed it; such a call comes when the step is captured."""
+    caplog.set_level("INFO")
+
+    def program(run):
+        model = torch.nn.Linear(8, 8, device=run.device)
+        model.register_buffer("average", torch.zeros(8, 8, device=run.device))
+        optimizer = torch.optim.SGD(model.parameters(), lr=2**-6, momentum=0.5)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, other):
+            model(x).square().mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                model.average.lerp_(model.weight, 0.5)
+            return other.square().sum()
+
+        for number, (x, _) in enumerate(batches(run.device, 36)):
+            found = OWN[own](model, optimizer) if number else model.weight.detach()[:2]
+            run.note(train_step(x, found if number >= 20 and number % 2 else found.clone()))
+        return model, optimizer
+
+    both.equal(program, exact=True)
+    assert sum("argument other is, or is a part of, a parameter" in one.getMessage() for one in caplog.records) == 1
+
+
 def marked(model, optimizer):
     def train_step(x, y):
         return finish(F.cross_entropy(model(x), y) * getattr(x, "scale", 0.5), optimizer)

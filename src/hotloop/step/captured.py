@@ -6,7 +6,6 @@ import collections
 import contextlib
 import dataclasses
 import functools
-import operator
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ from hotloop.step.memory import Memory
 from hotloop.step.optimizers import Recorded, move_step_counts
 from hotloop.step.python_state import Watch, objects_in
 from hotloop.step.standing import Change, Frozen
-from hotloop.step.told_apart import shared
+from hotloop.step.told_apart import Regions, shared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -110,14 +109,16 @@ class CapturedStep:
         self.program, self.recorded, self._launched = program, recorded, launched
         named = program.holdings.parameters()
         self._parameters = list(named.values())
-        self._start = [parameter.grad if name in seen.read_gradients else None for name, parameter in named.items()]
-        self._reads_gradients = any(one is not None for one in self._start)
-        self._start_memory = Memory([one for one in self._start if one is not None])
-        self._start_shared = self._shared_now()
+        read = [one for name, one in named.items() if name in seen.read_gradients]
+        self._reads = [(one, one.grad) for one in read if one.grad is not None]
+        """Parameters whose gradients it reads, with these: what another one holds is copied into them."""
+        self._start_memory = Memory([one for _, one in self._reads])
+        self._shared = self._shared_now()
         self._unread = [None if name in seen.read_gradients else parameter.grad for name, parameter in named.items()]
         self._frozen = Frozen(program.holdings, recorded)
         self._parts: list[Segment | _OutsideCall] = []
         self._inputs: Inputs | None = None
+        self._regions, self._inside = Regions([]), list[int]()
         self._end: list[Any] = []
         self._end_memory = Memory([])
         self._left_alone: list[int] = []
@@ -143,8 +144,8 @@ class CapturedStep:
             one.refresh()
         self._start_memory.bring_back()
         if not self._finds_its_own():
-            for parameter, expected in zip(self._parameters, self._start, strict=True):
-                if expected is not None and parameter.grad is not expected and parameter.grad is not None:
+            for parameter, expected in self._reads:
+                if parameter.grad is not expected and parameter.grad is not None:
                     expected.copy_(parameter.grad)
         self.save_others()
         for part in self._parts:
@@ -212,14 +213,14 @@ class CapturedStep:
         if (change := self._frozen.changed()) is not None:
             return change
         # Gradients that it reads are copied into its own: one that is two parameters' would become two.
-        if not self._finds_its_own() and self._shared_now() != self._start_shared:
+        if not self._finds_its_own() and self._shared_now() != self._shared:
             return Change("which gradients are one tensor, or share memory,")
         name = self._watch.changed() if self._watch is not None else ""
         return Change(name) if name else None
 
     def _finds_its_own(self) -> bool:
         """Tell whether the gradients that it reads, if any, are those that it was recorded with."""
-        return not self._reads_gradients or all(map(operator.is_, map(_gradient, self._parameters), self._start))
+        return all(_gradient(parameter) is expected for parameter, expected in self._reads)
 
     def _shared_now(self) -> tuple[tuple[int, int, int], ...]:
         return shared([one for one in map(_gradient, self._parameters) if one is not None])
@@ -230,10 +231,25 @@ class CapturedStep:
         pairs = zip(now, self._unread, strict=True)
         return [_AS_FOUND if own is found and found is not None else own for own, found in pairs]
 
-    def _finish(self, inputs: Inputs, result: Any) -> None:
+    def of_its_own(self, leaves: Sequence[Any]) -> int | None:
+        """Give the place of an argument that is, or is in, what the step may change, and was not in the recording.
+
+        A recording reads a copy of it, which the step does not change.
+        """
+        for place, (region, recorded) in enumerate(zip(self._regions.of(leaves), self._inside, strict=True)):
+            if region not in (-1, recorded):
+                return place
+        if self._finds_its_own():
+            return None
+        others = Regions([one.grad for one, _ in self._reads if one.grad is not None]).of(leaves)
+        return next((place for place, region in enumerate(others) if region >= 0), None)
+
+    def _finish(self, inputs: Inputs, given: Sequence[Any], result: Any) -> None:
         self._inputs = inputs
         leaves, structure = flatten(result)
         own = list(self.program.holdings.objects().values())
+        self._regions = Regions([*own, *(one for _, one in self._reads)])
+        self._inside = self._regions.of(given)
         self._end, self._unread = self._gradients(), []
         self._results = (structure, self._makers(leaves, own, inputs.leaves))
         self._left_alone = [index for index, one in enumerate(self._end) if one is _AS_FOUND]
@@ -364,7 +380,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
             engine.begin(program.device, told_capturing=told_capturing),
             lambda: program.step(*static_args, **static_kwargs),
         )
-    captured._finish(inputs, result)  # noqa: SLF001 - the two halves of one construction
+    captured._finish(inputs, leaves, result)  # noqa: SLF001 - the two halves of one construction
     return captured, captured.result(leaves)
 
 

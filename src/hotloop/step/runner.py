@@ -142,7 +142,10 @@ class Runner:
         if variant.seen is None and variant.declined is None and (everywhere := self._hindrance()) is not None:
             variant.decline(everywhere)  # told of the kinds before
         not_now = not self._worth(variant) or self._waits(variant)
-        if variant.declined is not None or not_now or (not variant.proven and self._waits_for_others()):
+        not_now = (
+            not_now or (not variant.proven and self._waits_for_others()) or self._is_handed_its_own(variant, leaves)
+        )
+        if variant.declined is not None or not_now:
             return self.uncaptured(variant, run, tier)
         if variant.seen is None or (variant.seen.obstacles and variant.other_path()):
             return self.looking.survey(variant, run, run.args, run.keywords)
@@ -154,6 +157,19 @@ class Runner:
                 return self._checked(variant, run, tier)
             return self._replay(variant, run, leaves, tier)
         return self.graphs.prove(variant, run, tier, run.args, run.keywords)
+
+    def _is_handed_its_own(self, variant: Variant, leaves: list[Any]) -> bool:
+        """Tell whether an argument is what the step may change, and was not when the step was captured."""
+        place = variant.captured.of_its_own(leaves) if variant.captured is not None else None
+        if place is None:
+            return False
+        name = self.shapes.argument(variant.inputs.names()[place])
+        self.loop.say_once(
+            f"{self.name}: argument {name} is, or is a part of, a parameter, a buffer, a gradient or optimizer state, "
+            "and was not when the step was captured: such calls run without a graph. "
+            f"Pass a copy, {name}.clone(), or read it inside the step"
+        )
+        return True
 
     def lacks(self, tier: Tier) -> str:
         """Say what is missing before the step runs in the tier that the loop aims at; empty where nothing is."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,6 +95,32 @@ def shared(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]:
             return _relations(tensors, spans)
         end = ends
     return ()
+
+
+class Regions:
+    """The memory of some tensors, to be asked whether others lie in it.
+
+    Args:
+        tensors: which; those without an address have none.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._begins, self._ends = list[int](), list[int]()
+        for begins, ends in sorted(set(map(_span, tensors)) - {(0, 0)}):
+            if self._ends and begins < self._ends[-1]:
+                self._ends[-1] = max(ends, self._ends[-1])
+            else:
+                self._begins.append(begins)
+                self._ends.append(ends)
+
+    def of(self, leaves: Sequence[Any]) -> list[int]:
+        """Give for each the number of the region that it has memory in; -1 where there is none."""
+        return [self._of(leaf) if isinstance(leaf, torch.Tensor) else -1 for leaf in leaves]
+
+    def _of(self, tensor: torch.Tensor) -> int:
+        begins, ends = _span(tensor)
+        last = bisect.bisect_left(self._begins, ends) - 1
+        return last if last >= 0 and self._ends[last] > begins else -1
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
