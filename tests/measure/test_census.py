@@ -41,6 +41,11 @@ DIFFERENT = {
     "bool and int": ((X, True), (X, 1)),
     "int and float": ((X, 1), (X, 1.0)),
     "signed zeros": ((X, 0.0), (X, -0.0)),
+    "signed zeros of a complex number": ((X, 0j), (X, -0j)),
+    "signed zeros of numpy's": ((X, np.float32(0.0)), (X, np.float32(-0.0))),
+    "types of keys": (({1: X},), ({True: X},)),
+    "types in a set": ((X, frozenset({1})), (X, frozenset({1.0}))),
+    "ranges": ((X, range(0, 3, 2)), (X, range(0, 4, 2))),
     "None": ((X, None), (X, False)),
     "another object": ((X, object()), (X, object())),
 }
@@ -53,7 +58,10 @@ def test_signatures_differ_where_a_compiler_would_tell_inputs_apart(name):
     assert signature(one, {}) == signature(one, {})
 
 
-@pytest.mark.parametrize("value", [float("nan"), 1.5, 3, "text", None, torch.float32, torch.Size([2])])
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), complex("nan"), np.float64("nan"), {1: 2}, 1.5, 3, "text", None, torch.float32, torch.Size([2])],
+)
 def test_equal_inputs_have_equal_signatures(value):
     a, b = (signature((torch.ones(2, 3), [value]), {"x": torch.ones(1)}) for _ in range(2))
     assert a == b

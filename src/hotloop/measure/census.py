@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import numbers
 import weakref
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,9 +17,9 @@ from hotloop.measure.tree import Structure, flatten, names
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-_VALUES = frozenset(
-    {bool, int, complex, str, bytes, type(None), range, torch.dtype, torch.device, torch.Size, torch.layout}
-)
+_VALUES = frozenset({bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.layout})
+_EXACT_TEXTS = frozenset({complex, range})
+"""Types whose values only their texts tell apart: 0j and -0j, and ranges of the same numbers, are equal."""
 _FEW = frozenset({bool, type(None)})
 _LISTED = 10  # signatures in the run record, the most frequent first
 
@@ -82,6 +83,13 @@ class Unhashed(NamedTuple):
 
 _incomparable: weakref.WeakSet[type] = weakref.WeakSet()
 """Types whose ``==`` was seen to fail, so that their objects are ``Unhashed`` from then on."""
+
+
+class _Exactly(str):
+    """The text that stands for a value."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 class _Own:
@@ -180,6 +188,10 @@ def _leaf(leaf: Any) -> Any:
 def _held(leaf: Any) -> Any:
     """Tell a value from others without keeping alive what compares by identity: a batch may be an object of a class."""
     cls: Any = type(leaf)
+    if cls in _EXACT_TEXTS or (cls.__module__ == "numpy" and isinstance(leaf, numbers.Number)):
+        return _Exactly(repr(leaf))
+    if cls is frozenset:
+        return frozenset([(type(one), one) for one in leaf])  # 1, 1.0 and True compare equal
     if cls.__module__ == "builtins" or isinstance(leaf, type):  # functions and classes among them
         return leaf
     if cls.__eq__ is not object.__eq__:

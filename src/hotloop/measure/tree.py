@@ -130,6 +130,24 @@ class _Aside:
         return 0
 
 
+class _OfTypes(tuple[Any, ...]):
+    """Keys that compare with their types: 1, 1.0 and True are equal, and a step may ask which."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is _OfTypes and tuple.__eq__(self, other) and [*map(type, self)] == [*map(type, other)]
+
+    __hash__ = tuple.__hash__
+
+
+def _told_apart(keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    return keys if {*map(type, keys)} <= _TEXT else _OfTypes(keys)
+
+
+_TEXT = frozenset({str})
+
+
 @dataclasses.dataclass(frozen=True)
 class _Keys:
     """The children of an instance: its items, then attributes; and attributes that are items too (ModelOutput)."""
@@ -211,7 +229,7 @@ def _split_mapping(value: Any) -> tuple[Hashable, Iterable[Any]]:
     items = dict(value.data) if isinstance(value, collections.UserDict) else dict(dict.items(value))
     mirrored = tuple(name for name in held if name in items and held[name] is items[name])
     others, aside = _attributes(value, {"data", *mirrored} if "data" not in items else set(mirrored))
-    keys = _Keys(tuple(items), others, mirrored, aside, getattr(value, "default_factory", None))
+    keys = _Keys(_told_apart(tuple(items)), others, mirrored, aside, getattr(value, "default_factory", None))
     return keys, [*items.values(), *(held[name] for name in others)]
 
 
@@ -255,7 +273,7 @@ _EXACT: dict[type, _Kind] = {
     tuple: _Kind(lambda value: (None, value), lambda _cls, _keys, children: tuple(children)),
     list: _Kind(lambda value: (None, value), lambda _cls, _keys, children: children),
     dict: _Kind(
-        lambda value: (tuple(value), value.values()),
+        lambda value: (_told_apart(tuple(value)), value.values()),
         lambda _cls, keys, children: dict(zip(keys, children, strict=True)),
         _name_dict,
     ),
