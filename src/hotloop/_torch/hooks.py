@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from hotloop._torch.ledger import CapabilityMissingError, private
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch.utils.hooks import RemovableHandle
+    import weakref
+    from collections.abc import Callable, Iterator, Sequence
 
 _Table = dict[Any, Any]
 _GLOBAL = (
@@ -45,7 +47,105 @@ def hooks_of_gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[Any, ..
 def gradient_hook_functions(parameter: torch.Tensor) -> list[Callable[..., Any]]:
     """Give those hooks themselves."""
     hooks, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001 - in the ledger
-    return [*(hooks or {}).values(), *(after or {}).values()]
+    return [*map(_of_many, (hooks or {}).values()), *(after or {}).values()]
+
+
+def _of_many(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Give what a hook of `torch.autograd.graph.register_multi_grad_hook` calls, and any other hook itself."""
+    if isinstance(hook, types.FunctionType) and hook.__globals__ is vars(torch.autograd.graph):
+        closure = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
+        if "fn" in closure:
+            called: Callable[..., Any] = closure["fn"].cell_contents
+            return called
+    return hook
+
+
+class Accumulators:
+    """The hooks of the nodes that add gradients to parameters (``register_prehook``), which no tensor tells of.
+
+    A node gives no list of its hooks: one of ours that is put there and taken off again leads to their table. That
+    takes microseconds for each parameter, so it is done again only after somebody has put a hook on something. A node
+    that nobody else keeps is made for the look, and is gone after it.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, torch.Tensor] = {}
+        self._earlier: dict[int, torch.Tensor] = {}
+        self._tables: dict[int, list[weakref.ref[_Table]]] = {}
+        """Of those that have hooks; weakly, as with a node its hooks are gone as well."""
+        self._at = _hooks_ever()
+
+    @contextlib.contextmanager
+    def chosen(self) -> Iterator[None]:
+        """Watch, from then on, those tensors alone that the block asks for."""
+        self._earlier, self._tensors = self._tensors, {}
+        yield
+        self._tables = {key: tables for key, tables in self._tables.items() if key in self._tensors}
+        self._earlier = {}
+
+    def of(self, tensor: torch.Tensor) -> dict[int, Callable[..., Any]]:
+        """Give the hooks of a tensor's node, by their numbers; from now on they are among those that are watched."""
+        self._look_again()
+        if self._tensors.get(id(tensor)) is not tensor:
+            self._tensors[id(tensor)] = tensor
+            if self._earlier.get(id(tensor)) is not tensor:
+                self._look_at(tensor)
+        return {number: hook for table in self._live(id(tensor)) for number, hook in table.items()}
+
+    def now(self) -> list[int]:
+        """Give the numbers of all hooks."""
+        self._look_again()
+        return [number for tensor in self._tables for table in self._live(tensor) for number in table]
+
+    def _look_again(self) -> None:
+        if self._at != _hooks_ever():
+            self._at, self._earlier, self._tables = _hooks_ever(), {}, {}
+            for tensor in self._tensors.values():
+                self._look_at(tensor)
+
+    def _look_at(self, tensor: torch.Tensor) -> None:
+        if found := _tables(tensor):
+            self._tables[id(tensor)] = found
+        else:
+            self._tables.pop(id(tensor), None)
+
+    def _live(self, tensor: int) -> list[_Table]:
+        return [table for one in self._tables.get(tensor, ()) if (table := one()) is not None]
+
+
+class _Looks:
+    hooks = 0
+    """How many hooks our looks have put: else two that look in turns would have each other look again for ever."""
+
+
+def _hooks_ever() -> int:
+    """Give a number that is another one after any hook was put on anything, but for ours."""
+    return RemovableHandle.next_id - _Looks.hooks
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
+def _tables(tensor: torch.Tensor) -> list[weakref.ref[_Table]]:
+    """Give the tables with hooks of the node that accumulates a tensor's gradient."""
+    if not tensor.requires_grad or not tensor.is_leaf:
+        return []
+    try:
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            # As torch itself gets at it; some layouts have no views.
+            way = tensor.view_as(tensor) if tensor.layout == torch.strided else tensor.clone()
+        node: Any = way.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    except Exception:  # noqa: BLE001 - a class of somebody's, or a parameter that is yet to be made, without views
+        return []
+    found = []
+    for register in (node.register_prehook, node.register_hook):
+        handle = register(_nothing)
+        _Looks.hooks += 1
+        handle.remove()
+        if handle.hooks_dict_ref():
+            found.append(handle.hooks_dict_ref)
+    return found
 
 
 def module_tables(module: torch.nn.Module) -> tuple[_Table, _Table, _Table]:

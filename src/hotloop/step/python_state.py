@@ -41,14 +41,12 @@ def unwatchable(found: Mapping[str, Any]) -> list[str]:
 
 
 def _look(
+    walk: Walk,
     step: Callable[..., Any],
     holdings: Holdings,
-    ignore: Iterable[Any],
     objects: Iterable[Any],
-    recorded: Collection[str] | None = None,
-) -> Walk:
-    home = package_of(reading.file_of(step))
-    walk = Walk((*ignore, *holdings.optimizers.values()), holdings, home, whole=recorded is None)
+    recorded: Collection[str] | None,
+) -> None:
     walk.code.function(step, "", 0)
     for index, one in enumerate(holdings.state):
         # Modules are among the modules; a schedule that is given to be saved may go on outside of the step.
@@ -63,7 +61,6 @@ def _look(
             walk.torchs.settings(optimizer, name, ("lr",) if name in recorded else ())
     walk.torchs.hooks(hooks.global_hooks(), "all modules or optimizers")
     walk.finish()
-    return walk
 
 
 class Watch:
@@ -99,8 +96,13 @@ class Watch:
         objects: Iterable[Any],
         recorded: Collection[str] | None = None,
     ) -> None:
-        self._look = functools.partial(_look, step, holdings, tuple(ignore), tuple(objects), recorded)
-        self._take(self._look())
+        self._accumulators = accumulators = hooks.Accumulators()
+        ignored, home, whole = tuple(ignore), package_of(reading.file_of(step)), recorded is None
+        self._walk: Callable[[], Walk] = lambda: Walk(
+            (*ignored, *holdings.optimizers.values()), holdings, accumulators, home, whole=whole
+        )
+        self._look = functools.partial(_look, step=step, holdings=holdings, objects=tuple(objects), recorded=recorded)
+        self._take()
 
     def changed(self) -> str:
         """Name something that differs from what was captured; empty where nothing does."""
@@ -112,11 +114,14 @@ class Watch:
         with contextlib.suppress(Exception):  # an attribute that is gone, an object that cannot be asked: look again
             if self._same():
                 return self.found
-        self._take(self._look())
+        self._take()
         return self.found
 
-    def _take(self, walk: Walk) -> None:
-        """Hold what a look around found."""
+    def _take(self) -> None:
+        """Look around, and hold what is found."""
+        walk = self._walk()
+        with self._accumulators.chosen():
+            self._look(walk)
         self.found: Mapping[str, Any] = walk.found
         self.unread, self.strangers = walk.unread, walk.torchs.strangers
         self.buffers = list({id(one): one for one in walk.torchs.buffers}.values())

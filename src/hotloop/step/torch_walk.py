@@ -40,13 +40,15 @@ class TorchWalk:
         walk: takes note of the values that they hold, and follows them.
         mentions: the names that stand in code that was reached.
         holdings: what was given to the loop: modes of its modules and its tensors' memory are looked after elsewhere.
+        accumulators: the hooks that no tensor tells of.
 
     Attributes:
         tensors: those that nobody else watches; ``buffers``: those of modules that the loop was not given.
         strangers: trained tensors that nobody gave to the loop, by name: a step may leave gradients in them.
     """
 
-    def __init__(self, walk: Walk, mentions: Mentions, holdings: Holdings) -> None:
+    def __init__(self, walk: Walk, mentions: Mentions, holdings: Holdings, accumulators: hooks.Accumulators) -> None:
+        self._accumulators = accumulators
         self.tensors: list[torch.Tensor] = []
         self.buffers: list[torch.Tensor] = []
         self.strangers: dict[str, Any] = {}
@@ -172,7 +174,11 @@ class TorchWalk:
             for key, value in list(kept.items()):
                 if not key.startswith(_DYNAMOS):
                     self._mentions.follow(key, functools.partial(self._walk.value, value, f"{name}.{key}", 3))
-        for function in hooks.gradient_hook_functions(tensor):
+        functions = hooks.gradient_hook_functions(tensor)
+        if of_node := self._accumulators.of(tensor):
+            self._walk.note(f"the gradient hooks of {name}", tuple(of_node))
+            functions += of_node.values()
+        for function in functions:
             self._walk.value(function, f"a gradient hook of {name}", 1)
 
     def hooks(self, tables: Iterable[dict[Any, Any]], owner: str) -> None:

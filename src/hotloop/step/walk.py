@@ -29,6 +29,7 @@ from hotloop.step.standins import ABSENT, SCALARS, Same, Unwatchable
 from hotloop.step.torch_walk import TorchWalk
 
 if TYPE_CHECKING:
+    from hotloop._torch.hooks import Accumulators
     from hotloop.step.holdings import Holdings
 
 _ENTRIES = 20_000
@@ -50,6 +51,7 @@ class Walk:
     Args:
         ignore: objects that are looked after elsewhere: the loop itself.
         holdings: what was given to the loop: modes of its modules and its tensors' memory are looked after elsewhere.
+        accumulators: the hooks that no tensor tells of.
         home: the folder of the installed package that the step itself is of: its code is followed like a program's own.
         whole: look as well at parts of the given models that no code of the step names: it may change them.
 
@@ -63,7 +65,15 @@ class Walk:
         code: what functions and classes that were reached hold; ``torchs``: what torch's own objects do.
     """
 
-    def __init__(self, ignore: Iterable[Any], holdings: Holdings, home: str = "", *, whole: bool = True) -> None:
+    def __init__(
+        self,
+        ignore: Iterable[Any],
+        holdings: Holdings,
+        accumulators: Accumulators,
+        home: str = "",
+        *,
+        whole: bool = True,
+    ) -> None:
         self.found: dict[str, Any] = {}
         self.tables: list[dict[Any, Any]] = []
         self.holders: list[tuple[Mapping[str, Any], Callable[[str], bool]]] = []
@@ -79,7 +89,8 @@ class Walk:
         self.unread: frozenset[str] = frozenset()
         self._whole = whole
         self.code = CodeWalk(self, self._mentions, home)
-        self.torchs = TorchWalk(self, self._mentions, holdings)
+        self.torchs = TorchWalk(self, self._mentions, holdings, accumulators)
+        self.computed.append(accumulators.now)
 
     def once(self, value: Any) -> bool:
         """Tell whether an object comes up for the first time."""
