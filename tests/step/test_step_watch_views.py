@@ -209,3 +209,31 @@ def test_what_was_swapped_for_a_tensor_without_an_address_is_seen():
     other = torch.eye(3).to_sparse()
     torch.utils.swap_tensors(tensor, other)
     assert not views.same()
+
+
+def test_parameters_may_be_swapped_while_a_recording_is_in_force(both):
+    """torch swaps no tensor that has weak references."""
+
+    def program(run):
+        model = Net().to(run.device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+
+        @run.loop(model, optimizer).step
+        def train_step(x):
+            loss = model.last(model.first(x)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        for number in range(STEPS):
+            if number == AT:
+                torch.__future__.set_swap_module_params_on_conversion(True)
+                try:
+                    model.load_state_dict({name: 0.5 * one for name, one in model.state_dict().items()})
+                finally:
+                    torch.__future__.set_swap_module_params_on_conversion(False)
+            run.note(train_step(torch.full((4, 4), number / STEPS, device=run.device)))
+        return model, optimizer
+
+    both.equal(program, exact=True)

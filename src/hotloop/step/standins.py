@@ -41,14 +41,19 @@ class Same:
 
     It does not keep the object, where it need not; a bare ``id`` would not either, but may be another object's once
     this one is gone.
+
+    Args:
+        value: the object.
+        facts: what else has to be equal, where both have some.
+        keep: keep it: torch swaps no tensor that has weak references (`torch.utils.swap_tensors`).
     """
 
     __slots__ = ("_facts", "_ref")
 
-    def __init__(self, value: Any, facts: Any = None) -> None:
+    def __init__(self, value: Any, facts: Any = None, *, keep: bool = False) -> None:
         self._facts = facts
         try:
-            self._ref: Any = weakref.ref(value)
+            self._ref: Any = (lambda: value) if keep else weakref.ref(value)
         except TypeError:  # an object without weak references is kept
             self._ref = lambda: value
 

@@ -166,7 +166,7 @@ class TorchWalk:
             self.tensors.append(tensor)
             if tensor.requires_grad and tensor.is_leaf:
                 self.strangers[name] = tensor
-        self._walk.note(name, Same(tensor, facts))
+        self._walk.note(name, Same(tensor, facts, keep=facts is None))  # the loop keeps what it was given anyway
         if not (kept := vars(tensor)):
             self._walk.tables.append(kept)  # until something is kept there
         else:  # by the program (parameter.lr_scale), or by dynamo
