@@ -364,10 +364,10 @@ def test_what_cannot_be_looked_at_is_said_with_its_cause(both, monkeypatch):
     """A shelf that is closed, say, raises when it is asked for what it holds."""
     real, weights = python_state._look, [1.0]
 
-    def look(*args):
+    def look(*args, **settings):
         if weights[0] == 2.0:
             raise ValueError("invalid operation on closed shelf")
-        return real(*args)
+        return real(*args, **settings)
 
     monkeypatch.setattr(python_state, "_look", look)
 
