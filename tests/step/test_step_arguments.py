@@ -11,6 +11,8 @@ import torch
 from step_programs import PROVING, Classifier, Pictures, batches, images
 from torch.nn import functional as F
 
+from hotloop.step.told_apart import attributes_of
+
 
 def adamw(model):
     return torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
@@ -525,3 +527,12 @@ def test_a_number_that_moves_now_and_then_is_not_blamed(both):
     run = both.alike(calling(lambda step, n, x, y: step(x, y, n // 15), with_a_number, 60))
     assert not run.declined
     assert run.replays()
+
+
+def test_only_what_torchs_compiler_notes_on_a_tensor_is_left_out():
+    """Whatever had dynamo in its name was: a recording was replayed with its old value."""
+    tensor = torch.ones(2)
+    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+    assert vars(tensor)
+    tensor.aerodynamo = 2.0
+    assert attributes_of(tensor) == {"aerodynamo": 2.0}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from step_programs import GRAPH, PROVING, Classifier, Writer, batches, plain_step, sentences
@@ -504,3 +506,21 @@ def test_a_parameter_with_gaps_is_stepped_outside(both, kind):
 
     run = both.equal(program)
     assert run.outside == ("optimizer",)
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_copy_of_an_optimizer_that_torch_did_not_set_up_steps_its_own(closed):
+    """It stepped the one that it was copied from."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = ByHand(model.parameters())
+    loop = hotloop.Loop(model, optimizer, run="aot_eager")
+    if closed:
+        loop.close()
+        assert "step" not in vars(optimizer)
+    others, other = copy.deepcopy((model, optimizer))
+    before = [one.detach().clone() for one in (*model.parameters(), *others.parameters())]
+    for one in others.parameters():
+        one.grad = torch.ones_like(one)
+    other.step()
+    moved = [not torch.equal(*pair) for pair in zip(before, (*model.parameters(), *others.parameters()), strict=True)]
+    assert moved == [False, False, True, True]

@@ -144,9 +144,19 @@ def test_two_calls_that_could_run_once_only_decline_the_tier(tmp_path):
     assert any("changes Python state: closure variable self.noted" in one.why for one in ours.status.tiers)
 
 
-def test_a_sentinel_step_that_could_run_once_only_ends_the_sentinel(tmp_path):
+def test_a_sentinel_step_that_could_run_once_only_is_no_check(tmp_path):
     with checked_every(1):
         ours = same(notes, "aot_eager", "every fourth, as told", tmp_path, sentinel=1.0)
+    (sentinel,) = ours.status.sentinels
+    assert not sentinel.off
+    assert sentinel.checks >= 8
+    assert not any(one.state == "declined" for one in ours.status.tiers)
+
+
+def test_sentinel_steps_that_could_all_run_once_only_end_the_sentinel(tmp_path, monkeypatch):
+    monkeypatch.setitem(WHEN, "late", (True, lambda number: number >= 10))
+    with checked_every(1):
+        ours = same(notes, "aot_eager", "late", tmp_path, sentinel=1.0)
     (sentinel,) = ours.status.sentinels
     assert "changes Python state: closure variable self.noted" in sentinel.off
 

@@ -190,8 +190,8 @@ def mark_dynamic(tensor: Any, dim: int) -> None:
 
 
 def is_mark(name: str) -> bool:
-    """Tell whether an attribute of a tensor is what torch's compiler has noted on it."""
-    return "dynamo" in name
+    """Tell whether an attribute of a tensor is what torch's compiler has noted on it (``_dynamo_dynamic_indices``)."""
+    return name.startswith(("_dynamo_", "_has_dynamo_"))
 
 
 def transform_probe() -> Callable[[], Any]:

@@ -57,6 +57,8 @@ SHARE = 0.01
 """The share of time that sentinel steps may cost, unless the user says otherwise."""
 FIRST, LEAST = 100, 10
 """Steps in a tier before the first check, which tells what one costs; and between two checks in the mean, at least."""
+_STAYED = 5
+"""Steps in a row that could be run once only, after which all are taken to be such."""
 _SHAPES = ("missing", "shape", "dtype", "layout")
 _VERIFY = "hotloop verify FILE.py:FUNCTION says more; report it: this is a bug of the compiler's or of ours"
 
@@ -98,6 +100,8 @@ class Sentinel:
         self._evidence: list[tuple[Outcome, Call]] = []
         self._checks = self._suspicions = 0
         self._seconds = 0.0
+        self._stayed = 0
+        """How many of the last checks came to nothing, since the step could be run once only."""
         self._disagreed = self._off = ""
 
     @property
@@ -153,9 +157,9 @@ class Sentinel:
             stays, result = runner.looking.rehearse(functools.partial(runner.step, *call[0], **call[1]), *call)
             if stays:
                 self._plan(time.perf_counter() - began, tier)
-                if runner.once is not None:
-                    self.stop(str(runner.once))
+                self._not_checked()
                 return result
+            self._stayed = 0
         limits = Limits.compiled(loop.surveyed.compute_dtype()) if code else Limits.rounding()
         wide = in_more_bits(self._runner, call) if self._suspects and code and not self._rounds else None
         other = Tier(loop.given) if code else tier.without_graph()
@@ -189,6 +193,16 @@ class Sentinel:
             self.stop(f"one could not be judged: {describe(error)}")
         if not self._suspects:
             self._code = not self._code
+
+    def _not_checked(self) -> None:
+        """The step could be run once only. What is done every so often is not done at the next check, most likely."""
+        runner = self._runner
+        if runner.once is None:
+            return
+        self._stayed += 1
+        if self._stayed >= _STAYED:
+            self.stop(str(runner.once))
+        runner.once = None
 
     def stop(self, why: str) -> None:
         """Make no more checks."""

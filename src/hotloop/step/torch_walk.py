@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch import hooks
+from hotloop._torch.dynamo import is_mark
 from hotloop._torch.module import class_forward, get_entry, is_scripted
 from hotloop.control import MethodEntry
 from hotloop.step import reading, standins
@@ -25,8 +26,6 @@ _TORCHS = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has, which are looked at as what they are: parameters, hooks, the mode."""
 _OURS = "_hotloop"
 """What hotloop itself notes on a module begins so, and comes and goes with a tier."""
-_DYNAMOS = "_dynamo"
-"""How what torch's compiler keeps on a tensor begins."""
 _WRAPPED = frozenset({"step", "zero_grad"})
 """Attributes of optimizers that schedulers and others wrap."""
 _OPTIMIZERS = _WRAPPED | {"param_groups", "state"}
@@ -170,9 +169,9 @@ class TorchWalk:
         if not (kept := vars(tensor)):
             self._walk.tables.append(kept)  # until something is kept there
         else:  # by the program (parameter.lr_scale), or by dynamo
-            self._walk.holders.append((kept, lambda key: not key.startswith(_DYNAMOS) and self._mentions.may_read(key)))
+            self._walk.holders.append((kept, lambda key: not is_mark(key) and self._mentions.may_read(key)))
             for key, value in list(kept.items()):
-                if not key.startswith(_DYNAMOS):
+                if not is_mark(key):
                     self._mentions.follow(key, functools.partial(self._walk.value, value, f"{name}.{key}", 3))
         functions = hooks.gradient_hook_functions(tensor)
         if of_node := self._accumulators.of(tensor):

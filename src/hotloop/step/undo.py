@@ -209,8 +209,7 @@ class WriteWatch:
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.begun = False
         watched = list(optimizers)
-        for one in watched:
-            _take_hooks(one)
+        self._give_back = [_take_hooks(one) for one in watched]
         self._handles = [one.register_step_pre_hook(self._began) for one in watched]
 
     def _began(self, *_: Any) -> None:
@@ -220,31 +219,53 @@ class WriteWatch:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
+        for give_back in self._give_back:
+            give_back()
+        self._give_back.clear()
 
 
-def _take_hooks(optimizer: torch.optim.Optimizer) -> None:
+def _take_hooks(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """Let hooks be put on an optimizer, whoever made its tables of them, and have its steps call them.
 
     A wrapper (Lookahead, SAM) may leave out `Optimizer.__init__` and make tables of its own, or none. What torch gives
     to take a hook off again refers to the table weakly, which nobody can do with a plain dict. Unless its steps call
     hooks, nobody hears of them, and a recording freezes its learning rate. This instance alone is changed: others of
     its class may have no tables.
+
+    Returns:
+        What has its steps be its own again.
     """
     plain = torch.optim.SGD([torch.zeros(1)])
     for name, table in vars(plain).items():
         if name.endswith("_hooks") and not isinstance(own := vars(optimizer).get(name, {}), type(table)):
             setattr(optimizer, name, type(table)(own))
-    step = optimizer.step
-    if hasattr(step, "hooked"):
-        return
+    if hasattr(optimizer.step, "hooked"):
+        return lambda: None
+    before = vars(optimizer).get("step")
 
-    @functools.wraps(step)  # with the marks that a scheduler has put on it
-    def bare(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        return step(*args, **kwargs)
+    @functools.wraps(optimizer.step)  # with the marks that a scheduler has put on it
+    def bare(called: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Step the optimizer that is called, which may be a copy of the one that this was made for."""
+        if before is not None:
+            return before(*args, **kwargs)
+        step: Any = type(called).step
+        if hasattr(step, "hooked"):  # since then, for another instance: hooks are called once
+            step = step.__wrapped__
+        return step(called, *args, **kwargs)
 
-    calling = torch.optim.Optimizer.profile_hook_step(bare)
-    calling.hooked = True  # type: ignore[attr-defined]
+    calling: Any = torch.optim.Optimizer.profile_hook_step(bare)
+    calling.hooked = True
     optimizer.step = types.MethodType(calling, optimizer)  # type: ignore[method-assign]
+
+    def give_back() -> None:
+        if getattr(vars(optimizer).get("step"), "__func__", None) is not calling:
+            return  # somebody has put something else there
+        if before is None:
+            del optimizer.step
+        else:
+            optimizer.step = before  # type: ignore[method-assign]
+
+    return give_back
 
 
 def let_go(error: BaseException) -> None:
