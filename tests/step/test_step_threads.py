@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop._torch.replaced import called_here
-from hotloop.step import training
+from hotloop.step import looking, training
 from hotloop.testing import captured_step_emulation
 
 
@@ -125,51 +125,62 @@ def test_a_step_that_draws_in_some_calls_only_is_found_beside_such_a_thread():
 
 @pytest.mark.parametrize("run", ["eager+graph", "aot_eager"])
 def test_two_loops_in_two_threads_train_as_eager_say_why_and_go_on_once_alone(run, monkeypatch, caplog):
-    monkeypatch.setattr(training, "_RECENTLY", 0.5)
+    monkeypatch.setattr(training, "_RECENTLY", 60.0)
     expected = [Program(seed=seed).train(60) for seed in range(2)]
     programs = [Program(run, seed=seed) for seed in range(2)]
-    together = threading.Barrier(2)
+    together = threading.Barrier(2, timeout=60)
 
     def train(program):
-        together.wait()
         for _ in range(60):
+            together.wait()  # at every step: on a busy host one would be done before the other begins
             program.step(*program.batch())
-            time.sleep(0.001)
-        return list(program.model.parameters())
+        return [one.detach().clone() for one in program.model.parameters()]
 
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         found = list(pool.map(train, programs))
         status = programs[0].loop.status()
+        monkeypatch.setattr(training, "_RECENTLY", 0.0)  # both threads are alive still, and idle
+        programs[0].train()
     for ours, theirs in zip(found, expected, strict=True):
         assert all(map(torch.equal, ours, theirs))
     assert "another thread of this process trains at the same time" in caplog.text
     assert status.tier == "eager"
     assert "another thread of this process trains" in " ".join(one.why for one in status.tiers)
-    time.sleep(0.6)
-    programs[0].train()
     assert programs[0].loop.status().tier == run
 
 
 def test_a_plain_training_in_another_thread_is_noticed_by_its_optimizer(monkeypatch):
-    other, ends = Program(), threading.Event()
+    """One whose optimizer steps while a step is looked at."""
+    other, ends, stepped = Program(), threading.Event(), threading.Semaphore(0)
 
     def trains():
         while not ends.is_set():
             other.step(*other.batch())
+            stepped.release()
 
-    monkeypatch.setattr(training, "_RECENTLY", 0.5)
+    def survey(*args):
+        while stepped.acquire(blocking=False):  # those before
+            pass
+        found = looking_at(*args)
+        # A whole one since, however busy the host is: the first that ends may have stepped its optimizer before.
+        assert all(stepped.acquire(timeout=60) for _ in range(2))
+        return found
+
+    looking_at = looking.survey
+    monkeypatch.setattr(training, "_RECENTLY", 60.0)
     thread = threading.Thread(target=trains)
     thread.start()
     program = Program("eager+graph")
     try:
-        program.train()
+        with monkeypatch.context() as patch:
+            patch.setattr(looking, "survey", survey)
+            program.train()
         status = program.loop.status()
     finally:
         ends.set()
         thread.join()
     assert status.tier == "eager"
     assert "another thread of this process trains" in " ".join(one.why for one in status.tiers)
-    time.sleep(0.6)
     program.train()
     assert program.loop.status().tier == "eager+graph"
 
