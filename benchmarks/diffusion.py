@@ -36,7 +36,7 @@ from ledger import processor
 
 import hotloop
 from hotloop.measure import interval, ratio_interval
-from hotloop.prove.bench_way import in_turns
+from hotloop.prove.bench.way import in_turns
 from hotloop.train.diffusion import lora, networks, tokens
 from hotloop.train.diffusion.denoiser import Denoiser, mean_square
 from hotloop.train.diffusion.noise import Noise

@@ -21,8 +21,8 @@ from torch import fx, nn
 
 import hotloop
 from hotloop._torch.module import root_function
-from hotloop.fallback import backend
-from hotloop.observe import GraphInfo, Tally, active
+from hotloop.compiling.fallback import backend
+from hotloop.compiling.observe import GraphInfo, Tally, active
 
 CALLS = 20_000
 ROUNDS = 15

@@ -23,10 +23,10 @@ from ledger import best, processor
 from torch import nn
 
 import hotloop
-from hotloop.control.lifetime import count_call
-from hotloop.fallback.lifetime import Outputs, owned_gradients
+from hotloop.compiling.control.lifetime import count_call
+from hotloop.compiling.fallback.lifetime import Outputs, owned_gradients
+from hotloop.compiling.observe import Tally
 from hotloop.measure import ratio_interval
-from hotloop.observe import Tally
 from hotloop.testing import cudagraph_emulation
 
 BLOCKS = 41

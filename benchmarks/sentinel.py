@@ -23,7 +23,7 @@ from ledger import processor
 from noise import MODELS
 
 import hotloop
-from hotloop.step import sentinel
+from hotloop.step.prove import sentinel
 
 ROOT = pathlib.Path(__file__).parents[1]
 

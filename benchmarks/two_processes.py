@@ -73,7 +73,7 @@ def measured(loop, train_step, batch, votes):
     """Give the median milliseconds of a vote, of a step between votes, and of one with guard collectives."""
     import torch
 
-    from hotloop.step.peers import Vote
+    from hotloop.step.ranks.peers import Vote
 
     def median(call, times):
         found = []

@@ -25,7 +25,7 @@ from torch import nn
 
 import hotloop
 from hotloop.measure import ratio_interval
-from hotloop.step.undo import StepStart
+from hotloop.step.state.undo import StepStart
 
 BLOCKS = 41
 SAVINGS = 200

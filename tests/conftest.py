@@ -73,11 +73,11 @@ def _fresh_compiler():
         import torch
 
         torch.compiler.reset()
-    if "hotloop.control" in sys.modules:
-        from hotloop.apply import roots
+    if "hotloop.compiling.control" in sys.modules:
+        from hotloop.compiling.apply import roots
 
         roots._roots.clear()
     if "hotloop.step" in sys.modules:
-        from hotloop.step import sharing
+        from hotloop.step.policy import history_store
 
-        sharing.forget()
+        history_store.forget()

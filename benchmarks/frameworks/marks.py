@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from hotloop.prove.bench_way import synchronize
+from hotloop.prove.bench.way import synchronize
 
 
 class Marks:

@@ -10,7 +10,7 @@ import time
 import torch
 
 import hotloop
-from hotloop.prove.bench_way import synchronize
+from hotloop.prove.bench.way import synchronize
 
 from . import clock
 from .plan import SHORT, VARYING, Row

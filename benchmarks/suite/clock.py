@@ -12,7 +12,7 @@ import time
 import torch
 
 from hotloop.measure import interval, ratio_interval
-from hotloop.prove.bench_way import in_turns, synchronize
+from hotloop.prove.bench.way import in_turns, synchronize
 
 PAIRS = 12
 """Blocks of each way: with 12, the 95% interval of a median goes from the third to the tenth."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hotloop.version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from hotloop import errors, events, observe, presets, testing
-    from hotloop.control import (
+    from hotloop import errors, events, presets, testing
+    from hotloop.compiling import observe
+    from hotloop.compiling.control import (
         ComponentStatus,
         Status,
         compile,  # noqa: A004 - torch's own name
@@ -18,37 +21,35 @@ if TYPE_CHECKING:
         status,
         uncompile,
     )
-    from hotloop.observe import watch
+    from hotloop.compiling.observe import watch
     from hotloop.presets import Preset
-    from hotloop.prove.bench import bench
-    from hotloop.prove.bench_result import Bench
-    from hotloop.prove.harness import harness
-    from hotloop.prove.harness_result import Harness
-    from hotloop.prove.verify import verify
-    from hotloop.prove.verify_verdict import Verdict
+    from hotloop.prove.bench.bench import bench
+    from hotloop.prove.bench.result import Bench
+    from hotloop.prove.harness.harness import harness
+    from hotloop.prove.harness.result import Harness
+    from hotloop.prove.verify.verdict import Verdict
+    from hotloop.prove.verify.verify import verify
     from hotloop.step import Loop, LoopStatus, Pad, Workload
 
-__version__ = "0.1.0"
-
 _HOMES = {
-    "Bench": "hotloop.prove.bench_result",
-    "ComponentStatus": "hotloop.control",
-    "Harness": "hotloop.prove.harness_result",
+    "Bench": "hotloop.prove.bench.result",
+    "ComponentStatus": "hotloop.compiling.control",
+    "Harness": "hotloop.prove.harness.result",
     "Loop": "hotloop.step",
     "LoopStatus": "hotloop.step",
     "Pad": "hotloop.step",
     "Preset": "hotloop.presets",
-    "Status": "hotloop.control",
-    "Verdict": "hotloop.prove.verify_verdict",
+    "Status": "hotloop.compiling.control",
+    "Verdict": "hotloop.prove.verify.verdict",
     "Workload": "hotloop.step",
-    "bench": "hotloop.prove.bench",
-    "compile": "hotloop.control",
-    "harness": "hotloop.prove.harness",
-    "own": "hotloop.control",
-    "status": "hotloop.control",
-    "uncompile": "hotloop.control",
-    "verify": "hotloop.prove.verify",
-    "watch": "hotloop.observe",
+    "bench": "hotloop.prove.bench.bench",
+    "compile": "hotloop.compiling.control",
+    "harness": "hotloop.prove.harness.harness",
+    "own": "hotloop.compiling.control",
+    "status": "hotloop.compiling.control",
+    "uncompile": "hotloop.compiling.control",
+    "verify": "hotloop.prove.verify.verify",
+    "watch": "hotloop.compiling.observe",
 }
 _MODULES = ("errors", "events", "observe", "presets", "testing")
 

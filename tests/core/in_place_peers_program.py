@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import hotloop
-import hotloop.control
+import hotloop.compiling.control
 from hotloop._torch import backends
 
 warnings.simplefilter("ignore")

@@ -11,7 +11,7 @@ from torch import nn
 
 import hotloop
 from hotloop._torch import backends
-from hotloop.fallback import headers
+from hotloop.compiling.fallback import headers
 
 STEPS = [rows(seed=s) for s in range(3)]
 SAID = [

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hotloop.control.others import judge
+from hotloop.compiling.control.rendezvous import judge
 
 PROGRAM = Path(__file__).with_name("in_place_peers_program.py")
 

@@ -13,8 +13,8 @@ import hotloop
 from hotloop._torch import cudagraphs
 from hotloop._torch.foreach import copies
 from hotloop._torch.settings import captures
+from hotloop.compiling.fallback.lifetime import Outputs, copied_together, steps
 from hotloop.errors import ConfigError, StaleOutputError
-from hotloop.fallback.lifetime import Outputs, copied_together, steps
 from hotloop.testing import assert_compiled, cudagraph_emulation
 
 PRESET = "reduce-overhead"

@@ -8,9 +8,9 @@ from torch import nn
 
 import hotloop
 from hotloop._torch import cudagraphs
-from hotloop.apply import Cut
+from hotloop.compiling.apply import Cut
+from hotloop.compiling.control.component import Lane, MarkingLane, lane
 from hotloop.config import component_config
-from hotloop.control.component import Lane, MarkingLane, lane
 from hotloop.report import components as shown
 from hotloop.testing import cudagraph_emulation
 

@@ -11,7 +11,7 @@ from hotloop import presets
 from hotloop._torch import cudagraphs
 from hotloop._torch.cudagraphs import Trees
 from hotloop._torch.settings import outside_cudagraphs
-from hotloop.fallback import LadderBackend
+from hotloop.compiling.fallback import LadderBackend
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_what_is_alive_is_described_and_what_is_dead_is_not(manager):
 
 
 def test_a_forward_that_waits_keeps_hotloop_from_marking(manager):
-    from hotloop.fallback.lifetime import MarkedSteps
+    from hotloop.compiling.fallback.lifetime import MarkedSteps
 
     steps = MarkedSteps()
     before = cudagraphs.marked()

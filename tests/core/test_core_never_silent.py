@@ -14,8 +14,8 @@ from torch import nn
 
 import hotloop
 from hotloop import events as ev
-from hotloop.control import Status
-from hotloop.observe import Cause
+from hotloop.compiling.control import Status
+from hotloop.compiling.observe import Cause
 
 
 def line_of(function, text):

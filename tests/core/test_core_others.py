@@ -6,8 +6,8 @@ import os
 import pytest
 from torch import distributed
 
-from hotloop.control import others
-from hotloop.control.others import Others
+from hotloop.compiling.control import rendezvous
+from hotloop.compiling.control.rendezvous import Others
 
 
 class Patience:
@@ -43,10 +43,10 @@ def two(monkeypatch):
         worlds.append(World())
         monkeypatch.setattr(distributed, "get_rank", lambda: rank)
         monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
-        monkeypatch.setattr(others, "store", lambda: store)
+        monkeypatch.setattr(rendezvous, "store", lambda: store)
         return Others(worlds[-1])
 
-    monkeypatch.setattr(others, "patience", Patience())
+    monkeypatch.setattr(rendezvous, "patience", Patience())
     made = [make(0), make(1)]
     yield made
     for one in reversed(made):
@@ -102,8 +102,8 @@ def test_a_store_that_has_ended_is_the_end_of_the_run(two, monkeypatch, caplog):
 
 def test_a_fork_leaves_the_connections_of_its_parent_alone(two, monkeypatch):
     first, _ = two
-    monkeypatch.setattr(others._Current, "others", first)
-    monkeypatch.setattr(others, "follow", lambda: None)
+    monkeypatch.setattr(rendezvous._Current, "others", first)
+    monkeypatch.setattr(rendezvous, "follow", lambda: None)
     used = []
 
     class Noted:
@@ -116,7 +116,7 @@ def test_a_fork_leaves_the_connections_of_its_parent_alone(two, monkeypatch):
     if not child:
         first._store = first._inbox = Noted()
         try:
-            os.write(writes, repr((others._leave(), others._compiled(), first.close(), used)).encode())
+            os.write(writes, repr((rendezvous._leave(), rendezvous._compiled(), first.close(), used)).encode())
         finally:
             os._exit(0)
     os.close(writes)

@@ -269,7 +269,7 @@ def test_no_repeated_blocks_is_said_and_compiles_whole(caplog):
 
 
 def test_a_splitter_that_fails_costs_nothing_but_the_regions(monkeypatch, caplog):
-    from hotloop.apply import regions
+    from hotloop.compiling.apply import regions
 
     def broken(*args, **kwargs):
         raise RuntimeError("splitter bug")

@@ -170,7 +170,7 @@ def test_shared_code_holds_no_model_alive():
 
 
 def test_many_different_models_do_not_pile_up():
-    from hotloop.apply import roots
+    from hotloop.compiling.apply import roots
 
     for width in range(300):
         roots.roots_for(nn.Linear(1, width + 1), backend="eager", mode="training", dynamic=None, fullgraph=False)

@@ -144,7 +144,7 @@ def test_met_in_a_recompile_after_good_steps():
 
 def test_it_is_not_traced_forever(monkeypatch):
     """A loop that catches its own error at every call is not slowed for good."""
-    from hotloop.observe import collector
+    from hotloop.compiling.observe import collector
 
     model = hotloop.compile(Fussy("value"), "aot_eager")
     for _ in range(4):
@@ -269,7 +269,7 @@ def test_keyboard_interrupt_while_compiling_leaves_torch_as_it_was(monkeypatch):
         model(rows())
     assert torch._dynamo.config.suppress_errors is False
     assert torch._functorch.config.force_non_lazy_backward_lowering is False
-    from hotloop.observe import active
+    from hotloop.compiling.observe import active
 
     assert active.tally.component == ""
     assert active.window is None

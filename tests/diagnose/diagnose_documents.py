@@ -75,7 +75,7 @@ def line_of(path, mark="# here"):
 
 
 if __name__ == "__main__":
-    from hotloop.apply import roots
+    from hotloop.compiling.apply import roots
 
     for program in [PROGRAMS / f"{name}.py" for name in sys.argv[1:]] or sorted(PROGRAMS.glob("*.py")):
         torch.compiler.reset()

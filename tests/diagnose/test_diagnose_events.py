@@ -14,9 +14,9 @@ from torch import nn
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.module import inlined_by, inlined_in, root_function
+from hotloop.compiling.observe import explain
 from hotloop.diagnose.breaks import BY_KIND, cause_of
 from hotloop.diagnose.guards import guard_of
-from hotloop.observe import explain
 
 
 class Scaled(nn.Module):

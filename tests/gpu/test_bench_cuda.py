@@ -67,7 +67,7 @@ def test_after_a_bench_nothing_is_left_on_the_gpu(name):
 
 
 def test_ways_that_do_not_fit_together_run_one_after_another(name, monkeypatch):
-    monkeypatch.setattr("hotloop.prove.bench_rounds.free_bytes", lambda device: 1)
+    monkeypatch.setattr("hotloop.prove.bench.rounds.free_bytes", lambda device: 1)
     found = hotloop.bench(name, ("eager", "eager+graph"), steps=12, cold=False)
     assert found.way("eager+graph").timed
     assert any("one after another" in note for note in found.notes), found.notes

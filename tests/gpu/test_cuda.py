@@ -133,7 +133,7 @@ def test_a_deleted_model_gives_its_memory_back_at_once():
 
 @pytest.mark.parametrize("name", ["triton", "reduce-overhead", "max-autotune"])
 def test_this_machine_can_run_the_gpu_presets(name):
-    from hotloop.fallback import missing
+    from hotloop.compiling.fallback import missing
 
     assert missing(presets.get(name), "cuda") == ""
 

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.capture import captures_waited_for
-from hotloop._torch.wide import noting_draws
-from hotloop.step import sentinel
+from hotloop._torch.upcast import noting_draws
+from hotloop.step.prove import sentinel
 
 pytestmark = [
     pytest.mark.gpu,
@@ -139,7 +139,7 @@ def test_a_fused_kernels_mask_is_drawn_again(kernel, keys):
 
 def test_the_float32_reference_multiplies_in_float32(precision):
     """And the setting comes back."""
-    from hotloop._torch.wide import widened
+    from hotloop._torch.upcast import widened
 
     a, b = (torch.randn(256, 256, device="cuda") for _ in range(2))
     exact = (a.double() @ b.double()).float()

@@ -6,7 +6,7 @@ import pytest
 import test_conformance_plain as plain
 
 from hotloop import events as ev
-from hotloop.observe import collector
+from hotloop.compiling.observe import collector
 
 
 class Told:

@@ -50,7 +50,7 @@ def as_eager(unet, state="compiled"):
     part = hotloop.status(unet).components["model"]
     assert part.state == state
     assert part.frames_compiled > before, "this call ran compiled"
-    with hotloop.control.paused([unet]):
+    with hotloop.compiling.control.paused([unet]):
         eager = gradients(unet)
     assert len(ours) == len(eager)
     for a, b in zip(ours, eager, strict=True):
@@ -242,7 +242,7 @@ def test_a_model_that_is_offloaded_layer_by_layer_after_its_compile_runs_eager_a
     found = hotloop.status(parts).components["unet"]
     assert (found.compiles, found.state, found.running) == (before.compiles, "eager", "none")
     assert [(cause.reason, cause.hint) for cause in found.causes] == [(event.reason, event.hint)]
-    with hotloop.control.paused([unet]):
+    with hotloop.compiling.control.paused([unet]):
         torch.testing.assert_close(ours, gradients(unet))
 
 

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop import events as ev
-from hotloop.apply import step_methods
-from hotloop.control.methods import AGAIN
+from hotloop.compiling.apply import step_methods
+from hotloop.compiling.control.methods import AGAIN
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing.fitting import SmallClassifier, inventory, small_batches
 

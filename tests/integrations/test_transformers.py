@@ -19,7 +19,7 @@ from transformers import (
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.module import get_entry
-from hotloop.control import Status
+from hotloop.compiling.control import Status
 from hotloop.errors import ConfigError
 from hotloop.integrations.transformers import HotLoop, HotStep, HotTrainer
 from hotloop.testing import captured_step_emulation

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hotloop import host
-from hotloop.step import reference
+from hotloop.step.prove import wide_reference
 
 GIB = 2**30
 MEMINFO = f"MemTotal: {64 * 2**20} kB\nMemFree: 1 kB\nMemAvailable: {48 * 2**20} kB\n"
@@ -111,6 +111,6 @@ def test_a_reference_in_more_bits_is_left_where_the_container_has_no_room(monkey
         tensors=lambda: {"weight": weight}, gradients=dict, parameters=lambda: {"weight": weight}
     )
     program = SimpleNamespace(holdings=holdings, device=torch.device("cpu"))
-    assert reference.too_large(program, torch.float64) == ""
+    assert wide_reference.too_large(program, torch.float64) == ""
     monkeypatch.setattr(host, "memory", lambda: host.Memory(2**30, 2**10))
-    assert "float64 needs about 0.0 GiB, and 0.0 GiB are free" in reference.too_large(program, torch.float64)
+    assert "float64 needs about 0.0 GiB, and 0.0 GiB are free" in wide_reference.too_large(program, torch.float64)

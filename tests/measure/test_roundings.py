@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hotloop.measure import DRAWS, Limits, beside_roundings, differences
-from hotloop.step.outcomes import Outcome
+from hotloop.step.prove.outcomes import Outcome
 
 LIMITS = Limits.compiled("bfloat16")
 

@@ -12,9 +12,9 @@ import torch
 import hotloop
 from hotloop._torch import backends
 from hotloop.errors import ConfigError
-from hotloop.prove.bench import _sensible
-from hotloop.prove.bench_rounds import Rounds
-from hotloop.prove.bench_source import source_of
+from hotloop.prove.bench.bench import _sensible
+from hotloop.prove.bench.rounds import Rounds
+from hotloop.prove.bench.source import source_of
 from hotloop.record import load
 from hotloop.report import build
 from hotloop.testing import captured_step_emulation
@@ -110,16 +110,16 @@ def test_code_that_stepped_down_is_not_timed(monkeypatch):
 
 
 def test_a_way_that_fails_after_it_got_ready_leaves_the_bench(monkeypatch):
-    from hotloop.prove import bench_way
+    from hotloop.prove.bench import way
 
     done = []
 
     def check(self):
         done.append(self.name)
         if self.name == "aot_eager" and done.count("aot_eager") > 4:
-            raise bench_way.NotRunError("planted")
+            raise way.NotRunError("planted")
 
-    monkeypatch.setattr(bench_way.Running, "check", check)
+    monkeypatch.setattr(way.Running, "check", check)
     found = bench(programs.make, "aot_eager")
     assert found.way("aot_eager").reason == "planted"
     assert found.way("eager").timed

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import hotloop
-from hotloop.prove import bench_child
-from hotloop.prove.bench_child import CannotStartError, caches_in, run_cold
-from hotloop.prove.bench_way import NotRunError
+from hotloop.prove.bench import child
+from hotloop.prove.bench.child import CannotStartError, caches_in, run_cold
+from hotloop.prove.bench.way import NotRunError
 
 FILE = Path(__file__).with_name("bench_programs.py")
 
@@ -37,7 +37,7 @@ def test_each_way_gets_ready_in_a_process_of_its_own(tmp_path):
     assert found.notes == ()
     if Path("/proc/self/clear_refs").exists():
         assert one.peak_bytes > 2**20
-    assert bench_child.INSIDE not in os.environ
+    assert child.INSIDE not in os.environ
 
 
 def test_a_process_that_is_killed_is_a_reason(program, tmp_path):
@@ -60,7 +60,7 @@ def test_without_another_process_this_one_is_measured_and_says_so(monkeypatch):
     def cannot(*_):
         raise CannotStartError("planted")
 
-    monkeypatch.setattr("hotloop.prove.bench.run_cold", cannot)
+    monkeypatch.setattr("hotloop.prove.bench.bench.run_cold", cannot)
     found = hotloop.bench(f"{FILE}:make", ("aot_eager",), steps=12)
     assert found.way("aot_eager").timed
     assert found.way("aot_eager").warm_seconds is None
@@ -68,7 +68,7 @@ def test_without_another_process_this_one_is_measured_and_says_so(monkeypatch):
 
 
 def test_a_bench_inside_a_bench_is_refused(monkeypatch):
-    monkeypatch.setenv(bench_child.INSIDE, "1")
+    monkeypatch.setenv(child.INSIDE, "1")
     with pytest.raises(hotloop.errors.ConfigError, match="if __name__ == '__main__'"):
         hotloop.bench(f"{FILE}:make")
 

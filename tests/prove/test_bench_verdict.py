@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotloop.decide import Course, Stretch, envelope
-from hotloop.prove.bench_rounds import block_steps, groups
-from hotloop.prove.bench_verdict import Sample, conclude, noise_of, ratio, steady
-from hotloop.prove.bench_way import in_turns
+from hotloop.prove.bench.rounds import block_steps, groups
+from hotloop.prove.bench.verdict import Sample, conclude, noise_of, ratio, steady
+from hotloop.prove.bench.way import in_turns
 
 TINY = {"eager": (2.1, 16.75), "default": (20.5, 13.21), "eager+graph": (2.2, 1.85), "full+graph": (23.0, 1.70)}
 """Cold seconds and ms of a step, about as an H200 gave them for a small transformer."""

@@ -16,8 +16,8 @@ import torch
 
 import hotloop
 import hotloop.cli
+from hotloop.compiling.fallback import emulation, lifetime
 from hotloop.errors import ConfigError
-from hotloop.fallback import emulation, lifetime
 from hotloop.measure import Limits
 from hotloop.testing import cudagraph_emulation
 

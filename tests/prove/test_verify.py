@@ -260,9 +260,9 @@ def test_under_autocast_float32_is_the_next_best_reference():
 
 
 def test_a_reference_that_does_not_fit_in_memory_is_not_run(monkeypatch):
-    from hotloop.step import reference
+    from hotloop.step.prove import wide_reference
 
-    monkeypatch.setattr(reference, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(wide_reference, "free_bytes", lambda device: 1000)
     verdict = hotloop.verify(workload(), "aot_eager")
     assert verdict.passes
     assert verdict.reference == "eager"

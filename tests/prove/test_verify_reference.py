@@ -8,13 +8,13 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import checkpoint
 
-from hotloop._torch.wide import NotRepeatableError, noting_draws, widened
+from hotloop._torch.upcast import NotRepeatableError, noting_draws, widened
 from hotloop.measure import differences
-from hotloop.step import proof
-from hotloop.step.captured import Program
-from hotloop.step.holdings import Holdings
-from hotloop.step.made import kept
-from hotloop.step.reference import wide_step
+from hotloop.step.capture.recording import Program
+from hotloop.step.prove import proof
+from hotloop.step.prove.step_outputs import kept
+from hotloop.step.prove.wide_reference import wide_step
+from hotloop.step.state.holdings import Holdings
 
 WIDE = torch.float64
 

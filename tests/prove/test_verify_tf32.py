@@ -13,7 +13,7 @@ import hotloop
 from hotloop._torch import backends
 from hotloop._torch.products import in_tf32, products_in_tf32
 from hotloop.presets import PRESETS, Preset
-from hotloop.prove import verify
+from hotloop.prove.verify import verify
 
 TUNED = Preset(name="tuned", backend="inductor", options={"max_autotune": True}, ladder=())
 PLAIN = Preset(name="plain", backend="inductor", ladder=())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from step_programs import Both, engines
 
-from hotloop.step import training
+from hotloop.step.ranks import threads
 
 _GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))
 
@@ -14,7 +14,7 @@ _GPU = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 @pytest.fixture(autouse=True)
 def _nobody_trained_before(monkeypatch):
     """The main thread's last test is no training beside one in a thread."""
-    monkeypatch.setattr(training, "_last", {})
+    monkeypatch.setattr(threads, "_last", {})
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=_GPU)])

@@ -12,7 +12,8 @@ from torch.distributed.algorithms.join import Join
 from torch.nn import functional as F
 
 import hotloop
-from hotloop.step import peers, proof
+from hotloop.step.prove import proof
+from hotloop.step.ranks import peers
 
 VOTE_SECONDS = 3.0
 

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop._torch import backends
-from hotloop.step import graph_proofs, proof, survey
+from hotloop.step.audit import op_trace
+from hotloop.step.prove import graph_proofs, proof
 from hotloop.testing import captured, captured_step_emulation
 
 TELLS = "planted"
@@ -150,7 +151,7 @@ PLACES = {
     "operation": (captured.Tape, "record"),
     "end": (captured.TapeRecording, "cut"),
     "launch": (captured.Tape, "replay"),
-    "survey": (survey._Look, "operation"),
+    "survey": (op_trace._Look, "operation"),
     "compare": (proof, "compare_kinds"),
     "candidate": (graph_proofs.GraphProofs, "candidate"),
     "copy": (proof, "_Before"),
@@ -170,7 +171,9 @@ def planted(plan):
         traced = before(plan, "trace", TensorVariable.call_method)
         stack.enter_context(mock.patch.object(TensorVariable, "call_method", traced))
         stack.enter_context(mock.patch.object(backends, "aot_eager", return_value=compiler(plan)))
-        stack.enter_context(mock.patch("hotloop.step.ahead.odd_pays", return_value=True))  # so that shapes compile anew
+        stack.enter_context(
+            mock.patch("hotloop.step.policy.lookahead.odd_pays", return_value=True)
+        )  # so that shapes compile anew
         yield
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import hotloop
 from hotloop import events as ev
 from hotloop._torch import backends
-from hotloop.step import sentinel
+from hotloop.step.prove import sentinel
 from hotloop.testing import captured
 
 

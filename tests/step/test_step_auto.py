@@ -11,8 +11,9 @@ import hotloop
 from hotloop.cache import BackgroundUnavailableError, Done, Failed
 from hotloop.decide import Facts
 from hotloop.measure import Timing
-from hotloop.step import auto, background, compiled, sharing, tiers
-from hotloop.step.course import Course
+from hotloop.step import compiled, tiers
+from hotloop.step.loop.transitions import Course
+from hotloop.step.policy import auto, background, history_store
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018, "as-given": 0.010}
 
@@ -301,7 +302,7 @@ def test_earlier_costs_are_used_and_kept(monkeypatch, tmp_path):
         first = train("auto", 60, quick, total=5_000_000)
         assert first[2].status().tier == "eager+graph"
         assert list(tmp_path.glob("*.json"))
-        sharing.forget()  # as in another process
+        history_store.forget()  # as in another process
         second = train("auto", 60, quick, total=5_000_000)
     assert any("as in earlier runs" in line for line in reasons(second[2]))
 

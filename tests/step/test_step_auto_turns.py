@@ -4,8 +4,8 @@ import torch
 
 import hotloop
 from hotloop.decide import Decision
-from hotloop.step import auto
-from hotloop.step.runner import Runner
+from hotloop.step.loop.runner import Runner
+from hotloop.step.policy import auto
 from hotloop.testing import captured_step_emulation
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hotloop
-from hotloop.step import python_state
+from hotloop.step.guard import python_state
 from hotloop.testing import captured_step_emulation
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop.step.holdings import Holdings
-from hotloop.step.survey import survey
+from hotloop.step.audit.op_trace import survey
+from hotloop.step.state.holdings import Holdings
 
 DEVICE = torch.device("meta")
 SCALE = torch.tensor(0.5)

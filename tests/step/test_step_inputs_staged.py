@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop.step import inputs
-from hotloop.step.optimizers import Recorded
+from hotloop.step.capture import inputs
+from hotloop.step.capture.optimizers import Recorded
 
 
 def test_a_pinned_batch_may_be_filled_again_as_soon_as_the_step_has_returned(monkeypatch):

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import hotloop
 from hotloop import events as heard
-from hotloop.step.holdings import Holdings
-from hotloop.step.undo import StepStart
+from hotloop.step.state.holdings import Holdings
+from hotloop.step.state.undo import StepStart
 from hotloop.testing import captured_step_emulation
 
 STEPS = 24

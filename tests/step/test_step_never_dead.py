@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop import events as ev
-from hotloop.step import proof
+from hotloop.step.prove import proof
 
 SEEDS = range(200)
 
@@ -396,7 +396,7 @@ def test_a_failed_proof_holds_no_memory_while_the_step_is_run_again(stage, monke
 
 def test_saving_the_start_of_a_step_may_run_out_of_memory(monkeypatch):
     """The step has not begun then, and is run as if the tier had failed."""
-    from hotloop.step import undo
+    from hotloop.step.state import undo
 
     shape, real, calls = Shape(accumulates=True, steps=12), undo.copy_all, []
 

@@ -17,7 +17,8 @@ from torch.nn import functional as F
 import hotloop
 from hotloop._torch import capture
 from hotloop.errors import CompiledRunError, HotloopError, StepLostError
-from hotloop.step import engines, proof
+from hotloop.step.capture import engines
+from hotloop.step.prove import proof
 
 
 class Two:
@@ -134,7 +135,7 @@ def test_a_launch_that_fails_before_the_first_segment_is_undone():
 
 def test_an_outside_optimizer_that_cannot_be_called_after_a_segment_wrote(monkeypatch):
     """No hook tells of the recorded step before it, so the recording itself does."""
-    from hotloop.step import captured
+    from hotloop.step.capture import recording
 
     with planted(Plan()):
         two = Two("eager+graph", Plan(), second=torch.optim.RMSprop)
@@ -147,7 +148,7 @@ def test_an_outside_optimizer_that_cannot_be_called_after_a_segment_wrote(monkey
         def fails(self, parameters):
             raise broken
 
-        monkeypatch.setattr(captured._OutsideCall, "run", fails)
+        monkeypatch.setattr(recording._OutsideCall, "run", fails)
         with pytest.raises(torch.OutOfMemoryError) as caught:
             two.train(1)
         assert caught.value is broken
@@ -188,7 +189,7 @@ def test_the_users_own_exception_after_a_write_passes_unchanged():
 
 def test_what_cannot_be_put_back_is_lost_and_says_so(monkeypatch):
     """Putting back is no place for surprises; where it fails, half of the step is still there, and nobody may go on."""
-    from hotloop.step.undo import StepStart
+    from hotloop.step.state.undo import StepStart
 
     def fails(self):
         raise RuntimeError("planted while the step was undone")

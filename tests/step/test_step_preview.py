@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
-from hotloop.step.preview import BATCHES, look
+from hotloop.step.calls.preview import BATCHES, look
 
 
 def seen(batches):
@@ -34,7 +34,7 @@ def test_a_look_is_bounded():
 
 
 def test_a_slow_data_set_is_left_soon(monkeypatch):
-    monkeypatch.setattr("hotloop.step.preview.SECONDS", 0.0)
+    monkeypatch.setattr("hotloop.step.calls.preview.SECONDS", 0.0)
     assert seen(DataLoader(data(), batch_size=16))[0].read == 1
 
 

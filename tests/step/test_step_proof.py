@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from hotloop._torch.dispatch import name_of, tensors_in
 from hotloop.measure import Limits, differences
-from hotloop.step import engines
-from hotloop.step.made import Made, compared
+from hotloop.step.capture import engines
+from hotloop.step.prove.step_outputs import Made, compared
 from hotloop.testing import captured as stand_in
 from hotloop.testing.captured import Tape, TapeEngine, TapeRecording
 
@@ -157,7 +157,7 @@ def test_the_right_tape_made_the_same_way_is_accepted(cpu):
 
 
 def test_an_input_that_is_not_copied_is_found(cpu, monkeypatch):
-    from hotloop.step import inputs
+    from hotloop.step.capture import inputs
 
     filled = inputs.Inputs.fill
     calls = []
@@ -172,7 +172,7 @@ def test_an_input_that_is_not_copied_is_found(cpu, monkeypatch):
 
 
 def test_a_learning_rate_that_stays_is_found(cpu, monkeypatch):
-    from hotloop.step import optimizers
+    from hotloop.step.capture import optimizers
 
     monkeypatch.setattr(optimizers.Recorded, "refresh", lambda self: None)
     declined_with(cpu, training(), "does not agree", "parameter ")
@@ -180,9 +180,9 @@ def test_a_learning_rate_that_stays_is_found(cpu, monkeypatch):
 
 def test_gradients_that_are_left_wrong_are_found(cpu, monkeypatch):
     """The optimizer has had the right ones: only whoever reads them after the step is misled."""
-    from hotloop.step import captured
+    from hotloop.step.capture import recording
 
-    result = captured.CapturedStep.result
+    result = recording.CapturedStep.result
 
     def off(self, *args):
         for parameter in self._parameters:
@@ -206,7 +206,7 @@ def test_gradients_that_are_left_wrong_are_found(cpu, monkeypatch):
             run.note(train_step(x, y))
         return model, optimizer
 
-    monkeypatch.setattr(captured.CapturedStep, "result", off)
+    monkeypatch.setattr(recording.CapturedStep, "result", off)
     declined_with(cpu, program, "does not agree", "gradient of ")
 
 

@@ -11,8 +11,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.dispatch import name_of
-from hotloop.step import code_proofs, proof, variant
-from hotloop.step.optimizers import step_again
+from hotloop.step.calls import call_kind
+from hotloop.step.capture.optimizers import step_again
+from hotloop.step.prove import code_proofs, proof
 from hotloop.testing import captured as stand_in
 
 __all__ = ["cpu"]
@@ -68,7 +69,7 @@ def test_a_flip_at_one_proof_step_is_noise_and_not_measured_again(cpu, spreads, 
 
 def test_a_small_fault_at_each_replay_is_measured_again_and_declined(cpu, spreads):
     declined_with(cpu, training(), "does not agree", "gradient of norm.bias", tape=flips(3e-4, *range(1, 20)))
-    assert len(spreads) == variant.SPREADS
+    assert len(spreads) == call_kind.SPREADS
 
 
 def test_a_fault_at_two_of_three_replays_is_declined(cpu, spreads):
@@ -171,10 +172,10 @@ def test_noise_that_an_earlier_run_saw_counts_though_this_ones_repeats_are_equal
         seen.update({name: dataclasses.replace(one, relative=1e-4, rms_difference=1e-4) for name, one in found.items()})
         return result, found
 
-    note_spread = variant.Variant.note_spread
+    note_spread = call_kind.Variant.note_spread
     monkeypatch.setattr(proof, "spread_of", spread)
     monkeypatch.setattr(
-        variant.Variant, "note_spread", lambda self, found, _=None: note_spread(self, found, dict(seen))
+        call_kind.Variant, "note_spread", lambda self, found, _=None: note_spread(self, found, dict(seen))
     )
     assert proven(cpu, flips(3e-4, 1), monkeypatch)
 

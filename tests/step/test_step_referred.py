@@ -9,8 +9,8 @@ from torch import nn
 
 import hotloop
 from hotloop import events as ev
-from hotloop.step import code_proofs, proof, referred
-from hotloop.step.proof import CandidateFailedError
+from hotloop.step.prove import code_proofs, proof, rounding_evidence
+from hotloop.step.prove.proof import CandidateFailedError
 from hotloop.testing import captured_step_emulation
 
 
@@ -73,7 +73,7 @@ def test_a_wrong_factor_is_found_beneath_such_rounding(factor):
 @pytest.fixture
 def no_more_bits(monkeypatch):
     """A float32 step of a UNet may need more memory than there is."""
-    monkeypatch.setattr("hotloop.step.code_proofs.in_more_bits", lambda *_: None)
+    monkeypatch.setattr("hotloop.step.prove.code_proofs.in_more_bits", lambda *_: None)
 
 
 class Learnt(nn.Module):
@@ -129,11 +129,11 @@ def test_where_other_roundings_cannot_be_had_the_code_is_judged_without_them(mon
             raise CandidateFailedError
         if len(tried) > 1:
             raise torch.OutOfMemoryError
-        return getattr(referred, "plain_" + fails)(*args)
+        return getattr(rounding_evidence, "plain_" + fails)(*args)
 
     for name in ("_displace", "_nudge"):
-        monkeypatch.setattr(referred, "plain_" + name, lambda one, *_: one.mul_(1.5), raising=False)
-    monkeypatch.setattr(referred, fails, fail)
+        monkeypatch.setattr(rounding_evidence, "plain_" + name, lambda one, *_: one.mul_(1.5), raising=False)
+    monkeypatch.setattr(rounding_evidence, fails, fail)
     model, _, status, _ = learnt()
     assert tried
     assert status.tier == "eager"

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop._torch import replaced as room
-from hotloop._torch.replaced import replaced
-from hotloop.step import engines
-from hotloop.step.holdings import Holdings
-from hotloop.step.survey import survey
+from hotloop._torch import thread_patch as room
+from hotloop._torch.thread_patch import replaced
+from hotloop.step.audit.op_trace import survey
+from hotloop.step.capture import engines
+from hotloop.step.state.holdings import Holdings
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from step_sentinels import Jitter, Run, Stale, checked_every, faulty
 import hotloop
 from hotloop import events as ev
 from hotloop.errors import ConfigError
-from hotloop.step import proof, sentinel
+from hotloop.step.prove import proof, sentinel
 from hotloop.step.tiers import Tier
 from hotloop.testing import captured, captured_step_emulation
 

@@ -13,7 +13,7 @@ from torch import nn
 
 import hotloop
 from hotloop.errors import ConfigError
-from hotloop.step.runner import Runner
+from hotloop.step.loop.runner import Runner
 from hotloop.testing import captured_step_emulation
 
 

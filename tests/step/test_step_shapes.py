@@ -250,7 +250,7 @@ def test_padding_a_mask_of_booleans_keeps_its_dtype(both):
 
 
 def test_inputs_that_are_new_in_each_call_are_not_remembered_for_ever(monkeypatch):
-    monkeypatch.setattr("hotloop.step.shapes._KNOWN", 8)
+    monkeypatch.setattr("hotloop.step.calls.shapes._KNOWN", 8)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop = hotloop.Loop(model, optimizer, run="aot_eager")

@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 import hotloop
-from hotloop import apply
+from hotloop.compiling import apply
 from hotloop.decide import Facts
 from hotloop.errors import ConfigError
 from hotloop.measure import Timing
-from hotloop.step import auto, background, earlier, proof, sharing
+from hotloop.step.policy import auto, background, history, history_store
+from hotloop.step.prove import proof
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018}
 
@@ -165,11 +166,11 @@ def test_runs_that_share_carry_the_credit_from_one_to_the_next():
     with hotloop.testing.captured_step_emulation():
         alone = trial()[2]
         alone.close()
-        assert sharing.carried_seconds() == 0.0
+        assert history_store.carried_seconds() == 0.0
         first = trial(runs=5)[2]
         saved = first.status().seconds_saved
         first.close()
-    left = sharing.carried_seconds()
+    left = history_store.carried_seconds()
     assert left == pytest.approx(0.02 * 0.010 * 60 + saved - first.auto._prepare_seconds - first.auto._trial_seconds)
     spent = trial(runs=4.5, steps=1)[2].auto._standing()
     assert (spent.runs, spent.carried_seconds) == (4.5, left)
@@ -248,13 +249,13 @@ def test_a_number_of_runs_that_no_float_holds_is_taken_as_very_many():
 
 
 def test_the_second_run_expects_a_capture_to_take_what_the_first_took(monkeypatch):
-    offered, recalled = [], earlier.Earlier.recalled
+    offered, recalled = [], history.Earlier.recalled
 
     def noting(self, *args):
         offered.append(recalled(self, *args))
         return offered[-1]
 
-    monkeypatch.setattr(earlier.Earlier, "recalled", noting)
+    monkeypatch.setattr(history.Earlier, "recalled", noting)
     monkeypatch.setattr(auto.Auto, "_spent", lambda self: 0.125)
     with hotloop.testing.captured_step_emulation():
         trial()

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import swa_utils
 
-from hotloop.step.holdings import Holdings
+from hotloop.step.state.holdings import Holdings
 
 
 def adamw(model):

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hotloop import events as ev
-from hotloop.step.holdings import Holdings
-from hotloop.step.undo import StepStart
+from hotloop.step.state.holdings import Holdings
+from hotloop.step.state.undo import StepStart
 
 KINDS = ("a module", "a parameter")
 

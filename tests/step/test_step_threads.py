@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
-from hotloop._torch.replaced import called_here
-from hotloop.step import looking, training
+from hotloop._torch.thread_patch import called_here
+from hotloop.step.audit import auditor
+from hotloop.step.ranks import threads
 from hotloop.testing import captured_step_emulation
 
 
@@ -127,7 +128,7 @@ def test_a_step_that_draws_in_some_calls_only_is_found_beside_such_a_thread():
 
 @pytest.mark.parametrize("run", ["eager+graph", "aot_eager"])
 def test_two_loops_in_two_threads_train_as_eager_say_why_and_go_on_once_alone(run, monkeypatch, caplog):
-    monkeypatch.setattr(training, "_RECENTLY", 60.0)
+    monkeypatch.setattr(threads, "_RECENTLY", 60.0)
     expected = [Program(seed=seed).train(60) for seed in range(2)]
     programs = [Program(run, seed=seed) for seed in range(2)]
     together = threading.Barrier(2, timeout=60)
@@ -141,7 +142,7 @@ def test_two_loops_in_two_threads_train_as_eager_say_why_and_go_on_once_alone(ru
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         found = list(pool.map(train, programs))
         status = programs[0].loop.status()
-        monkeypatch.setattr(training, "_RECENTLY", 0.0)  # both threads are alive still, and idle
+        monkeypatch.setattr(threads, "_RECENTLY", 0.0)  # both threads are alive still, and idle
         programs[0].train()
     for ours, theirs in zip(found, expected, strict=True):
         assert all(map(torch.equal, ours, theirs))
@@ -168,14 +169,14 @@ def test_a_plain_training_in_another_thread_is_noticed_by_its_optimizer(monkeypa
             stepped.acquire(timeout=60)
         return found
 
-    looking_at = looking.survey
-    monkeypatch.setattr(training, "_RECENTLY", 60.0)
+    looking_at = auditor.survey
+    monkeypatch.setattr(threads, "_RECENTLY", 60.0)
     thread = threading.Thread(target=trains)
     thread.start()
     program = Program("eager+graph")
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(looking, "survey", survey)
+            patch.setattr(auditor, "survey", survey)
             program.train()
         status = program.loop.status()
     finally:

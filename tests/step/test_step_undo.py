@@ -13,9 +13,9 @@ from step_programs import GRAPH, batches
 from torch import nn
 from torch.nn import functional as F
 
-from hotloop.fallback.causes import describe
-from hotloop.step import proof, reference
-from hotloop.step.places import over, overlaps, places_of, put_back
+from hotloop.compiling.fallback.causes import describe
+from hotloop.step.prove import proof, wide_reference
+from hotloop.step.state.places import over, overlaps, places_of, put_back
 
 TIERS = (GRAPH, "aot_eager")
 
@@ -160,7 +160,7 @@ def test_each_place_goes_back_to_its_bits_and_no_write_counts(name):
     copy = places.clone()
     assert torch.equal(over(copy, tensor), tensor) or name == "nan"
     was, version = tensor.clone(), tensor._version
-    with mock.patch("hotloop.step.places.copy_all") as copied:
+    with mock.patch("hotloop.step.state.places.copy_all") as copied:
         put_back([places], [copy])
     assert not copied.call_args.args[0]
     places.copy_(~places if tensor.dtype == torch.bool else places.nan_to_num(1) + 1)
@@ -175,11 +175,11 @@ def test_each_place_goes_back_to_its_bits_and_no_write_counts(name):
 def test_a_wide_step_that_cannot_be_undone_is_told_as_that(monkeypatch):
     """It raised over what the step had raised, and nobody was told that the state is lost."""
     kept = mock.Mock(restore=mock.Mock(side_effect=RuntimeError("the GPU is lost")))
-    monkeypatch.setattr(reference, "too_large", lambda *_: "")
-    monkeypatch.setattr(reference, "Snapshot", lambda *_, **__: kept)
-    monkeypatch.setattr(reference, "_bound", mock.Mock(side_effect=RuntimeError("no such kernel")))
+    monkeypatch.setattr(wide_reference, "too_large", lambda *_: "")
+    monkeypatch.setattr(wide_reference, "Snapshot", lambda *_, **__: kept)
+    monkeypatch.setattr(wide_reference, "_bound", mock.Mock(side_effect=RuntimeError("no such kernel")))
     with pytest.raises(proof.CandidateFailedError) as told:
-        reference.wide_step(mock.Mock(), ((), {}), torch.float64, [])
+        wide_reference.wide_step(mock.Mock(), ((), {}), torch.float64, [])
     assert not told.value.undone
     assert "the GPU is lost" in describe(told.value.__cause__)
 

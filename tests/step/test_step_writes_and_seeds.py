@@ -33,9 +33,9 @@ from torch.nn import functional as F
 from torch.utils import tensorboard
 
 import hotloop
-from hotloop.step.heard import Heard
-from hotloop.step.holdings import Holdings
-from hotloop.step.survey import survey
+from hotloop.step.audit.op_trace import survey
+from hotloop.step.audit.side_effects import Heard
+from hotloop.step.state.holdings import Holdings
 from hotloop.testing import captured_step_emulation
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import hotloop
 from hotloop._torch import cudagraphs
+from hotloop.compiling.observe import holders
 from hotloop.errors import ConfigError, StaleOutputError
-from hotloop.observe import holders
 from hotloop.testing import cudagraph_emulation
 
 EVERY = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

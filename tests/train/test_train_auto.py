@@ -15,7 +15,7 @@ import hotloop
 from hotloop import recipes, record
 from hotloop.errors import StepLostError, TrainingFailedError
 from hotloop.events import StepUndone, TierChanged, TierDeclined, TierProven
-from hotloop.step import sharing
+from hotloop.step.policy import history_store
 from hotloop.testing import captured_step_emulation
 from hotloop.train import automatic, checkpoint, fit, start
 
@@ -188,7 +188,7 @@ def test_a_captured_run_interrupted_and_resumed_is_the_run_that_was_not(tmp_path
     assert kept["steps"] == 70
     assert kept["account"]["saved"] > 0
 
-    sharing.forget()  # as in another process
+    history_store.forget()  # as in another process
     with launch_bound():
         outcome = recipes.load("criteria").train(start.prepare([f"run.resume={tmp_path / 'run'}"]))
     assert outcome.status == "finished"
@@ -297,9 +297,9 @@ def test_events_are_said_in_the_words_that_people_look_for(event, line):
 
 
 def test_a_lost_step_is_not_hidden_by_a_device_that_is_lost_with_it(train, monkeypatch):
-    from hotloop.step.auto import Auto
-    from hotloop.step.runner import Runner
-    from hotloop.step.stepping import Stepping
+    from hotloop.step.loop.runner import Runner
+    from hotloop.step.loop.stepping import Stepping
+    from hotloop.step.policy.auto import Auto
 
     lost, stopped = [], []
 

@@ -6,11 +6,11 @@ import torch
 
 from hotloop import recipes, record
 from hotloop._torch import backends
+from hotloop.compiling.fallback import emulation
+from hotloop.compiling.observe import NOBODY, collector
 from hotloop.errors import ConfigError
 from hotloop.events import Fallback, Unavailable
-from hotloop.fallback import emulation
-from hotloop.observe import NOBODY, collector
-from hotloop.prove.harness_result import Finding, Harness
+from hotloop.prove.harness.result import Finding, Harness
 from hotloop.report import view
 from hotloop.testing import cudagraph_emulation
 from hotloop.train import compiling, configure, fit, rehearse

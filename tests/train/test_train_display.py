@@ -4,7 +4,7 @@ import time
 import pytest
 from rich.console import Console
 
-from hotloop import observe
+from hotloop.compiling import observe
 from hotloop.train.display import Display, words
 
 ENTRY = {"step": 3, "loss": 0.5, "learning_rate": 1e-4, "seconds": 0.5, "running": "inductor"}

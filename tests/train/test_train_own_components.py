@@ -11,7 +11,7 @@ from hotloop import recipes, record
 from hotloop.cache.request import Request
 from hotloop.errors import ConfigError
 from hotloop.prove.doctor.examining import examine
-from hotloop.step import child
+from hotloop.step.policy import child
 from hotloop.testing import cudagraph_emulation
 from hotloop.train import automatic, checkpoint, configure, own_loop, start
 

@@ -19,8 +19,8 @@ AUTO = {"training__optimization__use_torch_compile": "auto"}
 LOSES_A_STEP = textwrap.dedent("""
     # Python runs this before anything else, in every process of the test.
     from hotloop.errors import StepLostError
-    from hotloop.step import stepping
-    from hotloop.step.runner import Runner
+    from hotloop.step.loop import stepping
+    from hotloop.step.loop.runner import Runner
 
     stepping._UNTIMED = 0  # every step goes by the runner
     plain = Runner.run

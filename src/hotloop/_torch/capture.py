@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.ledger import CapabilityMissingError, private
-from hotloop._torch.replaced import replaced
+from hotloop._torch.thread_patch import replaced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

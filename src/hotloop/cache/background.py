@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hotloop.cache.request import Request
     from hotloop.cache.working import ChildFolder
 
-PROGRAM = "hotloop.step.child"
+PROGRAM = "hotloop.step.policy.child"
 NICENESS = 10
 """Added to the child's: it, its compile workers and (on Linux) their reads and writes give way to the training."""
 MAX_WORKERS = 4

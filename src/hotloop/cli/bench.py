@@ -14,7 +14,7 @@ from hotloop.cli.printing import console, users_program
 from hotloop.errors import ConfigError, HotloopError
 
 if TYPE_CHECKING:
-    from hotloop.prove.bench_result import Bench
+    from hotloop.prove.bench.result import Bench
 
 
 def register(app: typer.Typer) -> None:
@@ -52,7 +52,7 @@ def bench(  # noqa: PLR0913, PLR0917 - the options of the command
 
     Exit code 1: none of the ways that were asked for could be timed but eager. 3: your program raised.
     """
-    from hotloop.prove.bench import bench as measure  # noqa: PLC0415 - torch, for this command only
+    from hotloop.prove.bench.bench import bench as measure  # noqa: PLC0415 - torch, for this command only
 
     names = None if runs is None else tuple(name.strip() for name in runs.split(","))
     if names is not None and not all(names):

@@ -37,7 +37,7 @@ def harness(  # noqa: PLR0913, PLR0917 - the options of the command
 
     Exit code 1: the preset is not safe for it here. 3: your program raised.
     """
-    from hotloop.prove.harness import harness as run  # noqa: PLC0415 - torch, for this command only
+    from hotloop.prove.harness.harness import harness as run  # noqa: PLC0415 - torch, for this command only
 
     with Console(stderr=True).status("training and calling, eager and compiled"), users_program():
         found = run(workload, preset, inference=inference, rounds=rounds, calls=calls, strict_lifetime=strict_lifetime)

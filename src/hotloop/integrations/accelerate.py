@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.control import compile as compile_in_place
-from hotloop.control import compiled_by_user, validate
+from hotloop.compiling.control import compile as compile_in_place
+from hotloop.compiling.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
 from hotloop.integrations.accelerate_state import asks, set_aside, settings_of, share_autocast, tell_tf32
 from hotloop.integrations.named import check_names

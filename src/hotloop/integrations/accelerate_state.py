@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop import events as ev
+from hotloop.compiling.observe import collector
 from hotloop.errors import missing_extra
-from hotloop.observe import collector
 
 try:
     from accelerate.utils import DynamoBackend  # type: ignore[import-untyped]

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.apply import block_classes, hooked
-from hotloop.apply.targets import components_of, denoisers, refuse_wrapped
+from hotloop.compiling.apply import block_classes, hooked
+from hotloop.compiling.apply.targets import components_of, denoisers, refuse_wrapped
+from hotloop.compiling.control import compile as compile_in_place
+from hotloop.compiling.control import leave_eager
+from hotloop.compiling.observe import explain
 from hotloop.config import component_config
-from hotloop.control import compile as compile_in_place
-from hotloop.control import leave_eager
 from hotloop.errors import ConfigError
 from hotloop.integrations.named import check_names
-from hotloop.observe import explain
 from hotloop.presets import expected
 
 if TYPE_CHECKING:

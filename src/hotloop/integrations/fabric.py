@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.control import compile as compile_in_place
-from hotloop.control import compiled_by_user, validate
+from hotloop.compiling.control import compile as compile_in_place
+from hotloop.compiling.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
 from hotloop.integrations.named import OF_LOOP, check_names
 from hotloop.step import Loop

@@ -11,10 +11,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from hotloop.control import AS_GIVEN, ComponentStatus, Status, status, uncompile
-from hotloop.control import compile as compile_in_place
+from hotloop.compiling.control import AS_GIVEN, ComponentStatus, Status, status, uncompile
+from hotloop.compiling.control import compile as compile_in_place
+from hotloop.compiling.observe import Cause, watch
 from hotloop.measure.machine import record_folder
-from hotloop.observe import Cause, watch
 from hotloop.record import RunRecord
 
 if TYPE_CHECKING:

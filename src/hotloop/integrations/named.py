@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from hotloop.control import compile as compile_in_place
+from hotloop.compiling.control import compile as compile_in_place
 from hotloop.errors import ConfigError
 from hotloop.presets import expected
 from hotloop.step import Loop

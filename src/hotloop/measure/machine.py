@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import distributed
 
-import hotloop
 from hotloop import host
+from hotloop.version import __version__
 
 _PACKAGES = (
     "lightning", "transformers", "tokenizers", "diffusers", "peft", "torchmetrics", "hydra-core", "scikit-learn",
@@ -36,7 +36,7 @@ def record_folder(folder: str | os.PathLike[str] | None) -> Path | None:
 def describe(device: torch.device) -> dict[str, Any]:
     """Give what a reader needs to know to compare this run with another."""
     return {
-        "hotloop": hotloop.__version__,
+        "hotloop": __version__,
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),

@@ -12,7 +12,7 @@ from hotloop.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hotloop.step.holdings import Holdings
+    from hotloop.step.state.holdings import Holdings
 
 
 @contextlib.contextmanager

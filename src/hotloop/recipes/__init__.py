@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import cast
 
 from hotloop.errors import ConfigError
 from hotloop.train.coerce import nearest
+from hotloop.train.recipe import Recipe
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from hotloop.train.folds import Sides
-    from hotloop.train.outcome import Outcome
-    from hotloop.train.settings import Settings
-    from hotloop.train.start import Start
-    from hotloop.train.task import Goal
+__all__ = ["NAMES", "Recipe", "load"]
 
 NAMES = ("criteria", "diffusion", "digits", "language", "focus")
-
-
-class Recipe(Protocol):
-    """What a recipe's module offers.
-
-    How a recipe is split: its rows go through `hotloop.train.folds.split_rows`, with ``settings.kfold`` handed on as
-    it is, in `train`, `evaluate` and `sides` alike. That function knows the single split, the folds and the inner
-    folds, so that a recipe knows none of them; a recipe whose rows have no groups gives each row a group of its own,
-    such as its number. `sides` is what a cross-validation shows and checks before it trains anything.
-    """
-
-    COMPONENTS: tuple[str, ...]
-    GOAL: Goal | None
-    READS: tuple[str, ...]
-
-    def train(self, start: Start, console: Console | None = None) -> Outcome:
-        """Train from the start, or from where the run stopped."""
-
-    def sides(self, settings: Settings) -> Sides:
-        """Say what `train` learns from and is judged by with these settings; reads the data, and loads no model.
-
-        Raises:
-            DataError: data that cannot be used, or split as the settings say.
-        """
-
-    def evaluate(self, settings: Settings, weights: dict[str, object]) -> dict[str, float]:
-        """Judge a checkpoint's weights on the validation side of the data."""
 
 
 def load(name: str) -> Recipe:

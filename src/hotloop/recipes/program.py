@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.measure import machine
-from hotloop.step.asked import device_of
+from hotloop.step.loop.arguments import device_of
 from hotloop.step.workload import load_factory
 from hotloop.train import closing, compiling, environment, opening, unread
 from hotloop.train.display import Display

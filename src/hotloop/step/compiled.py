@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import presets
 from hotloop._torch.module import get_entry
-from hotloop.apply import block_classes
-from hotloop.control import ComponentStatus, Installed, Status, compiles, given, paused, status, uncompile
-from hotloop.control import compile as compile_in_place
-from hotloop.control.component import Entry
+from hotloop.compiling.apply import block_classes
+from hotloop.compiling.control import ComponentStatus, Installed, Status, compiles, given, paused, status, uncompile
+from hotloop.compiling.control import compile as compile_in_place
+from hotloop.compiling.control.component import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     import torch
 
-    from hotloop.observe import Cause
+    from hotloop.compiling.observe import Cause
     from hotloop.presets import Preset
     from hotloop.step.tiers import Tier
 

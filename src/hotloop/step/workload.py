@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.errors import ConfigError
-from hotloop.step.asked import existing, named, unwrapped
-from hotloop.step.holdings import Holdings
+from hotloop.step.loop.arguments import existing, named, unwrapped
+from hotloop.step.state.holdings import Holdings
 
 if TYPE_CHECKING:
     import types

@@ -6,15 +6,15 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
-from hotloop.control import status
+from hotloop.compiling.control import status
+from hotloop.compiling.fallback.emulation import running
+from hotloop.compiling.observe import watch
 from hotloop.errors import ConfigError
-from hotloop.fallback.emulation import running
-from hotloop.observe import watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hotloop.fallback.emulation import Emulation
+    from hotloop.compiling.fallback.emulation import Emulation
 
 
 def assert_compiled(model: Any) -> None:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.dispatch import host_read, observing, tensors_in
-from hotloop.step import engines
-from hotloop.step.memory import in_place
+from hotloop.step.capture import engines
+from hotloop.step.state.memory import in_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -27,8 +27,8 @@ import torch
 from torch import nn
 
 from hotloop import events as ev
+from hotloop.compiling.observe import watch
 from hotloop.errors import CompiledRunError
-from hotloop.observe import watch
 from hotloop.testing.assertions import assert_max_recompiles
 from hotloop.testing.captured import captured_step_emulation
 from hotloop.testing.fitting import (

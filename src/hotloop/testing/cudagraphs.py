@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.fallback import emulation
+from hotloop.compiling.fallback import emulation
 
 if TYPE_CHECKING:
     import contextlib

@@ -11,7 +11,7 @@ import torch
 
 from hotloop._torch import backends
 from hotloop._torch.traced import TracedGraph, compile_traced
-from hotloop.apply import forget_roots
+from hotloop.compiling.apply import forget_roots
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.control import Installed
+from hotloop.compiling.control import Installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import hotloop
 from hotloop import presets
-from hotloop.control import validate
+from hotloop.compiling.control import compile as compile_in_place
+from hotloop.compiling.control import validate
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.events import Compiled, Event, Recompiled, Unavailable
 from hotloop.presets import Preset
@@ -214,7 +214,7 @@ class Compiling:
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Give each component's status as plain data; those that are not compiled say that nobody asked, or why not."""
-        found = hotloop.status(self.parts).components if self.applied else {}
+        found = status_of(self.parts).components if self.applied else {}
         eager = {"requested": "none", "running": "none", "state": "eager", "causes": []}
         waiting = {} if self.applied else {name: _left(both, self._not_yet(), "") for name, both in self.chosen.items()}
         left = {name: self._left_eager.get(name, waiting.get(name, eager)) for name in self.parts}
@@ -252,12 +252,12 @@ class Compiling:
 
     def _main(self) -> Any:
         """Give the status of the component that stands for the run: the first that is compiled for training."""
-        found = hotloop.status(self.parts).components
+        found = status_of(self.parts).components
         asked = [name for name, (training, _) in self.chosen.items() if training.backend != "eager"]
         return found[(asked or list(self.chosen))[0]]
 
     def _report(self, *, first: bool) -> None:
-        found = hotloop.status(self.parts).components
+        found = status_of(self.parts).components
         self.running = self._main().running
         compiled = []
         for name in self.chosen:
@@ -326,7 +326,7 @@ def _seconds_a_token(steps: Iterable[tuple[float, int]]) -> float:
 
 def apply(chosen: Plan, settings: CompileSettings, parts: dict[str, Any]) -> None:
     """Compile the parts of a plan in place."""
-    hotloop.compile(
+    compile_in_place(
         parts,
         {name: training for name, (training, _) in chosen.items()},
         inference={name: inference for name, (_, inference) in chosen.items()},

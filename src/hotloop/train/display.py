@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from hotloop import observe
+from hotloop.compiling import observe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import hotloop
 from hotloop.cache import shared_compiles
+from hotloop.compiling.observe import watch
 from hotloop.errors import RunPrunedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
+from hotloop.step import Loop
 from hotloop.train import checkpoint, configure, environment, failures, opening
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
@@ -60,7 +61,7 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         opening.write(start.settings, task.told, record)
         record.update("measurements", **{f"validation_{task.rows}": len(task.validation), **task.context})
         auto = start.settings.training.optimization.use_torch_compile == "auto"
-        events = stack.enter_context(hotloop.watch()) if chosen or auto else []
+        events = stack.enter_context(watch()) if chosen or auto else []
         if chosen or auto:
             stack.enter_context(shared_compiles(task.model))
         interrupt = stack.enter_context(Interrupt())
@@ -172,7 +173,7 @@ class _Fitting:
         models = {name: task.parts[name] for name in task.compiled} or task.model
         ahead = one_of_each(self.task.train, self.training.batch_size, self.training.gradient_accumulation)
         rest = (task.model, self.average, self.one.scaler)
-        loop = hotloop.Loop(
+        loop = Loop(
             models,
             self.optimizer,
             state=[one for one in rest if one is not None and one is not models],

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from hotloop.recipes import Recipe
     from hotloop.train.outcome import Outcome
+    from hotloop.train.recipe import Recipe
 
 SPLITS = 5
 """Folds of a plain ``hotloop kfold``."""

@@ -10,12 +10,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import hotloop
 from hotloop.cache import shared_compiles
+from hotloop.compiling.observe import watch
 from hotloop.errors import ConfigError, RunPrunedError, TrainingFailedError
 from hotloop.measure import machine
 from hotloop.record import RunRecord
-from hotloop.step.preview import generators_of
+from hotloop.step import Loop
+from hotloop.step.calls.preview import generators_of
 from hotloop.step.workload import arguments
 from hotloop.train import checkpoint, compiling, configure, environment, failures, opening
 from hotloop.train.account import Account
@@ -55,7 +56,7 @@ def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
         record.update("measurements", **task.context)
         record.update("environment", **machine.describe(task.device))
         auto = start.settings.training.optimization.use_torch_compile == "auto"
-        events = stack.enter_context(hotloop.watch()) if chosen or auto else []
+        events = stack.enter_context(watch()) if chosen or auto else []
         if chosen or auto:
             stack.enter_context(shared_compiles(*task.workload.models().values()))
         interrupt = stack.enter_context(Interrupt())
@@ -100,7 +101,7 @@ class _Fitting:
     def make_automatic(self, between: Compiling) -> Automatic:
         """Give the program's step to a hot loop, and what is asked for between the steps to ``between``."""
         workload = self.task.workload
-        loop = hotloop.Loop(
+        loop = Loop(
             workload.model, workload.optimizer, state=workload.state, run="auto", total_steps=self.total,
             runs=max(1.0, self.start.within.runs), workload=self.task.factory, record=self.record,
         )  # fmt: skip

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop import presets
+from hotloop.compiling.fallback import missing
+from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import ConfigError
-from hotloop.fallback import missing
-from hotloop.fallback.causes import describe
-from hotloop.prove.harness import Settings, rehearse
+from hotloop.prove.harness.harness import Settings, rehearse
 from hotloop.step import Workload
-from hotloop.step.preview import generators_of
-from hotloop.step.random_state import RandomState
+from hotloop.step.calls.preview import generators_of
+from hotloop.step.state.random_state import RandomState
 
 if TYPE_CHECKING:
     from hotloop.events import Event

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from hotloop.apply import metric_updated_by
+from hotloop.compiling.apply import metric_updated_by
 from hotloop.integrations.lightning.shadow import STOOD_IN_FOR
 
 if TYPE_CHECKING:

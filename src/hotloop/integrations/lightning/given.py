@@ -6,9 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from hotloop._torch.module import get_entry
-from hotloop.apply import compiled_by_torch
-from hotloop.control import status
-from hotloop.control.component import Entry
+from hotloop.compiling.apply import compiled_by_torch
+from hotloop.compiling.control import status
+from hotloop.compiling.control.component import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

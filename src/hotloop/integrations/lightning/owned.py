@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
-from hotloop.control import Note, method_of
+from hotloop.compiling.control import Note, method_of
 from hotloop.integrations.lightning.shadow import Shadows, own_method
 from hotloop.step import Loop
-from hotloop.step.standins import Unwatchable
+from hotloop.step.guard.fingerprint import Unwatchable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    from hotloop.control import Status
+    from hotloop.compiling.control import Status
     from hotloop.record import RunRecord
     from hotloop.step import LoopStatus
 

@@ -13,14 +13,14 @@ from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
-from hotloop.control import Status, given
+from hotloop.compiling.control import Status, given
 from hotloop.errors import ConfigError
 from hotloop.integrations.accelerate_state import asks, share_autocast, take_over, tell_tf32
 from hotloop.integrations.in_place import InPlace
 from hotloop.integrations.named import check_names
 from hotloop.report import write_html
 from hotloop.step import Loop
-from hotloop.step.sentinel import SHARE
+from hotloop.step.prove.sentinel import SHARE
 from hotloop.step.tiers import parse
 
 if TYPE_CHECKING:

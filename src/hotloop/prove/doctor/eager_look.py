@@ -17,7 +17,7 @@ from hotloop import events as ev
 from hotloop._torch.autograd import in_backward
 from hotloop._torch.dispatch import host_read, name_of, observing, tensors_in
 from hotloop._torch.frames import stack_of
-from hotloop._torch.replaced import replaced
+from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER
 
 if TYPE_CHECKING:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import hotloop
+from hotloop import presets
 from hotloop._torch.settings import quiet_tracing
+from hotloop.compiling.observe import watch
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
 from hotloop.events import Compiled
@@ -32,6 +33,7 @@ from hotloop.prove.doctor.switches import Switches
 from hotloop.prove.doctor.ways import Way, Ways
 from hotloop.record import RunRecord
 from hotloop.step.workload import Workload, arguments, load_factory
+from hotloop.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +78,7 @@ def examine(
     if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
         raise ConfigError(f"--total-steps {total_steps}: expected a whole number of 1 or more")
     if preset is not None:
-        preset = hotloop.presets.get(preset).name
+        preset = presets.get(preset).name
     record = RunRecord(None)
     record.update("settings", name=f"hotloop doctor {name}", workload=name, steps=steps, total_steps=total_steps)
     with _quiet():
@@ -153,7 +155,7 @@ class _Examination:
         """
         self._batches = self._workload.endless()
         self._say("the program's own compile" if ways.as_given else f"compiling with {ways.name}")
-        with hotloop.watch() as events:
+        with watch() as events:
             way = ways.compiled()
             with way.running():
                 noted = self._pass(way, events)
@@ -169,7 +171,7 @@ class _Examination:
         if blocks is None:
             return [way]
         self._say("compiling by blocks")
-        with hotloop.watch() as events, blocks.running(), self._failing(blocks), self._peak(blocks):
+        with watch() as events, blocks.running(), self._failing(blocks), self._peak(blocks):
             for _ in range(WARM_UP + 1):
                 self._one(blocks)
         blocks.cache_hits = _hits(events)
@@ -307,7 +309,7 @@ def _hits(events: Sequence[Event]) -> int:
 
 def _keeps_memory(preset: str) -> bool:
     """Tell whether a preset's CUDA graphs hold their memory while another way runs, whose peak would count it."""
-    chosen = hotloop.presets.get(preset)
+    chosen = presets.get(preset)
     return chosen.mode in ("reduce-overhead", "max-autotune") or bool(chosen.options.get("triton.cudagraphs"))
 
 
@@ -338,7 +340,7 @@ def _seed() -> None:
 
 def _environment(device: torch.device) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "hotloop": hotloop.__version__,
+        "hotloop": __version__,
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "python": platform.python_version(),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hotloop._torch.ledger import LEDGER, PrivateName, capability
-from hotloop.fallback import missing
+from hotloop.compiling.fallback import missing
 from hotloop.presets import PRESETS
 from hotloop.prove.doctor.facts import Gpu, Torch
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from hotloop.compiling.fallback.causes import failure_of
+from hotloop.compiling.observe import watch
 from hotloop.events import Compiled
-from hotloop.fallback.causes import failure_of
-from hotloop.observe import watch
 
 _HINTS = (
     ("Python.h", "install Python's headers (apt install python3-dev): Triton compiles its launcher with them"),

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import hotloop
+from hotloop import presets
 from hotloop._torch.module import get_entry
-from hotloop.apply import block_classes
-from hotloop.control import Installed, paused
+from hotloop.compiling.apply import block_classes
+from hotloop.compiling.control import Installed, paused, status
+from hotloop.compiling.control import compile as compile_in_place
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Ways:
                 f"--preset {preset}: the workload's model is compiled already by torch.compile(model); leave --preset "
                 "out to look at the program as it is, or leave the compile out of the workload"
             )
-        self.preset = hotloop.presets.get(preset or "default").name
+        self.preset = presets.get(preset or "default").name
         self.as_given = self.given and preset is None
         self.name = AS_GIVEN if self.as_given else self.preset
 
@@ -91,7 +92,7 @@ class Ways:
         """The program compiled as it was asked for; compiles happen at its first steps."""
         if self.as_given:
             return Way(AS_GIVEN, contextlib.nullcontext)
-        hotloop.compile(self.targets, self.preset)
+        compile_in_place(self.targets, self.preset)
         return self._switched(self.preset)
 
     def by_blocks(self, components: Mapping[str, Any]) -> Way | None:
@@ -104,7 +105,7 @@ class Ways:
             return None
         if not any(block_classes(model) for model in self.targets.values()):
             return None
-        hotloop.compile(self.targets, self.preset, regions="blocks")
+        compile_in_place(self.targets, self.preset, regions="blocks")
         return self._switched(BY_BLOCKS.format(self.preset))
 
     def _switched(self, name: str) -> Way:
@@ -127,7 +128,7 @@ class Ways:
         known = self.targets
         if self.as_given:
             known = {name: model for name, model in self.models.items() if not _is_wrapper(model)}
-        found = hotloop.status(known).components
+        found = status(known).components
         return {name: part.to_dict() for name, part in found.items() if not self.as_given or part.requested != "none"}
 
 

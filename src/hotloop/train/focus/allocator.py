@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-import hotloop
+from hotloop.compiling.control import own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ def focus(look: Callable[[Tensor], tuple[Tensor, Tensor]], expanded: Tensor, rou
     """
     kept, contexts = [], [expanded]
     for _ in range(rounds):
-        scores, expanded = hotloop.own(look(expanded))
+        scores, expanded = own(look(expanded))
         kept.append(scores)
         contexts.append(expanded)
     seen = torch.stack(contexts)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-import hotloop
+from hotloop.compiling.control import own
 from hotloop.train.focus import losses
 from hotloop.train.focus.allocator import Focused, focus
 from hotloop.train.focus.context import BLOCK, Frame, by_block, fill, lay_out
@@ -109,7 +109,7 @@ class Controller:
         self.optimizer.zero_grad()
         # What a run keeps of a step, its telemetry, outlives the next one's calls.
         told = {"loss": loss, "next_token": next_token, "preference": preferred, "agreement": agreement}
-        return hotloop.own({name: one.detach() for name, one in told.items()})
+        return own({name: one.detach() for name, one in told.items()})
 
     def judged(self, texts: Tensor, expanded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Give the mean loss of all tokens, what the lens makes of the contexts, and what came of each.
@@ -187,7 +187,7 @@ class Controller:
         with self.precision():
             tokens = self.model.tokens(texts)
             # The allocator's cache: kept over all of the lens's calls.
-            gists = hotloop.own(self.gist(tokens.view(rows * self.frame.blocks, BLOCK, -1)))
+            gists = own(self.gist(tokens.view(rows * self.frame.blocks, BLOCK, -1)))
             gists = gists.view(rows, self.frame.blocks, -1)
             where = self.model.everywhere()
 

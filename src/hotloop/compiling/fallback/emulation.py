@@ -1,0 +1,337 @@
+"""CUDA graphs without a GPU: compiled code runs eager kernels, and its outputs are overwritten as the trees would.
+
+The rule is copied from ``torch/_inductor/cudagraph_trees.py``; ``docs/cudagraph-lifetime.md`` states it, and where the
+emulation differs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch import cudagraphs
+from hotloop._torch.autograd import keeps_graph_probe
+from hotloop._torch.cudagraphs import GraphOutput, MemoryReference
+from hotloop._torch.dispatch import name_of, observing, tensors_in, user_place
+from hotloop._torch.settings import captures
+from hotloop._torch.traced import TracedGraph, compile_traced
+from hotloop.compiling.fallback.lifetime import steps
+from hotloop.compiling.observe import active, holders
+from hotloop.errors import ConfigError, StaleOutputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import fx
+
+    from hotloop.presets import Preset
+
+_Place = tuple[str, int] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Overwritten:
+    """An output that was still held when its memory was reused: by a call at ``file``, ``line``.
+
+    ``holders`` says who held it, where the emulation was asked to find out.
+    """
+
+    output: GraphOutput
+    file: str | None
+    line: int | None
+    holders: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        by = f" by the call at {self.file}:{self.line}" if self.file else ""
+        held = f", held by {'; '.join(self.holders)}" if self.holders else ""
+        return f"{self.output}, overwritten{by}{held}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipped:
+    """A graph whose capture torch passes over, so that its outputs are ordinary tensors; ``reason`` says why."""
+
+    component: str
+    kind: str
+    reason: str
+    file: str | None
+    line: int | None
+
+    def __str__(self) -> str:
+        at = f" at {self.file}:{self.line}" if self.file else ""
+        return f"{self.component or 'a compiled function'}, {self.kind}: {self.reason}{at}"
+
+
+class _Tracked:
+    """An output, and what leads to its memory."""
+
+    __slots__ = ("dtype", "memory", "output")
+
+    def __init__(self, output: GraphOutput, tensor: torch.Tensor) -> None:
+        self.output, self.dtype = output, tensor.dtype
+        self.memory = MemoryReference(tensor)
+
+    def alive(self) -> bool:
+        return self.memory.alive()
+
+    def fill(self) -> None:
+        """Overwrite the memory, so that what reads it without passing torch's dispatcher goes visibly wrong too."""
+        with torch.no_grad():
+            torch.empty(0, dtype=self.dtype).set_(self.memory.storage()).fill_(_garbage(self.dtype))
+
+
+def _garbage(dtype: torch.dtype) -> float | int | bool:
+    if dtype.is_floating_point or dtype.is_complex:
+        return float("nan")
+    return True if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+class _OfThread(threading.local):
+    """The trees of one thread: torch keeps one for each as well."""
+
+    generation: int | None = None
+    marked: int = 0
+    forward_waits: bool = False
+
+    def __init__(self) -> None:
+        self.live: list[_Tracked] = []
+
+
+class Emulation:
+    """What `cudagraph_emulation` gives: the backend for plain ``torch.compile``, and what was found.
+
+    ``overwritten`` lists each output that was held when its memory was reused, read or not; ``skipped`` the graphs that
+    torch would not capture; ``unmarked`` the places where a new generation began without a marked step.
+    """
+
+    def __init__(self, *, holders: bool = False) -> None:
+        self._names_holders = holders
+        self.overwritten: list[Overwritten] = []
+        self.skipped: list[Skipped] = []
+        self.unmarked: list[tuple[str, int] | None] = []
+        self.runs = 0
+        self._of_thread = _OfThread()
+        self._stale: dict[int, _Tracked] = {}
+        self._open = True
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Emulation:
+        """There is one memory: Lightning Fabric copies what ``torch.compile`` is given, `backend` among it."""
+        return self
+
+    def backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Compile as ``torch.compile(backend=emulation.backend)``, in place of ``mode="reduce-overhead"``."""
+        return self.compile(graph, inputs)
+
+    def compile(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """Compile one graph of dynamo's, its backward included."""
+        return compile_traced(graph, inputs, lambda traced: _Graph(self, traced).run)
+
+    def watching(self) -> contextlib.AbstractContextManager[Any]:
+        """Give a context in which reads are seen: one for each further thread, the first has it."""
+        return observing(self._operation)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """See `hotloop._torch.cudagraphs.Memory`."""
+        key = cudagraphs.storage_key(tensor)
+        return any(one.output.storage == key and one.alive() for one in self._of_thread.live)
+
+    def alive(self) -> Iterator[GraphOutput]:
+        """See `hotloop._torch.cudagraphs.Memory`."""
+        yield from (one.output for one in self._of_thread.live if one.alive())
+
+    def forward_waits(self) -> bool:
+        """See `hotloop._torch.cudagraphs.Memory`."""
+        return self._of_thread.forward_waits
+
+    def ends_generation(self) -> bool:
+        """See `hotloop._torch.cudagraphs.Memory`."""
+        return bool(cudagraphs.marked()) and self._of_thread.generation not in (None, cudagraphs.generation())
+
+    def backward_ran(self) -> None:
+        """See `hotloop._torch.cudagraphs.Memory`."""
+        self._of_thread.forward_waits = False
+
+    def renew_outputs(self) -> None:
+        """See `hotloop._torch.cudagraphs.Memory`: here each run hands out new tensors."""
+
+    def close(self) -> None:
+        """Overwrite nothing more; code that was compiled here runs on, unwatched."""
+        self._open = False
+        self._stale.clear()
+
+    def begin_run(self, place: _Place) -> bool:
+        """A graph is about to run: end the generation where torch would. False once the emulation is over."""
+        if not self._open:
+            return False
+        mine, now = self._of_thread, cudagraphs.generation()
+        self.runs += 1
+        if mine.generation not in (None, now) and (cudagraphs.marked() or not mine.forward_waits):
+            if cudagraphs.marked() == mine.marked:
+                self.unmarked.append(place)
+            self._overwrite(place)
+        return True
+
+    def ran(self, kind: str, made: list[tuple[GraphOutput, torch.Tensor]] | None) -> None:
+        """A graph ran; ``made`` is what it left in its memory, None where its capture is passed over."""
+        mine = self._of_thread
+        if made is not None:
+            mine.generation, mine.marked = cudagraphs.generation(), cudagraphs.marked()
+            before = [one for one in mine.live if one.alive()]
+            mine.live = before + [_Tracked(output, tensor) for output, tensor in made]
+        if kind != "inference":
+            mine.forward_waits = kind == "forward"
+
+    def skip(self, skipped: Skipped) -> None:
+        """Note, once, that a graph is not captured."""
+        if skipped not in self.skipped:
+            self.skipped.append(skipped)
+            active.tally.cudagraphs_skipped[skipped.reason] += 1
+
+    def check(self, tensors: Iterator[torch.Tensor], what: str) -> None:
+        """Refuse tensors whose memory was overwritten.
+
+        Raises:
+            StaleOutputError: one is; the message names it, where it was made and where it is used.
+        """
+        if not self._stale:
+            return
+        for tensor in tensors:
+            found = self._stale.get(cudagraphs.storage_key(tensor))
+            if found is not None:
+                place = user_place()
+                at = f" at {place[0]}:{place[1]}" if place else ""
+                raise StaleOutputError(
+                    f"{what} reads{at} what a later call of compiled code has overwritten under CUDA graphs: "
+                    f"{found.output}. Read it before that call, keep a copy (hotloop.own, or .clone()), or make it "
+                    "again",
+                    [found.output],
+                )
+
+    def _operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        looks_only = getattr(operation, "is_view", False) or operation is torch.ops.aten.detach.default
+        if self._stale and not looks_only:
+            self.check(tensors_in(*args, *kwargs.values()), name_of(operation))
+        return operation(*args, **kwargs)
+
+    def _overwrite(self, place: _Place) -> None:
+        self._stale = {key: one for key, one in self._stale.items() if one.alive()}
+        for one in self._of_thread.live:
+            if one.alive():
+                held = tuple(holders(one.output.storage)) if self._names_holders else ()
+                one.fill()
+                self._stale[one.output.storage] = one
+                file, line = place or (None, None)
+                self.overwritten.append(Overwritten(one.output, file, line, held))
+        self._of_thread.live = []
+
+
+class _Graph:
+    """One graph: what it hands out that it was not given lies in the memory of the graphs."""
+
+    def __init__(self, emulation: Emulation, traced: TracedGraph) -> None:
+        self._emulation, self._traced = emulation, traced
+        self._component = active.tally.component
+        self._keeps_graph = keeps_graph_probe()
+        if traced.unsafe is not None:
+            self._skip(*traced.unsafe)
+
+    def run(self, args: list[Any]) -> Any:
+        """Run it as torch calls a graph: with a list that it empties."""
+        traced, emulation = self._traced, self._emulation
+        if traced.kind != "backward":
+            self._component = active.tally.component or self._component
+        given = list(args)
+        args.clear()
+        real = not any(cudagraphs.is_fake(one) for one in given)
+        watched = real and captures() and emulation.begin_run(user_place())
+        captured = False
+        if watched:
+            emulation.check(tensors_in(given), f"the {traced.kind}{self._whose()}")
+            captured = not self._writes_inputs(given)
+            self._refuse_to_keep()
+        inputs = {cudagraphs.storage_key(one) for one in given if isinstance(one, torch.Tensor)} | traced.constants()
+        outputs = traced.call(given)
+        if watched:
+            emulation.ran(traced.kind, self._made(outputs, inputs) if captured else None)
+        return outputs
+
+    def _refuse_to_keep(self) -> None:
+        """Refuse a backward that keeps its graph, as torch does once it has recorded one that did not."""
+        if self._traced.kind == "backward" and self._keeps_graph():
+            raise StaleOutputError(
+                f"the backward{self._whose()} keeps its graph (retain_graph=True), which a CUDA graph that was "
+                "recorded without cannot replay: torch raises an internal error there. Compute what needs it in one "
+                "backward, or leave CUDA graphs off for this module"
+            )
+
+    def _made(self, outputs: Any, inputs: set[int]) -> list[tuple[GraphOutput, torch.Tensor]]:
+        made: dict[int, tuple[GraphOutput, torch.Tensor]] = {}
+        for index, one in enumerate(outputs):
+            key = cudagraphs.storage_key(one) if isinstance(one, torch.Tensor) else 0
+            if key and key not in inputs and key not in made and one.untyped_storage().nbytes():
+                made[key] = self._describe(index, one, key), one
+        return list(made.values())
+
+    def _describe(self, index: int, tensor: torch.Tensor, key: int) -> GraphOutput:
+        name, place = self._traced.outputs[index]
+        return GraphOutput(
+            name=name,
+            index=index,
+            kind=self._traced.kind,
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            component=self._component,
+            file=place[0] if place else None,
+            line=place[1] if place else None,
+            storage=key,
+        )
+
+    def _writes_inputs(self, given: list[Any]) -> bool:
+        """Tell whether the graph writes into an input that is neither a parameter nor a buffer, nor a graph's own."""
+        written = [index for index in self._traced.written if not self._emulation.holds(given[index])]
+        if written:
+            place = self._traced.written[written[0]]
+            self._skip(f"it writes into an input ({self._traced.inputs[written[0]]})", place)
+        return bool(written)
+
+    def _skip(self, reason: str, place: _Place) -> None:
+        self._emulation.skip(Skipped(self._component, self._traced.kind, reason, *(place or (None, None))))
+
+    def _whose(self) -> str:
+        return f" of component {self._component!r}" if self._component else ""
+
+
+_running: list[Emulation] = []
+
+
+def running() -> Emulation | None:
+    """Give the emulation in force."""
+    return _running[-1] if _running else None
+
+
+def emulation_of(preset: Preset) -> Emulation | None:
+    """Give the emulation that stands in for a preset's CUDA graphs; None where there is none, or it has none."""
+    return _running[-1] if _running and preset.cudagraphs else None
+
+
+@contextlib.contextmanager
+def cudagraph_emulation(*, holders: bool = False) -> Iterator[Emulation]:
+    """Have compiled code behave as CUDA graphs do while the block runs: see `hotloop.testing.cudagraph_emulation`.
+
+    Raises:
+        ConfigError: one is in force already.
+    """
+    if _running:
+        raise ConfigError("cudagraph_emulation() is in force already: leave the outer block first")
+    emulation = Emulation(holders=holders)
+    _running.append(emulation)
+    try:
+        with cudagraphs.stand_in(emulation), steps.afresh(), emulation.watching():
+            yield emulation
+    finally:
+        emulation.close()
+        _running.remove(emulation)

@@ -1,0 +1,7 @@
+"""Sees what torch does: its callbacks become events, and each executed graph is counted for its component."""
+
+from hotloop.compiling.observe.collector import collector, compiling_since, watch
+from hotloop.compiling.observe.holders import holders
+from hotloop.compiling.observe.ledger import NOBODY, Cause, GraphInfo, Tally, active
+
+__all__ = ["NOBODY", "Cause", "GraphInfo", "Tally", "active", "collector", "compiling_since", "holders", "watch"]

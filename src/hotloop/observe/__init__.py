@@ -1,7 +1,0 @@
-"""Sees what torch does: its callbacks become events, and each executed graph is counted for its component."""
-
-from hotloop.observe.collector import collector, compiling_since, watch
-from hotloop.observe.holders import holders
-from hotloop.observe.ledger import NOBODY, Cause, GraphInfo, Tally, active
-
-__all__ = ["NOBODY", "Cause", "GraphInfo", "Tally", "active", "collector", "compiling_since", "holders", "watch"]

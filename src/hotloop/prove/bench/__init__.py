@@ -1,0 +1,1 @@
+"""`hotloop.bench`: a workload timed in several tiers side by side."""

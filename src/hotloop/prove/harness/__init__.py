@@ -1,0 +1,1 @@
+"""`hotloop.harness`: checks that a program meets the contract of captured steps."""

@@ -1,0 +1,1 @@
+"""`hotloop.verify`: compiled code held against eager and float64."""

@@ -1,0 +1,1 @@
+"""One eager step observed: its operations, host reads and side effects."""

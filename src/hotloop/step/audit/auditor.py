@@ -1,0 +1,449 @@
+"""Looks at a step before it is captured: the survey of one real step, and the Python state that it reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from hotloop._torch.autograd import was_freed
+from hotloop._torch.fake import version_of
+from hotloop._torch.hooks import module_hooks
+from hotloop._torch.thread_patch import called_here
+from hotloop.compiling.fallback.causes import describe
+from hotloop.measure import flatten, signature
+from hotloop.step.audit.op_trace import Obstacle, Survey, survey
+from hotloop.step.audit.returned import not_copied
+from hotloop.step.audit.side_effects import Heard
+from hotloop.step.calls.aliasing import attributes_of
+from hotloop.step.capture.engines import collector_paused
+from hotloop.step.capture.optimizers import frozen
+from hotloop.step.guard import python_state
+from hotloop.step.guard.fingerprint import Same
+from hotloop.step.prove import proof
+from hotloop.step.prove.proof import CandidateFailedError, alone, undo
+from hotloop.step.ranks import threads
+from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, RandomState
+from hotloop.step.state.rng_usage import other_threads
+from hotloop.step.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hotloop.step.calls.call_kind import Variant
+    from hotloop.step.capture.recording import Program
+    from hotloop.step.loop.loop import Loop
+    from hotloop.step.loop.runner import Runner
+    from hotloop.step.prove.proof import Ready
+    from hotloop.step.state.snapshot import Snapshot
+
+_NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
+_SCHEDULE_OUTSIDE = "call scheduler.step() outside the step"
+_CHANGES_SETTINGS = Obstacle(
+    "the step changes its optimizer's settings",
+    f"{_SCHEDULE_OUTSIDE}; an optimizer that sets them itself is not captured",
+    once=True,
+)
+_WAITS = "the step returns a loss with its graph, whose backward it leaves to the caller or has asked to keep"
+_BACKWARD = "call loss.backward() inside the step; where it is done there, return loss.detach()"
+GRADIENTS_OF_ARGUMENTS = Obstacle(
+    "an argument requires gradients",
+    "set requires_grad inside the step, on a copy; what computes an argument belongs into the step. A second run of it "
+    "would add to such gradients again",
+    once=True,
+)
+_COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
+_IN_PLACE = "write into the tensor that is there (.copy_(), .mul_(), .lerp_()), which a replay does too"
+_PARAMETRIZE = (
+    f"{_IN_PLACE}; in place of torch.nn.utils.weight_norm and spectral_norm take those of "
+    "torch.nn.utils.parametrizations"
+)
+_RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
+_SAID_OUTSIDE = "A replay runs no Python, so this is not said there: return what it says, and say it outside the step"
+_OVERWRITTEN = "the next replay would overwrite what it holds"
+_PLAIN = "return tensors, alone or in a dict, a list, a tuple or a dataclass"
+_UNSEEN = "what the step reads in Python cannot be looked at"
+_OUT_OF_REACH = "keep what raises there where the step does not reach it, and hand the step what it needs as a tensor"
+_KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
+
+
+@dataclasses.dataclass
+class _Looked:
+    """What a look at one run has found."""
+
+    before: Snapshot
+    """What was there before."""
+    obstacles: list[Obstacle]
+    gradients: list[tuple[int, int]]
+    """Those that there were before, and how often each had been written."""
+    result: Any = None
+    strangers: list[Obstacle] = dataclasses.field(default_factory=list)
+    heard: Heard = dataclasses.field(default_factory=Heard)
+
+    @property
+    def seen(self) -> Survey:
+        return self.heard.seen
+
+    def all_obstacles(self) -> list[Obstacle]:
+        return [*self.strangers, *self.seen.obstacles, *self.obstacles]
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the run has done what nobody can undo: no copy was made, or it is not in memory."""
+        return bool(self.seen.written_found) or any(one.once for one in self.all_obstacles())
+
+
+class Looking:
+    """What one runner has seen of its step."""
+
+    def __init__(self, loop: Loop, runner: Runner, program: Program) -> None:
+        self._loop, self._runner, self._program = loop, runner, program
+        self._python: Mapping[str, Any] | None = None
+        self._watch: python_state.Watch | None = None
+        self._objects: list[Any] = []
+        self._moving: dict[str, int] = {}
+        self._blind = ""
+        """Why the last look around failed; empty where it did not."""
+
+    def look_again(self) -> None:
+        """Something changed between two steps: what is reached from now on is compared with itself."""
+        self._python = None
+
+    @collector_paused()
+    def survey(self, variant: Variant, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+        """Run the step eagerly and look at it: a real step."""
+        self._runner.kind = "survey"
+        engine = self._loop.engine
+        asked: list[bool] = []
+        # On the way of the capture: code that looks for one (masks in transformers) must not be judged by another path.
+        # Where none can come, cuBLAS need not keep its memory for another stream.
+        ambience: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if engine is not None and self._loop.may_capture:
+            ambience = engine.ambience(
+                self._program.device, told_capturing=variant.told_capturing, asked=lambda: asked.append(True)
+            )
+        try:
+            looked = self._look_at(run, args, kwargs, ambience)
+        except CandidateFailedError as error:
+            failed = self._runner.rescue.candidate_failed(error, Tier(self._loop.given))
+            looked = None
+        if looked is None:
+            result = self._runner.eagerly(run)  # what it raises as well is the user's own
+            variant.seen = Survey(obstacles=[failed])
+            self._loop.decided(f"{self._runner.name} could not be looked at, so it is not captured: {failed}", {})
+            return result
+        result, seen = looked.result, looked.seen
+        if threads.another_trains(self._loop):  # it began meanwhile: what was seen may be its doing
+            self._runner.look_later()
+            return result
+        obstacles = looked.obstacles
+        leaves = flatten(result)[0]
+        tensors = [(number, one) for number, one in enumerate(leaves) if isinstance(one, torch.Tensor)]
+        seen.on_host = [number for number, one in tensors if one.device.type == "cpu"]
+        waits = any(one.grad_fn is not None and not was_freed(one) for _, one in tensors)
+        if waits and not seen.stepped and looked.gradients == self._gradients():
+            obstacles.append(Obstacle(_WAITS, _BACKWARD))
+        if any(isinstance(one, float | complex) for one in leaves):
+            obstacles.append(
+                Obstacle("the step returns a Python number, which a replay would repeat", "return a tensor instead")
+            )
+        if what := not_copied(result, (*flatten((args, kwargs))[0], *self._loop.modules())):
+            obstacles.append(Obstacle(f"the step returns {what}: {_OVERWRITTEN}", _PLAIN))
+        variant.seen = seen
+        seen.asked = bool(asked)
+        # Strangers first of all: what such an optimizer does (Adam reads its counts on the host) would seem the step's.
+        seen.obstacles = [*looked.strangers, *seen.obstacles, *obstacles]
+        self._tell(looked.heard, seen)
+        self._runner.found_once(seen.obstacles)
+        self._loop.surveyed.add(seen)
+        return result
+
+    @collector_paused()
+    def rehearse(self, run: Callable[[], Any], args: Any, kwargs: Any, ready: Ready = alone) -> tuple[bool, Any]:
+        """Run a step eagerly that is about to be run several times, and undo it where that can be done.
+
+        What one call does another need not have done: every tenth moves an average, one that finds a new best appends
+        to a list. What no copy was made of, and what nobody can undo, would be done as often as the step is run. Such a
+        run stays, and is the step.
+
+        Args:
+            run: the step.
+            args: its arguments.
+            kwargs: those by name.
+            ready: called before the step runs, with what kept the copies for it from being made.
+
+        Returns:
+            Whether the run stays, and then its result.
+
+        Raises:
+            CandidateFailedError: no copies could be made, or the run could not be undone.
+            Exception: the user's own.
+        """
+        try:
+            looked = self._look_at(run, args, kwargs, contextlib.nullcontext(), ready)
+        except CandidateFailedError as error:
+            if not error.undone or not error.began or self._runner.together is not None:
+                raise
+            failed = self._runner.rescue.candidate_failed(error, Tier(self._loop.given))
+            looked = None
+        if looked is None:  # out of the except clause, so that what eager raises does not carry our exception along
+            result = self._runner.eagerly(run)
+            self._runner.found_once([dataclasses.replace(failed, once=True)])  # it was no error of the user's
+            return True, result
+        stays = threads.another_trains(self._loop) or looked.lasts
+        if self._runner.together is not None:
+            stays = self._runner.together.stays(stays)
+        if not stays:
+            undo(self._program, looked.before)
+            return False, None
+        self._runner.kind = "survey"
+        self._runner.found_once(looked.all_obstacles())
+        return True, looked.result
+
+    def _look_at(
+        self,
+        run: Callable[[], Any],
+        args: Any,
+        kwargs: Any,
+        ambience: contextlib.AbstractContextManager[None],
+        ready: Ready = alone,
+    ) -> _Looked:
+        """Run the step eagerly and look at what it does; what it wrote that nobody named is noted.
+
+        Raises:
+            CandidateFailedError: it raised, and all is as before: there was nothing in it that cannot be undone.
+            Exception: the user's own, after the step had done what it would do again in another run.
+        """
+        self._find_strangers(args, kwargs)
+        self._loop.look_again()
+        looked = _Looked(proof.before_a_run(self._program, ready), self.moved_outside(args, kwargs), self._gradients())
+        given = self._named(args, kwargs)
+        inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+        random, settings = RandomState([self._program.device]), self._settings()
+        holdings, device = self._program.holdings, self._program.device
+        failed: Exception | None = None
+        strangers: list[str] = []
+        try:
+            with self._loop.eager(), ambience, self._noting_strangers(strangers):
+                looked.result, _ = survey(holdings, device, inputs, run, looked.heard)
+                proof.wait_for(device)  # a kernel's failure belongs to the code that launched it
+        except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
+            failed = error
+        # One that another thread's training began beside says nothing: what was seen may be its doing.
+        if failed is not None or not threads.another_trains(self._loop):
+            looked.strangers = [
+                Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, once=True)
+                for name in strangers
+            ]
+            looked.obstacles += self._of_program(settings, looked.heard)
+            looked.obstacles += self._of_arguments(given, self._named(args, kwargs))
+            looked.obstacles += [*looked.heard.obstacles, *self._drawn_since(random, looked.heard)]
+            self._note_writes(looked.seen)
+        looked.seen.read = self._python or {}
+        if failed is None:
+            return looked
+        if looked.lasts:
+            try:
+                raise failed
+            finally:
+                failed = None  # its traceback holds this frame, and all that the step has made
+        undo(self._program, looked.before, failed)
+        raise CandidateFailedError from failed
+
+    @staticmethod
+    def _named(args: Any, kwargs: Any) -> dict[tuple[str, str], Any]:
+        """Give what a call is handed, by name: what is in its containers, and what is on its tensors, as well."""
+        named = dict(zip(signature(args, kwargs).names(), flatten((args, kwargs))[0], strict=True))
+        found = {(name, ""): one for name, one in named.items()}
+        for name, one in named.items():
+            if isinstance(one, torch.Tensor):
+                found |= {(name, attribute): value for attribute, value in attributes_of(one).items()}
+        return found
+
+    def _of_arguments(
+        self, before: Mapping[tuple[str, str], Any], now: Mapping[tuple[str, str], Any]
+    ) -> list[Obstacle]:
+        """Say what is wrong with what a step was handed: what it took out of a dict it would not find another time."""
+        found, nothing = [], object()
+        changed = [one for one in {**before, **now} if before.get(one, nothing) is not now.get(one, nothing)]
+        if changed:
+            name, attribute = changed[0]
+            of = f"{attribute}, which is an attribute of" if attribute else "the dict or list that holds"
+            reason = f"the step changes {of} its argument {self._runner.shapes.argument(name)}"
+            found.append(Obstacle(reason, _RETURN_IT if attribute else _COPY_IT, once=True))
+        given = [one for (_, attribute), one in before.items() if not attribute]
+        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
+            found.append(GRADIENTS_OF_ARGUMENTS)
+        return found
+
+    def _note_writes(self, seen: Survey) -> None:
+        """Have what the step writes past what was named put back and compared as well."""
+        self._program.holdings.gradients_altered |= seen.altered
+        if seen.written_found:
+            self._program.holdings.found += seen.written_found
+            self._runner.rescue.look_again()
+
+    def _of_program(self, settings: list[Any], heard: Heard) -> list[Obstacle]:
+        """Give what the step changed of settings and Python state, once it is noted which parts of models it takes.
+
+        Those are all of them where compiled code may take some unheard.
+        """
+        holdings, parts = self._program.holdings, heard.parts()
+        if parts is None or self._loop.given != "eager":
+            parts = {id(part): part for model in holdings.modules.values() for part in model.modules()}
+        holdings.taken |= parts
+        return [*([_CHANGES_SETTINGS] if settings != self._settings() else []), *self.changed_inside()]
+
+    def _drawn_since(self, before: RandomState, heard: Heard) -> list[Obstacle]:
+        """Name the streams on the host that the step drew from: a replay draws from none of them."""
+        self._program.drawn.note(heard.drawn() if self._loop.given == "eager" else None)
+        hosts = {PYTHON, NUMPY}
+        if self._loop.device.type != "cpu":
+            hosts.add(CPU)
+        how = "draw on the device (torch.rand(..., device=...)), or outside the step"
+        moved = self._program.drawn.own(RandomState([self._program.device]).moved_since(before))
+        numpys = " (or another thread does)" if other_threads() else ""
+        return [
+            Obstacle(f"the step draws from {name}{numpys if name == NUMPY else ''}", how)
+            for name in moved
+            if name in hosts
+        ]
+
+    def _tell(self, heard: Heard, seen: Survey) -> None:
+        """Warn of what the step says and a replay will not, where there may be one."""
+        if (said := str(heard)) and self._loop.may_capture and not seen.obstacles:
+            self._loop.say_once(f"{self._runner.name}: {said}. {_SAID_OUTSIDE}", logging.WARNING)
+
+    @contextlib.contextmanager
+    def _noting_strangers(self, found: list[str]) -> Iterator[None]:
+        """Note optimizers that step in the block and were not given to the loop: their settings would be frozen.
+
+        Those of other threads train another model meanwhile.
+        """
+        known = {id(one) for one in self._program.holdings.optimizers.values()}
+
+        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if id(optimizer) not in known:
+                found.append(type(optimizer).__name__)
+
+        def elsewhere(*_: Any) -> None:
+            threads.seen()
+
+        with called_here(note, elsewhere) as hook:
+            handle = register_optimizer_step_pre_hook(hook)
+            try:
+                yield
+            finally:
+                handle.remove()
+
+    def _gradients(self) -> list[tuple[int, int]]:
+        """Tell which gradients there are, and how often each was written."""
+        found = (parameter.grad for parameter in self._program.holdings.parameters().values())
+        return [(id(one), version_of(one)) if one is not None else (0, 0) for one in found]
+
+    def _settings(self) -> list[Any]:
+        optimizers = self._program.holdings.optimizers.values()
+        return [(frozen(one), [float(group["lr"]) for group in one.param_groups]) for one in optimizers]
+
+    def _find_strangers(self, *call: Any) -> None:
+        """Name the parameters and buffers that nobody named, so that a proof undoes what a step does to them."""
+        holdings = self._program.holdings
+        self._of_call(call)
+        self._watch = None  # who is a stranger changes with what the loop holds as well: an optimizer's groups, say
+        with contextlib.suppress(Exception):  # an object of the user's that cannot be looked at: told by the next look
+            watch = self._watching()
+            watch.now()
+            if watch.strangers or watch.buffers:
+                holdings.strangers |= watch.strangers
+                holdings.found += watch.buffers
+                self._runner.rescue.look_again()
+                self._watch = None  # they are the loop's from here on, and looked at as such
+
+    def _of_call(self, call: tuple[Any, ...]) -> None:
+        """Take note of the objects among the arguments of the coming call: they are looked into."""
+        objects = python_state.objects_in(flatten(call)[0])
+        if list(map(id, objects)) != list(map(id, self._objects)):
+            self._python = self._watch = None  # another kind of call: what it reaches is not compared with this one's
+        self._objects = objects
+
+    def _watching(self) -> python_state.Watch:
+        if self._watch is None:
+            program = self._program
+            self._watch = python_state.Watch(program.step, program.holdings, program.ignore, self._objects)
+        return self._watch
+
+    def _reachable(self) -> Mapping[str, Any]:
+        try:
+            found = self._watching().now()
+        except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
+            self._blind = describe(error)
+            return {}
+        self._blind = ""
+        return found
+
+    def moved_outside(self, *call: Any) -> list[Obstacle]:
+        """Note what the step reads in Python and somebody changed since the last look; twice is too often.
+
+        Args:
+            call: the arguments of the coming call, where objects among them are looked into.
+        """
+        self._of_call(call)
+        before, self._python = self._python, self._reachable()
+        if self._blind:
+            return [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, once=True)]
+        obstacles = [
+            Obstacle(f"there is too much Python state to watch: {name}", _KEEP_LESS)
+            for name in python_state.unwatchable(self._python)[:1]
+        ]
+        unread = self._watch.unread if self._watch is not None else frozenset()
+        for name in python_state.differences(before, self._python) if before else ():
+            if name in unread:  # a metric of the validation
+                continue
+            self._moving[name] = self._moving.get(name, 0) + 1
+            if self._moving[name] > 1:
+                obstacles.append(
+                    Obstacle(f"the step reads {name}, which changes from step to step", "pass it as a tensor argument")
+                )
+        return obstacles
+
+    def note(self, seen: Survey) -> None:
+        """Take the Python state as it is now for what the next step finds, and for what a look at the step has seen."""
+        seen.read = self._python = self._reachable()
+
+    def is_of_now(self, seen: Survey) -> bool:
+        """Tell whether what a step reads in Python still is what it was when the step was looked at.
+
+        Else it may do now what was not seen, and what nobody would undo: `moved_outside` was asked just now.
+        """
+        unread = self._watch.unread if self._watch is not None else frozenset()
+        return self._python is not None and unread.issuperset(python_state.differences(seen.read, self._python))
+
+    def changed_inside(self) -> list[Obstacle]:
+        """Give what Python state the step that has just run changed, since `moved_outside` was asked before it."""
+        before, self._python = self._python, self._reachable()
+        assert before is not None
+        if self._blind or not before:  # what the step itself has put out of sight, it may not do twice
+            return [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, once=bool(before))] if self._blind else []
+        modules = self._program.holdings.modules.items()
+        buffers = {f"{root}.{path}" for root, module in modules for path, _ in module.named_buffers()}
+        found = []
+        for name in python_state.differences(before, self._python)[:3]:
+            schedule = isinstance(now := self._python.get(name), tuple) and now[:1] == ("schedule",)
+            hint = _SCHEDULE_OUTSIDE if schedule else _RETURN_IT
+            if isinstance(now, Same) and now.is_tensor:
+                hint = _PARAMETRIZE if self._reparametrized() else _IN_PLACE
+            # A buffer that the step puts in place of another goes back with the rest of the module's.
+            found.append(Obstacle(f"the step changes Python state: {name}", hint, once=name not in buffers))
+        return found
+
+    def _reparametrized(self) -> bool:
+        """Tell whether a hook puts a tensor in the place of a parameter at each call of its module."""
+        modules = [one for root in self._program.holdings.modules.values() for one in root.modules()]
+        hooks = [hook for one in modules for table in module_hooks(one) for hook in table.values()]
+        return any(isinstance(hook, WeightNorm | SpectralNorm) for hook in hooks)

@@ -1,0 +1,207 @@
+"""What a step does past its tensors while it is looked at, of which a replay, that runs no Python, does nothing.
+
+Its prints and log records, which keep no step from being captured; files that it writes, random streams that it seeds
+and clocks that it reads, which do. Python's own `print` and `logging.Logger.handle` are listened at, and what is called
+in C, in this thread and while the block runs (`hotloop.step.audit.call_monitor`); under a profiler, which has the one
+place for that up to Python 3.11, only prints, records and torch's generators are heard.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import linecache
+import logging
+import random
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch.dispatch import draws_elsewhere, is_torchs
+from hotloop._torch.graphs import is_own_file, is_standard_library
+from hotloop._torch.submodule_access import ALL_KNOWN, PARTS_BY, parts_taken
+from hotloop._torch.thread_patch import replaced
+from hotloop.step.audit.call_monitor import Calls
+from hotloop.step.audit.impure_calls import (
+    CALLED,
+    DRAW_FROM_TORCH,
+    WRITE_OUTSIDE,
+    effect_of,
+    effect_of_library,
+    is_file,
+)
+from hotloop.step.audit.op_trace import Listener, Obstacle, own_place, survey
+from hotloop.step.state.random_state import PYTHON
+from hotloop.step.state.rng_usage import FROM_PYTHON, drawn_by, is_pythons
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from hotloop.step.audit.impure_calls import Effect
+
+_NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
+"""Loggers whose records are made about the step, and not by it."""
+_UNASKED = frozenset({"warnings", "linecache", "inspect", "traceback"})
+"""Modules of Python's that read sources to show them."""
+_SEEDS = frozenset({"manual_seed", "seed", "setstate"})
+_HEARD = CALLED | _SEEDS | FROM_PYTHON
+_SEED_BEFORE = (
+    "seed before the loop, once, and draw from torch's own stream: a replay runs no Python, and each step draws on "
+    "from where the last one ended"
+)
+
+
+class Heard(Listener):
+    """The lines of a step that print, log, write files or seed random streams, each once, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[tuple[str, int], str] = {}
+        self.obstacles: list[Obstacle] = []
+        """What keeps the step from being captured."""
+        self._drawn: set[str] = set()
+        self._saying = 0
+        """How many prints and log records are on their way: what they write is theirs."""
+        self._all = Calls(_HEARD, self._called, self._began, PARTS_BY)
+        self._parts: dict[int, torch.nn.Module] = {}
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Note what the block prints, logs, writes and seeds; all of it reaches whom it reaches otherwise."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(replaced(builtins, "print", self._prints))
+            stack.enter_context(replaced(logging.Logger, "handle", self._logs))
+            if (numpys := sys.modules.get("numpy.random")) is not None:  # its functions are none of C's to Python
+                stack.enter_context(replaced(numpys, "seed", self._numpys_seed))
+                stack.enter_context(replaced(numpys, "set_state", self._numpys_seed))
+            stack.enter_context(self._all.heard())
+            yield
+
+    def hear(self, on: bool) -> None:
+        """Listen to calls, or leave them unheard for a while."""
+        self._all.hear(on)
+
+    def parts(self) -> dict[int, torch.nn.Module] | None:
+        """Give the modules that any code took out of another, or called; None where that was not heard throughout."""
+        return self._parts if ALL_KNOWN and self._all.complete else None
+
+    def operation(self, kwargs: dict[str, Any]) -> None:
+        """Hear which generator an operation draws from: a recording has torch's own, and goes on with no other."""
+        if draws_elsewhere(kwargs):
+            self._obstacle("the step draws from a torch.Generator of its own", DRAW_FROM_TORCH)
+
+    def has_run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Note which of torch's streams an operation has drawn from."""
+        self._drawn |= drawn_by(operation, args, kwargs, result)
+
+    def drawn(self) -> set[str] | None:
+        """Name the streams that the step drew from, numpy's apart; None where that was not heard throughout."""
+        return self._drawn if self._all.complete else None
+
+    def __str__(self) -> str:
+        """Give the lines that print or log, as a message names them; empty where nothing was said."""
+        return "; ".join(
+            f"{what} at {file}:{line}: {linecache.getline(file, line).strip()}"
+            for (file, line), what in self._places.items()
+        )
+
+    def _prints(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def print_(*args: Any, **kwargs: Any) -> Any:
+            if is_file(kwargs.get("file")):
+                self._obstacle("the step writes to a file (print)", WRITE_OUTSIDE, once=True)
+            else:
+                self._note("print")
+            return self._said(real, *args, **kwargs)
+
+        return print_
+
+    def _logs(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def handle(logger: logging.Logger, record: logging.LogRecord) -> Any:
+            if record.name.partition(".")[0] not in _NOT_THE_STEPS and record.name not in _NOT_THE_STEPS:
+                self._note("a log record")
+            return self._said(real, logger, record)
+
+        return handle
+
+    def _numpys_seed(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def seed(*args: Any, **kwargs: Any) -> Any:
+            self._obstacle("the step seeds numpy's random stream", _SEED_BEFORE)
+            return real(*args, **kwargs)
+
+        return seed
+
+    def _said(self, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self._saying += 1
+        try:
+            return real(*args, **kwargs)
+        finally:
+            self._saying -= 1
+
+    def _began(self, frame: FrameType) -> None:
+        """Hear of a function that begins, which may save to a file."""
+        if self._saying:
+            return
+        if id(frame.f_code) in PARTS_BY:
+            self._parts.update((id(one), one) for one in parts_taken(frame))
+        elif (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
+            self._take(effect)
+
+    def _called(self, frame: FrameType, name: str, owner: Any) -> None:
+        """Hear of what is called in C."""
+        if name in FROM_PYTHON:
+            self._drawn |= {PYTHON} if is_pythons(owner) else set()
+        elif self._saying:
+            return
+        elif name in _SEEDS and isinstance(owner, torch.Generator):
+            own = not is_torchs(owner) and _is_own(frame)
+            what = "a torch.Generator" if own else "torch's random stream"
+            self._obstacle(f"the step seeds {what} ({name})", _SEED_BEFORE)
+        elif name in _SEEDS and isinstance(owner, random.Random):
+            made = frame.f_back is not None and frame.f_back.f_code is random.Random.__init__.__code__  # in the step
+            if not made and _runs_for_the_step(frame):
+                self._obstacle(f"the step seeds Python's random stream ({name})", _SEED_BEFORE)
+        elif (effect := effect_of(name, owner)) is not None:
+            if not (_is_own(frame) if effect.direct else _runs_for_the_step(frame)):
+                return
+            self._take(effect)
+
+    def _take(self, effect: Effect) -> None:
+        if effect.said:
+            self._note(effect.reason)
+        else:
+            self._obstacle(effect.reason, effect.hint, once=effect.once)
+
+    def _note(self, what: str) -> None:
+        if (place := own_place()) is not None:
+            self._places.setdefault(place, what)
+
+    def _obstacle(self, reason: str, hint: str, *, once: bool = False) -> None:
+        file, line = own_place() or (None, None)
+        before = next((one for one in self.obstacles if (one.file, one.line) == (file, line)), None)
+        if before is not None and (before.once or not once):
+            return
+        others = [one for one in self.obstacles if one is not before]
+        # What may not be done twice comes first: a file is opened before it is written.
+        self.obstacles = sorted([*others, Obstacle(reason, hint, file, line, once)], key=lambda one: not one.once)
+
+
+def _is_own(frame: FrameType) -> bool:
+    return is_own_file(frame.f_code.co_filename)
+
+
+def _runs_for_the_step(frame: FrameType | None) -> bool:
+    """Tell whether the program's own code does it, by itself or through Python's (json, pathlib), and no library's.
+
+    A library fills caches of its own at a first call (numba, Triton), and Python shows warnings and imports modules.
+    """
+    while frame is not None and frame.f_code is not survey.__code__:
+        file = frame.f_code.co_filename
+        if is_own_file(file):
+            return True
+        pythons = is_standard_library(file) or (file.startswith("<frozen ") and "importlib" not in file)
+        if not pythons or frame.f_globals.get("__name__") in _UNASKED:
+            return False
+        frame = frame.f_back
+    return False

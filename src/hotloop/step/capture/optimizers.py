@@ -1,0 +1,275 @@
+"""Optimizers inside a captured step: device copies of what would be frozen, and which ones stay outside.
+
+A fused or capturable optimizer step can be recorded, with its step counts and learning rates in device tensors that are
+refreshed before a replay. What else is in the parameter groups (weight decay, betas, momentum) is frozen into the
+recording, so a change drops it. An optimizer that cannot be recorded, or whose frozen settings change all the time,
+runs outside, between two segments.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from hotloop._torch.foreach import copies
+from hotloop.step.guard import fingerprint
+from hotloop.step.state.places import is_dense
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+"""Recorded by their fused kernel, which takes learning rate and step count from the device on CPU and GPU alike."""
+_CAPTURABLE = (
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+    torch.optim.Adadelta,
+    torch.optim.ASGD,
+)
+"""Recorded with ``capturable=True``, which torch has on GPUs only."""
+_REPEATABLE = (*_FUSED, *_CAPTURABLE, torch.optim.Adagrad, torch.optim.Adafactor)
+"""Whose step reads nothing but parameters, gradients, state and groups, each parameter's alone."""
+_OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
+"""Entries of a parameter group that the step does not read."""
+_MOMENTS = (("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"))
+"""The state that each of Adam's betas weighs."""
+_WRONG_SGD = "torch's fused SGD kernel for CPUs leaves most parameters of 16 bits (bfloat16, float16) as they are"
+_moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[tuple[int, str]]] = weakref.WeakKeyDictionary()
+"""By optimizer: parameter and key of what eager keeps on the host, and a recording has on the device."""
+
+
+def recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
+    """Say why an optimizer's step has to run outside of a recording on a device; empty where it can be recorded."""
+    kind = type(optimizer)
+    if kind in _CAPTURABLE:
+        return "" if device.type == "cuda" else f"{kind.__name__} is capturable on a GPU only"
+    if kind not in _FUSED:
+        return f"{kind.__name__} is not known to run without the host"
+    return _no_fused_kernel(optimizer, device)
+
+
+def _no_fused_kernel(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return "differentiable=True has no fused kernel"
+    if any(one.device.type != device.type or not one.is_floating_point() for one in parameters):
+        return f"not all of its parameters are floating point on {device.type}, as a fused kernel needs"
+    if any(one.grad is not None and one.grad.layout != torch.strided for one in parameters):
+        return "sparse gradients have no fused kernel"
+    if any(_viewed_otherwise(optimizer, one) for one in parameters):
+        return (
+            "some of its state, or a gradient, has other strides than its parameter, and a fused kernel knows but one"
+        )
+    if not all(is_dense(one) for one in parameters):
+        return "a parameter is a slice with gaps (weight[:, ::2]), and a fused kernel writes into these"
+    # torch 2.13 loses the update where it is vectorised. Who asked for that kernel has it in eager as well.
+    asked = all(group.get("fused") for group in optimizer.param_groups)
+    small = any(one.itemsize < torch.float32.itemsize for one in parameters)
+    return _WRONG_SGD if type(optimizer) is torch.optim.SGD and device.type == "cpu" and small and not asked else ""
+
+
+def _viewed_otherwise(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """Tell whether a parameter was turned after its state was made (``weight.t_()``), or the state or gradient was."""
+    state = optimizer.state.get(parameter, {})
+    tensors = [one for one in (parameter.grad, *state.values()) if isinstance(one, torch.Tensor) and one.ndim]
+    return any(one.shape == parameter.shape and _steps_of(one) != _steps_of(parameter) for one in tensors)
+
+
+def _steps_of(tensor: torch.Tensor) -> list[int]:
+    """Give the strides that count: those along dimensions of one element are anything."""
+    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+
+
+class Recorded:
+    """An optimizer whose step is recorded: its settings on the device, and what was frozen.
+
+    Args:
+        optimizer: one that is `recordable`; its state must exist, so it has stepped before.
+        device: where it is recorded.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+        self.optimizer = optimizer
+        self._rates = [
+            rate if self._on(device, rate := group["lr"]) else torch.full((), float(rate), device=device)
+            for group in optimizer.param_groups
+        ]
+        self._last = [float(group["lr"]) for group in optimizer.param_groups]
+        self._frozen, self._stepping = frozen(optimizer), _stepping(optimizer)
+
+    def refresh(self) -> None:
+        """Bring the learning rates on the device up to date, for the next replay."""
+        for index, group in enumerate(self.optimizer.param_groups):
+            rate, ours = group["lr"], self._rates[index]
+            if self._on(ours.device, rate):
+                continue  # the recording reads it; another one in its place is a change
+            if (value := float(rate)) != self._last[index]:  # a tensor on the host is changed in place by schedulers
+                ours.fill_(value)
+                self._last[index] = value
+
+    @staticmethod
+    def _on(device: torch.device, rate: Any) -> bool:
+        """Tell whether a learning rate is a tensor that a recording can read."""
+        return isinstance(rate, torch.Tensor) and rate.device.type == device.type
+
+    def changed(self) -> str:
+        """Name a setting that differs from the one that was frozen; empty where none does."""
+        if _stepping(self.optimizer) != self._stepping:
+            return f"the class of {type(self.optimizer).__name__}, or its step"
+        now = frozen(self.optimizer)
+        if now == self._frozen:
+            return ""
+        if len(now) != len(self._frozen):
+            return "the number of parameter groups"
+        for index, (ours, theirs) in enumerate(zip(self._frozen, now, strict=True)):
+            for key in {**ours, **theirs}:
+                if ours.get(key) != theirs.get(key):
+                    return f"{key} of parameter group {index}"
+        return "param_groups"
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Have the groups hold device tensors, and ask for kernels that read them, while a step is recorded."""
+        kind = type(self.optimizer)
+        asked = {"fused": True, "foreach": False} if kind in _FUSED else {"capturable": True}
+        if kind in _FUSED and self._rates and self._rates[0].is_cuda and kind is not torch.optim.SGD:
+            asked["capturable"] = True
+        before = [dict(group) for group in self.optimizer.param_groups]
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group.update({"lr": rate, **asked})
+        try:
+            yield
+        finally:
+            for group, values in zip(self.optimizer.param_groups, before, strict=True):
+                group.update({key: values[key] for key in ("lr", *asked)})
+
+
+def _stepping(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
+    """Give what runs as an optimizer's step: somebody may put something in its place, as a subclass that decays."""
+    return type(optimizer), type(optimizer).step, vars(optimizer).get("step")
+
+
+def frozen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Give what a recording freezes of each parameter group: all but the learning rate, which is a tensor there."""
+    left_out = {"params", "lr", *_OF_SCHEDULERS}
+    return [
+        {
+            **{key: _comparable(value) for key, value in group.items() if key not in left_out},
+            "params": tuple(id(one) for one in group["params"]),
+            "lr": id(group["lr"]) if isinstance(group["lr"], torch.Tensor) else None,
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def _comparable(value: Any) -> Any:
+    """Give what stands for a setting: a copy, as a list may be changed in place; tensors by identity."""
+    if isinstance(value, torch.Tensor):
+        return id(value)
+    if fingerprint.is_array(value):
+        content = fingerprint.content_of(value)  # a large one is too much to read before each replay
+        return id(value) if isinstance(content, fingerprint.Unwatchable) else content
+    if isinstance(value, dict):
+        return {key: _comparable(one) for key, one in value.items()}
+    return type(value)(map(_comparable, value)) if type(value) in (list, tuple, set) else value
+
+
+def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
+    """Give, by key of optimizer state, the relative error of a recorded step's weight for the new gradient.
+
+    A fused Adam kernel on a GPU takes 1 - beta from a beta that was rounded to float32, eager's foreach kernels take it
+    from Python's: of beta2 = 0.999 that is 1.3e-5 of the second moment.
+    """
+    found: dict[str, float] = collections.defaultdict(float)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups if type(optimizer) in _FUSED else ():
+            for beta, keys in zip(group.get("betas", ()), _MOMENTS, strict=False):
+                rounded = torch.tensor(float(beta), dtype=torch.float32).item()
+                error = abs(rounded - beta) / max(1 - beta, torch.finfo(torch.float64).eps)
+                for key in keys:
+                    found[key] = max(found[key], error)
+    return dict(found)
+
+
+def repeatable(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether `step_again` can take a step of this optimizer on copies."""
+    return type(optimizer) in _REPEATABLE
+
+
+def step_again(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+    """Take the optimizer's step, as eager does, on copies of some of its parameters; it and they are left alone.
+
+    Args:
+        optimizer: one that is `repeatable`.
+        parameters: of its groups, as they are before the step.
+        gradients: theirs, on any device; they are copied.
+
+    Returns:
+        each parameter after the step, and the optimizer's state of it.
+    """
+    copied = {}
+    there = [gradient.detach().to(one.device) for one, gradient in zip(parameters, gradients, strict=True)]
+    for one, values, gradient in zip(parameters, copies(list(parameters)), copies(there), strict=True):
+        copied[id(one)] = torch.nn.Parameter(values)
+        copied[id(one)].grad = gradient
+    # Not a copy of the optimizer, which would read its state anew, and has its hooks.
+    again = type(optimizer).__new__(type(optimizer))
+    again.defaults = optimizer.defaults
+    groups = [
+        {**group, "params": [copied[id(one)] for one in group["params"] if id(one) in copied]}
+        for group in optimizer.param_groups
+    ]
+    again.param_groups = [group for group in groups if group["params"]]
+    again.state = collections.defaultdict(dict)
+    states = [optimizer.state.get(one, {}) for one in parameters]
+    own = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    own_copies = iter(copies(own))
+    for one, state in zip(parameters, states, strict=True):
+        again.state[copied[id(one)]] = {
+            key: next(own_copies) if isinstance(value, torch.Tensor) else value for key, value in state.items()
+        }
+    step = type(again).step
+    getattr(step, "__wrapped__", step)(again) if hasattr(step, "hooked") else step(again)  # without global hooks
+    return [(copied[id(one)].detach(), again.state[copied[id(one)]]) for one in parameters]
+
+
+def move_step_counts(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Put the numbers that unfused optimizers keep on the host (step counts) where a recorded step reads them."""
+    for parameter, entry in optimizer.state.items():
+        for key, value in entry.items() if isinstance(entry, Mapping) else ():
+            if isinstance(value, torch.Tensor) and value.ndim == 0 and value.device.type != device.type:
+                _moved.setdefault(optimizer, set()).add((id(parameter), key))
+                entry[key] = value.to(device)
+
+
+def return_step_counts(optimizer: torch.optim.Optimizer) -> None:
+    """Put back on the host what was there before, one wait for the device each."""
+    moved = _moved.pop(optimizer, set())
+    for parameter, entry in optimizer.state.items():
+        for key in [key for key in entry if (id(parameter), key) in moved]:
+            entry[key] = entry[key].cpu()
+
+
+def with_host_step_counts(optimizer: torch.optim.Optimizer, document: dict[str, Any]) -> dict[str, Any]:
+    """A state_dict post-hook: a checkpoint holds these numbers where eager would have them."""
+    moved = _moved.get(optimizer, set())
+    if not moved:
+        return document
+    pairs = zip(document["param_groups"], optimizer.param_groups, strict=True)
+    ids = {
+        index: id(parameter)
+        for group, own in pairs
+        for index, parameter in zip(group["params"], own["params"], strict=True)
+    }
+    state = {
+        index: {key: one.cpu() if (ids.get(index), key) in moved else one for key, one in entry.items()}
+        for index, entry in document["state"].items()
+    }
+    return {**document, "state": state}

@@ -1,0 +1,48 @@
+"""What capturing makes of a loop's optimizers: which run outside of recordings, and where step counts are kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hotloop.step.capture.optimizers import recordable, return_step_counts, with_host_step_counts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hotloop.step.loop.loop import Loop
+
+
+class RecordedOptimizers:
+    """Keeps a loop's optimizers as the program knows them, whatever recordings move to the device.
+
+    Attributes:
+        outside: names of those that were left out of recordings.
+        hooks: what makes their checkpoints eager's; to be removed at the end.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.outside: set[str] = set()
+        optimizers = loop.holdings.optimizers.values()
+        self.hooks = [one.register_state_dict_post_hook(with_host_step_counts) for one in optimizers]
+
+    def outside_of(self, stepped: Iterable[str]) -> set[str]:
+        """Name those of the optimizers that step which run outside of a recording, and say why."""
+        found = self.outside & set(stepped)
+        for name in stepped:
+            why = recordable(self._loop.holdings.optimizers[name], self._loop.device)
+            if why and name not in found:
+                found.add(name)
+                self._loop.say_once(f"{name} runs outside the captured step: {why}")
+        return found
+
+    def run_outside(self, name: str, why: str) -> None:
+        """Leave an optimizer out of recordings from now on."""
+        self.outside.add(name)
+        self._loop.say_once(f"{name} runs outside the captured step from now on: {why}")
+
+    def return_step_counts(self) -> None:
+        """Have eager's step counts where eager keeps them."""
+        if self._loop.engine is not None:
+            for optimizer in self._loop.holdings.optimizers.values():
+                return_step_counts(optimizer)

@@ -1,0 +1,1 @@
+"""What a recording froze of Python, checked before each replay."""

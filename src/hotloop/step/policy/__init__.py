@@ -1,0 +1,1 @@
+"""Which tier comes next: candidates, earlier runs, the background compile, and `auto`."""

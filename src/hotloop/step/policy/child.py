@@ -1,0 +1,151 @@
+"""The background child's program: compile what the parent will compile, once, so that the parent finds it cached.
+
+Started by `hotloop.cache.BackgroundCompile` with one JSON argument: the numbers of two inherited files (the request to
+read, the report to write) and the GPU memory that it may take.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.cache import Request
+from hotloop.cache.ambient import apply_process_settings, caches_compiles
+from hotloop.cache.portable import build, unpack
+from hotloop.compiling.control import compile as compile_in_place
+from hotloop.compiling.control import status
+from hotloop.step.workload import load_factory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_WATCH_SECONDS = 1.0
+_REASON_LENGTH = 500
+
+
+def main(given: Mapping[str, Any]) -> None:
+    """Do what the request says, and write one JSON object into the report: the facts, or ``failed`` with the reason."""
+    began = time.monotonic()
+    _die_with_parent()
+    for number in (given["request"], given["report"]):
+        os.set_inheritable(number, False)
+    with os.fdopen(given["request"], "rb") as file:
+        text = file.read()
+    try:
+        facts = _compile(Request.loads(text), given["memory"])
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent goes on and says it
+        facts = {"failed": _reason(error)}
+    else:
+        facts |= {} if "failed" in facts else {"seconds": time.monotonic() - began}
+    os.write(given["report"], json.dumps(facts).encode() + b"\n")
+    os.killpg(0, signal.SIGKILL)  # with the compile workers, and without waiting for what the user's code would end
+
+
+def _die_with_parent() -> None:
+    """Kill this process's group when the parent closes its end of standard input, or is no longer the parent.
+
+    The second is for a parent that was killed while a fork of its own (a data loader's worker) still holds the pipe.
+    """
+    parent, lifeline = os.getppid(), os.dup(0)
+    with Path(os.devnull).open("rb") as nothing:  # compile workers and the user's code get an empty input
+        os.dup2(nothing.fileno(), 0)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            if select.select([lifeline], [], [], _WATCH_SECONDS)[0] and not os.read(lifeline, 1):
+                break
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, name="hotloop-parent", daemon=True).start()
+
+
+def _compile(request: Request, memory: Mapping[str, float]) -> dict[str, Any]:
+    apply_process_settings(request.process)
+    if off := caches_compiles():
+        return {"failed": off}
+    for index, share in memory.items():
+        torch.cuda.set_per_process_memory_fraction(share, int(index))
+    compiled = _run_workload(request) if request.factory else _run_calls(request)
+    return _facts(compiled, memory)
+
+
+def _run_calls(request: Request) -> dict[str, Any]:
+    """Make the components anew, compiled, and run the recorded calls forward and then backward."""
+    tensors = build(request.tensors)
+    modules: dict[str, Any] = {name: unpack(pickled, tensors) for name, pickled in request.modules.items()}
+    for module in modules.values():
+        compile_in_place(module, **request.settings)
+    losses: list[torch.Tensor] = []
+    for call in request.calls:
+        module = modules[call.component]
+        args, kwargs = unpack(call.arguments, tensors)
+        with call.modes.on(module):
+            output = module(*args, **kwargs)
+        losses += [_sum(tensor) for tensor in _tensors_in(output) if tensor.requires_grad]
+    if losses:
+        torch.autograd.backward(losses)
+    return modules
+
+
+def _run_workload(request: Request) -> dict[str, Any]:
+    """Make the workload, compile its models and run its first step."""
+    workload = load_factory(request.factory)()
+    models = workload.models()
+    batch = next(workload.endless())  # what makes it ready runs eager in the run, and so here
+    for model in models.values():
+        compile_in_place(model, **request.settings)
+    workload.run(batch)
+    return dict(models)
+
+
+def _facts(compiled: Mapping[str, Any], memory: Mapping[str, float]) -> dict[str, Any]:
+    """Say what hotloop itself observed of the compiles."""
+    parts = [status for model in compiled.values() for status in status(model).components.values()]
+    causes = list(dict.fromkeys(cause.reason[:_REASON_LENGTH] for status in parts for cause in status.causes))
+    if all(status.running != status.requested for status in parts):  # on a lower rung, or eager
+        return {"failed": "; ".join(causes) or "nothing was compiled"}
+    return {
+        "compile_seconds": sum(status.compile_seconds for status in parts),
+        "graphs": sum(status.compiles for status in parts),
+        "cache_hits": sum(status.cache_hits for status in parts),
+        "cache_misses": sum(status.cache_misses for status in parts),
+        "state": "compiled" if all(status.state == "compiled" for status in parts) else "partial",
+        "causes": causes,
+        "peak_bytes": sum(torch.cuda.max_memory_reserved(int(index)) for index in memory),
+    }
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Give the tensors of a nested output; a model's own output class is searched by its attributes."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors_in(item)
+    elif isinstance(value, list | tuple | set | frozenset):
+        for item in value:
+            yield from _tensors_in(item)
+    elif hasattr(value, "__dict__"):
+        yield from _tensors_in(vars(value))
+
+
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.real.sum() if tensor.is_complex() else tensor.sum()
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0] or "no message"
+    return f"{type(error).__name__}: {text}"[:_REASON_LENGTH]
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

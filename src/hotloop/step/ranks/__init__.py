@@ -1,0 +1,1 @@
+"""The processes and threads that train together with this one."""
