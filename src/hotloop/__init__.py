@@ -51,7 +51,13 @@ _HOMES = {
     "verify": "hotloop.prove.verify.verify",
     "watch": "hotloop.compiling.observe",
 }
-_MODULES = ("errors", "events", "observe", "presets", "testing")
+_MODULES = {
+    "errors": "hotloop.errors",
+    "events": "hotloop.events",
+    "observe": "hotloop.compiling.observe",
+    "presets": "hotloop.presets",
+    "testing": "hotloop.testing",
+}
 
 __all__ = [
     "Bench",
@@ -82,7 +88,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"hotloop.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'hotloop' has no attribute {name!r}")

@@ -11,6 +11,7 @@ import torch
 
 from hotloop import presets
 from hotloop.compiling.control import compile as compile_in_place
+from hotloop.compiling.control import status as status_of
 from hotloop.compiling.control import validate
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.events import Compiled, Event, Recompiled, Unavailable
