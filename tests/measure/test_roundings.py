@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hotloop.measure import DRAWS, Limits, beside_roundings, differences
+from hotloop.measure import DRAWS, Limits, compare_with_roundings, differences
 from hotloop.step.prove.outcomes import Outcome
 
 LIMITS = Limits.compiled("bfloat16")
@@ -23,7 +23,7 @@ def judged(candidate, noisy=(0.02,) * 8, size=256):
     draws = [differences(eager, another())[0] for _ in range(DRAWS)]
     found = another()
     found["gradient of 0"] = candidate(found["gradient of 0"])
-    return beside_roundings(eager, found, LIMITS, draws)
+    return compare_with_roundings(eager, found, LIMITS, draws)
 
 
 def same(tensor):

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from hotloop.measure import Comparison, Limits, Score, compare, over_steps, that_stays, with_spread
+from hotloop.measure import Comparison, Limits, Score, compare, over_noisy_steps, over_steps
 from hotloop.measure.numerics import conclude
 
 BFLOAT16 = Limits.compiled("bfloat16")
@@ -96,22 +96,22 @@ def rounding(relative, *, spread):
 def test_what_does_not_stay_is_noise():
     steps = [rounding({f"layers.{n}": 5e-4}, spread=1e-5) for n in range(3)]
     assert not any(one.agrees for one in steps)
-    assert that_stays(steps, most=8.0).agrees
-    assert not that_stays(steps, most=4.0).agrees
-    assert not that_stays(steps[:1], most=8.0).agrees
+    assert over_noisy_steps(steps, most=8.0).agrees
+    assert not over_noisy_steps(steps, most=4.0).agrees
+    assert not over_noisy_steps(steps[:1], most=8.0).agrees
 
 
 @pytest.mark.parametrize(("wrong", "steps"), [(1, 2), (2, 3), (2, 4), (3, 5)])
 def test_what_stays_in_half_of_the_steps_is_named(wrong, steps):
     off, right = rounding({"layers.3": 5e-4}, spread=1e-5), rounding({}, spread=1e-5)
-    assert "layers.3" in str(that_stays([off] * wrong + [right] * (steps - wrong), most=8.0))
-    assert that_stays([off] * (wrong - 1) + [right] * (steps - wrong + 1), most=8.0).agrees
+    assert "layers.3" in str(over_noisy_steps([off] * wrong + [right] * (steps - wrong), most=8.0))
+    assert over_noisy_steps([off] * (wrong - 1) + [right] * (steps - wrong + 1), most=8.0).agrees
 
 
 def test_what_no_rounding_makes_fails_at_any_step():
     right = rounding({}, spread=1e-5)
     lost = compare(gradients(0), {**gradients(0), "layers.3": None}, Limits.rounding())
-    assert "layers.3" in str(that_stays([right, lost, right], most=8.0))
+    assert "layers.3" in str(over_noisy_steps([right, lost, right], most=8.0))
 
 
 def test_a_spread_that_is_known_later_widens_limits_and_never_narrows_them():
@@ -122,8 +122,8 @@ def test_a_spread_that_is_known_later_widens_limits_and_never_narrows_them():
         for by in (1e-4, 1e-7)
     )
     assert not before.agrees
-    assert with_spread(before, wider).agrees
-    assert with_spread(before, narrower).failures == before.failures
+    assert before.with_spread(wider).agrees
+    assert before.with_spread(narrower).failures == before.failures
 
 
 def test_where_a_tensor_all_but_cancels_its_noise_is_as_large_as_before():

@@ -1,66 +1,54 @@
 """Measuring: the time of steps, the difference between two sets of tensors, the shapes that a run sees."""
 
-from hotloop.measure.against import RATIO, RATIO_LIMIT, against
 from hotloop.measure.buckets import Buckets, bucket_edges
-from hotloop.measure.census import Census, Inputs, Look, Seen, Unhashed, VaryingDim, signature
+from hotloop.measure.census import Census, Seen, Signature, TensorMeta, Unhashed, VaryingDim, signature
 from hotloop.measure.differences import Difference, Mismatch, differences
 from hotloop.measure.limits import Limits
-from hotloop.measure.numerics import (
-    ALL,
-    Comparison,
-    Failure,
-    Score,
-    compare,
-    judge,
-    with_same_gradients,
-    with_spread,
-)
-from hotloop.measure.roundings import BLIND, DRAWS, beside_roundings
-from hotloop.measure.steps import over_steps, that_stays
+from hotloop.measure.numerics import ALL, Comparison, Failure, Score, compare, judge
+from hotloop.measure.roundings import BLIND, DRAWS, compare_with_roundings
+from hotloop.measure.steps import over_noisy_steps, over_steps
 from hotloop.measure.timing import Event, Mark, StepClock, Timing, interval, ratio_interval, spread, typical
-from hotloop.measure.tree import Structure, carried, flatten, names, unflatten
+from hotloop.measure.tree import Structure, flatten, names, unflatten, untracked_attributes
+from hotloop.measure.wide_reference import RATIO, compare_with_reference
 
 __all__ = [
     "ALL",
     "BLIND",
     "DRAWS",
     "RATIO",
-    "RATIO_LIMIT",
     "Buckets",
     "Census",
     "Comparison",
     "Difference",
     "Event",
     "Failure",
-    "Inputs",
     "Limits",
-    "Look",
     "Mark",
     "Mismatch",
     "Score",
     "Seen",
+    "Signature",
     "StepClock",
     "Structure",
+    "TensorMeta",
     "Timing",
     "Unhashed",
     "VaryingDim",
-    "against",
-    "beside_roundings",
     "bucket_edges",
-    "carried",
     "compare",
+    "compare_with_reference",
+    "compare_with_roundings",
     "differences",
     "flatten",
     "interval",
     "judge",
     "names",
+    "over_noisy_steps",
     "over_steps",
     "ratio_interval",
     "signature",
     "spread",
-    "that_stays",
     "typical",
     "unflatten",
-    "with_same_gradients",
-    "with_spread",
+    "untracked_attributes",
 ]

@@ -24,7 +24,7 @@ _FEW = frozenset({bool, type(None)})
 _LISTED = 10  # signatures in the run record, the most frequent first
 
 
-class Inputs(NamedTuple):
+class Signature(NamedTuple):
     """What tells one step's inputs from another's: structure, each tensor's look, each other leaf's type and value.
 
     Two equal ones may be run by one graph, unless a leaf is ``Unhashed``.
@@ -40,9 +40,9 @@ class Inputs(NamedTuple):
 
     def require_gradients(self) -> bool:
         """Tell whether an argument is a tensor that requires gradients."""
-        return any(type(leaf) is Look and leaf.requires_grad for leaf in self.leaves)
+        return any(type(leaf) is TensorMeta and leaf.requires_grad for leaf in self.leaves)
 
-    def but_for_flags(self, other: Inputs) -> bool:
+    def but_for_flags(self, other: Signature) -> bool:
         """Tell whether another call differs in nothing but arguments that are True, False or None."""
         if self.structure != other.structure:
             return False
@@ -131,7 +131,7 @@ def _alike(one: Any, other: Any) -> bool:
     return bool(_Own(one) == _Own(other) if hasattr(one, "__dict__") else one == other)
 
 
-class Look(NamedTuple):
+class TensorMeta(NamedTuple):
     """A tensor as a compiler sees it.
 
     ``memory`` is None where it is contiguous, else its strides, or its layout where it has none (sparse); ``subclass``
@@ -146,7 +146,7 @@ class Look(NamedTuple):
     subclass: type | None
 
 
-def signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
+def signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
     """Give a step's inputs as one hashable value, which holds no tensor.
 
     It runs at every step, so types are looked at once a type (a cache in ``tree``), nothing is formatted, contiguous
@@ -155,7 +155,7 @@ def signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Inputs:
     since NaN does not and -0.0 does.
     """
     leaves, structure = flatten((tuple(args), kwargs if type(kwargs) is dict else dict(kwargs)))
-    return Inputs(structure, tuple([_leaf(leaf) for leaf in leaves]))
+    return Signature(structure, tuple([_leaf(leaf) for leaf in leaves]))
 
 
 def _leaf(leaf: Any) -> Any:
@@ -166,7 +166,7 @@ def _leaf(leaf: Any) -> Any:
             memory = leaf.layout
         elif not leaf.is_contiguous():
             memory = leaf.stride()
-        return Look(
+        return TensorMeta(
             leaf.shape,
             leaf.dtype,
             leaf.device,
@@ -203,7 +203,7 @@ def _held(leaf: Any) -> Any:
 
 
 def _text(leaf: Any) -> str:
-    if isinstance(leaf, Look):
+    if isinstance(leaf, TensorMeta):
         where = "" if leaf.device.type == "cpu" else f" {leaf.device}"
         return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}{where}"
     if isinstance(leaf, Unhashed):
@@ -264,11 +264,11 @@ class Census:
         self.steps = 0
         self.untracked = 0
         self._limit = limit
-        self._entries: dict[Inputs, _Entry] = {}
+        self._entries: dict[Signature, _Entry] = {}
         self._untracked_at: collections.deque[int] = collections.deque(maxlen=limit)
         self._untracked_sizes: dict[tuple[str, int], dict[int, int]] = {}
 
-    def note(self, inputs: Inputs) -> Seen:
+    def note(self, inputs: Signature) -> Seen:
         """Count one step's signature."""
         step, self.steps = self.steps, self.steps + 1
         entry = self._entries.get(inputs)
@@ -281,7 +281,7 @@ class Census:
             return Seen(1, step, 1 / self.steps, tracked=False)
         return Seen(entry.count, entry.first, entry.count / self.steps, tracked=True)
 
-    def _note_untracked(self, inputs: Inputs, step: int) -> None:
+    def _note_untracked(self, inputs: Signature, step: int) -> None:
         self.untracked += 1
         self._untracked_at.append(step)
         for place, size in _sizes(inputs):
@@ -292,12 +292,12 @@ class Census:
     def _has_room(self, place: tuple[str, int]) -> bool:
         return place in self._untracked_sizes or len(self._untracked_sizes) < self._limit
 
-    def seen(self, inputs: Inputs) -> Seen | None:
+    def seen(self, inputs: Signature) -> Seen | None:
         """Say how a signature stands without counting it; None for one that is not tracked."""
         entry = self._entries.get(inputs)
         return Seen(entry.count, entry.first, entry.count / self.steps, tracked=True) if entry else None
 
-    def counted(self) -> list[tuple[Inputs, int]]:
+    def counted(self) -> list[tuple[Signature, int]]:
         """Give each signature that is counted one by one, with its count."""
         return [(inputs, entry.count) for inputs, entry in self._entries.items()]
 
@@ -356,8 +356,8 @@ class Census:
         }
 
 
-def _sizes(inputs: Inputs) -> Iterator[tuple[tuple[str, int], int]]:
+def _sizes(inputs: Signature) -> Iterator[tuple[tuple[str, int], int]]:
     for name, leaf in zip(inputs.names(), inputs.leaves, strict=True):
-        if isinstance(leaf, Look):
+        if isinstance(leaf, TensorMeta):
             for dim, size in enumerate(leaf.shape):
                 yield (name, dim), size

@@ -1,4 +1,4 @@
-"""The difference between two sets of named tensors, in a few sums a tensor that are read back from a device at once."""
+"""Measures the difference between two sets of named tensors, in a few sums per tensor that are read back at once."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Difference:
         finite: NaN and infinities stand in the same places with the same signs, or there are none.
         tilt: s - 1, where s = <c, r> / <r, r> is the least-squares fit of c by s*r; None where r is all zero, or holds
             integers. Computed as <c - r, r> / <r, r>, which loses nothing to cancellation.
-        residual: ||c - s*r|| / ||r||, what the fit leaves; None where ``tilt`` is.
+        residual: ||c - s*r|| / ||r||, what the fit leaves; None where ``tilt`` is None.
         relative: ||c - r|| / ||r||; infinite where r is all zero and c is not; None for integers.
         max_abs: the largest |c - r|.
         rms: the root mean square of r.
         rms_difference: the root mean square of c - r.
-        effective: <r, r>^2 / sum(r^4), the number of elements that carry r (inverse participation ratio): numel where
-            all have one size, 1 where one element is all there is.
+        effective: <r, r>^2 / sum(r^4), the number of elements that carry r (inverse participation ratio). It is numel
+            where all elements have one size, 1 where a single element is all there is.
     """
 
     name: str
@@ -48,6 +48,34 @@ class Difference:
     rms_difference: float
     effective: float
 
+    @classmethod
+    def from_sums(cls, name: str, r: torch.Tensor, sums: list[float]) -> Difference:
+        """Make the difference from the reference tensor and the sums of `sums_of`."""
+        rr, rd, dd, r4, unequal, unlike, largest = sums
+        numeric = is_numeric(r)
+        tilt = residual = relative = None
+        if numeric and rr > 0:
+            tilt = rd / rr
+            residual = math.sqrt(max(0.0, dd / rr - tilt * tilt))
+            relative = math.sqrt(dd / rr)
+        elif numeric:
+            relative = math.inf if dd > 0 else 0.0
+        numel = max(1, r.numel())
+        return cls(
+            name=name,
+            numel=r.numel(),
+            dtype=_short(r.dtype),
+            equal=unequal == 0,
+            finite=unlike == 0,
+            tilt=tilt,
+            residual=residual,
+            relative=relative,
+            max_abs=largest,
+            rms=math.sqrt(rr / numel),
+            rms_difference=math.sqrt(dd / numel),
+            effective=rr * rr / r4 if r4 > 0 else 0.0,
+        )
+
     @property
     def slope(self) -> float | None:
         """|<c, r> / <r, r> - 1|: by how much the candidate is too large or too small as a whole."""
@@ -55,11 +83,26 @@ class Difference:
 
     @property
     def numeric(self) -> bool:
-        """Whether the tensor holds floating or complex numbers; others are equal or not."""
+        """Whether the tensor holds floating or complex numbers; other tensors are equal or not."""
         return self.relative is not None
 
+    @property
+    def length(self) -> float:
+        """||c|| / ||r||: |c|^2 = |r|^2 * ((1 + tilt)^2 + residual^2)."""
+        return math.hypot(1.0 + (self.tilt or 0.0), self.residual or 0.0)
+
+    def measure(self, name: str) -> float | None:
+        """Return the number that a ``slope``, ``residual`` or ``relative`` score is about.
+
+        Of a slope that is the tilt, with its sign. ``relative`` scores are about small tensors, so the number is the
+        absolute difference.
+        """
+        if name == "slope":
+            return self.tilt
+        return self.residual if name == "residual" else self.rms_difference
+
     def to_dict(self) -> dict[str, Any]:
-        """Give the difference as plain JSON data."""
+        """Return the difference as plain JSON data."""
         return {**dataclasses.asdict(self), "slope": self.slope}
 
 
@@ -76,110 +119,68 @@ class Mismatch:
 def differences(
     reference: Tensors, candidate: Tensors, *, sized: bool = True
 ) -> tuple[dict[str, Difference], tuple[Mismatch, ...]]:
-    """Measure each tensor of ``candidate`` against the one of the same name in ``reference``.
+    """Measure each tensor of ``candidate`` against the tensor of the same name in ``reference``.
 
     ``None`` says that there is no such tensor (no gradient); None on both sides is no entry. Tensors may be of any
     dtype that casts to float64, complex, strided in any way or sparse (compared coalesced). A pair on two devices is
     measured on the accelerator, the other tensor moved in parts. At most ``sums.CHUNK`` elements are held in float64
-    at a time (four times as many on a GPU), and the host waits twice a device, four times where large tensors differ
-    there, whatever the number of tensors (sparse ones wait in ``coalesce``).
+    at a time (four times as many on a GPU). The host waits twice per device, four times where large tensors differ
+    there, whatever the number of tensors (sparse tensors wait in ``coalesce``).
 
     Args:
         reference: tensors by name.
-        candidate: what is measured against them.
-        sized: whether ``rms`` and ``effective`` are wanted of tensors that are equal; else ``effective`` is 0, and
+        candidate: the tensors to measure.
+        sized: whether ``rms`` and ``effective`` are wanted of tensors that are equal. Else ``effective`` is 0, and
             ``rms`` is of float32's precision, or 0 where all tensors are equal.
 
     Returns:
         the differences by name in the reference's order, and the pairs that cannot be measured.
     """
-    found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    pairs: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     mismatches = []
     for name in (*reference, *(name for name in candidate if name not in reference)):
         r, c = reference.get(name), candidate.get(name)
         if r is None or c is None:
-            # A name that one side lacks altogether is told from one whose tensor is None.
-            sides = [_side(name, tensors) for tensors in (candidate, reference)]
+            # A side that lacks a name altogether is not the same as a side whose tensor of that name is None.
+            sides = [
+                "absent" if name not in side else "None" if side[name] is None else "a tensor"
+                for side in (candidate, reference)
+            ]
             if sides[0] != sides[1]:
                 mismatches.append(Mismatch(name, "missing", *sides))
-            continue
-        mismatch = _mismatch(name, r, c)
-        if mismatch:
-            mismatches.append(mismatch)
+        elif r.shape != c.shape:
+            mismatches.append(Mismatch(name, "shape", str(tuple(c.shape)), str(tuple(r.shape))))
+        elif r.dtype != c.dtype:
+            mismatches.append(Mismatch(name, "dtype", _short(c.dtype), _short(r.dtype)))
+        elif (r.layout == torch.strided) != (c.layout == torch.strided):
+            mismatches.append(Mismatch(name, "layout", _short(c.layout), _short(r.layout)))
         else:
-            found.append((name, r, c))
+            pairs[name] = r, c
     with torch.no_grad():
-        pairs = [_aligned(_plain(r), _plain(c)) for _, r, c in found]
-        raw = sums_of(pairs, sized=sized)
-    return {pair[0]: _difference(pair[0], pair[1], sums) for pair, sums in zip(found, raw, strict=True)}, tuple(
-        mismatches
-    )
-
-
-def _side(name: str, tensors: Tensors) -> str:
-    if name not in tensors:
-        return "absent"
-    return "None" if tensors[name] is None else "a tensor"
-
-
-def _mismatch(name: str, r: torch.Tensor, c: torch.Tensor) -> Mismatch | None:
-    if r.shape != c.shape:
-        return Mismatch(name, "shape", str(tuple(c.shape)), str(tuple(r.shape)))
-    if r.dtype != c.dtype:
-        return Mismatch(name, "dtype", _short(c.dtype), _short(r.dtype))
-    if (r.layout == torch.strided) != (c.layout == torch.strided):
-        return Mismatch(name, "layout", _short(c.layout), _short(r.layout))
-    return None
+        sums = sums_of([_aligned(r, c) for r, c in pairs.values()], sized=sized)
+    found = {name: Difference.from_sums(name, pairs[name][0], row) for name, row in zip(pairs, sums, strict=True)}
+    return found, tuple(mismatches)
 
 
 def _short(value: torch.dtype | torch.layout) -> str:
     return str(value).removeprefix("torch.")
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a tensor, of a parameter of a kind of its own what it holds: such kinds are compared with no others."""
-    return (
-        tensor.detach() if isinstance(tensor, torch.nn.Parameter) and type(tensor) is not torch.nn.Parameter else tensor
-    )
-
-
 def _aligned(r: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give dense tensors whose elements correspond; of sparse ones the values over the union of their indices."""
+    """Return dense tensors whose elements correspond; of sparse tensors the values over the union of their indices."""
+    # A subclass of Parameter may refuse to be compared with other kinds, so the tensor that it holds is compared.
+    r, c = (
+        side.detach() if isinstance(side, torch.nn.Parameter) and type(side) is not torch.nn.Parameter else side
+        for side in (r, c)
+    )
     if r.layout == torch.strided:
         return r, c
-    r, c = (each.to_sparse().coalesce() for each in (r, c))
+    r, c = (side.to_sparse().coalesce() for side in (r, c))
     c = c.to(r.device)
     indices = torch.cat([r.indices(), c.indices()], dim=1)
     zeros_c, zeros_r = torch.zeros_like(c.values()), torch.zeros_like(r.values())
     values = torch.cat([r.values(), zeros_c]), torch.cat([zeros_r, c.values()])
     full_r, full_c = (
-        torch.sparse_coo_tensor(indices, each, r.shape, check_invariants=False).coalesce().values() for each in values
+        torch.sparse_coo_tensor(indices, side, r.shape, check_invariants=False).coalesce().values() for side in values
     )
     return full_r, full_c
-
-
-def _difference(name: str, r: torch.Tensor, sums: list[float]) -> Difference:
-    rr, rd, dd, r4, unequal, unlike, largest = sums
-    numeric = is_numeric(r)
-    tilt = residual = relative = None
-    if numeric and rr > 0:
-        tilt = rd / rr
-        residual = math.sqrt(max(0.0, dd / rr - tilt * tilt))
-        relative = math.sqrt(dd / rr)
-    elif numeric:
-        relative = math.inf if dd > 0 else 0.0
-    numel = max(1, r.numel())
-    return Difference(
-        name=name,
-        numel=r.numel(),
-        dtype=_short(r.dtype),
-        equal=unequal == 0,
-        finite=unlike == 0,
-        tilt=tilt,
-        residual=residual,
-        relative=relative,
-        max_abs=largest,
-        rms=math.sqrt(rr / numel),
-        rms_difference=math.sqrt(dd / numel),
-        effective=rr * rr / r4 if r4 > 0 else 0.0,
-    )

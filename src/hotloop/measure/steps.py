@@ -1,103 +1,98 @@
-"""Joins the comparisons of several steps into one verdict: what is wrong stays wrong, rounding changes its sign."""
+"""Joins the comparisons of several steps into one verdict: a fault stays the same, rounding changes its sign."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from typing import TYPE_CHECKING
 
-from hotloop.measure.against import NORM, RATIO
-from hotloop.measure.numerics import SAME_GRADIENT, Comparison, Score, conclude
+from hotloop.measure.numerics import SAME_GRADIENT, Comparison, Score, conclude, unscored_failures
+from hotloop.measure.wide_reference import NORM, RATIO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-SCATTERS = 5.0
-"""Standard errors of a mean slope that scatter alone explains: of six steps it passes that in one of 250 sets."""
-
-
-NO_KINK = 1e4
-"""So far past its limit no step may be: an activation that flips at its kink moves a few numbers, not a tensor."""
-
-
 def over_steps(comparisons: Sequence[Comparison], *, scatter: bool = False) -> Comparison:
-    """Give the verdict of a proof over several steps, of the same kind of tensors each.
+    """Return the verdict of a proof over several steps; each comparison is of the same kind of tensors.
 
     Slopes and lengths are averaged with their signs: a right compile in bfloat16 can be off by 1.4% in one matrix at
-    one step, and by a fifth of that at the next with the other sign, where a wrong factor stays. Of residuals the
-    median step counts, since a ReLU that flips at its kink at one step is no fault; of error ratios the best (see
-    `against`). Small tensors, which may be all rounding, are allowed at each step what they are in the root mean square
-    over the steps: eager's own error, which that follows, is near 0 now and then. All else fails at any step: what a
-    tier with eager's own kernels differs by, NaN, and what is missing or of another shape or dtype. A tensor is judged
-    over the steps that judged it.
+    one step, and by a fifth of that at the next with the other sign, while a wrong factor stays. Of residuals the
+    median step counts, since a ReLU that flips at its kink at one step is no fault; of error ratios the best step (see
+    `wide_reference`). A small tensor, which may be all rounding, is allowed at each step the root mean square of its
+    limits over the steps: these follow eager's own error, which is near 0 now and then. Everything else fails at any
+    step: a difference in a tier with eager's own kernels, NaN, and a tensor that is missing or of another shape or
+    dtype. A tensor is judged over the steps that judged it.
 
     Args:
-        comparisons: of ``compare``, one a step, at least one; the result has the last one's ``differences``.
+        comparisons: of ``compare``, one per step, at least one; the result has the last one's ``differences``.
         scatter: also allow a mean slope what its scatter from step to step explains, and judge small tensors by their
-            median step: where thousands of comparisons must not go wrong by chance. A fault at every step does not
-            hide behind that; one at some steps does.
+            median step. This is for thousands of comparisons, which must not go wrong by chance. A fault at every step
+            is still found; a fault at some steps may hide.
 
     Returns:
-        a comparison that reads as one of a single step does; ``below_floor`` are the tensors that were so at each step.
+        a comparison that reads like that of a single step; ``below_floor`` names the tensors below it at every step.
     """
-    scores: dict[tuple[str, str], list[Score]] = {}
-    for comparison in comparisons:
-        for score in comparison.scores:
-            scores.setdefault((score.name, score.measure), []).append(score)
-    measured = set(scores)
-    plain = {each: None for one in comparisons for each in one.failures if (each.name, each.measure) not in measured}
-    below = set.intersection(*(set(one.below_floor) for one in comparisons))
+    scores = _by_measure(comparisons)
+    below = set.intersection(*(set(comparison.below_floor) for comparison in comparisons))
     return conclude(
-        list(plain),
-        [_joined(each, scatter=scatter) for each in scores.values()],
+        unscored_failures(comparisons, set(scores)),
+        [_join(steps, scatter=scatter) for steps in scores.values()],
         comparisons[-1].differences,
         sorted(below),
     )
 
 
-def that_stays(comparisons: Sequence[Comparison], *, most: float) -> Comparison:
-    """Give the verdict over steps of a tier that runs eager's own kernels, where these differ from run to run.
+def over_noisy_steps(comparisons: Sequence[Comparison], *, most: float) -> Comparison:
+    """Return the verdict over steps of a tier that runs eager's own kernels, where these differ from run to run.
 
     Such a difference is often none at all, and now and then many times what a few repeats have shown: an atomic add
-    that comes in another order flips one rounding early in the backward pass, and everything behind it follows. Over
-    the thousands of tensors of a model some are then past any limit that four repeats can give, each time others. What
-    a recording does wrong it does at each replay. So a tensor fails that is past its limit in half of the steps or
-    more, or further than ``most`` times its limit in any; and whatever no noise makes, at any step.
+    that comes in another order flips one rounding early in the backward pass, and everything behind it follows. Among
+    the thousands of tensors of a model some are then past any limit that four repeats can give, other tensors each
+    time. A wrong recording, however, is wrong at each replay. So a tensor fails that is past its limit in half of the
+    steps or more, or further than ``most`` times its limit in any step. Whatever no noise makes fails at any step.
 
     Args:
-        comparisons: of ``compare`` under ``Limits.rounding()``, one a step, at least one.
+        comparisons: of ``compare`` under ``Limits.rounding()``, one per step, at least one.
         most: how many times its limit a tensor may be off at a single step.
     """
-    steps = len(comparisons)
+    scores = _by_measure(comparisons)
+    middle = (len(comparisons) - 1) // 2
+    kept = []
+    for steps in scores.values():
+        ranked = sorted(steps, key=lambda score: -score.nearness)
+        if steps[0].measure == SAME_GRADIENT or ranked[0].nearness > most:
+            kept.append(ranked[0])
+        elif len(ranked) > middle:  # else the tensor was equal in most steps
+            kept.append(ranked[middle])
+    return conclude(unscored_failures(comparisons, set(scores)), kept, comparisons[-1].differences, ())
+
+
+def _by_measure(comparisons: Sequence[Comparison]) -> dict[tuple[str, str], list[Score]]:
     scores: dict[tuple[str, str], list[Score]] = {}
     for comparison in comparisons:
         for score in comparison.scores:
             scores.setdefault((score.name, score.measure), []).append(score)
-    plain = {each: None for one in comparisons for each in one.failures if (each.name, each.measure) not in scores}
-    kept = []
-    for found in scores.values():
-        ranked = sorted(found, key=lambda score: -score.nearness)
-        counts = found[0].measure == SAME_GRADIENT or ranked[0].nearness > most
-        usual = ranked[(steps - 1) // 2] if len(ranked) > (steps - 1) // 2 else None  # else equal in most steps
-        kept += [ranked[0]] if counts else [usual] if usual is not None else []
-    return conclude(list(plain), kept, comparisons[-1].differences, ())
+    return scores
 
 
-def _joined(steps: list[Score], *, scatter: bool) -> Score:
+def _join(steps: list[Score], *, scatter: bool) -> Score:
     name, measure = steps[0].name, steps[0].measure
     if measure in ("slope", NORM):
-        value, limit = (statistics.fmean(each) for each in zip(*((s.value, s.limit) for s in steps), strict=True))
+        value = statistics.fmean(score.value for score in steps)
+        limit = statistics.fmean(score.limit for score in steps)
         if scatter and len(steps) > 1:
-            apart = statistics.stdev(each.value for each in steps) / math.sqrt(len(steps))
-            limit = max(limit, SCATTERS * apart)
+            # Scatter alone explains a mean within 5 standard errors: six steps pass that in one of 250 sets.
+            error = statistics.stdev(score.value for score in steps) / math.sqrt(len(steps))
+            limit = max(limit, 5.0 * error)
         return Score(name, measure, value, limit)
     if measure == "relative":
-        usual = math.sqrt(statistics.fmean(each.limit**2 for each in steps))
-        steps = [dataclasses.replace(each, limit=max(each.limit, usual)) for each in steps]
+        usual = math.sqrt(statistics.fmean(score.limit**2 for score in steps))
+        steps = [score.widened(usual) for score in steps]
     ranked = sorted(steps, key=lambda score: score.nearness)
-    if measure in (RATIO, "residual") and ranked[-1].nearness > NO_KINK:
+    # An activation that flips at its kink moves a few numbers, not a tensor.
+    no_kink = 1e4
+    if measure in (RATIO, "residual") and ranked[-1].nearness > no_kink:
         return ranked[-1]
     if measure == RATIO:
         return ranked[0]

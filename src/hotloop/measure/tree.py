@@ -91,19 +91,19 @@ def _steps(cls: type, keys: Any, parts: Sequence[Structure]) -> Iterable[str]:
     return kind.name(keys) if kind.name else (f"[{place}]" for place in range(len(parts)))
 
 
-def carried(structure: Structure) -> list[tuple[str, Any]]:
+def untracked_attributes(structure: Structure) -> list[tuple[str, Any]]:
     """Give what travels in a structure beside its leaves, each with its path: the same object in each copy."""
-    return list(_carried(structure, ""))
+    return list(_untracked_attributes(structure, ""))
 
 
-def _carried(structure: Structure, prefix: str) -> Iterator[tuple[str, Any]]:
+def _untracked_attributes(structure: Structure, prefix: str) -> Iterator[tuple[str, Any]]:
     if structure == _LEAF:
         return
     cls, keys, parts = cast("tuple[type, Any, tuple[Structure, ...]]", structure)
     if isinstance(keys, _Keys):
         yield from ((f"{prefix}.{name}", value) for name, value in keys.aside.attributes.items())
     for step, part in zip(_steps(cls, keys, parts), parts, strict=True):
-        yield from _carried(part, prefix + step)
+        yield from _untracked_attributes(part, prefix + step)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.errors import StaleOutputError
-from hotloop.measure import against, flatten, over_steps
+from hotloop.measure import compare_with_reference, flatten, over_steps
 from hotloop.measure.tree import names
 from hotloop.prove.harness.program import Calls, noting_calls
 from hotloop.prove.harness.result import REMEDY, Finding
@@ -125,7 +125,7 @@ class Lockstep:
             output = self._compiled_call(what, lambda: next(given))
             theirs, rest = self._compiled_call(what, functools.partial(_taken, output))
             reference = {name: wide.get(name.replace("output", f"result[{index}]", 1)) for name in ours}
-            comparison = against(reference, ours, theirs, self._limits)
+            comparison = compare_with_reference(reference, ours, theirs, self._limits)
             self._comparisons["without gradients"].append(comparison)
             if comparison.agrees and not _same(others, rest):
                 said = f"{what} gave {rest}, eager {others}, from values that agree"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.autograd import was_freed
-from hotloop.measure import carried, flatten, names, unflatten
+from hotloop.measure import flatten, names, unflatten, untracked_attributes
 from hotloop.step.guard.fingerprint import SCALARS
 from hotloop.step.loop.log import with_article
 
@@ -48,7 +48,7 @@ def not_copied(result: Any, known: Iterable[Any]) -> str:
     """
     leaves, structure = flatten(result)
     before = {id(one) for one in known}
-    for path, one in (*zip(names(structure), leaves, strict=True), *carried(structure)):
+    for path, one in (*zip(names(structure), leaves, strict=True), *untracked_attributes(structure)):
         for leaf in flatten(one)[0]:
             if not (isinstance(leaf, (torch.Tensor, *_PLAIN)) or id(leaf) in before or _is_bare(leaf)):
                 return with_article(type(leaf).__name__) + (f" (result{path})" if path else "")

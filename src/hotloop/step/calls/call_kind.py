@@ -14,7 +14,7 @@ from hotloop.step.prove import proof
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
 
-    from hotloop.measure import Difference, Inputs
+    from hotloop.measure import Difference, Signature
     from hotloop.measure.limits import ComputeDtype
     from hotloop.step.audit.op_trace import Obstacle, Survey
     from hotloop.step.calls.aliasing import ToldApart
@@ -42,7 +42,7 @@ class Variant:
     """What is known about calls with one key, ``inputs`` being the arguments' part of it."""
 
     key: Hashable
-    inputs: Inputs
+    inputs: Signature
     told_capturing: bool = False
     """What code of the step hears that asks whether a capture is going on: no, so that a recording is of the path that
     eager takes, unless that one cannot be captured, or compiled code is of the other."""
@@ -166,7 +166,7 @@ class Keys:
     ) -> None:
         self._parameters, self._modules = parameters, modules
 
-    def of(self, inputs: Inputs, apart: ToldApart) -> Hashable:
+    def of(self, inputs: Signature, apart: ToldApart) -> Hashable:
         """Give the key of the coming call: arguments, gradients that exist, modes of modules, torch's own modes."""
         gradients = tuple([parameter.grad is None for parameter in self._parameters()])
         modes = tuple([module.training for module in self._modules()])

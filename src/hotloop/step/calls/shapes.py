@@ -11,7 +11,7 @@ import torch
 from hotloop._torch.dynamo import mark_dynamic
 from hotloop.decide import ShapePlan, plan_shapes
 from hotloop.errors import ConfigError
-from hotloop.measure import Census, Inputs, Look, flatten, signature
+from hotloop.measure import Census, Signature, TensorMeta, flatten, signature
 from hotloop.step.calls.buckets import BUCKETS, MULTIPLE
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ class Shapes:
         """What to do about the shapes that a look at the batches found; None without one."""
         self._step, self._odd_pays = step, odd_pays
         self._ahead, self._fitted = Census(), False
-        self._compiled: dict[str, set[Inputs]] = collections.defaultdict(set)
+        self._compiled: dict[str, set[Signature]] = collections.defaultdict(set)
         self._latest: collections.deque[bool] = collections.deque(maxlen=_LATEST)
         self._advised = False
 
-    def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
+    def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
         """Count one call's shapes, and give them."""
         inputs = signature(args, kwargs)
         self.census.note(inputs)
@@ -65,7 +65,7 @@ class Shapes:
         self.plan = plan_shapes(seen, declared) if seen else None
         return self.plan
 
-    def fits(self, inputs: Inputs) -> bool:
+    def fits(self, inputs: Signature) -> bool:
         """Tell by its first call whether the step takes batches as they were seen; where not, the plan is dropped."""
         if self.plan is None or self._fitted:
             return True
@@ -85,7 +85,7 @@ class Shapes:
 
     # -- at a step -------------------------------------------------------------------------------------------------
 
-    def compiled(self, base: str, inputs: Inputs) -> bool:
+    def compiled(self, base: str, inputs: Signature) -> bool:
         """Tell whether compiled code has seen these shapes."""
         return inputs in self._compiled[base]
 
@@ -99,7 +99,7 @@ class Shapes:
         """Tell whether one code serves all shapes, so that another shape is no other code."""
         return self.many or (self.plan is not None and self.plan.choice == "dynamic")
 
-    def may_compile(self, base: str, inputs: Inputs) -> bool:
+    def may_compile(self, base: str, inputs: Signature) -> bool:
         """Tell whether compiled code should see these shapes; where it has not yet, it is compiled once more.
 
         The first shapes may, and those that the plan takes for common; others when they come back often enough for it
@@ -171,8 +171,8 @@ class Shapes:
         return name
 
 
-def _shapes(inputs: Inputs) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(leaf.shape) for leaf in inputs.leaves if isinstance(leaf, Look))
+def _shapes(inputs: Signature) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(leaf.shape) for leaf in inputs.leaves if isinstance(leaf, TensorMeta))
 
 
 def _ranks(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from hotloop.step.loop.log import with_article
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hotloop.measure import Inputs
+    from hotloop.measure import Signature
     from hotloop.step.calls.aliasing import ToldApart
 
 FRESH = 16
@@ -37,7 +37,7 @@ class FreshArguments:
         """What each place, and each attribute of a tensor, had in the calls that follow each other, where it was
         another in each of them."""
 
-    def obstacle(self, inputs: Inputs, apart: ToldApart, *, new: bool) -> Obstacle | None:
+    def obstacle(self, inputs: Signature, apart: ToldApart, *, new: bool) -> Obstacle | None:
         """Say which argument is in the way of a recording, if one is; of what is new in each call, once.
 
         Args:
@@ -66,7 +66,7 @@ class FreshArguments:
         self._calls += 1
         return self._of(inputs, next(iter(self._seen))) if self._seen and self._calls == FRESH else None
 
-    def _of(self, inputs: Inputs, place: int | tuple[int, str]) -> Obstacle:
+    def _of(self, inputs: Signature, place: int | tuple[int, str]) -> Obstacle:
         if isinstance(place, tuple):
             name = self._argument(inputs.names()[place[0]])
             what = f"argument {name} has an attribute {place[1]}, another one in each of {FRESH} calls"

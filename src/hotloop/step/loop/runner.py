@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable, Hashable
 
-    from hotloop.measure import Inputs
+    from hotloop.measure import Signature
     from hotloop.step.calls.aliasing import ToldApart
     from hotloop.step.capture.recording import Call, CapturedStep
     from hotloop.step.loop.loop import Loop
@@ -204,7 +204,7 @@ class Runner:
         """Let go of everything that was captured."""
         self._variants.clear()
 
-    def _variant(self, inputs: Inputs, apart: ToldApart) -> Variant:
+    def _variant(self, inputs: Signature, apart: ToldApart) -> Variant:
         key, variants = self._keys.of(inputs, apart), self.variants
         found = variants.get(key)
         if found is None:
@@ -296,7 +296,7 @@ class Runner:
         """Tell whether the step has to be looked at, a first or, for what a first call sets up, a second time."""
         return not self._surveys or (self.once is not None and self._surveys < SURVEYS)
 
-    def survey(self, run: Callable[[], Any], inputs: Inputs, call: tuple[Any, Any]) -> Any:
+    def survey(self, run: Callable[[], Any], inputs: Signature, call: tuple[Any, Any]) -> Any:
         """Run the step eagerly, once, and look at it."""
         self._surveys, self.once = self._surveys + 1, None
         return self.looking.survey(self._variant(inputs, told_apart(flatten(call)[0])), run, *call)
@@ -340,7 +340,7 @@ class Runner:
 
     # -- compiled code ---------------------------------------------------------------------------------------------
 
-    def _compiled(self, run: Callable[[], Any], tier: Tier, inputs: Inputs) -> Any:
+    def _compiled(self, run: Callable[[], Any], tier: Tier, inputs: Signature) -> Any:
         """Run the step as compiled code that has seen its shapes, else eager: one short batch compiles nothing anew."""
         if advice := self.shapes.advice():
             self.loop.say_once(advice)

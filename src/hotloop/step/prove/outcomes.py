@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hotloop import measure
-from hotloop.measure import BLIND, Limits, against
+from hotloop.measure import BLIND, Limits, compare_with_reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +132,7 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
             known = own_steps.get(kind, {})
             one, other = ({name: each for name, each in side.items() if name not in known} for side in (one, other))
             held = _held(beyond, one, other, of_kind, spread=spreads.get(kind), drawn=drawn)
-            found[kind] = measure.with_same_gradients(held, known, of_kind) if known else held
+            found[kind] = held.with_same_gradients(known, of_kind) if known else held
     return found
 
 
@@ -165,8 +165,8 @@ def _held(  # noqa: PLR0913 - two sides, and all that tells how far they may be 
     drawn: Sequence[Mapping[str, Difference]],
 ) -> Comparison:
     if drawn:
-        return measure.beside_roundings(ours, theirs, limits, drawn)
-    return against(beyond, ours, theirs, limits, spread=spread)
+        return measure.compare_with_roundings(ours, theirs, limits, drawn)
+    return compare_with_reference(beyond, ours, theirs, limits, spread=spread)
 
 
 def _by_kind(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
@@ -202,14 +202,14 @@ def verdict(outcomes: Sequence[Outcome], spread: Mapping[str, Difference]) -> Ou
     """Join the outcomes of several steps of a recording, by what is known by now of how far eager is from itself.
 
     Where eager repeats itself exactly, no step may be past a limit; else what does not stay is noise
-    (`hotloop.measure.that_stays`).
+    (`hotloop.measure.over_noisy_steps`).
     """
     noisy = any(one.rms_difference > 0 for one in spread.values())
     spreads = _by_kind(spread)
 
     def join(kind: str, comparisons: Sequence[Comparison]) -> Comparison:
-        now = [measure.with_spread(one, spreads.get(kind, {})) for one in comparisons]
-        return measure.that_stays(now, most=_HOPELESS) if noisy else measure.over_steps(now)
+        now = [one.with_spread(spreads.get(kind, {})) for one in comparisons]
+        return measure.over_noisy_steps(now, most=_HOPELESS) if noisy else measure.over_steps(now)
 
     return _joined(outcomes, join)
 

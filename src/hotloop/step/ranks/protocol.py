@@ -12,7 +12,7 @@ from hotloop.step.ranks.peers import Vote
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hotloop.measure import Inputs
+    from hotloop.measure import Signature
     from hotloop.step.loop.runner import Runner
     from hotloop.step.ranks.peers import Peers
     from hotloop.step.tiers import Tier
@@ -42,14 +42,14 @@ class Together:
 
     def __init__(self, runner: Runner, peers: Peers) -> None:
         self._runner, self._peers = runner, peers
-        self._seen: collections.deque[Inputs] = collections.deque(maxlen=GIVE_UP)
+        self._seen: collections.deque[Signature] = collections.deque(maxlen=GIVE_UP)
         self._unproved = 0
         """Votes since the last proof: as many in all processes."""
-        self._proved: set[Inputs] = set()
+        self._proved: set[Signature] = set()
         self._asked_for: Tier | None = None
         self.compiled_anew = 0
 
-    def run(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
+    def run(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
         """Run a step. Where compiled code of one process has failed, that process is eager until all of them are."""
         self._asked_for = self._asked_for or (tier if tier.compiles else None)
         if self._asked_for is None:
@@ -58,7 +58,7 @@ class Together:
             return self._proven(run, tier, inputs, call)
         return self._towards(run, tier, inputs, call)
 
-    def _towards(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
+    def _towards(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
         """An agreed step: looked at, or run both ways by all processes, or eager in all of them."""
         runner = self._runner
         agreed = self._peers.agree(self._readiness(tier, inputs))
@@ -79,7 +79,7 @@ class Together:
             self._settle(tier)
         return result
 
-    def _readiness(self, tier: Tier, inputs: Inputs) -> Vote:
+    def _readiness(self, tier: Tier, inputs: Signature) -> Vote:
         """Say whether this process can run the step both ways: it was looked at, and its shape is no odd one."""
         if self._too_many_shapes() is not None:
             return Vote.NEVER
@@ -122,7 +122,7 @@ class Together:
         elif agreed is Vote.NOT_NOW:
             runner.code.not_proven(tier.base)
 
-    def _proven(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
+    def _proven(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
         runner, asked = self._runner, self._asked_for
         assert asked is not None
         if runner.loop.steps % EVERY == 0:
@@ -145,7 +145,7 @@ class Together:
             return runner.eagerly(run)
         return runner.guarded(run, tier)
 
-    def _again(self, run: Callable[[], Any], tier: Tier, inputs: Inputs, call: tuple[Any, Any]) -> Any:
+    def _again(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
         """Prove the code of all processes again, from this step on, which is the same one in all of them."""
         anew, self.compiled_anew = self.compiled_anew, 0
         here = f"step {anew} has compiled code anew" if anew else "another process has compiled code anew"

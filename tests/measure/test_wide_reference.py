@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hotloop import measure
-from hotloop.measure import ALL, RATIO, Limits, against
+from hotloop.measure import ALL, RATIO, Limits, compare_with_reference
 
 WIDE = torch.float64
 
@@ -36,10 +36,10 @@ def of(comparison, name, kind):
 
 def test_in_float32_the_error_may_be_a_few_times_eagers(reference):
     eager = noisy(reference, 1e-6, 1)
-    found = against(reference, eager, noisy(reference, 3e-6, 2), SINGLE)
+    found = compare_with_reference(reference, eager, noisy(reference, 3e-6, 2), SINGLE)
     assert found.agrees, found
     assert of(found, "layer 0", RATIO).value == pytest.approx(3, rel=0.2)
-    found = against(reference, eager, noisy(reference, 3e-5, 2), SINGLE)
+    found = compare_with_reference(reference, eager, noisy(reference, 3e-5, 2), SINGLE)
     assert {one.measure for one in found.failures} == {RATIO}
     assert "times eager's own" in str(found)
 
@@ -47,7 +47,7 @@ def test_in_float32_the_error_may_be_a_few_times_eagers(reference):
 def test_a_factor_of_one_in_a_hundred_thousand_is_seen(reference):
     eager, wrong = noisy(reference, 3e-7, 1), noisy(reference, 3e-7, 2)
     wrong["layer 3"] *= 1.00001
-    found = against(reference, eager, wrong, SINGLE)
+    found = compare_with_reference(reference, eager, wrong, SINGLE)
     assert {one.name for one in found.failures} == {"layer 3", ALL}
     assert of(found, "layer 3", RATIO).nearness > 2
 
@@ -57,7 +57,7 @@ def test_eager_that_happens_to_be_exact_is_no_measure(reference):
     eager, other = noisy(reference, 3e-7, 1), noisy(reference, 3e-7, 2)
     eager["layer 2"] = reference["layer 2"].to(torch.float32)
     reference["layer 2"] = eager["layer 2"].double()
-    assert against(reference, eager, other, SINGLE).agrees
+    assert compare_with_reference(reference, eager, other, SINGLE).agrees
 
 
 def test_a_tensor_that_is_all_rounding_is_none_either(reference):
@@ -65,7 +65,7 @@ def test_a_tensor_that_is_all_rounding_is_none_either(reference):
     reference["bias"] = torch.full((30,), 1e-17, dtype=WIDE)
     eager, other = noisy(reference, 3e-7, 1), noisy(reference, 3e-7, 2)
     eager["bias"], other["bias"] = torch.full((30,), 1e-10), torch.full((30,), -1e-8)
-    assert against(reference, eager, other, SINGLE).agrees
+    assert compare_with_reference(reference, eager, other, SINGLE).agrees
 
 
 def test_the_length_of_what_is_rounding_and_nothing_else_is_not_judged(reference):
@@ -74,21 +74,23 @@ def test_the_length_of_what_is_rounding_and_nothing_else_is_not_judged(reference
     reference["bias"] = torch.randn(768, generator=draws, dtype=WIDE) * 1e-9
     eager, other = noisy(reference, 1e-3, 1), noisy(reference, 1e-3, 2)
     eager["bias"], other["bias"] = (1e-3 * torch.randn(768, generator=draws) * part for part in (1.0, 0.1))
-    assert against(reference, eager, other, FEW).agrees
+    assert compare_with_reference(reference, eager, other, FEW).agrees
     other["bias"] = torch.zeros(768)
-    assert against(reference, eager, other, FEW).agrees
+    assert compare_with_reference(reference, eager, other, FEW).agrees
 
 
 def test_the_length_of_a_gradient_that_is_as_far_off_as_it_is_long_is_judged(reference):
     eager, other = noisy(reference, 0.9, 1), noisy(reference, 0.9, 2)
-    assert "norm" not in {one.measure for one in against(reference, eager, other, FEW).failures}
+    assert "norm" not in {one.measure for one in compare_with_reference(reference, eager, other, FEW).failures}
     other["layer 3"] = torch.zeros(40, 30)
-    assert "norm" in {one.measure for one in against(reference, eager, other, FEW).failures}
+    assert "norm" in {one.measure for one in compare_with_reference(reference, eager, other, FEW).failures}
 
 
 def test_a_flip_at_one_step_is_forgiven_and_an_error_at_every_step_is_not(reference):
     def step(seed, relative):
-        return against(reference, noisy(reference, 3e-7, seed), noisy(reference, relative, seed + 1), SINGLE)
+        return compare_with_reference(
+            reference, noisy(reference, 3e-7, seed), noisy(reference, relative, seed + 1), SINGLE
+        )
 
     flipped = [step(1, 3e-7), step(3, 1e-3), step(5, 3e-7)]
     assert not flipped[1].agrees
@@ -102,28 +104,28 @@ def test_in_few_bits_limits_follow_what_eager_is_off_by(reference):
     loss = {"result": torch.tensor(0.08, dtype=WIDE)}
     eager, other = ({"result": (loss["result"] * factor).float()} for factor in (1.002, 0.999))
     assert not measure.compare(eager, other, FEW).agrees
-    assert against(loss, eager, other, FEW).agrees
+    assert compare_with_reference(loss, eager, other, FEW).agrees
     far = {"result": (loss["result"] * 1.05).float()}
-    assert not against(loss, eager, far, FEW).agrees
+    assert not compare_with_reference(loss, eager, far, FEW).agrees
 
 
 def test_in_few_bits_a_gradient_wrong_by_2_percent_is_seen_beside_its_noise(reference):
     eager, wrong = noisy(reference, 4e-3, 1), noisy(reference, 4e-3, 2, factor=1.02)
-    found = against(reference, eager, wrong, FEW)
+    found = compare_with_reference(reference, eager, wrong, FEW)
     assert {one.measure for one in found.failures} == {"slope"}
-    assert against(reference, eager, noisy(reference, 4e-3, 2), FEW).agrees
+    assert compare_with_reference(reference, eager, noisy(reference, 4e-3, 2), FEW).agrees
 
 
 def test_without_a_reference_eager_alone_tells(reference):
     eager, other = noisy(reference, 3e-7, 1), noisy(reference, 3e-7, 2)
-    assert against({}, eager, other, SINGLE) == measure.compare(eager, other, SINGLE)
+    assert compare_with_reference({}, eager, other, SINGLE) == measure.compare(eager, other, SINGLE)
 
 
 def test_what_is_missing_or_not_finite_stays_a_failure(reference):
     eager, other = noisy(reference, 3e-7, 1), noisy(reference, 3e-7, 2)
     other["layer 0"] = None
     other["layer 1"][0, 0] = float("nan")
-    found = against(reference, eager, other, SINGLE)
+    found = compare_with_reference(reference, eager, other, SINGLE)
     assert {(one.name, one.measure) for one in found.failures} >= {("layer 0", "missing"), ("layer 1", "finite")}
 
 
