@@ -13,7 +13,8 @@ import hotloop
 from hotloop.prove.bench.way import synchronize
 
 from . import clock
-from .plan import SHORT, VARYING, Row
+from .plan import VARYING, Row
+from .totals import SHORT
 from .ways import emulated, start
 from .workloads import build
 

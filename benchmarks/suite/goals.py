@@ -11,7 +11,8 @@ import math
 import random
 
 from . import totals
-from .plan import FIRST_FIVE, LONG, TIERS
+from .plan import FIRST_FIVE, TIERS
+from .totals import LONG
 
 STEADY = {"tiny": 9.0, "xlmr": 3.3, "inception": 2.7, "gpt": 1.5, "unet": 1.45}
 LENGTHS = {"eager": 3.0, "eager+buckets": 2.0}

@@ -9,6 +9,8 @@ import dataclasses
 import fnmatch
 import importlib.util
 
+from .totals import LONG, LONGEST, MEDIUM, SHORT, best_fixed
+
 TIERS = ("eager+graph", "regional", "regional+graph", "full", "full+graph", "autotune+graph")
 FIRST_FIVE = ("tiny", "xlmr", "inception", "gpt", "unet")
 WORKLOADS = (*FIRST_FIVE, "xlmr-lengths", "vit", "lora", "mlp")
@@ -21,8 +23,6 @@ PARTS = {
     "autotune": "autotuned ways",
     "presets": "unet under presets, and unet + text encoder + VAE against unet alone",
 }
-SHORT, MEDIUM, LONG, LONGEST = 200, 1_000, 10_000, 100_000
-"""Steps that `auto` is told: the first two are really run."""
 PACKAGES = {
     "xlmr": ("transformers",),
     "xlmr-lengths": ("transformers",),
@@ -155,8 +155,6 @@ def _of_workload(workload):
 
 def _cold_rows(document):
     """Repeat ``eager+graph`` (it has a goal), and the best fixed ways at 1,000 and 10,000 steps as far as known."""
-    from .totals import best_fixed
-
     rows = []
     for workload in FIRST_FIVE:
         best = [best_fixed(document["rows"], workload, steps) for steps in (MEDIUM, LONG)]

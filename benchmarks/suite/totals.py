@@ -10,9 +10,9 @@ import statistics
 
 from hotloop.decide import Course
 
-from .plan import LONG
-
 STEPS = (50, 200, 1_000, 10_000, 100_000)
+SHORT, MEDIUM, LONG, LONGEST = 200, 1_000, 10_000, 100_000
+"""Steps that `auto` is told: the first two are really run."""
 
 
 def fixed(rows, workload):

@@ -3,10 +3,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from hotloop.cli import train as commands
+from hotloop.cli import app
 from hotloop.errors import ConfigError, DataError
 
 sys.path.append(str(Path(__file__).parents[1] / "train"))
@@ -15,9 +14,6 @@ from training_fixtures import overrides
 
 @pytest.fixture
 def run():
-    app = typer.Typer(pretty_exceptions_enable=False)
-    commands.register(app)
-
     def invoke(*arguments):
         result = CliRunner().invoke(app, [str(one) for one in arguments])
         if result.exception and not isinstance(result.exception, SystemExit):

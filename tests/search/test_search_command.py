@@ -11,13 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-import typer
 from training_fixtures import overrides
 from typer.testing import CliRunner
 
 from hotloop import recipes, record
-from hotloop.cli import hpo as commands
-from hotloop.cli import report as reports
+from hotloop.cli import app
 from hotloop.errors import ConfigError, DataError, RunPrunedError, SearchStoppedError
 from hotloop.train import configure, fit, start
 from hotloop.train.search import before, document, supervise
@@ -28,10 +26,6 @@ from hotloop.train.search.work import Worker
 
 @pytest.fixture
 def run():
-    app = typer.Typer(pretty_exceptions_enable=False)
-    commands.register(app)
-    reports.register(app)
-
     def invoke(*arguments):
         result = CliRunner().invoke(app, [str(one) for one in arguments])
         if result.exception and not isinstance(result.exception, SystemExit):

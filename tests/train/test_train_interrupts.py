@@ -14,12 +14,10 @@ IMPORTS = """
 import lightning.fabric, torch, torch._dynamo, transformers, typer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
 from hotloop import recipes
-from hotloop.cli import train
+from hotloop.cli import app
 from hotloop.train import compiling, configure, encoder, fit, restart, start, tracking
 """
 PROGRAM = """
-app = typer.Typer(pretty_exceptions_enable=False)
-train.register(app)
 app(sys.argv[1:])
 """
 

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from hotloop.cli import bench, cache, doctor, harness, hpo, kfold, presets, report, train, verify
+from hotloop.cli import bench, cache, doctor, evaluate, harness, hpo, presets, report, train, verify
 from hotloop.cli.printing import WRONG_USAGE
 from hotloop.errors import HotloopError
 
@@ -47,8 +47,19 @@ def _options(
     """Take the options that stand before a command."""
 
 
-for _commands in (train, kfold, hpo, doctor, bench, verify, harness, report, presets, cache):
-    _commands.register(app)
+# In the order in which `hotloop --help` lists them.
+app.command()(train.train)
+app.command("eval")(evaluate.evaluate)
+app.command()(train.kfold)
+app.command()(hpo.hpo)
+app.command("hpo_fast", hidden=True)(hpo.hpo_fast)  # the help of hpo names its option --fast, which does the same
+app.command()(doctor.doctor)
+app.command()(bench.bench)
+app.command()(verify.verify)
+app.command()(harness.harness)
+app.command()(report.report)
+app.command("presets")(presets.show)
+app.add_typer(cache.app, name="cache", help="Show what is kept of compiles, clear what is stale, export and import it.")
 
 
 def main(args: list[str] | None = None) -> NoReturn:

@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from hotloop.prove.bench.result import Bench
 
 
-def register(app: typer.Typer) -> None:
-    """Add ``bench`` to the command line."""
-    app.command()(bench)
-
-
 def bench(  # noqa: PLR0913, PLR0917 - the options of the command
     workload: Annotated[
         str, typer.Argument(metavar="FILE.py:make", help="A function that gives a hotloop.Workload; or module:make.")

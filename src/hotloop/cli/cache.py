@@ -17,17 +17,12 @@ if TYPE_CHECKING:
     from hotloop.cache.bundle import Bundle
     from hotloop.cache.compiled import CompiledStore, Entry
 
-_app = typer.Typer(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
+app = typer.Typer(no_args_is_help=False, context_settings={"help_option_names": ["-h", "--help"]})
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Model = Annotated[str | None, typer.Option(help="Only for this model: its fingerprint as `hotloop cache` shows it.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.add_typer(_app, name="cache", help="Show what is kept of compiles, clear what is stale, export and import it.")
-
-
-@_app.callback(invoke_without_command=True)
+@app.callback(invoke_without_command=True)
 def show(context: typer.Context, as_json: Json = False) -> None:
     """Show the size of what is kept, how often it was used, and what is stale."""
     if context.invoked_subcommand is not None:
@@ -43,7 +38,7 @@ def show(context: typer.Context, as_json: Json = False) -> None:
     _print(store, rows)
 
 
-@_app.command("clear")
+@app.command("clear")
 def clear(
     stale: Annotated[bool, typer.Option("--stale", help="Only what hardly serves again.")] = False,
     as_json: Json = False,
@@ -60,7 +55,7 @@ def clear(
         typer.echo(f"{len(gone)} removed, {_mib(freed)}")
 
 
-@_app.command("export")
+@app.command("export")
 def export(
     file: Annotated[Path, typer.Argument(help="The bundle to write.")], model: Model = None, as_json: Json = False
 ) -> None:
@@ -70,7 +65,7 @@ def export(
     _tell(bundle.export(_store(), file, model), as_json=as_json)
 
 
-@_app.command("import")
+@app.command("import")
 def take_in(
     file: Annotated[Path, typer.Argument(help="The bundle to take in.")],
     checksum: Annotated[str | None, typer.Option(help="What the export printed: refuses any other bundle.")] = None,

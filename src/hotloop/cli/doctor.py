@@ -34,11 +34,6 @@ FailOn = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add ``doctor`` to the command line."""
-    app.command()(doctor)
-
-
 def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
     target: Target = None,
     preset: Annotated[

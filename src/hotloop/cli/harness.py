@@ -11,11 +11,6 @@ from rich.console import Console
 from hotloop.cli.printing import console, users_program
 
 
-def register(app: typer.Typer) -> None:
-    """Add ``harness`` to the command line."""
-    app.command()(harness)
-
-
 def harness(  # noqa: PLR0913, PLR0917 - the options of the command
     workload: Annotated[
         str, typer.Argument(metavar="FILE.py:make", help="A function that gives a hotloop.Workload; or module:make.")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotloop.cli.kfold import INTERRUPTED
+from hotloop.cli.printing import INTERRUPTED
+from hotloop.cli.train import Config  # noqa: TC001 - Typer reads the annotations of a command when it runs
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,17 +27,7 @@ Arguments = Annotated[
 ]
 Trials = Annotated[int | None, typer.Option("--n-trials", metavar="N", help="Trials in all: hpo.n_trials.")]
 Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Processes that run them: hpo.workers.")]
-Config = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="PATH", help="A YAML file of settings, or a folder of setting groups."),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add ``hpo`` and ``hpo_fast`` to the command line."""
-    app.command()(hpo)
-    app.command("hpo_fast", hidden=True)(hpo_fast)  # the help names `hpo --fast`, which is the same
 
 
 def hpo(  # noqa: PLR0913, PLR0917 - options of the command line

@@ -14,11 +14,6 @@ from hotloop import measured, presets
 from hotloop._torch.inductor_options import list_options
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to the application."""
-    app.command("presets")(show)
-
-
 def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     options: Annotated[

@@ -1,14 +1,16 @@
-"""Where results are printed, and how a command ends whose program does not get as far as a result."""
+"""What several commands share: exit codes, the console for results, and a guard around the user's program."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
+from hotloop import record
 from hotloop.errors import ConfigError, DataError, HotloopError, RecordError
 
 if TYPE_CHECKING:
@@ -19,6 +21,9 @@ WRONG_USAGE = (ConfigError, DataError, RecordError)
 NO_RESULT = 3
 """The exit code where there is no verdict, since the program under test raised or cannot be judged: a CI job must not
 take that for a failed check, nor for a passed one."""
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C or SIGTERM, as shells have it."""
 
 WIDTH = 120
 """Columns of what is printed to a file or a pipe, which has no width of its own."""
@@ -51,3 +56,8 @@ def users_program() -> Iterator[None]:
 def console() -> Console:
     """Give the console for results: as wide as the terminal, or `WIDTH` columns where there is none."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+
+
+def echo_json(result: Any) -> None:
+    """Print a result as indented JSON; NaN and infinity become strings, as in records."""
+    typer.echo(json.dumps(json.loads(record.to_json(result)), indent=2))

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 PAGE = "report.html"
 
 
-def register(app: typer.Typer) -> None:
-    """Add ``report`` to the command line."""
-    app.command()(report)
-
-
 def report(
     run: Annotated[
         Path,

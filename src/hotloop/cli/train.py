@@ -1,23 +1,29 @@
-"""``hotloop train`` and ``hotloop eval``: settings by Hydra overrides, a recipe by name."""
+"""``hotloop train`` and ``hotloop kfold``: train a recipe once, or once for each fold of a cross-validation."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 
-from hotloop.cli import kfold
-from hotloop.cli.kfold import INTERRUPTED, Config, Overrides, Show
+from hotloop.cli.printing import INTERRUPTED, console, echo_json
 from hotloop.errors import ConfigError, StepLostError
 from hotloop.report import folds
 
+if TYPE_CHECKING:
+    from hotloop.train.kfold import Study
 
-def register(app: typer.Typer) -> None:
-    """Add ``train`` and ``eval`` to the command line."""
-    app.command()(train)
-    app.command("eval")(evaluate)
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[SETTING=VALUE]...", help="Settings, such as training.num_epochs=3 or data=csv."),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="PATH", help="A YAML file of settings, or a folder of setting groups."),
+]
+Show = Annotated[bool, typer.Option("--show", help="Print the settings as YAML, and train nothing.")]
 
 
 def train(
@@ -30,21 +36,37 @@ def train(
     recipe=criteria (the default) fine-tunes a cross-encoder on pairs of a phrase and a criterion. Resume an interrupted
     run with run.resume=FOLDER. kfold.n_splits=5 makes it a cross-validation, as hotloop kfold does.
     """
-    begin(overrides or [], config, show=show, as_json=False)
+    _begin(overrides or [], config, show=show, as_json=False)
 
 
-def begin(overrides: list[str], config: Path | None, *, show: bool, as_json: bool) -> None:
-    """Begin, or go on with, what the settings name: a single run or a cross-validation."""
-    from hotloop import recipes  # noqa: PLC0415 - torch and the optional packages are loaded for this command alone
+def kfold(
+    overrides: Overrides = None,
+    config: Config = None,
+    show: Show = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary of all folds as JSON.")] = False,
+) -> None:
+    """Cross-validate a recipe: each fold is held out once, by a run of its own.
+
+    kfold.n_splits sets the number of folds (5 by default), kfold.fold=2 runs that fold alone, kfold.inner_trials=20
+    searches within each fold first. Resume an interrupted run with run.resume=FOLDER. Exit code 1: a fold has failed.
+    """
+    from hotloop.train.kfold import with_splits  # noqa: PLC0415 - loads torch and the optional packages
+
+    _begin(with_splits(overrides or [], config), config, show=show, as_json=as_json)
+
+
+def _begin(overrides: list[str], config: Path | None, *, show: bool, as_json: bool) -> None:
+    """Start or resume the run that the settings name: a single run or a cross-validation."""
+    from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
     from hotloop.train import configure, restart, start  # noqa: PLC0415
-    from hotloop.train import kfold as studies  # noqa: PLC0415
+    from hotloop.train.kfold import prepare  # noqa: PLC0415
 
     if show:
         typer.echo(configure.to_yaml(configure.load(overrides, config)), nl=False)
         return
-    study = studies.prepare(overrides, config)
+    study = prepare(overrides, config)
     if study:
-        kfold.run(study, overrides, as_json=as_json)
+        _run_folds(study, overrides, as_json=as_json)
         return
     if as_json:
         raise ConfigError("--json prints the summary of several folds; a single run has its own in record.json")
@@ -57,71 +79,24 @@ def begin(overrides: list[str], config: Path | None, *, show: bool, as_json: boo
         raise typer.Exit(INTERRUPTED)
 
 
-def evaluate(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="checkpoint=FILE|run=FOLDER|fold=N [SETTING=VALUE]...",
-            help="What to judge: a checkpoint, a run by its folder (its best checkpoint), or the folds of a "
-            "cross-validation, all or one (fold=N without run= is of the newest in runs/); then changed settings.",
-        ),
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
-) -> None:
-    """Judge a checkpoint on the validation side of its data; of a cross-validation, on the rows its fold held out."""
-    from hotloop import recipes  # noqa: PLC0415 - as in train
-    from hotloop.train import checkpoint, configure  # noqa: PLC0415
+def _run_folds(study: Study, overrides: list[str], *, as_json: bool) -> None:
+    """Run a cross-validation, print its summary, and exit with the code of its outcome."""
+    from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
+    from hotloop.train import restart  # noqa: PLC0415
+    from hotloop.train.kfold import run  # noqa: PLC0415
+    from hotloop.train.start import Start  # noqa: PLC0415
 
-    folder, fold, rest = _study(arguments)
-    if folder:
-        kfold.judge(folder, fold, rest, as_json=as_json)
-        return
-    path, overrides = _chosen(arguments)
-    document = checkpoint.load(path)
-    settings = configure.from_dict(document["settings"], overrides)
-    metrics = recipes.load(settings.recipe.name).evaluate(settings, checkpoint.weights(document))
-    step = document["position"]["step"]
+    progress = Console(stderr=True, highlight=False) if as_json else None
+    try:
+        ended = run(study, recipes.load(study.settings.recipe.name), progress)
+    except StepLostError as error:
+        begun = Start(study.settings, study.folder, study.before)
+        restart.one_rung_down(error, begun, overrides, verb="kfold")
     if as_json:
-        typer.echo(
-            json.dumps({"checkpoint": str(path), "step": step, "split": "validation", "metrics": metrics}, indent=2)
-        )
-        return
-    typer.echo(f"{path}, step {step}, on the validation split:")
-    for name, value in metrics.items():
-        typer.echo(f"  {name:<10} {value:.4f}")
-
-
-def _study(arguments: list[str]) -> tuple[Path | None, int | None, list[str]]:
-    """Give the cross-validation that is meant, which fold of it, and the overrides; no folder where none is meant."""
-    runs = [Path(one.removeprefix("run=")) for one in arguments if one.startswith("run=")]
-    wanted = [one.removeprefix("fold=") for one in arguments if one.startswith("fold=")]
-    if wanted and not any(one.startswith(("run=", "checkpoint=")) for one in arguments):
-        runs = _newest_study()
-    several = len(runs) == 1 and folds.is_cross_validation(runs[0])
-    if wanted and not several:
-        raise ConfigError(
-            f"fold={wanted[0]} names a fold of a cross-validation: expected run=FOLDER with the folder that hotloop "
-            f"kfold wrote {folds.DOCUMENT} into"
-        )
-    rest = [one for one in arguments if not one.startswith(("run=", "fold="))]
-    return (runs[0], kfold.parse_fold(wanted[-1]) if wanted else None, rest) if several else (None, None, rest)
-
-
-def _newest_study() -> list[Path]:
-    """Give the folder of the cross-validation in ``runs/`` that was at work last; none where none is there."""
-    found = sorted(Path("runs").glob(f"*/*/{folds.DOCUMENT}"), key=lambda path: path.stat().st_mtime)
-    return [path.parent for path in found[-1:]]
-
-
-def _chosen(arguments: list[str]) -> tuple[Path, list[str]]:
-    """Give the checkpoint that is meant, and the overrides among the arguments."""
-    from hotloop.train import checkpoint  # noqa: PLC0415 - as in train
-
-    named = [one for one in arguments if one.startswith(("checkpoint=", "run="))]
-    if len(named) != 1 or not named[0].partition("=")[2]:
-        raise ConfigError(
-            f"hotloop eval: expected one of checkpoint=FILE and run=FOLDER, found {' '.join(named) or 'none'}"
-        )
-    what, _, value = named[0].partition("=")
-    path = Path(value) if what == "checkpoint" else checkpoint.find(Path(value), checkpoint.BEST, checkpoint.LAST)
-    return path, [one for one in arguments if one is not named[0]]
+        echo_json(ended.document)
+    else:
+        console().print(folds.draw(folds.build(ended.document)))
+    if ended.status == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+    if ended.status != "finished":
+        raise typer.Exit(1)

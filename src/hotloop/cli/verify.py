@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def register(app: typer.Typer) -> None:
-    """Add ``verify`` to the command line."""
-    app.command()(verify)
-
-
 def verify(  # noqa: PLR0913, PLR0917 - one a setting
     workload: Annotated[
         str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that gives a hotloop.Workload.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hotloop.train.pairs import Pair
-    from hotloop.train.task import Data, Shaped
 
 SHARE_THAT_FITS = 0.99
 
@@ -45,6 +44,31 @@ class Batch:
             return tensor.pin_memory().to(device, non_blocking=True)
 
         return Batch({name: move(one) for name, one in self.inputs.items()}, move(self.labels))
+
+
+class Shaped(Protocol):
+    """Rows of several shapes: what has to be known of them to put an epoch in order."""
+
+    @property
+    def bucket(self) -> Tensor:
+        """Which of the shapes each row has, from 0, smallest first: int64 of shape (rows,)."""
+
+    @property
+    def buckets(self) -> int:
+        """How many shapes there are; rows of one shape make a batch."""
+
+    @property
+    def apart(self) -> bool:
+        """Whether rows of two shapes can never make one batch; else a batch may have smaller rows than its shape."""
+
+    def __len__(self) -> int: ...
+
+
+class Data(Shaped, Protocol):
+    """One side of the split: rows that become batches."""
+
+    def take(self, rows: Tensor) -> Batch:
+        """Return these rows as a batch."""
 
 
 @dataclasses.dataclass(frozen=True)

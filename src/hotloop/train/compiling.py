@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +14,13 @@ from hotloop.compiling.control import status as status_of
 from hotloop.compiling.control import validate
 from hotloop.errors import ConfigError, PresetUnavailableError
 from hotloop.events import Compiled, Event, Recompiled, Unavailable
-from hotloop.presets import Preset
-from hotloop.train.rehearse import without_graphs
+from hotloop.train.rehearse import Plan, without_graphs
 from hotloop.train.settings import CompileSettings, ComponentSettings, PresetSettings, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from hotloop.presets import Preset
     from hotloop.train.rehearse import OwnRehearsal, Rehearsal
 
 STEADY_STEPS = 10
@@ -27,9 +28,6 @@ STEADY_STEPS = 10
 PREFIX = "[torch.compile]"
 _TRY = "run `hotloop harness` on the program to see each finding; or choose a preset without CUDA graphs"
 DISABLED = f"{PREFIX} Disabled (eager execution mode)"
-
-Plan = Mapping[str, tuple[Preset, Preset]]
-"""The presets of each component that is to be compiled, for training and for inference."""
 
 
 def plan(settings: Settings, components: Iterable[str]) -> Plan:

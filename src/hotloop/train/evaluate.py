@@ -15,7 +15,8 @@ from hotloop.train.optional import require
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from hotloop.train.task import Data, Judge, Loss
+    from hotloop.train.batches import Data
+    from hotloop.train.task import Judge, Loss
 
 
 def evaluate(model: Any, judge: Judge, data: Data, batch_size: int, device: torch.device) -> dict[str, float]:

@@ -22,12 +22,12 @@ from hotloop.train.automatic import Automatic
 from hotloop.train.average import Average
 from hotloop.train.batches import epoch_order, one_of_each, per_epoch, shapes
 from hotloop.train.checkpoint import Position
-from hotloop.train.compiling import Compiling, Plan, arguments
+from hotloop.train.compiling import Compiling, arguments
 from hotloop.train.evaluate import evaluate, evaluating
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.optimizing import advance, parameter_groups, schedule
 from hotloop.train.outcome import Live, Outcome
-from hotloop.train.rehearse import Rehearsal
+from hotloop.train.rehearse import Plan, Rehearsal
 from hotloop.train.tracking import Tracking
 from hotloop.train.update import Update
 

@@ -22,11 +22,11 @@ from hotloop.train import checkpoint, compiling, configure, environment, failure
 from hotloop.train.account import Account
 from hotloop.train.automatic import Automatic
 from hotloop.train.checkpoint import Position
-from hotloop.train.compiling import Compiling, Plan
+from hotloop.train.compiling import Compiling
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.outcome import Live, Outcome
 from hotloop.train.own_task import OwnTask, by_model, figures_of, judge, loss_of
-from hotloop.train.rehearse import OwnRehearsal
+from hotloop.train.rehearse import OwnRehearsal, Plan
 from hotloop.train.tracking import Tracking
 
 if TYPE_CHECKING:

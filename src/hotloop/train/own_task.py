@@ -14,7 +14,7 @@ from hotloop.train import checkpoint
 
 if TYPE_CHECKING:
     from hotloop.step import Workload
-    from hotloop.train.compiling import Plan
+    from hotloop.train.rehearse import Plan
     from hotloop.train.settings import TrainingSettings
     from hotloop.train.task import Goal
 

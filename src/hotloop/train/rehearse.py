@@ -14,6 +14,7 @@ from hotloop import presets
 from hotloop.compiling.fallback import missing
 from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import ConfigError
+from hotloop.presets import Preset
 from hotloop.prove.harness.harness import Settings, rehearse
 from hotloop.step import Workload
 from hotloop.step.calls.preview import generators_of
@@ -21,11 +22,11 @@ from hotloop.step.state.random_state import RandomState
 
 if TYPE_CHECKING:
     from hotloop.events import Event
-    from hotloop.presets import Preset
     from hotloop.train.batches import Batch
-    from hotloop.train.compiling import Plan
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Plan = Mapping[str, tuple[Preset, Preset]]
+"""The presets of each component that is to be compiled, for training and for inference."""
 CALLS = 2
 """Calls without gradients after each training step of a rehearsal."""
 ROUNDS = 4

@@ -12,35 +12,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from hotloop.train.batches import Batch
+    from hotloop.train.batches import Data
 
     Loss = Callable[[Tensor, Tensor], Tensor]
     """The mean loss of a model's output and the labels of a batch."""
-
-
-class Shaped(Protocol):
-    """Rows of several shapes: what has to be known of them to put an epoch in order."""
-
-    @property
-    def bucket(self) -> Tensor:
-        """Which of the shapes each row has, from 0, smallest first: int64 of shape (rows,)."""
-
-    @property
-    def buckets(self) -> int:
-        """How many shapes there are; rows of one shape make a batch."""
-
-    @property
-    def apart(self) -> bool:
-        """Whether rows of two shapes can never make one batch; else a batch may have smaller rows than its shape."""
-
-    def __len__(self) -> int: ...
-
-
-class Data(Shaped, Protocol):
-    """One side of the split: rows that become batches."""
-
-    def take(self, rows: Tensor) -> Batch:
-        """Give these rows as a batch."""
 
 
 class Judge(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
-    from hotloop.integrations.transformers.trainer import HotStep
     from hotloop.record import RunRecord
     from hotloop.step import LoopStatus, Pad
 
@@ -47,6 +46,16 @@ _NO_RUN_YET = Status({}, hint="no training run has begun yet: trainer.train() de
 _TAKEN_OUT = Status({}, hint="it was taken out of the Trainer's callbacks: the steps were the Trainer's own, eager")
 _live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
 """Every HotLoop that a Trainer has told of: a callback is not told which others there are."""
+
+
+class StepOwner(Protocol):
+    """A Trainer that hands its training step over: what `HotLoop` uses of it."""
+
+    accelerator: Any
+    state: Any
+
+    def own_training_step(self) -> Callable[..., Any]:
+        """Return the Trainer's own step as a function of all that differs from step to step."""
 
 
 class HotLoop(TrainerCallback):
@@ -87,7 +96,7 @@ class HotLoop(TrainerCallback):
         self.loop: Loop | None = None
         self.step: Callable[..., Any] | None = None
         """Runs one training step of the Trainer that gave its own; None where it keeps it."""
-        self._owner: weakref.ref[HotStep] | None = None
+        self._owner: weakref.ref[StepOwner] | None = None
         self._asked: dict[str, Any] = {}
         self._state: weakref.ref[Any] | None = None
         """The ``TrainerState`` of the Trainer, or of its run, that this callback was told of last."""
@@ -199,11 +208,11 @@ class HotLoop(TrainerCallback):
         runs = ", ".join(f"HotLoop(run={one.run!r})" for one in (*told, self))
         raise ConfigError(f"callbacks: {runs}: a Trainer takes one HotLoop; leave one of them in, once")
 
-    def owned_by(self, trainer: HotStep) -> None:
+    def owned_by(self, trainer: StepOwner) -> None:
         """Take note of a Trainer that hands its steps over, from now on."""
         self._owner = weakref.ref(trainer)
 
-    def begins(self, trainer: HotStep, *, told: bool) -> None:
+    def begins(self, trainer: StepOwner, *, told: bool) -> None:
         """Take note of the Trainer whose run begins, and whether it will tell of it: several may have this callback."""
         self.owned_by(trainer)
         if not told:
@@ -232,7 +241,7 @@ class HotLoop(TrainerCallback):
         self._open.push(lambda _, error, __: kept.close(error))
         return kept
 
-    def _take_step(self, owner: HotStep, model: torch.nn.Module, parts: Mapping[str, Any], steps: int) -> None:
+    def _take_step(self, owner: StepOwner, model: torch.nn.Module, parts: Mapping[str, Any], steps: int) -> None:
         """Give the Trainer's step to a loop."""
         scaler = getattr(owner.accelerator, "scaler", None)
         self.loop = self._open.enter_context(

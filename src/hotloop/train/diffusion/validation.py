@@ -13,7 +13,7 @@ from hotloop.train.batches import Batch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hotloop.train.task import Data
+    from hotloop.train.batches import Data
 
 LEAST = 256
 """Pairs of a picture and a timestep that a validation has at least: fewer pictures come at several timesteps each."""

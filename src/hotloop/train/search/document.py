@@ -15,8 +15,8 @@ from hotloop.train import configure
 from hotloop.train.optional import require
 from hotloop.train.search import space
 from hotloop.train.search.storage import default_url, masked
-from hotloop.train.search.study import ATTEMPT, CAUSE, NUMBER, WORKER, Study, how_ended, name
-from hotloop.train.search.trial import best_settings
+from hotloop.train.search.study import ATTEMPT, CAUSE, NUMBER, WORKER, Study, how_ended
+from hotloop.train.search.trial import best_settings, study_name
 
 if TYPE_CHECKING:
     import optuna
@@ -39,7 +39,7 @@ def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
     return {
         "schema": SCHEMA_VERSION,
         "kind": "study",
-        "name": name(settings),
+        "name": study_name(settings),
         "storage": study.storage.shown,
         "written": time.time(),
         "metric": settings.hpo.metric,
@@ -87,10 +87,10 @@ def check_folder(settings: Settings, folder: Path) -> None:
         found = read(folder)
     except ConfigError:
         return  # nothing is there, or nothing that anybody can read
-    if found["name"] != name(settings):
+    if found["name"] != study_name(settings):
         raise ConfigError(
-            f"hpo.folder={folder} holds the study {found['name']}, and this is {name(settings)}: their trials would be "
-            "in the same folders. Name a folder of its own: hpo.folder=..."
+            f"hpo.folder={folder} holds the study {found['name']}, and this is {study_name(settings)}: their trials "
+            "would be in the same folders. Name a folder of its own: hpo.folder=..."
         )
     url = settings.hpo.storage or default_url(folder)
     file = Path(url.removeprefix("sqlite:///").partition("?")[0])

@@ -18,7 +18,7 @@ from hotloop.train import configure
 from hotloop.train.optional import require
 from hotloop.train.search import samplers, space
 from hotloop.train.search.storage import Storage
-from hotloop.train.search.trial import folds_of, settings_of
+from hotloop.train.search.trial import folds_of, settings_of, study_name
 from hotloop.train.settings import STILL_COMPARABLE
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Study:
         self._known: dict[str, Any] = {}
         """What samplers find out about all trials so far, handed on from one to the next."""
         try:
-            self.study = self.storage.study(name(settings), settings.hpo.towards)
+            self.study = self.storage.study(study_name(settings), settings.hpo.towards)
             self._check_settings()
             self.since = len(self.trials()) if since is None else since
         except self.storage.errors as error:
@@ -243,7 +243,7 @@ class Study:
         other = differences(theirs, ours)
         if other:
             raise ConfigError(
-                f"the study {name(self.settings)} in {self.storage.shown} was begun with other settings: "
+                f"the study {study_name(self.settings)} in {self.storage.shown} was begun with other settings: "
                 f"{'; '.join(other)}. Go on with those, or name another study, in a folder of its own: "
                 f"hpo.name=... hpo.folder=...{self._or_begin_anew()}"
             )
@@ -253,11 +253,6 @@ class Study:
         if self.settings.hpo.storage is not None or any(one.state == self._states.COMPLETE for one in self.trials()):
             return ""
         return f"; or delete {self.folder}, in which no trial is complete"
-
-
-def name(settings: Settings) -> str:
-    """Give the name of a study in its storage."""
-    return f"{settings.recipe.name}/{settings.hpo.name}"
 
 
 def trial_folder(folder: Path, number: int, attempt: int) -> Path:

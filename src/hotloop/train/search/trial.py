@@ -45,6 +45,11 @@ class Asked:
     stop: Callable[[], None] = lambda: None
 
 
+def study_name(settings: Settings) -> str:
+    """Return the name of a study in its storage."""
+    return f"{settings.recipe.name}/{settings.hpo.name}"
+
+
 def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> Settings:
     """Give the settings of a trial: the search's, with ``hpo.trial`` and the chosen values on top.
 
@@ -121,7 +126,6 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
     """Train once, as the trial's run or as that of one of its folds, and give the best value of the metric."""
     from rich.console import Console  # noqa: PLC0415 - only a process that runs trials loads torch
 
-    from hotloop.train.search.study import name  # noqa: PLC0415 - a study asks for the folds of its trials
     from hotloop.train.start import Start  # noqa: PLC0415
 
     hpo = settings.hpo
@@ -139,7 +143,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
     within = Within(
         validated=validated,
         runs=asked.runs * folds - (fold or 0),
-        study=name(settings),
+        study=study_name(settings),
         trial=asked.number,
         fold=fold,
         folder=Path(hpo.folder),

@@ -1,0 +1,137 @@
+"""``hotloop eval``: the metrics of a checkpoint, or of the folds of a cross-validation, on held-out rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from hotloop.cli.printing import console, echo_json
+from hotloop.errors import ConfigError
+from hotloop.report import folds
+
+
+def evaluate(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="checkpoint=FILE|run=FOLDER|fold=N [SETTING=VALUE]...",
+            help="What to judge: a checkpoint, a run by its folder (its best checkpoint), or the folds of a "
+            "cross-validation, all or one (fold=N without run= is of the newest in runs/); then changed settings.",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the metrics as JSON.")] = False,
+) -> None:
+    """Judge a checkpoint on the validation side of its data; of a cross-validation, on the rows its fold held out."""
+    from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
+    from hotloop.train import checkpoint, configure  # noqa: PLC0415
+
+    folder = _study_folder(arguments)
+    if folder is not None:
+        _judge_folds(folder, arguments, as_json=as_json)
+        return
+    path, overrides = _checkpoint(arguments)
+    document = checkpoint.load(path)
+    settings = configure.from_dict(document["settings"], overrides)
+    metrics = recipes.load(settings.recipe.name).evaluate(settings, checkpoint.weights(document))
+    step = document["position"]["step"]
+    if as_json:
+        typer.echo(
+            json.dumps({"checkpoint": str(path), "step": step, "split": "validation", "metrics": metrics}, indent=2)
+        )
+        return
+    typer.echo(f"{path}, step {step}, on the validation split:")
+    for name, value in metrics.items():
+        typer.echo(f"  {name:<10} {value:.4f}")
+
+
+def _values(arguments: list[str], *names: str) -> list[str]:
+    """List the values of the arguments ``NAME=VALUE`` with one of these names."""
+    parts = [argument.partition("=") for argument in arguments]
+    return [value for name, equals, value in parts if equals and name in names]
+
+
+def _study_folder(arguments: list[str]) -> Path | None:
+    """Return the folder of the cross-validation that the arguments name, None where they name a single run.
+
+    Raises:
+        ConfigError: ``fold=N`` without a cross-validation.
+    """
+    runs = [Path(run) for run in _values(arguments, "run")]
+    wanted = _values(arguments, "fold")
+    if wanted and not _values(arguments, "run", "checkpoint"):
+        studies = Path("runs").glob(f"*/*/{folds.DOCUMENT}")
+        runs = [path.parent for path in sorted(studies, key=lambda path: path.stat().st_mtime)[-1:]]
+    if len(runs) == 1 and folds.is_cross_validation(runs[0]):
+        return runs[0]
+    if wanted:
+        raise ConfigError(
+            f"fold={wanted[0]} names a fold of a cross-validation: expected run=FOLDER with the folder that hotloop "
+            f"kfold wrote {folds.DOCUMENT} into"
+        )
+    return None
+
+
+def _checkpoint(arguments: list[str]) -> tuple[Path, list[str]]:
+    """Return the path of the checkpoint that the arguments name, and the overrides beside it.
+
+    Raises:
+        ConfigError: the arguments name no checkpoint or several.
+    """
+    from hotloop.train import checkpoint  # noqa: PLC0415 - loads torch
+
+    named = [argument for argument in arguments if argument.startswith(("checkpoint=", "run="))]
+    if len(named) != 1 or not named[0].partition("=")[2]:
+        raise ConfigError(
+            f"hotloop eval: expected one of checkpoint=FILE and run=FOLDER, found {' '.join(named) or 'none'}"
+        )
+    kind, _, value = named[0].partition("=")
+    path = Path(value) if kind == "checkpoint" else checkpoint.find(Path(value), checkpoint.BEST, checkpoint.LAST)
+    return path, [argument for argument in arguments if argument is not named[0]]
+
+
+def _judge_folds(folder: Path, arguments: list[str], *, as_json: bool) -> None:
+    """Judge the best checkpoint of each fold, or of the wanted fold, on the rows that it held out.
+
+    Raises:
+        ConfigError: the number behind ``fold=`` is no number.
+    """
+    from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
+    from hotloop.train import kfold, kfold_state  # noqa: PLC0415
+
+    wanted = _values(arguments, "fold")
+    if wanted and not wanted[-1].isdecimal():
+        raise ConfigError(f"fold={wanted[-1]}: expected the number of a fold, counted from 0")
+    fold = int(wanted[-1]) if wanted else None
+    overrides = [argument for argument in arguments if not argument.startswith(("run=", "fold="))]
+
+    document = folds.load(folder)
+    judged = kfold.judge(folder, fold, recipes.load(document["recipe"]), overrides)
+    over_folds = kfold_state.spread([result["metrics"] for result in judged])
+    if fold is None:
+        done = {result["fold"] for result in judged}
+        for number in (entry["fold"] for entry in document["folds"] if entry["fold"] not in done):
+            sys.stderr.write(f"fold {number} has no checkpoint yet, and is left out\n")
+    if as_json:
+        echo_json({"run": str(folder), "split": "validation", "folds": judged, "over_folds": over_folds})
+        return
+    typer.echo(f"{folder}, each fold's best checkpoint on its held-out rows:")
+    console().print(_table(judged, over_folds))
+
+
+def _table(judged: list[dict[str, Any]], over_folds: dict[str, dict[str, float | None]]) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("fold", "step", *over_folds):
+        table.add_column(name, justify="left" if name == "fold" else "right")
+    for result in judged:
+        metrics = (f"{result['metrics'][name]:.4f}" for name in over_folds)
+        table.add_row(str(result["fold"]), str(result["step"]), *metrics)
+    if len(judged) > 1:
+        table.add_row("mean", "", *(Text(f"{metric['mean']:.4f}", style="bold") for metric in over_folds.values()))
+        table.add_row("± std", "", *(f"{metric['std']:.4f}" for metric in over_folds.values()))
+    return table
