@@ -16,11 +16,11 @@ from verify_programs import batches, workload, wrong
 import hotloop
 from hotloop._torch.attention import drops_inside
 from hotloop._torch.upcast import NotRepeatableError, noting_draws
-from hotloop.step.capture.recording import Program
 from hotloop.step.prove import proof
 from hotloop.step.prove.step_outputs import kept
 from hotloop.step.prove.wide_reference import wide_step
 from hotloop.step.state.holdings import Holdings
+from hotloop.step.state.program import Program
 
 ARGUMENTS = (
     "(Tensor query, Tensor key, Tensor value, Tensor? attn_bias, bool _log_sumexp, float dropout_p=0.0, "

@@ -10,11 +10,11 @@ from torch.utils import checkpoint
 
 from hotloop._torch.upcast import NotRepeatableError, noting_draws, widened
 from hotloop.measure import differences
-from hotloop.step.capture.recording import Program
 from hotloop.step.prove import proof
 from hotloop.step.prove.step_outputs import kept
 from hotloop.step.prove.wide_reference import wide_step
 from hotloop.step.state.holdings import Holdings
+from hotloop.step.state.program import Program
 
 WIDE = torch.float64
 

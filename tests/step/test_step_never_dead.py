@@ -34,6 +34,7 @@ from torch.nn import functional as F
 import hotloop
 from hotloop import events as ev
 from hotloop.step.prove import proof
+from hotloop.step.state import trial_run
 
 SEEDS = range(200)
 
@@ -368,7 +369,7 @@ def test_a_failed_step_holds_no_memory_while_it_is_run_again():
 def test_a_failed_proof_holds_no_memory_while_the_step_is_run_again(stage, monkeypatch):
     copies, alive = [], []
 
-    class Watched(proof._Before):
+    class Watched(trial_run._Before):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             copies.append(weakref.ref(self))

@@ -9,8 +9,8 @@ from torch import nn
 
 import hotloop
 from hotloop import events as ev
+from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import code_proofs, proof, rounding_evidence
-from hotloop.step.prove.proof import CandidateFailedError
 from hotloop.testing import captured_step_emulation
 
 

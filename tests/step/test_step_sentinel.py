@@ -16,6 +16,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.step.prove import proof, sentinel
+from hotloop.step.state import trial_run
 from hotloop.step.tiers import Tier
 from hotloop.testing import captured, captured_step_emulation
 
@@ -219,7 +220,7 @@ def test_code_that_fails_in_a_checked_step_is_undone_like_any_other():
 
 
 def test_where_no_copy_of_the_state_fits_the_sentinel_ends_and_the_tier_stays():
-    before = proof._Before
+    before = trial_run._Before
 
     def full(program):
         if program.step.__name__ == "train_step" and full.on:

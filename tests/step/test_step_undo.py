@@ -14,7 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from hotloop.compiling.fallback.causes import describe
-from hotloop.step.prove import proof, wide_reference
+from hotloop.step.obstacle import CandidateFailedError
+from hotloop.step.prove import wide_reference
 from hotloop.step.state.places import over, overlaps, places_of, put_back
 
 TIERS = (GRAPH, "aot_eager")
@@ -178,7 +179,7 @@ def test_a_wide_step_that_cannot_be_undone_is_told_as_that(monkeypatch):
     monkeypatch.setattr(wide_reference, "too_large", lambda *_: "")
     monkeypatch.setattr(wide_reference, "Snapshot", lambda *_, **__: kept)
     monkeypatch.setattr(wide_reference, "_bound", mock.Mock(side_effect=RuntimeError("no such kernel")))
-    with pytest.raises(proof.CandidateFailedError) as told:
+    with pytest.raises(CandidateFailedError) as told:
         wide_reference.wide_step(mock.Mock(), ((), {}), torch.float64, [])
     assert not told.value.undone
     assert "the GPU is lost" in describe(told.value.__cause__)

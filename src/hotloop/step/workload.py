@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.errors import ConfigError
-from hotloop.step.loop.arguments import existing, named, unwrapped
+from hotloop.step.naming import existing, named, unwrapped
 from hotloop.step.state.holdings import Holdings
 
 if TYPE_CHECKING:

@@ -35,8 +35,8 @@ from hotloop.prove.harness.result import REMEDY, Finding, Harness
 from hotloop.prove.idle import noting_backward, refuse_idle
 from hotloop.prove.verify.verify import same_random_numbers
 from hotloop.step.audit.op_trace import survey
-from hotloop.step.calls.call_kind import compute_dtype
 from hotloop.step.compiled import Compiled
+from hotloop.step.state.ambient import compute_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

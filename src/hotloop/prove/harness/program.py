@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.measure import flatten, unflatten
-from hotloop.step.capture.recording import Program
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.prove.proof import plain_run, values_of
 from hotloop.step.prove.step_outputs import Made, kept
 from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
+from hotloop.step.state.program import Program
 from hotloop.step.workload import Workload, arguments
 
 if TYPE_CHECKING:

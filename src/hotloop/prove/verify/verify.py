@@ -25,17 +25,17 @@ from hotloop.prove.idle import noting_backward, refuse_idle
 from hotloop.prove.verify.verdict import StepVerdict, Verdict, worst_of
 from hotloop.step.audit.auditor import GRADIENTS_OF_ARGUMENTS
 from hotloop.step.audit.op_trace import survey
-from hotloop.step.calls.call_kind import compute_dtype
 from hotloop.step.capture.engines import traced_path
-from hotloop.step.capture.recording import Program
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of
+from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import culprit, proof
 from hotloop.step.prove.culprit import Blamed
 from hotloop.step.prove.outcomes import Outcome, over_steps
-from hotloop.step.prove.proof import CandidateFailedError
 from hotloop.step.prove.step_outputs import Made, kept
 from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
+from hotloop.step.state.ambient import compute_dtype
+from hotloop.step.state.program import Program
 from hotloop.step.state.snapshot import Snapshot
 from hotloop.step.tiers import parse
 from hotloop.step.workload import Workload, arguments, load_factory

@@ -18,30 +18,30 @@ from hotloop._torch.hooks import module_hooks
 from hotloop._torch.thread_patch import called_here
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import flatten, signature
-from hotloop.step.audit.op_trace import Obstacle, Survey, survey
+from hotloop.step.audit.op_trace import Survey, survey
 from hotloop.step.audit.returned import not_copied
 from hotloop.step.audit.side_effects import Heard
 from hotloop.step.calls.aliasing import attributes_of
-from hotloop.step.capture.engines import collector_paused
-from hotloop.step.capture.optimizers import frozen
+from hotloop.step.engine import collector_paused
 from hotloop.step.guard import python_state
 from hotloop.step.guard.fingerprint import Same
-from hotloop.step.prove import proof
-from hotloop.step.prove.proof import CandidateFailedError, alone, undo
+from hotloop.step.guard.optimizer_settings import frozen
+from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
 from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, RandomState
 from hotloop.step.state.rng_usage import other_threads
+from hotloop.step.state.trial_run import alone, before_a_run, undo, wait_for
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from hotloop.step.calls.call_kind import Variant
-    from hotloop.step.capture.recording import Program
     from hotloop.step.loop.loop import Loop
     from hotloop.step.loop.runner import Runner
-    from hotloop.step.prove.proof import Ready
+    from hotloop.step.state.program import Program
     from hotloop.step.state.snapshot import Snapshot
+    from hotloop.step.state.trial_run import Ready
 
 _NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
 _SCHEDULE_OUTSIDE = "call scheduler.step() outside the step"
@@ -222,7 +222,7 @@ class Looking:
         """
         self._find_strangers(args, kwargs)
         self._loop.look_again()
-        looked = _Looked(proof.before_a_run(self._program, ready), self.moved_outside(args, kwargs), self._gradients())
+        looked = _Looked(before_a_run(self._program, ready), self.moved_outside(args, kwargs), self._gradients())
         given = self._named(args, kwargs)
         inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
         random, settings = RandomState([self._program.device]), self._settings()
@@ -232,7 +232,7 @@ class Looking:
         try:
             with self._loop.eager(), ambience, self._noting_strangers(strangers):
                 looked.result, _ = survey(holdings, device, inputs, run, looked.heard)
-                proof.wait_for(device)  # a kernel's failure belongs to the code that launched it
+                wait_for(device)  # a kernel's failure belongs to the code that launched it
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
         # One that another thread's training began beside says nothing: what was seen may be its doing.

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import inspect
-import linecache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +23,7 @@ from hotloop._torch.hooks import first_after_step
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED
 from hotloop.step.audit.averaged_model import answered
+from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.memory import Memory
 
 if TYPE_CHECKING:
@@ -56,29 +56,6 @@ _COPIES = ("aten._to_copy", "aten.copy_")
 _MOVE_IT = (
     "move it to the device before the first step (register_buffer moves with its module), or pass it as an argument"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Obstacle:
-    """Why a step cannot be captured: the reason, the user's line, and how to change it.
-
-    ``once``: its Python must run exactly once a step, so that no proof can run it a second time either.
-    """
-
-    reason: str
-    hint: str
-    file: str | None = None
-    line: int | None = None
-    once: bool = False
-
-    @property
-    def source(self) -> str:
-        """The user's line of code."""
-        return linecache.getline(self.file, self.line).strip() if self.file and self.line else ""
-
-    def __str__(self) -> str:
-        at = f" at {self.file}:{self.line}: {self.source}" if self.file else ""
-        return f"{self.reason}{at}"
 
 
 @dataclasses.dataclass

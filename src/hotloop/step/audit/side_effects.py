@@ -31,7 +31,8 @@ from hotloop.step.audit.impure_calls import (
     effect_of_library,
     is_file,
 )
-from hotloop.step.audit.op_trace import Listener, Obstacle, own_place, survey
+from hotloop.step.audit.op_trace import Listener, own_place, survey
+from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.random_state import PYTHON
 from hotloop.step.state.rng_usage import FROM_PYTHON, drawn_by, is_pythons
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hotloop.step.calls.call_kind import compute_dtype
+from hotloop.step.state.ambient import compute_dtype
 
 if TYPE_CHECKING:
     import torch

@@ -10,10 +10,10 @@ import torch
 
 from hotloop._torch.dynamo import is_mark
 from hotloop.measure import Unhashed, flatten, signature
-from hotloop.step.audit.op_trace import Obstacle
 from hotloop.step.guard.fingerprint import SCALARS
-from hotloop.step.loop.log import with_article
+from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.places import span_of
+from hotloop.step.wording import with_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from hotloop._torch.foreach import copies
-from hotloop.step.guard import fingerprint
+from hotloop.step.guard.optimizer_settings import frozen
 from hotloop.step.state.places import is_dense
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
@@ -34,8 +34,6 @@ _CAPTURABLE = (
 """Recorded with ``capturable=True``, which torch has on GPUs only."""
 _REPEATABLE = (*_FUSED, *_CAPTURABLE, torch.optim.Adagrad, torch.optim.Adafactor)
 """Whose step reads nothing but parameters, gradients, state and groups, each parameter's alone."""
-_OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")
-"""Entries of a parameter group that the step does not read."""
 _MOMENTS = (("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"))
 """The state that each of Adam's betas weighs."""
 _WRONG_SGD = "torch's fused SGD kernel for CPUs leaves most parameters of 16 bits (bfloat16, float16) as they are"
@@ -152,31 +150,6 @@ class Recorded:
 def _stepping(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
     """Give what runs as an optimizer's step: somebody may put something in its place, as a subclass that decays."""
     return type(optimizer), type(optimizer).step, vars(optimizer).get("step")
-
-
-def frozen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Give what a recording freezes of each parameter group: all but the learning rate, which is a tensor there."""
-    left_out = {"params", "lr", *_OF_SCHEDULERS}
-    return [
-        {
-            **{key: _comparable(value) for key, value in group.items() if key not in left_out},
-            "params": tuple(id(one) for one in group["params"]),
-            "lr": id(group["lr"]) if isinstance(group["lr"], torch.Tensor) else None,
-        }
-        for group in optimizer.param_groups
-    ]
-
-
-def _comparable(value: Any) -> Any:
-    """Give what stands for a setting: a copy, as a list may be changed in place; tensors by identity."""
-    if isinstance(value, torch.Tensor):
-        return id(value)
-    if fingerprint.is_array(value):
-        content = fingerprint.content_of(value)  # a large one is too much to read before each replay
-        return id(value) if isinstance(content, fingerprint.Unwatchable) else content
-    if isinstance(value, dict):
-        return {key: _comparable(one) for key, one in value.items()}
-    return type(value)(map(_comparable, value)) if type(value) in (list, tuple, set) else value
 
 
 def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:

@@ -19,14 +19,13 @@ from hotloop.step.capture.invariants import Change, Frozen
 from hotloop.step.capture.optimizers import Recorded, move_step_counts
 from hotloop.step.guard.python_state import Watch, objects_in
 from hotloop.step.state.memory import Memory
-from hotloop.step.state.rng_usage import Drawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from hotloop.step.audit.op_trace import Survey
-    from hotloop.step.capture.engines import Engine, Recording, Segment
-    from hotloop.step.state.holdings import Holdings
+    from hotloop.step.engine import Engine, Recording, Segment
+    from hotloop.step.state.program import Call, Program
 
 _SCALER_ATTRIBUTES = ("grad_scale", "found_inf")
 """What a GradScaler hands to a fused optimizer, as attributes, for the time of one call."""
@@ -39,24 +38,6 @@ _gradient = _of.grad.__get__
 
 _recorded_gradients: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 """By id: gradients in memory that recordings share."""
-
-Call = tuple[tuple[Any, ...], dict[str, Any]]
-"""Positional and named arguments of one call."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """What a step belongs to: its function, what it changes, where it runs."""
-
-    step: Callable[..., Any]
-    holdings: Holdings
-    device: torch.device
-    compiled: Callable[[], bool]
-    """Tells whether compiled code is in force."""
-    ignore: tuple[Any, ...] = ()
-    """Objects of hotloop's own that the step may reach: the loop itself."""
-    drawn: Drawn = dataclasses.field(default_factory=Drawn)
-    """Which random streams it was seen to draw from."""
 
 
 @dataclasses.dataclass

@@ -11,24 +11,23 @@ import math
 import numbers
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from hotloop.decide.horizon import MOST
 from hotloop.errors import ConfigError
 from hotloop.measure import flatten
 from hotloop.record import RunRecord
+from hotloop.step.naming import existing
 from hotloop.step.tiers import ASKED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hotloop.step.state.holdings import Holdings
+    import torch
 
-_One = TypeVar("_One")
+    from hotloop.step.state.holdings import Holdings
 
 
 def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) -> tuple[Any, ...]:
@@ -118,18 +117,6 @@ def _module_file(module: str, name: str) -> Path | None:
     return Path(origin) if origin is not None and origin.endswith(".py") else None
 
 
-def existing(place: str, name: str) -> Path:
-    """Give the file that a factory's name begins with.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise ConfigError(f"workload {name!r}: there is no file {path}")
-    return path
-
-
 def check_runs(runs: Any) -> float | None:
     """Refuse a number of runs that cannot be meant.
 
@@ -197,45 +184,6 @@ def check_shapes(shapes: Any, batches: Any) -> int:
     if batches is None:
         raise ConfigError(f"shapes={shapes} without batches: give batches=, which say what shapes they are")
     return int(shapes)
-
-
-def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
-    """Name one or several objects: those of a mapping have their names, those of a sequence are numbered."""
-    if isinstance(given, Mapping):
-        found = dict(given)
-    elif isinstance(given, list | tuple):
-        found = {f"{what}[{index}]": one for index, one in enumerate(given)}
-    else:
-        found = {what: given}
-    wrong = [one for one in found.values() if not isinstance(one, kind)]
-    if wrong or not found:
-        empty = "an empty mapping" if isinstance(given, Mapping) else "an empty sequence"
-        got = _told(wrong[0]) if wrong else empty
-        raise ConfigError(
-            f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}; a "
-            "mapping of names to them will do as well"
-        )
-    first: dict[int, str] = {}
-    for name, one in found.items():
-        if (before := first.setdefault(id(one), name)) != name:
-            raise ConfigError(f"{what}: {before!r} and {name!r} are one object: name each {kind.__name__} once")
-    if odd := [name for name in found if not isinstance(name, str) or not name.strip() or "." in name]:
-        raise ConfigError(f"{what}: {odd[0]!r} is no name; expected text without a dot, which parts names in settings")
-    return found
-
-
-def _told(value: Any) -> str:
-    """Say what a wrong value is, with what may have been meant."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}: hand over one that was made of it, {value.__name__}(...)"
-    swapped = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
-    return type(value).__name__ + (" (the model comes first, then the optimizer)" if swapped else "")
-
-
-def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Give the optimizer inside a framework's, which has no hooks of its own (Accelerate's, Fabric's, Lightning's)."""
-    held = [vars(optimizer).get(name) for name in ("optimizer", "_optimizer")]
-    return next((one for one in held if isinstance(one, torch.optim.Optimizer)), optimizer)
 
 
 def device_of(holdings: Holdings) -> torch.device:

@@ -25,11 +25,6 @@ def line_of(event: ev.Event, *, asked: bool) -> tuple[int, str]:
     return (logging.WARNING if against else logging.INFO), phrase(event) if phrase is not None else ""
 
 
-def with_article(name: str) -> str:
-    """Put the article before the name of a type."""
-    return f"{'an' if name[:1].lower() in tuple('aeiou') else 'a'} {name}"
-
-
 def _declined(event: ev.TierDeclined) -> str:
     at = f" at {event.location}: {event.source}" if event.file else ""
     return f"{event.function}: {event.tier} declined{at}: {event.reason}. {event.hint}"

@@ -28,10 +28,8 @@ from hotloop.step.loop.arguments import (
     check_runs,
     check_shapes,
     device_of,
-    named,
     recording_in,
     refuse_suspended,
-    unwrapped,
 )
 from hotloop.step.loop.lifetimes import Unheld, checked
 from hotloop.step.loop.log import line_of
@@ -39,6 +37,7 @@ from hotloop.step.loop.runner import Runner
 from hotloop.step.loop.stepping import Stepping
 from hotloop.step.loop.transitions import Course
 from hotloop.step.loop.warnings import tell_of_another, tell_of_strangers
+from hotloop.step.naming import named, unwrapped
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.initial import agree_with_peers, requested
 from hotloop.step.policy.lookahead import choose_buckets, look_ahead

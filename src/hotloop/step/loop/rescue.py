@@ -11,7 +11,7 @@ from hotloop._torch.dispatch import place_of
 from hotloop._torch.dynamo import is_compile_error
 from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import CompiledRunError, StepLostError
-from hotloop.step.audit.op_trace import Obstacle
+from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.undo import StepStart, let_go
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hotloop.step.loop.loop import Loop
     from hotloop.step.loop.runner import Runner
-    from hotloop.step.prove.proof import CandidateFailedError
+    from hotloop.step.obstacle import CandidateFailedError
     from hotloop.step.tiers import Tier
 
 

@@ -14,21 +14,21 @@ from hotloop.compiling.control import between_steps
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import flatten
 from hotloop.step.audit.auditor import GRADIENTS_OF_ARGUMENTS, Looking
-from hotloop.step.audit.op_trace import Obstacle
 from hotloop.step.calls.aliasing import told_apart
 from hotloop.step.calls.call_kind import Keys, Variant
 from hotloop.step.calls.shapes import Shapes
 from hotloop.step.calls.unstable_arguments import FreshArguments
 from hotloop.step.capture.invariants import Change
-from hotloop.step.capture.recording import Program
 from hotloop.step.loop.rescue import Rescue, is_compiled_codes
+from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.policy.lookahead import worth_a_compile
 from hotloop.step.prove.code_proofs import CodeProofs
 from hotloop.step.prove.graph_proofs import GraphProofs
-from hotloop.step.prove.proof import CandidateFailedError, plain_run
+from hotloop.step.prove.proof import plain_run
 from hotloop.step.prove.sentinel import Sentinel
 from hotloop.step.ranks.protocol import Together
 from hotloop.step.ranks.threads import WAITS, another_trains
+from hotloop.step.state.program import Program
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
@@ -37,9 +37,10 @@ if TYPE_CHECKING:
 
     from hotloop.measure import Signature
     from hotloop.step.calls.aliasing import ToldApart
-    from hotloop.step.capture.recording import Call, CapturedStep
+    from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.loop.loop import Loop
     from hotloop.step.prove.proof import Run
+    from hotloop.step.state.program import Call
 
 VARIANTS = 8
 """Recordings of one step, at most: each holds memory."""

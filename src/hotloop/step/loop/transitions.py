@@ -9,9 +9,9 @@ from hotloop.step.prove.proof import STEPS as PROOF_STEPS
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
-    from hotloop.step.audit.op_trace import Obstacle
     from hotloop.step.loop.loop import Loop
     from hotloop.step.loop.runner import Runner
+    from hotloop.step.obstacle import Obstacle
     from hotloop.step.prove.outcomes import Outcome
 
 

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import Limits
+from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.culprit import NOT_AGAIN, Blamed, Tests, search
-from hotloop.step.prove.proof import CandidateFailedError, plain_run
+from hotloop.step.prove.proof import plain_run
 from hotloop.step.prove.rounding_evidence import aside, in_more_bits
 from hotloop.step.prove.step_outputs import kept
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
-    from hotloop.step.capture.recording import Call
     from hotloop.step.loop.runner import Runner
+    from hotloop.step.state.program import Call
 
 _log = logging.getLogger("hotloop")
 SECONDS = 60.0

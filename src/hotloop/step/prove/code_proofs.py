@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop.diagnose.no_effect import BY_KIND
 from hotloop.measure import Limits
-from hotloop.step.audit.op_trace import Obstacle
 from hotloop.step.capture.engines import traced_path
+from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
-from hotloop.step.prove.proof import CandidateFailedError, plain_run, prove_step
+from hotloop.step.prove.proof import plain_run, prove_step
 from hotloop.step.prove.rounding_evidence import in_more_bits, roundings, with_roundings
 from hotloop.step.state.rng_usage import other_threads
+from hotloop.step.state.trial_run import alone
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hotloop.step.capture.recording import Call
     from hotloop.step.loop.runner import Runner
+    from hotloop.step.state.program import Call
 
 _COMPILE_IT = "give the loop the modules that are called, not one around them: Loop([encoder, head], optimizer)"
 _REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
@@ -132,7 +133,7 @@ class CodeProofs:
         """
         runner, loop = self._runner, self._loop
         holdings, began = runner.program.holdings, time.perf_counter()
-        ready = proof.alone if runner.together is None else runner.together.ready
+        ready = alone if runner.together is None else runner.together.ready
         assert isinstance(run, functools.partial)
         call = run.args, run.keywords
 

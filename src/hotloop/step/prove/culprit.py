@@ -22,16 +22,16 @@ from hotloop._torch.module import class_forward
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import paused, status, uncompile
 from hotloop.compiling.fallback.causes import describe
+from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
-from hotloop.step.prove.proof import CandidateFailedError
 from hotloop.step.prove.step_outputs import held_against
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hotloop.measure import Limits
-    from hotloop.step.capture.recording import Program
     from hotloop.step.prove.step_outputs import Made
+    from hotloop.step.state.program import Program
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
 """Modules that nobody calls: their children are."""

@@ -11,16 +11,17 @@ from hotloop import events as ev
 from hotloop._torch.deterministic import stilled
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import Limits, StepClock, flatten
-from hotloop.step.audit.op_trace import Obstacle
-from hotloop.step.capture.engines import collector_paused
 from hotloop.step.capture.invariants import Standing
 from hotloop.step.capture.recording import capture, own_autocast_cache, prepare
+from hotloop.step.engine import collector_paused
+from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.code_proofs import remedy_of
 from hotloop.step.prove.outcomes import verdict
-from hotloop.step.prove.proof import CandidateFailedError, plain_run, prove_step, wait_for
+from hotloop.step.prove.proof import plain_run, prove_step
 from hotloop.step.prove.rounding_evidence import repeats_elsewhere
 from hotloop.step.prove.step_outputs import held_against, kept
+from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,49 +20,27 @@ from hotloop._torch.foreach import copies
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
+from hotloop.step.audit.rng_listener import draws_noted
 from hotloop.step.capture.optimizers import rounded_scalars
-from hotloop.step.capture.recording import Program, gradients_of
+from hotloop.step.capture.recording import gradients_of
+from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.outcomes import Outcome, compare_kinds, judge_kinds
 from hotloop.step.prove.own_gradients import beside_own_gradients
 from hotloop.step.state.memory import in_place
 from hotloop.step.state.random_state import RandomState
-from hotloop.step.state.snapshot import Snapshot
-from hotloop.step.state.undo import BufferTables, StepStart
+from hotloop.step.state.trial_run import Ready, _copied, alone, undone_if_it_fails
+from hotloop.step.state.undo import StepStart
 
 if TYPE_CHECKING:
     from hotloop.measure import Difference, Failure
     from hotloop.step.state.holdings import Holdings
+    from hotloop.step.state.program import Program
+    from hotloop.step.state.snapshot import Snapshot
 
 STEPS = 3
 """Consecutive steps on which a candidate must agree."""
-_Made = TypeVar("_Made")
 Run = Callable[[], tuple[Any, Mapping[str, torch.Tensor]]]
 """Runs a step; gives its result and the gradients that its optimizers found."""
-
-
-class CandidateFailedError(Exception):
-    """The candidate raised, ``__cause__`` being what; everything it did was undone, unless ``undone`` says no.
-
-    ``began``: it had begun to run; else no copy could be made to undo it by, and no other process is waiting in it.
-    """
-
-    def __init__(self, *, undone: bool = True, began: bool = True) -> None:
-        super().__init__("the candidate of a proof failed")
-        self.undone, self.began = undone, began
-
-
-Ready = Callable[[Exception | None], None]
-"""Called before the step runs, with what kept the copies for it from being made: raises where it must not run."""
-
-
-def alone(error: Exception | None) -> None:
-    """Let a step run where its copies were made, as one process does.
-
-    Raises:
-        CandidateFailedError: they were not.
-    """
-    if error is not None:
-        raise CandidateFailedError(began=False) from error
 
 
 def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they may be apart
@@ -115,7 +92,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         except Exception as error:
             raise CandidateFailedError from error
         start, at_start = _copied(saved, ready)
-    with program.drawn.looked_for():
+    with draws_noted(program.drawn):
         result, at_step = _beside(at_start, reference)
     moved = tuple(program.drawn.own(RandomState(devices).moved_since(after))) if compare_random else ()
     comparisons, failed = {}, ""
@@ -164,17 +141,6 @@ def _start(before: Snapshot) -> dict[str, torch.Tensor]:
     return parameters_of(before.live, on_host=True)
 
 
-def _copied(make: Callable[[], _Made], ready: Ready) -> _Made:
-    """Make the copies that a run needs beside it, and hear whether it may begin."""
-    try:
-        made = make()
-    except Exception as error:
-        ready(error)
-        raise AssertionError("nothing runs without the copies that undo it") from error
-    ready(None)
-    return made
-
-
 def _beside(at_start: StepStart, reference: Run) -> tuple[Any, Mapping[str, torch.Tensor]]:
     """Run a reference beside the copies of a proof; where these are too much for the memory, the step has not begun."""
     try:
@@ -184,78 +150,6 @@ def _beside(at_start: StepStart, reference: Run) -> tuple[Any, Mapping[str, torc
             raise
         at_start.restore()
         raise CandidateFailedError from error
-
-
-class _Before(Snapshot):
-    """What a step found, with the tensors that its buffers were."""
-
-    def __init__(self, program: Program) -> None:
-        with program.holdings.still():
-            super().__init__(program.holdings, [program.device], drawn=program.drawn)
-            self._buffers = BufferTables(program.holdings)
-
-    def restore(self) -> None:
-        super().restore()
-        self._buffers.restore()
-
-    def exchange(self) -> None:
-        super().exchange()
-        self._buffers.restore()
-
-
-def before_a_run(program: Program, ready: Ready = alone) -> Snapshot:
-    """Copy what a step may change.
-
-    Raises:
-        CandidateFailedError: there is no memory for that.
-    """
-    return _copied(functools.partial(_Before, program), ready)
-
-
-def undone_if_it_fails(program: Program, run: Callable[[], _Made], ready: Ready = alone) -> tuple[_Made, Snapshot]:
-    """Run something that eager would not; where it raises, the step has not begun. Gives what was there before, too.
-
-    Also an interrupt undoes it, and passes: a capture on a GPU has executed nothing, but has left its gradients.
-
-    Raises:
-        CandidateFailedError: it raised.
-    """
-    before = before_a_run(program, ready)
-    try:
-        made = run()
-        wait_for(program.device)  # a kernel's failure belongs to the code that launched it
-    except Exception as error:
-        undo(program, before, error)
-        raise CandidateFailedError from error
-    except BaseException:
-        with contextlib.suppress(CandidateFailedError):
-            undo(program, before)
-        raise
-    return made, before
-
-
-def undo(program: Program, before: Snapshot, failed: Exception | None = None) -> None:
-    """Put back what there was before a run.
-
-    Args:
-        program: what the run has changed.
-        before: what there was.
-        failed: what the run has raised.
-
-    Raises:
-        CandidateFailedError: that cannot be done. Its cause is what the run has raised, if it has.
-    """
-    try:
-        wait_for(program.device)  # what was launched on another stream must not write after what is put back
-        before.restore()
-    except Exception as error:  # noqa: BLE001 - a lost GPU is no place to put anything back to
-        raise CandidateFailedError(undone=False) from (failed or error)
-
-
-def wait_for(device: torch.device) -> None:
-    """Wait until a device has done what it was given; a CPU has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def tried(

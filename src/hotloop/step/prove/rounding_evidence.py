@@ -20,9 +20,9 @@ from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import BLIND, DRAWS, Limits
 from hotloop.measure.limits import SPREADS
 from hotloop.measure.machine import free_bytes
+from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import OF_COMPILED
-from hotloop.step.prove.proof import CandidateFailedError
 from hotloop.step.prove.step_outputs import Made, apart, held_against, kept
 from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.state.places import overlaps, write
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from hotloop.measure import Comparison, Difference
-    from hotloop.step.capture.recording import Call, Program
     from hotloop.step.loop.runner import Runner
     from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.prove.proof import Run
+    from hotloop.step.state.program import Call, Program
 
 _log = logging.getLogger("hotloop")
 _T = TypeVar("_T")

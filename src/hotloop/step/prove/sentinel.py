@@ -31,14 +31,14 @@ from hotloop import events as ev
 from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import ConfigError
 from hotloop.measure import Limits
-from hotloop.step.audit.op_trace import Obstacle
 from hotloop.step.calls.call_kind import SPREADS
 from hotloop.step.loop.status import SentinelStatus
+from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.attribution import at_fault
 from hotloop.step.prove.code_proofs import remedy_of
 from hotloop.step.prove.outcomes import Outcome, over_steps, verdict
-from hotloop.step.prove.proof import CandidateFailedError, plain_run, prove_step
+from hotloop.step.prove.proof import plain_run, prove_step
 from hotloop.step.prove.rounding_evidence import in_more_bits, repeats_elsewhere, roundings, with_roundings
 from hotloop.step.tiers import Tier
 
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 
     from hotloop.measure import Comparison, Failure
     from hotloop.step.calls.call_kind import Variant
-    from hotloop.step.capture.recording import Call
     from hotloop.step.loop.loop import Loop
     from hotloop.step.loop.runner import Runner
     from hotloop.step.prove.culprit import Blamed
+    from hotloop.step.state.program import Call
 
 _log = logging.getLogger("hotloop")
 SHARE = 0.01

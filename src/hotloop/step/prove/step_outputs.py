@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
 
     from hotloop.measure import Comparison, Difference, Limits
-    from hotloop.step.capture.recording import Program
     from hotloop.step.prove.proof import Run
+    from hotloop.step.state.program import Program
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,14 +17,15 @@ from hotloop._torch.upcast import Draw, NotRepeatableError, noting_draws, widene
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import flatten, unflatten
 from hotloop.measure.machine import free_bytes
+from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
 from hotloop.step.state.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hotloop.step.capture.recording import Program
     from hotloop.step.state.holdings import Holdings
+    from hotloop.step.state.program import Program
 
 __all__ = ["Draw", "NotRepeatableError", "candidates", "noting_draws", "wide_step"]
 
@@ -54,7 +55,7 @@ def wide_step(
 
     Raises:
         NotRepeatableError: it cannot be run so: memory, an operation without that dtype, other random numbers.
-        hotloop.step.prove.proof.CandidateFailedError: it could not be undone.
+        hotloop.step.obstacle.CandidateFailedError: it could not be undone.
     """
     if why := too_large(program, dtype):
         raise NotRepeatableError(why)
@@ -81,7 +82,7 @@ def _undo(kept: Snapshot) -> None:
     try:
         kept.restore()
     except Exception as error:
-        raise proof.CandidateFailedError(undone=False) from error
+        raise CandidateFailedError(undone=False) from error
 
 
 def _run(

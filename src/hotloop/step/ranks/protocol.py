@@ -5,8 +5,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any
 
-from hotloop.step.audit.op_trace import Obstacle
-from hotloop.step.prove.proof import CandidateFailedError
+from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks.peers import Vote
 
 if TYPE_CHECKING:

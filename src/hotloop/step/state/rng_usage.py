@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import threading
 from typing import TYPE_CHECKING, Any
 
-from hotloop._torch.dispatch import draws_elsewhere, draws_random, observing, tensors_in
-from hotloop.step.audit.call_monitor import Calls
+from hotloop._torch.dispatch import draws_elsewhere, draws_random, tensors_in
 from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, generator_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 FROM_PYTHON = frozenset({"random", "getrandbits"})
 """Functions in C that all of Python's ``random`` draws through."""
@@ -26,7 +24,7 @@ class Drawn:
 
     def __init__(self) -> None:
         self._names: set[str] | None = None
-        self._listens = False
+        self.listens = False
 
     def note(self, names: set[str] | None) -> None:
         """Take note of what a look at the step has seen it draw from; None where it was not seen throughout."""
@@ -37,7 +35,7 @@ class Drawn:
         names = self._names
         if names is None or set(moved) <= names or not other_threads():
             return list(moved)
-        self._listens = True  # from the next proof on: a step may draw in some calls only
+        self.listens = True  # from the next proof on: a step may draw in some calls only
         return [name for name in moved if name in names]
 
     def others(self) -> frozenset[str]:
@@ -49,43 +47,6 @@ class Drawn:
         if self._names is None or not other_threads():
             return frozenset()
         return frozenset({PYTHON, CPU} - self._names)
-
-    @contextlib.contextmanager
-    def looked_for(self) -> Iterator[None]:
-        """Look at what the block draws, once another thread was seen to draw: else it would take the time in vain."""
-        if not self._listens:
-            yield
-            return
-        look = _Look()
-        with look.listening():
-            yield
-        self.note(look.names if look.complete else None)
-
-
-class _Look:
-    """What one thread draws from in a block."""
-
-    def __init__(self) -> None:
-        self.names: set[str] = set()
-        self._calls = Calls(FROM_PYTHON, self._called, lambda _frame: None, frozenset())
-
-    @property
-    def complete(self) -> bool:
-        return self._calls.complete
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[None]:
-        with observing(self._operation), self._calls.heard():
-            yield
-
-    def _called(self, _frame: Any, _name: str, owner: Any) -> None:
-        if is_pythons(owner):
-            self.names.add(PYTHON)
-
-    def _operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = operation(*args, **kwargs)
-        self.names |= drawn_by(operation, args, kwargs, result)
-        return result
 
 
 def drawn_by(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> set[str]:

@@ -1,0 +1,40 @@
+"""Why a step cannot be captured or repeated, and the failure of a candidate: small types that every room uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import linecache
+
+
+@dataclasses.dataclass(frozen=True)
+class Obstacle:
+    """Why a step cannot be captured: the reason, the user's line, and how to change it.
+
+    ``once``: its Python must run exactly once a step, so that no proof can run it a second time either.
+    """
+
+    reason: str
+    hint: str
+    file: str | None = None
+    line: int | None = None
+    once: bool = False
+
+    @property
+    def source(self) -> str:
+        """The user's line of code."""
+        return linecache.getline(self.file, self.line).strip() if self.file and self.line else ""
+
+    def __str__(self) -> str:
+        at = f" at {self.file}:{self.line}: {self.source}" if self.file else ""
+        return f"{self.reason}{at}"
+
+
+class CandidateFailedError(Exception):
+    """The candidate raised, ``__cause__`` being what; everything it did was undone, unless ``undone`` says no.
+
+    ``began``: it had begun to run; else no copy could be made to undo it by, and no other process is waiting in it.
+    """
+
+    def __init__(self, *, undone: bool = True, began: bool = True) -> None:
+        super().__init__("the candidate of a proof failed")
+        self.undone, self.began = undone, began
