@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import hotloop
 from hotloop.step.prove import proof
 from hotloop.step.ranks import peers
+from hotloop.step.state import trial_run
 
 VOTE_SECONDS = 3.0
 
@@ -157,19 +158,19 @@ def again():
     return told
 
 
-def no_memory(name):
+def no_memory(home, name):
     """One process has no memory for a copy that a proof takes."""
-    real = getattr(proof, name)
+    real = getattr(home, name)
 
     def fails(*args, **settings):
         raise torch.OutOfMemoryError("planted: no memory for a copy")
 
     if RANK == 1:
-        setattr(proof, name, fails)
+        setattr(home, name, fails)
     try:
         return compared("ddp", 12)
     finally:
-        setattr(proof, name, real)
+        setattr(home, name, real)
 
 
 def rehearsed():
@@ -191,8 +192,8 @@ RUNS = {
     "waiter first": lambda: given_up(0),
     "waiter last": lambda: given_up(1),
     "again": again,
-    "no memory before": lambda: no_memory("_Before"),
-    "no memory between": lambda: no_memory("StepStart"),
+    "no memory before": lambda: no_memory(trial_run, "_Before"),
+    "no memory between": lambda: no_memory(proof, "StepStart"),
     "shapes": shapes,
     "begun": begun,
     "alone": alone,

@@ -23,6 +23,7 @@ import hotloop
 from hotloop._torch import backends
 from hotloop.step.audit import op_trace
 from hotloop.step.prove import graph_proofs, proof
+from hotloop.step.state import trial_run
 from hotloop.testing import captured, captured_step_emulation
 
 TELLS = "planted"
@@ -154,7 +155,7 @@ PLACES = {
     "survey": (op_trace._Look, "operation"),
     "compare": (proof, "compare_kinds"),
     "candidate": (graph_proofs.GraphProofs, "candidate"),
-    "copy": (proof, "_Before"),
+    "copy": (trial_run, "_Before"),
 }
 """Where each stage of a capture and a proof is."""
 

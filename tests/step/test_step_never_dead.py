@@ -33,7 +33,6 @@ from torch.nn import functional as F
 
 import hotloop
 from hotloop import events as ev
-from hotloop.step.prove import proof
 from hotloop.step.state import trial_run
 
 SEEDS = range(200)
@@ -376,11 +375,11 @@ def test_a_failed_proof_holds_no_memory_while_the_step_is_run_again(stage, monke
             if stage == "copy" and len(copies) == 2:
                 raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(proof, "_Before", Watched)
+    monkeypatch.setattr(trial_run, "_Before", Watched)
     plan = Plan(Failure(stage if stage != "copy" else "none", 3 if stage == "end" else 1, "memory"))
     shape = Shape(steps=8)
     with planted(plan):
-        monkeypatch.setattr(proof, "_Before", Watched)
+        monkeypatch.setattr(trial_run, "_Before", Watched)
         program = Program(shape, "eager+graph", plan)
         look, note = copies.copy, alive.append  # which no look at the step's Python state follows
         program.optimizer.register_step_pre_hook(lambda *_: note(sum(one() is not None for one in look())))

@@ -136,7 +136,7 @@ def test_a_launch_that_fails_before_the_first_segment_is_undone():
 
 def test_an_outside_optimizer_that_cannot_be_called_after_a_segment_wrote(monkeypatch):
     """No hook tells of the recorded step before it, so the recording itself does."""
-    from hotloop.step.capture import recording
+    from hotloop.step.capture import recording as recordings
 
     with planted(Plan()):
         two = Two("eager+graph", Plan(), second=torch.optim.RMSprop)
@@ -149,7 +149,7 @@ def test_an_outside_optimizer_that_cannot_be_called_after_a_segment_wrote(monkey
         def fails(self, parameters):
             raise broken
 
-        monkeypatch.setattr(recording._OutsideCall, "run", fails)
+        monkeypatch.setattr(recordings._OutsideCall, "run", fails)
         with pytest.raises(torch.OutOfMemoryError) as caught:
             two.train(1)
         assert caught.value is broken

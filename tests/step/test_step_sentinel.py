@@ -15,7 +15,7 @@ from step_sentinels import Jitter, Run, Stale, checked_every, faulty
 import hotloop
 from hotloop import events as ev
 from hotloop.errors import ConfigError
-from hotloop.step.prove import proof, sentinel
+from hotloop.step.prove import sentinel
 from hotloop.step.state import trial_run
 from hotloop.step.tiers import Tier
 from hotloop.testing import captured, captured_step_emulation
@@ -228,7 +228,7 @@ def test_where_no_copy_of_the_state_fits_the_sentinel_ends_and_the_tier_stays():
         return before(program)
 
     full.on = False
-    with checked_every(PERIOD), mock.patch.object(proof, "_Before", full):
+    with checked_every(PERIOD), mock.patch.object(trial_run, "_Before", full):
         run = Run("aot_eager", 40, before=lambda step: setattr(full, "on", step > FROM))
     assert run.loop.status().tier == "aot_eager"
     assert "memory" in run.loop._runners[0].sentinel.status.off
