@@ -9,7 +9,7 @@ import pytest
 
 import hotloop
 from hotloop.prove.doctor import gathering
-from hotloop.prove.doctor.children import ask
+from hotloop.prove.doctor.gathering import ask
 from hotloop.prove.doctor.judging import judge
 
 SOURCE = str(Path(hotloop.__file__).parents[1])
@@ -88,7 +88,7 @@ def test_what_a_child_starts_ends_with_it(tmp_path):
 def test_three_lines_are_compiled_in_an_empty_cache_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # judged on its own: a trial does without
-    trial = gathering._try("cpu")
+    trial = gathering.try_compile("cpu")
     assert (trial.device, trial.reason) == ("cpu", "")
     assert trial.seconds > 0
     assert not any(tmp_path.iterdir())
@@ -96,7 +96,7 @@ def test_three_lines_are_compiled_in_an_empty_cache_of_their_own(monkeypatch, tm
 
 def test_a_trial_that_fails_says_why(monkeypatch):
     monkeypatch.setenv("CXX", "a-compiler-that-is-not-there")
-    trial = gathering._try("cpu")
+    trial = gathering.try_compile("cpu")
     assert "InvalidCxxCompiler" in trial.reason
     assert "C++ compiler" in trial.hint
 

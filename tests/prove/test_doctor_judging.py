@@ -7,9 +7,8 @@ import pytest
 
 from hotloop.presets import NAMES
 from hotloop.prove.doctor.facts import Folder, Gpu, Machine, Package, Torch, Trial
-from hotloop.prove.doctor.findings import LEVELS
+from hotloop.prove.doctor.findings import LEVELS, sentence
 from hotloop.prove.doctor.judging import judge
-from hotloop.prove.doctor.showing import sentence
 
 GB = 2**30
 CACHE = Folder(path="/home/ana/.cache/inductor", owner="ana", free_bytes=100 * GB, chosen=True)
@@ -98,10 +97,10 @@ def test_generations_and_what_torch_was_built_for(capability, architectures, lev
 def test_memory_that_is_nearly_full_names_what_needs_less():
     full = dataclasses.replace(H100, free_bytes=2 * GB)
     said = only(machine(gpus=(full,)), "memory", "warning")
-    for remedy in ("2.0 GiB of 80.0 GiB", "smaller batch", "aot_eager", "fewer components"):
+    for remedy in ("2 GiB of 80 GiB", "smaller batch", "aot_eager", "fewer components"):
         assert remedy in said
     said = only(machine(available_bytes=GB), "memory", "warning")
-    for remedy in ("1.0 GiB of 128.0 GiB", "smaller batch", "aot_eager", "TORCHINDUCTOR_COMPILE_THREADS"):
+    for remedy in ("1 GiB of 128 GiB", "smaller batch", "aot_eager", "TORCHINDUCTOR_COMPILE_THREADS"):
         assert remedy in said
     assert "32 compile workers" in only(machine(cpus=64, available_bytes=12 * GB), "memory", "warning")
     few = {"TORCHINDUCTOR_COMPILE_THREADS": "4"}

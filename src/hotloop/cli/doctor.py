@@ -87,7 +87,7 @@ def _refuse(options: Mapping[str, Any], what: str) -> None:
 
 
 def _machine(fail_on: str | None, *, as_json: bool, trials: bool) -> None:
-    from hotloop.prove.doctor import findings, gathering, judging, showing  # noqa: PLC0415 - loaded for this alone
+    from hotloop.prove.doctor import findings, gathering, judging  # noqa: PLC0415 - loaded for this alone
 
     serious = findings.LEVELS[:2]
     wanted = _chosen("--fail-on", fail_on, serious)
@@ -97,7 +97,7 @@ def _machine(fail_on: str | None, *, as_json: bool, trials: bool) -> None:
         data = {"findings": [one.to_dict() for one in found], "machine": machine.to_dict()}
         typer.echo(json.dumps(data, indent=2))
     else:
-        console().print(showing.draw(found))
+        console().print(findings.draw(found))
     if wanted & {one.level for one in found}:
         raise typer.Exit(1)
 

@@ -1,5 +1,5 @@
-"""``hotloop doctor``: what is wrong with a machine or with a program, what it costs, what to change.
+"""``hotloop doctor``: finds what is wrong with a machine or a program, what it costs, and what to change.
 
-Judging is apart from gathering: plain facts go in, findings come out, so that it is tested from the facts of other
-machines. The part that judges machines never imports torch itself, since a torch that crashes is one of its findings.
+Judging is separate from gathering: plain facts go in, findings come out, so tests judge the facts of other machines.
+The half that judges machines never imports torch in this process, since a torch that crashes is one of its findings.
 """

@@ -1,4 +1,4 @@
-"""What is known of a machine, as plain data: gathered here, or saved from elsewhere."""
+"""The facts of a machine as plain data: gathered on this machine, or saved from another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU. ``capability`` is CUDA's (major, minor); ``architecture`` AMD's name of it, such as ``gfx942``."""
+    """One GPU. ``capability`` is CUDA's (major, minor); ``architecture`` is AMD's name, such as ``gfx942``."""
 
     name: str
     capability: tuple[int, int] = (0, 0)
@@ -21,10 +21,10 @@ class Gpu:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Torch:
-    """The installed torch. ``error`` is why it cannot be imported; ``missing`` has why each preset cannot run.
+    """The installed torch; ``error`` says why it cannot be imported.
 
-    ``missing`` maps a device type to the presets that cannot run on it, each with the reason. ``capabilities`` maps the
-    private names of torch that hotloop uses and that are not there to what is lost without them; ``names`` counts all.
+    ``missing`` maps a device type to the presets that cannot run on it, each with the reason. ``capabilities`` maps
+    the private names of torch that hotloop uses and this torch lacks to what is lost; ``names`` counts all of them.
     """
 
     version: str = ""
@@ -42,7 +42,7 @@ class Torch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A compile of three lines that was tried on a device type; ``reason`` and ``hint`` are empty where it worked."""
+    """A compile of three lines that was tried on a device type; ``reason`` and ``hint`` are empty if it worked."""
 
     device: str
     seconds: float = 0.0
@@ -52,7 +52,7 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Folder:
-    """A cache folder. ``owner`` is empty where it does not exist yet; ``open_to`` says which others may write there."""
+    """A cache folder. ``owner`` is empty if it does not exist yet; ``open_to`` names others who may write into it."""
 
     path: str
     exists: bool = True
@@ -63,12 +63,12 @@ class Folder:
     executable: bool = True
     free_bytes: int = 0
     chosen: bool = False
-    """The user named it; otherwise it is torch's own choice."""
+    """The user named the folder; otherwise it is torch's own choice."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package that is built against torch. ``needs`` is the torch that it asks for; ``error`` its import's."""
+    """A package that is built against torch. ``needs`` is its requirement of torch; ``error`` says why it fails."""
 
     name: str
     version: str
@@ -78,7 +78,7 @@ class Package:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-    """A machine, as far as a compile is concerned. Memory and sizes are in bytes; None is what is not known."""
+    """A machine, as far as a compile is concerned. Memory and sizes are in bytes; None means unknown."""
 
     system: str = "Linux"
     architecture: str = "x86_64"
@@ -100,7 +100,7 @@ class Machine:
     trials: tuple[Trial, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the facts as plain JSON data."""
+        """Return the facts as plain JSON data."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -108,17 +108,18 @@ class Machine:
         """Rebuild the facts from `to_dict`'s data.
 
         Raises:
-            TypeError: a fact is not one of this version's.
+            TypeError: this version knows no fact of such a name.
         """
         fields = dict(data)
-        if isinstance(found := fields.get("torch"), Mapping):
-            fields["torch"] = Torch(**_tuples(found))
-        if isinstance(found := fields.get("cache"), Mapping):
-            fields["cache"] = Folder(**found)
+        if isinstance(torch := fields.get("torch"), Mapping):
+            fields["torch"] = Torch(**_tuples(torch))
+        if isinstance(cache := fields.get("cache"), Mapping):
+            fields["cache"] = Folder(**cache)
         for name, kind in (("gpus", Gpu), ("packages", Package), ("trials", Trial)):
-            fields[name] = tuple(kind(**_tuples(each)) for each in fields.get(name, ()))
+            fields[name] = tuple(kind(**_tuples(entry)) for entry in fields.get(name, ()))
         return cls(**_tuples(fields))
 
 
 def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn lists, as JSON has them, into tuples."""
     return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
