@@ -9,10 +9,9 @@ import torch.nn.functional as F
 
 from hotloop import events as ev
 from hotloop.diagnose.host_sync import IN_A_SCALER
-from hotloop.prove.doctor import busy
-from hotloop.prove.doctor.eager_look import EagerLook
-from hotloop.prove.doctor.eager_parts import EagerParts
+from hotloop.prove.doctor import device_profile
 from hotloop.prove.doctor.examining import examine
+from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts
 
 PROGRAMS = Path(__file__).with_name("doctor_programs.py")
 
@@ -179,16 +178,16 @@ def test_a_framework_that_switches_tf32_on_is_named_and_the_program_itself_is_no
 
 
 def test_how_busy_a_device_is_comes_from_the_union_of_its_kernels():
-    found = busy.judged([(0, 100), (50, 150), (400, 450), (400, 410)], 2, 1e-3)
+    found = device_profile.busy_event([(0, 100), (50, 150), (400, 450), (400, 410)], 2, 1e-3)
     assert (found.busy, found.kernels, found.step_seconds) == (pytest.approx(0.1), 2, 1e-3)
-    assert busy.judged([(0, 5_000)], 1, 1e-3).busy == 1.0  # a profile's clock may run ahead
-    assert busy.judged([], 1, 1e-3) is None
-    assert busy.judged([(0, 1)], 1, 0.0) is None
+    assert device_profile.busy_event([(0, 5_000)], 1, 1e-3).busy == 1.0  # a profile's clock may run ahead
+    assert device_profile.busy_event([], 1, 1e-3) is None
+    assert device_profile.busy_event([(0, 1)], 1, 0.0) is None
 
 
 def test_on_a_gpu_a_read_of_what_is_on_the_host_is_no_sync():
-    look = EagerLook(torch.device("cuda"), [])
-    with look.looking():
+    look = EagerObserver(torch.device("cuda"), [])
+    with look.observe():
         torch.ones(3).sum().item()
         str(torch.ones(2))
     assert look.events() == []
@@ -197,13 +196,13 @@ def test_on_a_gpu_a_read_of_what_is_on_the_host_is_no_sync():
 def test_on_a_gpu_each_part_has_a_range_of_its_own_in_the_profile():
     model = torch.nn.Linear(4, 1)
     parts = EagerParts({id(model): "model"}, torch.device("cuda"))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, parts.looking():
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile, parts.observe():
         loss = F.mse_loss(model(torch.ones(2, 4)), torch.ones(2, 1))  # the part
         loss.backward()
     names = {event.name for event in profile.events() if event.name.startswith("hotloop eager part ")}
     assert len(names) >= 2
-    assert busy.kernels_of(profile) == []
-    parts.profiled(dict.fromkeys(names, 0.5))
+    assert device_profile.kernel_intervals(profile) == []
+    parts.set_seconds(dict.fromkeys(names, 0.5))
     found = parts.events(4.0)
     assert "loss" in [one.part for one in found]
     assert sum(one.seconds for one in found) == pytest.approx(0.5 * len(names))  # the backward's is shared out
@@ -217,7 +216,7 @@ def test_annotations_of_a_profile_are_no_kernels():
         return types.SimpleNamespace(time_range=span, device_type=device, is_user_annotation=note)
 
     entries = [event(0, 9, "CPU", note=False), event(1, 3, "CUDA", note=False), event(0, 9, "CUDA", note=True)]
-    assert busy.kernels_of(types.SimpleNamespace(events=lambda: entries)) == [(1, 3)]
+    assert device_profile.kernel_intervals(types.SimpleNamespace(events=lambda: entries)) == [(1, 3)]
 
 
 def test_several_models_are_components_by_name(tmp_path):

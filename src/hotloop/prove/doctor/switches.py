@@ -1,6 +1,6 @@
 """Finds who changes torch's settings: a profile function sees each call of torch's setters while a block runs.
 
-Nothing of torch's is replaced: Python itself reports the calls, and what a block changes and takes back is no finding.
+Nothing of torch's is replaced: Python itself reports the calls. A change that the block takes back is no finding.
 """
 
 from __future__ import annotations
@@ -19,31 +19,35 @@ from hotloop.cache.ambient import torch_settings
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
-_SETTERS = ("set_", "_set_")
-_GRAD_SETTER = "_set_grad_enabled"
-_GRAD, _ANOMALY = "grad mode", "anomaly detection"
-_NAMES = {"matmul precision": "float32_matmul_precision"}
-"""Names of ours that people look for under torch's."""
-_SLOW = (_ANOMALY, "deterministic")
-"""Settings that cost speed, so that they are told even where the program itself changes them on purpose."""
-_SAME = ("fp32_precision", "tf32", "matmul precision")
-"""Precision has many names for one thing: of those that one line changes, the first is told."""
+_GRAD, _ANOMALY, _PRECISION = "grad mode", "anomaly detection", "matmul precision"
+_SAME = ("fp32_precision", "tf32", _PRECISION)
+"""Torch has many names for one precision: a line that changes several of them is one finding, the first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
     by: str
-    file: str | None
-    line: int | None
+    file: str | None = None
+    line: int | None = None
+
+    @classmethod
+    def of(cls, frame: FrameType | None, phase: str) -> _Place:
+        """Return the place of the innermost frame that is not torch's: the program's, or a framework's."""
+        while frame is not None and not is_user_file(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return cls(phase)
+        return cls(str(frame.f_globals.get("__name__", phase)), frame.f_code.co_filename, frame.f_lineno)
 
 
 class Switches:
-    """Notes which of torch's settings the block leaves changed, and whose line changed each last.
+    """Notes which of torch's settings the block leaves changed, and which line changed each of them last.
 
     Args:
-        phase: what the block is, for what nobody's line was seen for: ``the import``, ``make()``, ``a step``.
-        own: the folder of the program; what its own files set before the first step is taken to be meant.
-        meant: whether it is (it is not inside a step).
+        phase: the name of the block, for changes whose line was not seen: ``the import``, ``make()``, ``a step``.
+        own: the folder of the program.
+        meant: changes by the program's own files are taken to be meant, as before the first step, and are no findings.
+            Those that cost speed (anomaly detection, deterministic kernels) are findings in any case.
     """
 
     def __init__(self, phase: str, own: Path | None, *, meant: bool = True) -> None:
@@ -64,19 +68,20 @@ class Switches:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sys.setprofile(self._previous)
-        told: set[tuple[Any, ...]] = set()
+        noted: set[tuple[Any, ...]] = set()
         for name, after in _settings().items():
             if self._before.get(name) == after:
                 continue
-            place = self._places.get(name, _Place(self._phase, None, None))
-            precision = any(word in name for word in _SAME)
-            key = (place, precision or name)
-            if key in told or (self._is_own(place) and self._meant and name not in _SLOW):
+            place = self._places.get(name, _Place(self._phase))
+            is_precision = any(word in name for word in _SAME)
+            key = (place, is_precision or name)
+            slow = name in (_ANOMALY, "deterministic")
+            if key in noted or (self._is_own(place) and self._meant and not slow):
                 continue
-            told.add(key)
+            noted.add(key)
             self.events.append(
                 ev.SettingSwitched(
-                    setting=_NAMES.get(name, name),
+                    setting="float32_matmul_precision" if name == _PRECISION else name,  # torch's own name
                     before=str(self._before.get(name)),
                     after=str(after),
                     by=place.by,
@@ -86,15 +91,15 @@ class Switches:
             )
 
     def _called(self, frame: FrameType, event: str, called: Any) -> None:
-        if event != "c_return" or not called.__name__.startswith(_SETTERS):
+        if event != "c_return" or not called.__name__.startswith(("set_", "_set_")):
             return
-        if called.__name__ == _GRAD_SETTER:  # a no_grad block sets it twice, a thousand times in a factory
-            self._places[_GRAD] = _place_of(frame, self._phase)
+        if called.__name__ == "_set_grad_enabled":  # by each no_grad block, a thousand times in a factory
+            self._places[_GRAD] = _Place.of(frame, self._phase)
             return
         now = _settings()
         for name, value in now.items():
             if value != self._latest.get(name):
-                self._places[name] = _place_of(frame, self._phase)
+                self._places[name] = _Place.of(frame, self._phase)
         self._latest = now
 
     def _is_own(self, place: _Place) -> bool:
@@ -104,17 +109,4 @@ class Switches:
 
 
 def _settings() -> dict[str, Any]:
-    return {
-        **torch_settings(),
-        _GRAD: torch.is_grad_enabled(),
-        _ANOMALY: torch.is_anomaly_enabled(),
-    }
-
-
-def _place_of(frame: FrameType | None, phase: str) -> _Place:
-    """Give the innermost frame that is not torch's: a framework's where it was one."""
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return _Place(phase, None, None)
-    return _Place(str(frame.f_globals.get("__name__", phase)), frame.f_code.co_filename, frame.f_lineno)
+    return {**torch_settings(), _GRAD: torch.is_grad_enabled(), _ANOMALY: torch.is_anomaly_enabled()}

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from hotloop.prove.doctor.odd import odd_batch
+from hotloop.prove.doctor.examining import last_batch
 
 DATA = TensorDataset(torch.arange(23.0)[:, None], torch.arange(23))
 
@@ -13,7 +13,7 @@ class Endless(IterableDataset):
 
 
 def test_a_loaders_last_batch_has_its_size_and_its_collation():
-    batch = odd_batch(DataLoader(DATA, batch_size=4, shuffle=True), within=3)
+    batch = last_batch(DataLoader(DATA, batch_size=4, shuffle=True), within=3)
     assert [tuple(one.shape) for one in batch] == [(3, 1), (3,)]
 
 
@@ -30,9 +30,9 @@ def test_a_loaders_last_batch_has_its_size_and_its_collation():
     ],
 )
 def test_where_there_is_none_or_nothing_tells(batches):
-    assert odd_batch(batches, within=3) is None
+    assert last_batch(batches, within=3) is None
 
 
 def test_an_epoch_that_is_seen_whole_needs_none():
-    assert odd_batch(DataLoader(DATA, batch_size=4), within=6) is None
-    assert odd_batch([1] * 9 + [2], within=9) == 2
+    assert last_batch(DataLoader(DATA, batch_size=4), within=6) is None
+    assert last_batch([1] * 9 + [2], within=9) == 2
