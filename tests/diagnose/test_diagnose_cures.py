@@ -1,4 +1,4 @@
-"""What the advice says to change does mend it: each program with its remedy gives no advice any more."""
+"""What the advice says to change does fix it: each program with its remedy gives no advice any more."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ import hotloop
 from hotloop import events as ev
 from hotloop._torch.module import inlined_by, inlined_in, root_function
 from hotloop.compiling.observe import explain
-from hotloop.diagnose.breaks import BY_KIND, cause_of
+from hotloop.diagnose.breaks import cause_of
+from hotloop.diagnose.graph_break import GraphBreak
 from hotloop.diagnose.guards import guard_of
 
 
@@ -178,7 +179,7 @@ def test_a_print_is_told_to_be_moved_whatever_it_prints():
             model(torch.zeros(2))
         found = [*of(ev.GraphBreak, events), *of(ev.FrameEager, events)]
         assert len({one.reason for one in found}) > 1, "what it prints stops tracing as well"
-        assert {one.hint for one in found} == {BY_KIND["print"].change}
+        assert {one.hint for one in found} == {GraphBreak.problem("print").change}
         assert {cause_of(one.reason, one.source).kind for one in found} == {"print"}
 
 

@@ -9,8 +9,9 @@ from test_diagnose_rules import ALSO, NAMES, problem_names
 from torch import nn
 
 import hotloop
-from hotloop.diagnose import diagnose, no_effect
+from hotloop.diagnose import diagnose
 from hotloop.diagnose.breaks import cause_of
+from hotloop.diagnose.no_effect import NoEffect
 from hotloop.measure import Census, signature
 
 REAL = sorted(path.stem for path in PROGRAMS.glob("*.py") if not path.stem.startswith("clean-"))
@@ -46,7 +47,7 @@ def hints_are_the_cures(document):
     """The log and the status, which give the events' hints, say the same as the advice."""
     for event in document["events"]:
         if event["kind"] == "no_effect":
-            assert event["hint"] == no_effect.BY_KIND[event["problem"]].change
+            assert event["hint"] == NoEffect.problem(event["problem"]).change
         if event["kind"] in ("graph_break", "frame_eager"):
             known = cause_of(event["reason"], event["source"])
             assert event["hint"] == known.change or known.kind == "other", event

@@ -4,94 +4,71 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hotloop.diagnose import (
-    capture_dropped,
-    checkpoint_outside,
-    cold_cache,
-    container,
-    cudagraphs_skipped,
-    disabled,
-    eager_part,
-    fallback,
-    frame_eager,
-    graph_break,
-    host_bound,
-    host_sync,
-    memory,
-    never_pays,
-    no_effect,
-    recompile,
-    recompile_limit,
-    setting_switched,
-    slower_preset,
-    slower_regions,
-    step_undone,
-    tier_declined,
-)
-from hotloop.diagnose.advice import Advice
+from hotloop.diagnose.capture_dropped import CaptureDropped
 from hotloop.diagnose.case import Case
-from hotloop.diagnose.problem import Problem
+from hotloop.diagnose.checkpoint_outside import CheckpointOutside
+from hotloop.diagnose.cold_cache import ColdCache
+from hotloop.diagnose.container import Container
+from hotloop.diagnose.cudagraphs_skipped import CudagraphsSkipped
+from hotloop.diagnose.disabled import Disabled
+from hotloop.diagnose.eager_part import EagerPart
+from hotloop.diagnose.fallback import Fallback
+from hotloop.diagnose.frame_eager import FrameEager
+from hotloop.diagnose.graph_break import GraphBreak
+from hotloop.diagnose.host_bound import HostBound
+from hotloop.diagnose.host_sync import HostSync
+from hotloop.diagnose.memory import Memory
+from hotloop.diagnose.never_pays import NeverPays
+from hotloop.diagnose.no_effect import NoEffect
+from hotloop.diagnose.recompile import Recompile
+from hotloop.diagnose.recompile_limit import RecompileLimit
+from hotloop.diagnose.rule import Advice, Problem, Rule
+from hotloop.diagnose.setting_switched import SettingSwitched
+from hotloop.diagnose.slower_preset import SlowerPreset
+from hotloop.diagnose.slower_regions import SlowerRegions
+from hotloop.diagnose.step_undone import StepUndone
+from hotloop.diagnose.tier_declined import TierDeclined
 from hotloop.remedies import REMEDIES, Remedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Mapping
 
-__all__ = ["CATALOGUE", "REMEDIES", "RULES", "Advice", "Case", "Problem", "Remedy", "diagnose"]
+__all__ = ["CATALOGUE", "REMEDIES", "RULES", "Advice", "Case", "Problem", "Remedy", "Rule", "diagnose"]
 
-RULES: dict[str, Callable[[Case], Iterable[Advice]]] = {
-    "graph_break": graph_break.find,
-    "frame_eager": frame_eager.find,
-    "recompile": recompile.find,
-    "recompile_limit": recompile_limit.find,
-    "fallback": fallback.find,
-    "no_effect": no_effect.find,
-    "container": container.find,
-    "disabled": disabled.find,
-    "slower_preset": slower_preset.find,
-    "slower_regions": slower_regions.find,
-    "never_pays": never_pays.find,
-    "cold_cache": cold_cache.find,
-    "memory": memory.find,
-    "cudagraphs_skipped": cudagraphs_skipped.find,
-    "eager_part": eager_part.find,
-    "checkpoint_outside": checkpoint_outside.find,
-    "setting_switched": setting_switched.find,
-    "host_bound": host_bound.find,
-    "host_sync": host_sync.find,
-    "tier_declined": tier_declined.find,
-    "capture_dropped": capture_dropped.find,
-    "step_undone": step_undone.find,
+RULES: dict[str, Rule] = {
+    rule.name: rule
+    for rule in (
+        GraphBreak(),
+        FrameEager(),
+        Recompile(),
+        RecompileLimit(),
+        Fallback(),
+        NoEffect(),
+        Container(),
+        Disabled(),
+        SlowerPreset(),
+        SlowerRegions(),
+        NeverPays(),
+        ColdCache(),
+        Memory(),
+        CudagraphsSkipped(),
+        EagerPart(),
+        CheckpointOutside(),
+        SettingSwitched(),
+        HostBound(),
+        HostSync(),
+        TierDeclined(),
+        CaptureDropped(),
+        StepUndone(),
+    )
 }
-"""Every rule by name; each takes a case and gives what it finds."""
-CATALOGUE: tuple[Problem, ...] = (
-    *graph_break.PROBLEMS,
-    *frame_eager.PROBLEMS,
-    *recompile.PROBLEMS,
-    *recompile_limit.PROBLEMS,
-    *fallback.PROBLEMS,
-    *no_effect.PROBLEMS,
-    *container.PROBLEMS,
-    *disabled.PROBLEMS,
-    *slower_preset.PROBLEMS,
-    *slower_regions.PROBLEMS,
-    *never_pays.PROBLEMS,
-    *cold_cache.PROBLEMS,
-    *memory.PROBLEMS,
-    *cudagraphs_skipped.PROBLEMS,
-    *eager_part.PROBLEMS,
-    *checkpoint_outside.PROBLEMS,
-    *setting_switched.PROBLEMS,
-    *host_bound.PROBLEMS,
-    *host_sync.PROBLEMS,
-    *tier_declined.PROBLEMS,
-    *capture_dropped.PROBLEMS,
-    *step_undone.PROBLEMS,
-)
-"""What the rules can find, in the order of the catalogue (``docs/catalogue.md``)."""
+"""Every rule by name, in the order of the catalogue (``docs/catalogue.md``)."""
+CATALOGUE: tuple[Problem, ...] = tuple(problem for rule in RULES.values() for problem in rule.problems)
+"""Everything that the rules can find, in the same order."""
 
 
 def diagnose(document: Mapping[str, Any]) -> list[Advice]:
-    """Give advice on one run, from its record's document: worst first, by what it costs over the steps planned."""
+    """Return advice on one run, from its record's document: what costs most over the planned steps comes first."""
     case = Case.from_document(document)
-    found = [advice for rule in RULES.values() for advice in rule(case)]
-    return sorted(found, key=lambda one: (-one.lost_seconds(case.steps), -one.nbytes, -one.times))
+    found = [advice for rule in RULES.values() for advice in rule.find(case)]
+    return sorted(found, key=lambda advice: (-advice.lost_seconds(case.steps), -advice.nbytes, -advice.times))

@@ -3,47 +3,38 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.problem import Problem
+from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
 from hotloop.diagnose.words import count
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from hotloop.diagnose.advice import Advice
-    from hotloop.diagnose.case import Case
+class CaptureDropped(Rule):
+    """Recordings of one step function that are dropped more than once for the same reason."""
 
-RULE = "capture_dropped"
-LEAST = 2
-"""Once is a program that changes its phase; from here on it is a habit."""
-PROBLEMS = (
-    Problem(
-        rule=RULE,
-        kind=RULE,
-        symptom="a captured step is recorded again and again",
-        cause="a recording freezes every setting and attribute that the step reads; one of them keeps changing",
-        cost="the steps that look, warm up and record, each time",
-        change="keep it constant, pass it as a tensor argument, or set it less often",
-    ),
-)
-_NUMBER = re.compile(r"\d+")
+    problems = (
+        Problem(
+            rule="capture_dropped",
+            kind="capture_dropped",
+            symptom="a captured step is recorded again and again",
+            cause="a recording freezes every setting and attribute that the step reads; one of them keeps changing",
+            cost="each time, the steps that audit, warm up and record",
+            change="keep it constant, pass it as a tensor argument, or set it less often",
+        ),
+    )
+    least_drops = 2  # a program that changes its phase drops its recording once; from here on it is a habit
 
-
-def find(case: Case) -> Iterator[Advice]:
-    """Give one advice a step function and what changes."""
-    groups: dict[tuple[str, str], list[ev.CaptureDropped]] = {}
-    for event in case.of(ev.CaptureDropped):
-        groups.setdefault((event.function, _NUMBER.sub("#", event.reason)), []).append(event)
-    for (function, _), group in groups.items():
-        if len(group) < LEAST:
-            continue
-        steps = {event.step for event in group}
-        again = [one for one in case.of(ev.Captured) if one.function == function and one.step > min(steps)]
-        yield PROBLEMS[0].advice(
-            f"the recording of {function} was dropped {count(len(group), 'time')}: {group[0].reason} changed",
-            component=group[0].component,
-            times=len(group),
-            seconds=sum(one.seconds for one in again),
-        )
+    def find(self, case: Case) -> Found:
+        """Yield one advice per step function and per thing that changes in it."""
+        events = case.of(ev.CaptureDropped)
+        for group in grouped(events, lambda event: (event.function, re.sub(r"\d+", "#", event.reason))):
+            if len(group) < self.least_drops:
+                continue
+            function, first_step = group[0].function, min(event.step for event in group)
+            again = [event for event in case.of(ev.Captured) if event.function == function and event.step > first_step]
+            yield self.problem().advice(
+                f"the recording of {function} was dropped {count(len(group), 'time')}: {group[0].reason} changed",
+                component=group[0].component,
+                times=len(group),
+                seconds=sum(event.seconds for event in again),
+            )

@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hotloop import events as ev
-from hotloop.diagnose.problem import Problem
+from hotloop.diagnose.rule import Case, Found, Problem, Rule
 from hotloop.diagnose.words import count, figure
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from hotloop.diagnose.advice import Advice
-    from hotloop.diagnose.case import Case
+class ColdCache(Rule):
+    """A later start of a run that finds nothing in the compile caches."""
 
-RULE = "cold_cache"
-PROBLEMS = (
-    Problem(
-        rule=RULE,
-        kind=RULE,
-        symptom="a run that was started before compiles everything again",
-        cause="the compile caches did not outlive the process: they are in a temporary folder, in a container that is "
-        "gone, or switched off",
-        cost="the full compile at every start, mostly ten times that of a warm one",
-        change="keep them: set TORCHINDUCTOR_CACHE_DIR to a folder that stays, and take away "
-        "TORCHINDUCTOR_FORCE_DISABLE_CACHES if it is set",
-    ),
-)
+    problems = (
+        Problem(
+            rule="cold_cache",
+            kind="cold_cache",
+            symptom="a run that was started before compiles everything again",
+            cause="the compile caches did not outlive the process: they are in a temporary folder, in a container "
+            "that is gone, or switched off",
+            cost="the full compile at every start, mostly ten times a warm one",
+            change="keep them: set TORCHINDUCTOR_CACHE_DIR to a folder that stays, and unset "
+            "TORCHINDUCTOR_FORCE_DISABLE_CACHES",
+        ),
+    )
 
-
-def find(case: Case) -> Iterator[Advice]:
-    """Give one advice for a run whose last start found nothing in the caches."""
-    compiled = case.of(ev.Compiled)
-    misses = sum(event.cache_misses for event in compiled)
-    if case.starts > 1 and misses and not any(event.cache_hits for event in compiled):
-        seconds = sum(event.seconds for event in compiled if event.cache_misses)
-        yield PROBLEMS[0].advice(
-            f"start no. {case.starts} of this run found none of {count(misses, 'graph')} in the compile caches, and "
-            f"compiled for {figure(seconds)} s",
-            seconds=seconds,
-            compiles=len([event for event in compiled if event.cache_misses]),
-        )
+    def find(self, case: Case) -> Found:
+        """Yield one advice for the run, about its last start."""
+        compiled = case.of(ev.Compiled)
+        missed = [event for event in compiled if event.cache_misses]
+        if case.starts > 1 and missed and not any(event.cache_hits for event in compiled):
+            graphs = count(sum(event.cache_misses for event in missed), "graph")
+            seconds = sum(event.seconds for event in missed)
+            yield self.problem().advice(
+                f"start no. {case.starts} of this run found none of {graphs} in the compile caches, and compiled for "
+                f"{figure(seconds)} s",
+                seconds=seconds,
+                compiles=len(missed),
+            )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass
-class Recompile:
+class RecompiledFrame:
     """A recompile with the compiles of its frame, backward among them."""
 
     event: ev.Recompiled
@@ -24,19 +24,31 @@ class Recompile:
 
     @property
     def seconds(self) -> float:
-        """What it took."""
-        return sum(one.seconds for one in self.compiles)
+        """Seconds that the compiles took."""
+        return sum(compiled.seconds for compiled in self.compiles)
+
+    def is_caused_by(self, broken: ev.GraphBreak) -> bool:
+        """Return whether a graph break caused it: a value that the break left behind, or what Lightning's log keeps."""
+        if self.event.component != broken.component:
+            return False
+        if LEFT_BEHIND.search(self.event.reason):
+            places = {(broken.file, broken.line), (broken.by_file, broken.by_line)}
+            return (self.event.file, resumed_at(self.event.function)) in places
+        return "_ResultCollection.log" in broken.reason and "_results" in self.event.reason
 
 
-def recompiles(case: Case) -> list[Recompile]:
-    """Give every recompile with its compiles, of the same frame: before it where a batch size got code of its own."""
-    found: list[Recompile] = []
-    latest: dict[tuple[str | None, str], Recompile] = {}
+def recompiles(case: Case) -> list[RecompiledFrame]:
+    """Return every recompile with the compiles of the same frame.
+
+    They follow the recompile; if a batch size got code of its own, they come before it.
+    """
+    found: list[RecompiledFrame] = []
+    latest: dict[tuple[str | None, str], RecompiledFrame] = {}
     before: dict[tuple[str | None, str], list[ev.Compiled]] = {}
     for event in case.events:
         if isinstance(event, ev.Recompiled):
             key = event.component, event.frame
-            found.append(Recompile(event, before.pop(key, [])))
+            found.append(RecompiledFrame(event, before.pop(key, [])))
             if event.frame:
                 latest[key] = found[-1]
         elif isinstance(event, ev.Compiled) and event.frame:
@@ -46,26 +58,12 @@ def recompiles(case: Case) -> list[Recompile]:
     return found
 
 
-def count(group: Iterable[Recompile]) -> int:
-    """Give how many times code was compiled; a backward compiled with its forward counts as one with it."""
-    return sum(max(1, sum(one.phase == "forward" for one in each.compiles)) for each in group)
-
-
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_.*_at_(?P<line>\d+)$")
+def count(recompiled: Iterable[RecompiledFrame]) -> int:
+    """Return how many times code was compiled; a backward counts as one with its forward."""
+    return sum(max(1, sum(compiled.phase == "forward" for compiled in frame.compiles)) for frame in recompiled)
 
 
 def resumed_at(function: str) -> int | None:
-    """Give the line of the graph break behind which a function goes on; None for any other function."""
-    found = _RESUMED.match(function)
-    return int(found["line"]) if found else None
-
-
-def is_breaks(one: Recompile, broken: ev.GraphBreak) -> bool:
-    """Tell whether a recompile comes from a graph break: of what the break gave, or of what Lightning's log keeps."""
-    event = one.event
-    if event.component != broken.component:
-        return False
-    places = {(broken.file, broken.line), (broken.by_file, broken.by_line)}
-    if LEFT_BEHIND.search(event.reason):
-        return (event.file, resumed_at(event.function)) in places
-    return "_ResultCollection.log" in broken.reason and "_results" in event.reason
+    """Return the line of the graph break behind which a function goes on; None for any other function."""
+    resumed = re.match(r"^torch_dynamo_resume_in_.*_at_(?P<line>\d+)$", function)
+    return int(resumed["line"]) if resumed else None

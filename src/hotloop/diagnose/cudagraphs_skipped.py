@@ -2,106 +2,101 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from typing import TYPE_CHECKING
 
 from hotloop import events as ev
-from hotloop.diagnose.problem import Problem
+from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
 from hotloop.diagnose.words import count
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hotloop.diagnose.advice import Advice
-    from hotloop.diagnose.case import Case
-
-RULE = "cudagraphs_skipped"
-_COST = "these graphs are launched kernel by kernel, at the speed of preset default"
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)[^\n]*(?:\n\s*([^\n]+))?')
-_TORCHS = re.compile(r"[/\\]torch[/\\]")
-
-
-def _problem(kind: str, symptom: str, cause: str, change: str) -> Problem:
-    return Problem(rule=RULE, kind=kind, symptom=symptom, cause=cause, cost=_COST, change=change, remedy="tier")
-
-
-PROBLEMS = (
-    _problem(
-        "cpu",
-        "a tensor on the CPU keeps CUDA graphs out",
-        "a CUDA graph holds GPU work only, and the model computes with a tensor on the CPU",
-        "make the tensor on the GPU (device=x.device), or move it there once, outside the model",
-    ),
-    _problem(
-        "devices",
-        "tensors on several devices keep CUDA graphs out",
-        "a CUDA graph is one device's",
-        "keep each compiled component on one device",
-    ),
-    _problem(
-        "mutation",
-        "an input that is changed in place keeps CUDA graphs out",
-        "the graph would change its own copy of the input, not the caller's",
-        "copy the input inside the model before it is changed, or hold it as a buffer of the module",
-    ),
-    _problem(
-        "dynamic",
-        "dynamic shapes keep CUDA graphs out",
-        "a CUDA graph is for exact sizes",
-        "pad to a few sizes and compile with dynamic=False",
-    ),
-    _problem(
-        "operator",
-        "an operator keeps CUDA graphs out",
-        "the operator waits for the host or depends on values, which a replay cannot do",
-        "replace the operator (a mask instead of boolean indexing, torch.where instead of cond), or move it out of the "
-        "model",
-    ),
-    _problem(
-        "other",
-        "CUDA graphs were left out",
-        "Inductor names the reason",
-        "mend what the reason names, or ask for preset default, which does without",
-    ),
-)
-_BY_KIND = {problem.kind: problem for problem in PROBLEMS}
-_WORDS = (
-    ("cpu device", "cpu"),
-    ("multiple devices", "devices"),
-    ("mutated inputs", "mutation"),
-    ("input storage mutation", "mutation"),
-    ("symbolic shapes", "dynamic"),
-    ("dynamic", "dynamic"),
-    ("incompatible op", "operator"),
-    ("control flow operator", "operator"),
-    ("index_put_", "operator"),
-    ("sparsity", "operator"),
+_skipped = functools.partial(
+    Problem,
+    rule="cudagraphs_skipped",
+    cost="these graphs are launched kernel by kernel, at the speed of preset default",
+    remedy="tier",
 )
 
 
-def find(case: Case) -> Iterator[Advice]:
-    """Give one advice a reason and place."""
-    groups: dict[tuple[object, ...], list[ev.Compiled]] = {}
-    for event in case.of(ev.Compiled):
-        if event.cudagraphs_skipped:
-            key = (event.component, kind_of(event.cudagraphs_skipped), *_place(event.cudagraphs_skipped))
-            groups.setdefault(key, []).append(event)
-    for (component, kind, *place), group in groups.items():
-        reason = (group[0].cudagraphs_skipped or "").split("Found from")[0].strip().rstrip(".")
-        yield _BY_KIND[str(kind)].advice(
-            f"CUDA graphs were left out of {count(len(group), 'graph')}: {reason}",
-            component=component,
-            **dict(zip(("file", "line", "source"), place, strict=True)),
-            times=len(group),
-        )
+class CudagraphsSkipped(Rule):
+    """Compiled graphs that run without CUDA graphs although the preset asks for them."""
 
+    problems = (
+        _skipped(
+            kind="cpu",
+            symptom="a tensor on the CPU keeps CUDA graphs out",
+            cause="a CUDA graph holds GPU work only, and the model computes with a tensor on the CPU",
+            change="make the tensor on the GPU (device=x.device), or move it there once, outside the model",
+        ),
+        _skipped(
+            kind="devices",
+            symptom="tensors on several devices keep CUDA graphs out",
+            cause="a CUDA graph holds the work of one device",
+            change="keep each compiled component on one device",
+        ),
+        _skipped(
+            kind="mutation",
+            symptom="an input that is changed in place keeps CUDA graphs out",
+            cause="the graph would change its own copy of the input, not the caller's",
+            change="copy the input inside the model before it is changed, or hold it as a buffer of the module",
+        ),
+        _skipped(
+            kind="dynamic",
+            symptom="dynamic shapes keep CUDA graphs out",
+            cause="a CUDA graph is for exact sizes",
+            change="pad to a few sizes and compile with dynamic=False",
+        ),
+        _skipped(
+            kind="operator",
+            symptom="an operator keeps CUDA graphs out",
+            cause="the operator waits for the host or depends on values, which a replay cannot do",
+            change="replace the operator (a mask instead of boolean indexing, torch.where instead of cond), or move "
+            "it out of the model",
+        ),
+        _skipped(
+            kind="other",
+            symptom="CUDA graphs were left out",
+            cause="Inductor names the reason",
+            change="fix what the reason names, or ask for preset default, which uses no CUDA graphs",
+        ),
+    )
+    kinds_by_text = (
+        ("cpu device", "cpu"),
+        ("multiple devices", "devices"),
+        ("mutated inputs", "mutation"),
+        ("input storage mutation", "mutation"),
+        ("symbolic shapes", "dynamic"),
+        ("dynamic", "dynamic"),
+        ("incompatible op", "operator"),
+        ("control flow operator", "operator"),
+        ("index_put_", "operator"),
+        ("sparsity", "operator"),
+    )  # words of torch's reason, and the problem behind them
 
-def kind_of(reason: str) -> str:
-    """Give the problem behind torch's reason."""
-    return next((kind for word, kind in _WORDS if word in reason), "other")
+    def find(self, case: Case) -> Found:
+        """Yield one advice per reason and place."""
+        skipped = [
+            (event, self.kind_of(event.cudagraphs_skipped), self.place_in(event.cudagraphs_skipped))
+            for event in case.of(ev.Compiled)
+            if event.cudagraphs_skipped
+        ]
+        for group in grouped(skipped, lambda each: (each[0].component, *each[1:])):
+            event, kind, (file, line, source) = group[0]
+            reason = (event.cudagraphs_skipped or "").split("Found from")[0].strip().rstrip(".")
+            yield self.problem(kind).advice(
+                f"CUDA graphs were left out of {count(len(group), 'graph')}: {reason}",
+                component=event.component,
+                file=file,
+                line=line,
+                source=source,
+                times=len(group),
+            )
 
+    def kind_of(self, reason: str) -> str:
+        """Return the kind of the problem behind torch's reason."""
+        return next((kind for text, kind in self.kinds_by_text if text in reason), "other")
 
-def _place(reason: str) -> tuple[str | None, int | None, str]:
-    """Give the innermost line of the stack in the reason that is not torch's."""
-    own = [found for found in _FRAME.findall(reason) if not _TORCHS.search(found[0])]
-    return (own[-1][0], int(own[-1][1]), own[-1][2].strip()) if own else (None, None, "")
+    def place_in(self, reason: str) -> tuple[str | None, int | None, str]:
+        """Return file, line and text of the innermost stack frame in the reason that is not torch's."""
+        frames = re.findall(r'File "([^"]+)", line (\d+)[^\n]*(?:\n\s*([^\n]+))?', reason)
+        own = [frame for frame in frames if not re.search(r"[/\\]torch[/\\]", frame[0])]
+        return (own[-1][0], int(own[-1][1]), own[-1][2].strip()) if own else (None, None, "")

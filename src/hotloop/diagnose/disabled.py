@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from hotloop.diagnose.problem import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hotloop.diagnose.advice import Advice
-    from hotloop.diagnose.case import Case
-
-RULE = "disabled"
-PROBLEMS = (
-    Problem(
-        rule=RULE,
-        kind=RULE,
-        symptom="HOTLOOP_DISABLE is set",
-        cause="the variable makes everything eager, to rule hotloop out",
-        cost="all that compiling and capturing would have saved",
-        change="unset HOTLOOP_DISABLE",
-    ),
-)
-_OFF = ("", "0", "false", "no")
+from hotloop.diagnose.rule import Case, Found, Problem, Rule
 
 
-def find(case: Case) -> Iterator[Advice]:
-    """Give one advice for the run."""
-    held = [(name, str(cause.get("reason"))) for name, cause in case.causes() if cause.get("stage") == "disabled"]
-    value = str(case.environment.get("HOTLOOP_DISABLE", "") or "")
-    if held:
-        names = ", ".join(dict.fromkeys(name for name, _ in held))
-        yield PROBLEMS[0].advice(f"{held[0][1]}: everything runs eager", component=names, times=len(held))
-    elif value.strip().lower() not in _OFF:
-        yield PROBLEMS[0].advice(f"HOTLOOP_DISABLE={value} is set: everything runs eager")
+class Disabled(Rule):
+    """A run under HOTLOOP_DISABLE."""
+
+    problems = (
+        Problem(
+            rule="disabled",
+            kind="disabled",
+            symptom="HOTLOOP_DISABLE is set",
+            cause="the variable makes everything run eager, to rule hotloop out as a cause",
+            cost="all that compiling and capturing would have saved",
+            change="unset HOTLOOP_DISABLE",
+        ),
+    )
+
+    def find(self, case: Case) -> Found:
+        """Yield one advice for the run."""
+        causes = [(name, cause) for name, cause in case.causes() if cause.get("stage") == "disabled"]
+        value = str(case.environment.get("HOTLOOP_DISABLE", "") or "")
+        if causes:
+            names = ", ".join(dict.fromkeys(name for name, _ in causes))
+            what = f"{causes[0][1].get('reason')}: everything runs eager"
+            yield self.problem().advice(what, component=names, times=len(causes))
+        elif value.strip().lower() not in ("", "0", "false", "no"):
+            yield self.problem().advice(f"HOTLOOP_DISABLE={value} is set: everything runs eager")

@@ -2,63 +2,56 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hotloop import events as ev
 from hotloop.diagnose.breaks import RAISED, cause_of, what_of
-from hotloop.diagnose.problem import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hotloop.diagnose.advice import Advice
-    from hotloop.diagnose.case import Case
-
-RULE = "frame_eager"
-PROBLEMS = (
-    Problem(
-        rule=RULE,
-        kind=RULE,
-        symptom="a whole function stays eager",
-        cause="tracing stopped where it cannot go on in a new graph: inside try, with, or a loop over a generator",
-        cost="everything in that function runs at eager speed; what it calls may still be compiled",
-        change="mend the line as a graph break is mended, or move it out of the try, with or loop",
-    ),
-    RAISED,
-)
-_RESUMED = "torch_dynamo_resume_in_"
+from hotloop.diagnose.rule import Advice, Case, Found, Problem, Rule, grouped
 
 
-def find(case: Case) -> Iterator[Advice]:
-    """Give one advice a line that keeps functions eager."""
-    groups: dict[tuple[object, ...], list[ev.FrameEager]] = {}
-    for event in case.of(ev.FrameEager):
-        if event.file is None and event.function.startswith(_RESUMED):
-            continue  # the rest of a function of torch's own: nobody can change it, none of the work is in it
-        key = (event.component, event.file, event.line, "" if event.file else event.function)
-        groups.setdefault(key, []).append(event)
-    for group in groups.values():
-        event = group[0]
-        source = event.source or case.source(event.file, event.line)
-        known = cause_of(event.reason, source)
+class FrameEager(Rule):
+    """Lines that keep a whole function eager."""
+
+    problems = (
+        Problem(
+            rule="frame_eager",
+            kind="frame_eager",
+            symptom="a whole function stays eager",
+            cause="tracing stopped where it cannot go on in a new graph: inside try, with, or a loop over a generator",
+            cost="everything in that function runs at eager speed; what it calls may still be compiled",
+            change="fix the line as for a graph break, or move it out of the try, with or loop",
+        ),
+        RAISED,
+    )
+    resumed = "torch_dynamo_resume_in_"  # how torch names the rest of a function behind a graph break
+
+    def find(self, case: Case) -> Found:
+        """Yield one advice per line that keeps functions eager."""
+        # Nobody can change the rest of a function of torch's own, and no work of the program is in it.
+        events = [
+            event for event in case.of(ev.FrameEager) if event.file or not event.function.startswith(self.resumed)
+        ]
+        for group in grouped(
+            events, lambda event: (event.component, event.file, event.line, "" if event.file else event.function)
+        ):
+            yield self.advice(case, group)
+
+    def advice(self, case: Case, group: list[ev.FrameEager]) -> Advice:
+        """Return the advice on one line."""
+        event, place = group[0], case.place(group[0])
+        known, problem = cause_of(event.reason, place["source"]), self.problem()
         function = event.function
-        if function.startswith(_RESUMED):
-            function = f"the rest of {function.removeprefix(_RESUMED).rpartition('_at_')[0]}"
-        place = {"file": event.file, "line": event.line, "source": source, "times": len(group)}
+        if function.startswith(self.resumed):
+            function = f"the rest of {function.removeprefix(self.resumed).rpartition('_at_')[0]}"
         if known is RAISED:
-            yield RAISED.advice(
-                f"{function} stays eager: it raised exceptions of its own", component=event.component, **place
-            )
-            continue
-        change = (
-            PROBLEMS[0].change if known.kind == "other" else f"{known.change}; or move the line out of the try or with"
-        )
-        why = event.reason if known.kind == "other" else what_of(known, event.reason)
-        yield PROBLEMS[0].advice(
+            return RAISED.advice(f"{function} stays eager: it raised exceptions of its own", **place, times=len(group))
+        why, change = what_of(known, event.reason), f"{known.change}; or move the line out of the try or with"
+        if known.kind == "other":
+            why = event.reason
+            change = event.hint if event.hint and not event.file else problem.change
+        return problem.advice(
             f"{function} stays eager: {why}",
-            component=event.component,
             **place,
+            times=len(group),
             milliseconds=case.waited_ms(event.file, event.line),
-            cause=PROBLEMS[0].cause if "Unsupported" in event.reason else "torch's tracing failed in it",
-            change=event.hint if known.kind == "other" and event.hint and not event.file else change,
+            cause=problem.cause if "Unsupported" in event.reason else "torch's tracing failed in it",
+            change=change,
         )

@@ -2,61 +2,96 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from hotloop import events as ev
-from hotloop.diagnose.compiles import Recompile, count, is_breaks, recompiles
+from hotloop.diagnose.compiles import RecompiledFrame, count, recompiles
 from hotloop.diagnose.guards import Guard, guard_of
 from hotloop.diagnose.recompile_words import PROBLEMS, problem_of, what_of
-from hotloop.diagnose.sizes import kind_of_sizes
+from hotloop.diagnose.rule import Case, Found, Rule, grouped
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hotloop.diagnose.advice import Advice
-    from hotloop.diagnose.case import Case
-
-__all__ = ["PROBLEMS", "find", "grouped"]
-
-_WHOLE = frozenset({"grad_mode", "threads", "precision", "setting", "train_eval", "size"})
-"""Causes that meet many places of a component at once: a mode, or a size that every frame and argument sees."""
-Group = list[tuple[Recompile, Guard]]
+Group = list[tuple[RecompiledFrame, Guard]]
 
 
-def find(case: Case) -> Iterator[Advice]:
-    """Give one advice for each thing that changed."""
-    for kind, group in grouped(case):
-        first = next((one.event for one, _ in group if one.event.file), group[0][0].event)
-        problem = problem_of(kind)
-        yield problem.advice(
-            what_of(kind, [guard for _, guard in group]),
-            component=first.component,
-            file=first.file,
-            line=first.line,
-            source=first.source or case.source(first.file, first.line),
-            times=len(group),
-            compiles=count(one for one, _ in group),
-            seconds=sum(one.seconds for one, _ in group),
-        )
+class Recompile(Rule):
+    """Recompiles that no graph break caused."""
+
+    problems = PROBLEMS
+    whole = frozenset({"grad_mode", "threads", "precision", "setting", "train_eval", "size"})
+    """Causes that meet many places of a component at once: a mode, or a size that every frame and argument sees."""
+
+    def find(self, case: Case) -> Found:
+        """Yield one advice per thing that changed."""
+        for kind, group in self.groups(case):
+            first = next((frame.event for frame, _ in group if frame.event.file), group[0][0].event)
+            yield problem_of(kind).advice(
+                what_of(kind, [guard for _, guard in group]),
+                **case.place(first),
+                times=len(group),
+                compiles=count(frame for frame, _ in group),
+                seconds=sum(frame.seconds for frame, _ in group),
+            )
+
+    def groups(self, case: Case) -> Iterator[tuple[str, Group]]:
+        """Yield each thing that changed, by its kind in the catalogue, with the recompiles that it caused."""
+        breaks = case.of(ev.GraphBreak)  # their advice counts the recompiles that they cause
+        frames = [frame for frame in recompiles(case) if not any(map(frame.is_caused_by, breaks))]
+        for group in grouped([(frame, guard_of(frame.event)) for frame in frames], self._key):
+            guards = [guard for _, guard in group]
+            yield _kind_of_sizes(guards, case) if guards[0].cause == "size" else guards[0].cause, group
+
+    def _key(self, item: tuple[RecompiledFrame, Guard]) -> tuple[object, ...]:
+        frame, guard = item
+        key = frame.event.component, guard.cause
+        if guard.cause == "setting":
+            return *key, *guard.values
+        if guard.cause == "size":
+            return *key, guard.dim
+        return key if guard.cause in self.whole else (*key, guard.subject)
 
 
-def grouped(case: Case) -> Iterator[tuple[str, Group]]:
-    """Give each thing that changed, as the catalogue names it, with the recompiles that it caused."""
-    groups: dict[tuple[object, ...], Group] = {}
-    broken_at = case.of(ev.GraphBreak)
-    for one in recompiles(case):
-        guard = guard_of(one.event)
-        if not any(is_breaks(one, broken) for broken in broken_at):  # the graph break's advice counts it
-            groups.setdefault(_key(one, guard), []).append((one, guard))
-    for group in groups.values():
-        cause = group[0][1].cause
-        yield kind_of_sizes([guard for _, guard in group], case) if cause == "size" else cause, group
+def _kind_of_sizes(guards: list[Guard], case: Case) -> str:
+    """Return ``ragged_batch`` if the first dimension had one size and an odd smaller one, else ``dynamic_lengths``.
+
+    The run's census of shapes knows all sizes, if it has one. torch alone names the first two only, since it makes a
+    size dynamic at its second value. Without a census, a smaller second size of the first dimension is taken for the
+    odd one.
+    """
+    if guards[0].dim != 0:
+        return "dynamic_lengths"
+    known = _distinct_sizes(guards, case.measurements.get("shapes"))
+    if known is not None:
+        return "ragged_batch" if known == 2 else "dynamic_lengths"  # noqa: PLR2004 - the usual size and the odd one
+    values = {value for guard in guards for value in guard.values}
+    odd = len(values) == 2 and all(_became_smaller(guard.values) for guard in guards)  # noqa: PLR2004 - as above
+    return "ragged_batch" if odd else "dynamic_lengths"
 
 
-def _key(one: Recompile, guard: Guard) -> tuple[object, ...]:
-    key = one.event.component, guard.cause
-    if guard.cause == "setting":
-        return *key, *guard.values
-    if guard.cause == "size":
-        return *key, guard.dim
-    return key if guard.cause in _WHOLE else (*key, guard.subject)
+def _became_smaller(sizes: tuple[str, ...]) -> bool:
+    if len(sizes) != 2:  # noqa: PLR2004 - a size before and after
+        return False
+    before, after = sizes
+    return after == "1" or (before.isdigit() and after.isdigit() and int(after) < int(before))
+
+
+def _distinct_sizes(guards: list[Guard], shapes: object) -> int | None:
+    """Return how many sizes the first dimension of a step's input had, of an input that had all sizes of the guards.
+
+    Args:
+        guards: failed guards on sizes.
+        shapes: the record's censuses, each by its step's name; None is returned if no census has such an input.
+    """
+    sizes = [int(value) for guard in guards for value in guard.values if value.isdigit()]
+    counts = []
+    for census in shapes.values() if isinstance(shapes, Mapping) and sizes else ():
+        dims: Any = census.get("varying_dims") if isinstance(census, Mapping) else None
+        for dim in dims if isinstance(dims, list | tuple) else ():
+            if not isinstance(dim, Mapping) or dim.get("dim") != 0:
+                continue
+            least, most, distinct = (dim.get(key) for key in ("least", "most", "distinct"))
+            if not (isinstance(least, int) and isinstance(most, int) and isinstance(distinct, int)):
+                continue
+            if least <= min(sizes) and max(sizes) <= most:
+                counts.append(distinct)
+    return max(counts, default=None)

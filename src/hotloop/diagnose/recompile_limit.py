@@ -2,57 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hotloop import events as ev
-from hotloop.diagnose.problem import Problem
-from hotloop.diagnose.recompile import grouped
+from hotloop.diagnose.recompile import Recompile
 from hotloop.diagnose.recompile_words import problem_of
+from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
 from hotloop.diagnose.words import count
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from hotloop.diagnose.advice import Advice
-    from hotloop.diagnose.case import Case
+class RecompileLimit(Rule):
+    """Functions that torch does not compile any more."""
 
-RULE = "recompile_limit"
-PROBLEMS = (
-    Problem(
-        rule=RULE,
-        kind=RULE,
-        symptom="a function was compiled as often as torch allows",
-        cause="torch compiles one function 8 times at most (torch._dynamo.config.recompile_limit), and runs it eager "
-        "for anything unseen after that, silently",
-        cost="the compiles that filled the limit, and eager speed for what comes after",
-        change="mend what recompiles it: see the advice on recompiles. Do not raise the limit: it hides the cause",
-    ),
-)
+    problems = (
+        Problem(
+            rule="recompile_limit",
+            kind="recompile_limit",
+            symptom="a function was compiled as often as torch allows",
+            cause="torch compiles one function 8 times at most (torch._dynamo.config.recompile_limit), and runs it "
+            "eager for anything unseen after that, silently",
+            cost="the compiles that filled the limit, and eager speed for what comes after",
+            change="fix what recompiles it: see the advice on recompiles. Do not raise the limit: it hides the cause",
+        ),
+    )
 
+    def find(self, case: Case) -> Found:
+        """Yield one advice per function, with what recompiled it most."""
+        for group in grouped(case.of(ev.RecompileLimit), lambda event: (event.component, event.function)):
+            limited = group[0]
+            kind, events = self.main_cause(case, limited)
+            what = f"{limited.function} was compiled as often as torch allows"
+            if not events:
+                yield self.problem().advice(what, **case.place(limited), times=len(group))
+                continue
+            cause = problem_of(kind)
+            yield self.problem().advice(
+                f"{what}; {count(len(events), 'recompile')} came from one thing: {cause.symptom}",
+                **case.place(events[0]),
+                times=len(group),
+                change=f"{cause.change}. Do not raise the limit: it hides the cause",
+                remedy=cause.remedy,
+            )
 
-def find(case: Case) -> Iterator[Advice]:
-    """Give one advice a function, with what recompiled it most."""
-    groups: dict[tuple[str | None, str], list[ev.RecompileLimit]] = {}
-    for event in case.of(ev.RecompileLimit):
-        groups.setdefault((event.component, event.function), []).append(event)
-    for (component, function), group in groups.items():
-        known = [
-            (kind, [one for one, _ in found if (one.event.component, one.event.function) == (component, function)])
-            for kind, found in grouped(case)
-        ]
-        kind, most = max(known, key=lambda each: len(each[1]), default=("", []))
-        place = most[0].event if most else group[0]
-        what = f"{function} was compiled as often as torch allows"
-        problem = PROBLEMS[0]
-        if most:
-            what += f"; {count(len(most), 'recompile')} came from one thing: {problem_of(kind).symptom}"
-        yield problem.advice(
-            what,
-            component=component,
-            file=place.file,
-            line=place.line,
-            source=case.source(place.file, place.line),
-            times=len(group),
-            change=f"{problem_of(kind).change}. Do not raise the limit: it hides the cause" if most else problem.change,
-            remedy=problem_of(kind).remedy if most else None,
-        )
+    @staticmethod
+    def main_cause(case: Case, limited: ev.RecompileLimit) -> tuple[str, list[ev.Recompiled]]:
+        """Return the kind of change that recompiled a function most, with its recompiles; none if none is known."""
+        most: tuple[str, list[ev.Recompiled]] = "", []
+        for kind, group in Recompile().groups(case):
+            events = [frame.event for frame, _ in group]
+            here = [
+                event for event in events if (event.component, event.function) == (limited.component, limited.function)
+            ]
+            if len(here) > len(most[1]):
+                most = kind, here
+        return most

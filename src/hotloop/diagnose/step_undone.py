@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from hotloop import events as ev
-from hotloop.diagnose.problem import Problem
+from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
 from hotloop.diagnose.words import count, several
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from hotloop.diagnose.advice import Advice
-    from hotloop.diagnose.case import Case
+class StepUndone(Rule):
+    """Steps that a `hotloop.Loop` undid and ran eagerly."""
 
-RULE = "step_undone"
-PROBLEMS = (
-    Problem(
-        rule=RULE,
-        kind=RULE,
-        symptom="a step failed in its tier and was undone",
-        cause="compiled or captured code failed where eager does not; no parameter had been written, so eager ran it",
-        cost="the step twice, and the tier from then on",
-        change="mend what the reason names, or choose a tier below it: run='eager'",
-        remedy="tier",
-    ),
-)
+    problems = (
+        Problem(
+            rule="step_undone",
+            kind="step_undone",
+            symptom="a step failed in its tier and was undone",
+            cause="compiled or captured code failed where eager does not; no parameter had been written, so the step "
+            "was repeated in eager",
+            cost="the step twice, and the tier from then on",
+            change="fix what the reason names, or choose a lower tier: run='eager'",
+            remedy="tier",
+        ),
+    )
 
-
-def find(case: Case) -> Iterator[Advice]:
-    """Give one advice a tier and reason."""
-    groups: dict[tuple[str, str, str], list[ev.StepUndone]] = {}
-    for event in case.of(ev.StepUndone):
-        groups.setdefault((event.function, event.tier, event.reason), []).append(event)
-    for (function, tier, reason), group in groups.items():
-        declined = next((one for one in case.of(ev.TierDeclined) if (one.function, one.tier) == (function, tier)), None)
-        yield PROBLEMS[0].advice(
-            f"{count(len(group), 'step')} of {function} failed in {tier} and ran eagerly instead "
-            f"(step {several(one.step for one in group)}): {reason}",
-            component=group[0].component,
-            file=declined.file if declined else None,
-            line=declined.line if declined else None,
-            source=declined.source if declined else "",
-            times=len(group),
-        )
+    def find(self, case: Case) -> Found:
+        """Yield one advice per tier and reason."""
+        places = {(event.function, event.tier): event for event in reversed(case.of(ev.TierDeclined))}
+        for group in grouped(case.of(ev.StepUndone), lambda event: (event.function, event.tier, event.reason)):
+            event = group[0]
+            declined = places.get((event.function, event.tier))
+            yield self.problem().advice(
+                f"{count(len(group), 'step')} of {event.function} failed in {event.tier} and ran eagerly instead "
+                f"(step {several(undone.step for undone in group)}): {event.reason}",
+                component=event.component,
+                file=declined.file if declined else None,
+                line=declined.line if declined else None,
+                source=declined.source if declined else "",
+                times=len(group),
+            )

@@ -13,7 +13,7 @@ from hotloop import events as ev
 from hotloop._torch.graphs import is_user_file, last_user_frame
 from hotloop._torch.module import inlined_in, root_name
 from hotloop.diagnose import breaks
-from hotloop.diagnose import no_effect as effects
+from hotloop.diagnose.no_effect import NoEffect
 from hotloop.diagnose.recompile_words import words_of
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def hint_of(text: str, source: str = "") -> str:
 
 def no_effect(problem: str, component: str | None, reason: str, **fields: Any) -> ev.NoEffect:
     """Give the event of a compile that takes no effect, with the catalogue's cure of the problem for its hint."""
-    hint = effects.BY_KIND[problem].change
+    hint = NoEffect.problem(problem).change
     return ev.NoEffect(component=component, problem=problem, reason=reason, hint=hint, **fields)
 
 

@@ -9,7 +9,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from hotloop.diagnose.no_effect import BY_KIND
+from hotloop.diagnose.no_effect import NoEffect
 from hotloop.measure import Limits
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
@@ -194,7 +194,7 @@ class CodeProofs:
         cause, reason = self._loop.compiled.first_cause(), f"nothing of the model was compiled: {why}"
         if cause is None or not cause.hint:
             return Obstacle(reason, _COMPILE_IT)
-        if cause.hint == BY_KIND["bypassed"].change:
+        if cause.hint == NoEffect.problem("bypassed").change:
             return Obstacle(reason, f"call the model itself, model(x), or {_COMPILE_IT}")
         return Obstacle(reason, cause.hint, cause.file, cause.line)
 
