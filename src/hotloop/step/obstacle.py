@@ -8,16 +8,16 @@ import linecache
 
 @dataclasses.dataclass(frozen=True)
 class Obstacle:
-    """Why a step cannot be captured: the reason, the user's line, and how to change it.
+    """The reason why a step cannot be captured, the user's line, and how to change it.
 
-    ``once``: its Python must run exactly once a step, so that no proof can run it a second time either.
+    ``not_repeatable``: the step's Python must run exactly once per step, so a proof cannot run it a second time.
     """
 
     reason: str
     hint: str
     file: str | None = None
     line: int | None = None
-    once: bool = False
+    not_repeatable: bool = False
 
     @property
     def source(self) -> str:

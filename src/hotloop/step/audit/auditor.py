@@ -48,7 +48,7 @@ _SCHEDULE_OUTSIDE = "call scheduler.step() outside the step"
 _CHANGES_SETTINGS = Obstacle(
     "the step changes its optimizer's settings",
     f"{_SCHEDULE_OUTSIDE}; an optimizer that sets them itself is not captured",
-    once=True,
+    not_repeatable=True,
 )
 _WAITS = "the step returns a loss with its graph, whose backward it leaves to the caller or has asked to keep"
 _BACKWARD = "call loss.backward() inside the step; where it is done there, return loss.detach()"
@@ -56,7 +56,7 @@ GRADIENTS_OF_ARGUMENTS = Obstacle(
     "an argument requires gradients",
     "set requires_grad inside the step, on a copy; what computes an argument belongs into the step. A second run of it "
     "would add to such gradients again",
-    once=True,
+    not_repeatable=True,
 )
 _COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
 _IN_PLACE = "write into the tensor that is there (.copy_(), .mul_(), .lerp_()), which a replay does too"
@@ -96,7 +96,7 @@ class _Looked:
     @property
     def lasts(self) -> bool:
         """Whether the run has done what nobody can undo: no copy was made, or it is not in memory."""
-        return bool(self.seen.written_found) or any(one.once for one in self.all_obstacles())
+        return bool(self.seen.written_found) or any(one.not_repeatable for one in self.all_obstacles())
 
 
 class Looking:
@@ -194,7 +194,7 @@ class Looking:
             looked = None
         if looked is None:  # out of the except clause, so that what eager raises does not carry our exception along
             result = self._runner.eagerly(run)
-            self._runner.found_once([dataclasses.replace(failed, once=True)])  # it was no error of the user's
+            self._runner.found_once([dataclasses.replace(failed, not_repeatable=True)])  # it was no error of the user's
             return True, result
         stays = threads.another_trains(self._loop) or looked.lasts
         if self._runner.together is not None:
@@ -238,7 +238,7 @@ class Looking:
         # One that another thread's training began beside says nothing: what was seen may be its doing.
         if failed is not None or not threads.another_trains(self._loop):
             looked.strangers = [
-                Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, once=True)
+                Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, not_repeatable=True)
                 for name in strangers
             ]
             looked.obstacles += self._of_program(settings, looked.heard)
@@ -276,7 +276,7 @@ class Looking:
             name, attribute = changed[0]
             of = f"{attribute}, which is an attribute of" if attribute else "the dict or list that holds"
             reason = f"the step changes {of} its argument {self._runner.shapes.argument(name)}"
-            found.append(Obstacle(reason, _RETURN_IT if attribute else _COPY_IT, once=True))
+            found.append(Obstacle(reason, _RETURN_IT if attribute else _COPY_IT, not_repeatable=True))
         given = [one for (_, attribute), one in before.items() if not attribute]
         if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
             found.append(GRADIENTS_OF_ARGUMENTS)
@@ -396,7 +396,7 @@ class Looking:
         self._of_call(call)
         before, self._python = self._python, self._reachable()
         if self._blind:
-            return [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, once=True)]
+            return [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, not_repeatable=True)]
         obstacles = [
             Obstacle(f"there is too much Python state to watch: {name}", _KEEP_LESS)
             for name in python_state.unwatchable(self._python)[:1]
@@ -429,7 +429,11 @@ class Looking:
         before, self._python = self._python, self._reachable()
         assert before is not None
         if self._blind or not before:  # what the step itself has put out of sight, it may not do twice
-            return [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, once=bool(before))] if self._blind else []
+            return (
+                [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, not_repeatable=bool(before))]
+                if self._blind
+                else []
+            )
         modules = self._program.holdings.modules.items()
         buffers = {f"{root}.{path}" for root, module in modules for path, _ in module.named_buffers()}
         found = []
@@ -439,7 +443,7 @@ class Looking:
             if isinstance(now, Same) and now.is_tensor:
                 hint = _PARAMETRIZE if self._reparametrized() else _IN_PLACE
             # A buffer that the step puts in place of another goes back with the rest of the module's.
-            found.append(Obstacle(f"the step changes Python state: {name}", hint, once=name not in buffers))
+            found.append(Obstacle(f"the step changes Python state: {name}", hint, not_repeatable=name not in buffers))
         return found
 
     def _reparametrized(self) -> bool:

@@ -60,27 +60,30 @@ _FILE_FUNCTIONS = frozenset(name for _, name in (*_SAVERS, *_LOADERS))
 class Effect:
     """What a call does: why a step that makes it is not captured, and what to do.
 
-    ``said``: it is only said, as a print is, and keeps no step from being captured. ``once``: it may not be done twice.
+    ``said``: it is only said, as a print is, and keeps no step from being captured.
+    ``not_repeatable``: it may not be done twice.
     ``direct``: it counts where the program's own code makes the call, and not where Python's makes it for that.
     """
 
     reason: str
     hint: str = ""
     said: bool = False
-    once: bool = True
+    not_repeatable: bool = True
     direct: bool = False
 
 
 def _of_the_system() -> Iterator[tuple[tuple[str, str], Effect]]:
     """Give what is known of Python's `os`."""
-    random = Effect("the step draws from the system's random numbers (os.urandom)", DRAW_FROM_TORCH, once=False)
+    random = Effect(
+        "the step draws from the system's random numbers (os.urandom)", DRAW_FROM_TORCH, not_repeatable=False
+    )
     for system in ("posix", "nt"):
         for name in ("write", "writev", "pwrite", "pwritev", "sendfile", "truncate", "ftruncate"):
             yield (system, name), Effect(f"the step writes to a file (os.{name})", WRITE_OUTSIDE)
         for name in ("remove", "unlink", "rename", "replace", "mkdir", "rmdir", "link", "symlink"):
             yield (system, name), Effect(f"the step changes files (os.{name})", _DO_OUTSIDE)
         for name in ("open", "read", "pread", "stat", "lstat", "access", "listdir", "scandir"):
-            yield (system, name), Effect(f"the step looks at files (os.{name})", _ASK_OUTSIDE, once=False)
+            yield (system, name), Effect(f"the step looks at files (os.{name})", _ASK_OUTSIDE, not_repeatable=False)
         yield (system, "urandom"), random
         yield (system, "system"), _STARTS
     yield ("_posixsubprocess", "fork_exec"), _STARTS
@@ -90,7 +93,7 @@ def _of_the_system() -> Iterator[tuple[tuple[str, str], Effect]]:
 def _of_others() -> Iterator[tuple[tuple[str, str], Effect]]:
     """Give what is known of streams, threads, databases and clocks."""
     for home in ("io", "_io"):
-        yield (home, "open"), Effect("the step opens a file", _ASK_OUTSIDE, once=False)
+        yield (home, "open"), Effect("the step opens a file", _ASK_OUTSIDE, not_repeatable=False)
     for home in ("socket", "_socket"):
         for name in ("send", "sendall", "sendto", "recv", "recv_into"):
             yield (home, name), Effect(f"the step talks to another program ({name})", _DO_OUTSIDE)
@@ -106,7 +109,10 @@ def _of_others() -> Iterator[tuple[tuple[str, str], Effect]]:
         *(("time", name + unit) for name in clocks for unit in ("", "_ns")),
         *(("datetime", name) for name in ("now", "utcnow", "today")),
     ):
-        yield (home, name), Effect(f"the step reads the clock ({name})", _ASK_OUTSIDE, once=False, direct=True)
+        yield (
+            (home, name),
+            Effect(f"the step reads the clock ({name})", _ASK_OUTSIDE, not_repeatable=False, direct=True),
+        )
 
 
 _STARTS = Effect("the step starts a program", _DO_OUTSIDE)
@@ -147,7 +153,7 @@ def effect_of_library(frame: types.FrameType) -> Effect | None:
         if isinstance(target, str | os.PathLike) or is_file(target):
             if known is _SAVERS:
                 return Effect(f"the step writes to a file ({package}.{name})", WRITE_OUTSIDE)
-            return Effect(f"the step reads a file ({package}.{name})", _ASK_OUTSIDE, once=False)
+            return Effect(f"the step reads a file ({package}.{name})", _ASK_OUTSIDE, not_repeatable=False)
     return None
 
 

@@ -139,7 +139,9 @@ def _not_strided(holdings: Holdings) -> list[Obstacle]:
     named = {**{f"buffer {name}": one for name, one in holdings.buffers().items()}, **holdings.other_tensors()}
     return [
         Obstacle(
-            f"{name} has layout {one.layout}: only strided tensors can be watched and put back", _STRIDED, once=True
+            f"{name} has layout {one.layout}: only strided tensors can be watched and put back",
+            _STRIDED,
+            not_repeatable=True,
         )
         for name, one in named.items()
         if one.layout != torch.strided
@@ -299,12 +301,14 @@ class _Look:
     def _wrote(self, tensor: torch.Tensor) -> None:
         memory = _memory(tensor)
         if memory in self._inputs:
-            self._obstacle("the step writes into its own argument", "work on a copy: x = x.clone()", once=True)
+            self._obstacle(
+                "the step writes into its own argument", "work on a copy: x = x.clone()", not_repeatable=True
+            )
         elif memory not in self._known and memory not in self._made:
             self._known.add(memory)
             self.seen.written_found.append(tensor.detach())
 
-    def _obstacle(self, reason: str, hint: str, *, once: bool = False) -> None:
+    def _obstacle(self, reason: str, hint: str, *, not_repeatable: bool = False) -> None:
         place = user_place()
         if (stack := stack_of(inspect.currentframe())).scaling:
             # A trainer's line that calls the scaler tells its user nothing: the program's own is named.
@@ -314,7 +318,7 @@ class _Look:
         if place not in self._places:
             self._places.add(place)
             file, line = place or (None, None)
-            self.seen.obstacles.append(Obstacle(reason, hint, file, line, once))
+            self.seen.obstacles.append(Obstacle(reason, hint, file, line, not_repeatable))
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:

@@ -111,7 +111,7 @@ class Heard(Listener):
     def _prints(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def print_(*args: Any, **kwargs: Any) -> Any:
             if is_file(kwargs.get("file")):
-                self._obstacle("the step writes to a file (print)", WRITE_OUTSIDE, once=True)
+                self._obstacle("the step writes to a file (print)", WRITE_OUTSIDE, not_repeatable=True)
             else:
                 self._note("print")
             return self._said(real, *args, **kwargs)
@@ -172,20 +172,22 @@ class Heard(Listener):
         if effect.said:
             self._note(effect.reason)
         else:
-            self._obstacle(effect.reason, effect.hint, once=effect.once)
+            self._obstacle(effect.reason, effect.hint, not_repeatable=effect.not_repeatable)
 
     def _note(self, what: str) -> None:
         if (place := own_place()) is not None:
             self._places.setdefault(place, what)
 
-    def _obstacle(self, reason: str, hint: str, *, once: bool = False) -> None:
+    def _obstacle(self, reason: str, hint: str, *, not_repeatable: bool = False) -> None:
         file, line = own_place() or (None, None)
         before = next((one for one in self.obstacles if (one.file, one.line) == (file, line)), None)
-        if before is not None and (before.once or not once):
+        if before is not None and (before.not_repeatable or not not_repeatable):
             return
         others = [one for one in self.obstacles if one is not before]
         # What may not be done twice comes first: a file is opened before it is written.
-        self.obstacles = sorted([*others, Obstacle(reason, hint, file, line, once)], key=lambda one: not one.once)
+        self.obstacles = sorted(
+            [*others, Obstacle(reason, hint, file, line, not_repeatable)], key=lambda one: not one.not_repeatable
+        )
 
 
 def _is_own(frame: FrameType) -> bool:

@@ -194,7 +194,7 @@ class Runner:
 
     def found_once(self, obstacles: list[Obstacle]) -> None:
         """Take note of what a survey found that keeps the step's Python from running twice."""
-        self.once = next((one for one in obstacles if one.once), self.once)
+        self.once = next((one for one in obstacles if one.not_repeatable), self.once)
 
     def release(self, base: str) -> None:
         """Let go of what was captured with a base's code; calls are counted on, and what was declined stays so."""
