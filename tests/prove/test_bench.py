@@ -14,7 +14,7 @@ from hotloop._torch import backends
 from hotloop.errors import ConfigError
 from hotloop.prove.bench.bench import _sensible
 from hotloop.prove.bench.rounds import Rounds
-from hotloop.prove.bench.source import source_of
+from hotloop.prove.workloads import source_of
 from hotloop.record import load
 from hotloop.report import build
 from hotloop.testing import captured_step_emulation

@@ -1,1 +1,1 @@
-"""Workloads run on purpose: what is wrong with a program, whether a way to run it is right, and what it brings."""
+"""Workloads run on purpose: finds what is wrong with a program, whether compiled code is right, and what it gains."""

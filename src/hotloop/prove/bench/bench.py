@@ -14,9 +14,9 @@ from hotloop.errors import ConfigError
 from hotloop.prove.bench.child import INSIDE, CannotStartError, caches_in, run_cold
 from hotloop.prove.bench.report import finish
 from hotloop.prove.bench.rounds import Plan, Rounds
-from hotloop.prove.bench.source import Source, source_of
 from hotloop.prove.bench.verdict import BASELINE
-from hotloop.prove.bench.way import NotRunError, seeded, start
+from hotloop.prove.bench.way import NotRunError, start
+from hotloop.prove.workloads import Source, seeded, source_of
 from hotloop.step.compiled import Compiled
 from hotloop.step.tiers import parse
 

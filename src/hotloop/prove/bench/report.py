@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import os
 
     from hotloop.prove.bench.rounds import Plan
-    from hotloop.prove.bench.source import Source
     from hotloop.prove.bench.verdict import Steady, Verdict
     from hotloop.prove.bench.way import Ready
+    from hotloop.prove.workloads import Source
 
 _NOT_WHOLE = 0.995
 

@@ -17,6 +17,7 @@ from hotloop.compiling.control import status
 from hotloop.compiling.fallback.availability import missing
 from hotloop.measure import StepClock
 from hotloop.prove.bench.memory import Peak
+from hotloop.prove.workloads import seeded
 from hotloop.step import Loop
 from hotloop.step.tiers import parse
 from hotloop.step.workload import arguments
@@ -31,7 +32,6 @@ LIMIT_STEPS = 48
 """Steps that a way may take to get ready: a survey, three proofs of the code and five steps to a graph take 12."""
 READY = 3
 """Plain steps in a row after which a way is ready; they are not counted as getting ready."""
-SEED = 0
 
 
 class NotRunError(Exception):
@@ -258,15 +258,6 @@ def in_turns(number: int, rounds: int) -> Iterator[list[int]]:
         at = turn // 2 % number
         order = [*range(at, number), *range(at)]
         yield order if turn % 2 == 0 else order[::-1]
-
-
-@contextlib.contextmanager
-def seeded() -> Iterator[None]:
-    """Begin from the same random numbers each time, and give the caller's back."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices):
-        torch.manual_seed(SEED)
-        yield
 
 
 def synchronize(device: torch.device) -> None:

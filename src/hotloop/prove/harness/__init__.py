@@ -1,1 +1,1 @@
-"""`hotloop.harness`: checks that a program meets the contract of captured steps."""
+"""`hotloop.harness`: checks that a program runs safely under presets with CUDA graphs."""

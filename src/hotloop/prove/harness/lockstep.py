@@ -1,8 +1,9 @@
-"""Two programs of the same making in lockstep, one eager and one compiled, and what of the compiled one is wrong."""
+"""Runs an eager and a compiled program of the same making in lockstep, and finds where the compiled one is wrong."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -30,21 +31,31 @@ if TYPE_CHECKING:
 _REPORT_IT = "train without this preset, and report it: this is a bug of the compiler's or of ours"
 _NO_ROOM = (
     "the harness holds the program twice, eager and compiled: run it where nothing else uses the GPU, or on a smaller "
-    "batch; what a memory that is too small leaves unproven is not safe"
+    "batch; a program that did not fit into memory is not proven safe"
 )
 
 
 @dataclasses.dataclass
 class _Kept:
-    """An output that is held: what it is, as it was when it came, and itself."""
+    """An output that is held: its name, its live tensors, and copies of them as they were at first."""
 
     what: str
     copies: dict[str, torch.Tensor]
     live: dict[str, torch.Tensor]
 
+    def unchanged(self) -> bool:
+        """Return whether the live tensors equal their copies; NaN equals NaN."""
+        with torch.no_grad():
+            for name, live in self.live.items():
+                copy = self.copies[name]
+                both_nan = (live != live) & (copy != copy)  # noqa: PLR0124
+                if not bool(((live == copy) | both_nan).all()):
+                    return False
+        return True
+
 
 class _WrongError(Exception):
-    """The compiled program cannot go on; the finding says why."""
+    """The compiled program cannot go on, for the reason in ``finding``."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
@@ -52,14 +63,14 @@ class _WrongError(Exception):
 
 
 class Lockstep:
-    """Runs the two and compares.
+    """Runs both programs and compares them.
 
     Args:
         eager: the reference.
         compiled: the same program, compiled, after the same steps.
         limits: how far the two may be apart.
-        hold: hold what the compiled program gives, and look at it again after later calls.
-        referred: hold both against the same in more bits besides, by which a limit grows with eager's own rounding.
+        hold: hold the outputs of the compiled program, and check them again after later calls.
+        referred: compare both with the same step in more bits as well; limits then grow with eager's own rounding.
     """
 
     def __init__(
@@ -73,12 +84,12 @@ class Lockstep:
         self.findings: list[Finding] = []
         self.nearest = ""
         self.ended = False
-        """Something was so wrong that the compiled program could not go on."""
+        """The compiled program could not go on."""
         self.may_be_rounding = False
-        """Something is wrong, and all of that are numbers past their limits."""
+        """There are findings that fail, and all of them are numbers past their limits."""
 
     def run(self, rounds: int, calls: int) -> None:
-        """Run rounds of a training step and calls without gradients; what is wrong ends it."""
+        """Run rounds of a training step and calls without gradients, until something is wrong."""
         batches = self._eager.workload.endless()
         try:
             for number in range(rounds):
@@ -87,15 +98,15 @@ class Lockstep:
                 self._step(batch, number)
                 for call in range(calls):
                     self._infer(batch, number, call, calls)
-                self._outlived(before)
-            self._outlived(self._held)
+                self._check_held(before)
+            self._check_held(self._held)
         except _WrongError as wrong:
             self.ended = True
             self.findings.append(wrong.finding)
         self._judge()
 
     def _step(self, batch: Any, number: int) -> None:
-        """One training step of both, from the same state with the same random numbers."""
+        """Run a training step of both, from the same state with the same random numbers."""
         what = f"training step {number + 1}"
         wide = self._in_more_bits(self._eager.workload.step, *arguments(batch))
         self._compiled.follow(self._eager)
@@ -103,131 +114,122 @@ class Lockstep:
         with noting_calls(self._eager.models, self._noted), traced_path(self._eager.device):
             made = self._eager.made(batch, wide)
         random.restore()
-        result, theirs = self._compiled_call(what, lambda: self._values(batch))
+
+        def compiled_step() -> tuple[Any, dict[str, torch.Tensor | None]]:
+            result, at_step = plain_run(self._compiled.holdings, lambda: self._compiled.step(batch))
+            return result, values_of(self._compiled.holdings, result, at_step)
+
+        result, theirs = self._compiled_call(what, compiled_step)
         for kind, comparison in self._compiled_call(what, lambda: compared(made, theirs, self._limits)).items():
             self._comparisons[kind].append(comparison)
         self._keep(f"the result of {what}", result)
         self._compiled.follow(self._eager)
 
-    def _values(self, batch: Any) -> tuple[Any, dict[str, torch.Tensor | None]]:
-        result, at_step = plain_run(self._compiled.holdings, lambda: self._compiled.step(batch))
-        return result, values_of(self._compiled.holdings, result, at_step)
-
     def _infer(self, batch: Any, number: int, call: int, calls: int) -> None:
-        """One call of both without gradients."""
+        """Call both without gradients."""
         what = f"call {call + 1} of {calls} after training step {number + 1}"
         wide = self._in_more_bits(lambda: list(self._eager.infer(batch, self._noted, call))) or {}
         random = RandomState([self._eager.device])
-        eager = [_taken(one) for one in self._eager.infer(batch, self._noted, call)]
+        eager = [_copied(output) for output in self._eager.infer(batch, self._noted, call)]
         random.restore()
-        given = self._compiled.infer(batch, self._noted, call)
+        outputs = self._compiled.infer(batch, self._noted, call)
         for index, (ours, others) in enumerate(eager):
-            output = self._compiled_call(what, lambda: next(given))
-            theirs, rest = self._compiled_call(what, functools.partial(_taken, output))
+            output = self._compiled_call(what, lambda: next(outputs))
+            theirs, rest = self._compiled_call(what, functools.partial(_copied, output))
             reference = {name: wide.get(name.replace("output", f"result[{index}]", 1)) for name in ours}
             comparison = compare_with_reference(reference, ours, theirs, self._limits)
             self._comparisons["without gradients"].append(comparison)
-            if comparison.agrees and not _same(others, rest):
-                said = f"{what} gave {rest}, eager {others}, from values that agree"
-                self.findings.append(Finding(kind="numerics", what=said, fails=False))
+            if comparison.agrees and not _same_values(others, rest):
+                differs = f"{what} gave {rest}, eager {others}, from values that agree"
+                self.findings.append(Finding(kind="numerics", what=differs, fails=False))
             self._keep(f"the output of {what}", output)
             del output
 
     def _in_more_bits(self, step: Callable[..., Any], *call: Any) -> Mapping[str, torch.Tensor | None] | None:
-        """Run something of eager's in more bits, and undo it; None where that is not wanted, or cannot be."""
+        """Run eager in more bits, and undo it; None if that is not wanted or not possible."""
         if self._wide_of is None:
             return None
         with traced_path(self._eager.device):
             return self._eager.in_more_bits(step, self._wide_of, *call)
 
     def _compiled_call(self, what: str, run: Callable[[], Any]) -> Any:
-        """Run something of the compiled program; eager has done the same, so what it raises is not the user's own."""
+        """Run a part of the compiled program. Eager has run the same part, so an exception is not the user's own."""
         try:
             return run()
         except StaleOutputError as error:
             raise _WrongError(Finding(kind="held", what=f"{what}: {error}")) from error
         except Exception as error:
-            said = f"{what} raised where eager does not: {type(error).__name__}: {error}"
+            raised = f"{what} raised where eager does not: {type(error).__name__}: {error}"
             remedy = _NO_ROOM if isinstance(error, torch.OutOfMemoryError) else _REPORT_IT
-            raise _WrongError(Finding(kind="error", what=said, remedy=remedy)) from error
+            raise _WrongError(Finding(kind="error", what=raised, remedy=remedy)) from error
 
     def _keep(self, what: str, output: Any) -> None:
-        """Hold an output as a program may, to be looked at later."""
+        """Hold an output as a program may, to check it later."""
         if self._hold:
-            copies, _ = self._compiled_call(what, lambda: _taken(output))
-            self._held.append(_Kept(what, copies, _tensors(output)[0]))
+            copies, _ = self._compiled_call(what, lambda: _copied(output))
+            self._held.append(_Kept(what, copies, _split(output)[0]))
 
-    def _outlived(self, held: list[_Kept]) -> None:
-        """What was held must be as it was, after whatever ran since."""
+    def _check_held(self, held: list[_Kept]) -> None:
+        """Check that held outputs are unchanged after everything that ran since."""
         for kept in held:
-            same = self._compiled_call(f"{kept.what}, held,", functools.partial(_unchanged, kept))
-            if same:
-                continue
-            what = f"{kept.what} changed while it was held: a later call has overwritten it"
-            raise _WrongError(Finding(kind="held", what=what, remedy=REMEDY))
+            if not self._compiled_call(f"{kept.what}, held,", kept.unchanged):
+                what = f"{kept.what} changed while it was held: a later call has overwritten it"
+                raise _WrongError(Finding(kind="held", what=what, remedy=REMEDY))
 
     def _judge(self) -> None:
-        nearest, numbers = 0.0, not any(one.fails for one in self.findings)
+        nearest, only_numbers = 0.0, not any(finding.fails for finding in self.findings)
         for kind, comparisons in self._comparisons.items():
             try:
-                found = over_steps(comparisons)
+                joined = over_steps(comparisons)
             except StaleOutputError as error:
                 self.findings.append(Finding(kind="held", what=str(error)))
-                numbers = False
+                only_numbers = False
                 continue
-            if not found.agrees:
-                numbers &= found.may_be_rounding
-                self.findings.append(Finding(kind="numerics", what=f"{kind}: {found}", remedy=_REPORT_IT))
-            elif found.worst is not None and found.nearness > nearest:
-                nearest = found.nearness
-                self.nearest = f"{kind} nearest its limit: {found.worst.name}, at {found.nearness:.0%} of it"
-        self.may_be_rounding = numbers and any(one.fails for one in self.findings)
+            if not joined.agrees:
+                only_numbers &= joined.may_be_rounding
+                self.findings.append(Finding(kind="numerics", what=f"{kind}: {joined}", remedy=_REPORT_IT))
+            elif joined.worst is not None and joined.nearness > nearest:
+                nearest = joined.nearness
+                self.nearest = f"{kind} nearest its limit: {joined.worst.name}, at {joined.nearness:.0%} of it"
+        self.may_be_rounding = only_numbers and any(finding.fails for finding in self.findings)
 
 
-def _tensors(output: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Give the tensors of an output by name, and what is none."""
+def _split(output: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return the tensors of an output by name, and its other values."""
     leaves, structure = flatten(output)
-    named = dict(zip(names(structure, "output"), map(_seen, leaves), strict=True))
-    tensors = {name: one for name, one in named.items() if isinstance(one, torch.Tensor)}
-    return tensors, {name: one for name, one in named.items() if name not in tensors}
+    named = dict(zip(names(structure, "output"), map(_as_tensor, leaves), strict=True))
+    tensors = {name: leaf for name, leaf in named.items() if isinstance(leaf, torch.Tensor)}
+    return tensors, {name: leaf for name, leaf in named.items() if name not in tensors}
 
 
-def _seen(leaf: Any) -> Any:
-    """Give a numpy array of numbers as the tensor that shares its memory: a sampler's result is one; all else as is."""
+def _copied(output: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Return copies of the tensors of an output by name, and its other values."""
+    live, others = _split(output)
+    return {name: tensor.detach().clone() for name, tensor in live.items()}, others
+
+
+def _as_tensor(leaf: Any) -> Any:
+    """Return a numpy array of numbers, such as a sampler's result, as a tensor over the same memory; others as is."""
     numpy = sys.modules.get("numpy")
     if numpy is None or not isinstance(leaf, numpy.ndarray) or leaf.dtype.kind not in "biufc":
         return leaf
-    shares = leaf.flags.writeable and all(stride >= 0 for stride in leaf.strides)  # torch knows no others
+    shares = leaf.flags.writeable and all(stride >= 0 for stride in leaf.strides)  # torch can share no others
     try:
         return torch.from_numpy(leaf if shares else leaf.copy())
-    except TypeError:  # numbers of a kind that torch does not have
+    except TypeError:  # a kind of number that torch does not have
         return leaf
 
 
-def _same(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
-    """Tell whether what is no tensor is the same, as far as it can be compared."""
-    return ours.keys() == theirs.keys() and all(_equal(one, theirs[name]) for name, one in ours.items())
-
-
-def _equal(one: Any, other: Any) -> bool:
-    by_identity = getattr(type(one), "__eq__", None) is object.__eq__
-    if type(one) is type(other) and by_identity:  # two results of the program's own class: nothing tells
-        return True
-    try:
-        return bool(one == other) or bool(one != one and other != other)  # noqa: PLR0124 - NaN
-    except Exception:  # noqa: BLE001 - a class of the program's own compares as it likes, or not at all
-        return True
-
-
-def _taken(output: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Give the tensors of an output as copies, and what is none."""
-    live, others = _tensors(output)
-    return {name: one.detach().clone() for name, one in live.items()}, others
-
-
-def _unchanged(kept: _Kept) -> bool:
-    with torch.no_grad():
-        return all(
-            bool(((one == kept.copies[name]) | ((one != one) & (kept.copies[name] != kept.copies[name]))).all())  # noqa: PLR0124 - NaN
-            for name, one in kept.live.items()
-        )
+def _same_values(ours: dict[str, Any], theirs: dict[str, Any]) -> bool:
+    """Return whether values that are not tensors are the same, as far as they can be compared."""
+    if ours.keys() != theirs.keys():
+        return False
+    for name, value in ours.items():
+        other = theirs[name]
+        by_identity = getattr(type(value), "__eq__", None) is object.__eq__
+        if type(value) is type(other) and by_identity:  # two objects of the program's own class: nothing to compare
+            continue
+        with contextlib.suppress(Exception):  # a class of the program's own compares as it likes, or not at all
+            if not (bool(value == other) or bool(value != value and other != other)):  # noqa: PLR0124 - NaN
+                return False
+    return True

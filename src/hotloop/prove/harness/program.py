@@ -1,10 +1,9 @@
-"""A program under the harness: its training step, its calls without gradients, and what both give."""
+"""A program under the harness: its training step, its calls without gradients, and the values that both give."""
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from hotloop.step.loop.arguments import device_of
 from hotloop.step.prove.proof import plain_run, values_of
 from hotloop.step.prove.step_outputs import Made, kept
 from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
-from hotloop.step.state.program import Program
+from hotloop.step.state.program import Call, Program
 from hotloop.step.workload import Workload, arguments
 
 if TYPE_CHECKING:
@@ -27,24 +26,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hotloop")
 KEPT_CALLS = 4
-"""Calls of each model that are kept, to be repeated without gradients: different inputs, so that old outputs show."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Noted:
-    """A call of one model, as its training step made it."""
-
-    model: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-Calls = dict[str, collections.deque[Noted]]
-"""The newest calls of each model."""
+"""Calls of each model that are kept, to be repeated without gradients. Different inputs make old outputs visible."""
+Calls = dict[str, collections.deque[Call]]
+"""The newest calls of each model, with copies of their tensors."""
 
 
 class Subject:
-    """One program: the workload, its models by name, and what was noted of its calls."""
+    """A program made for the harness: its workload, its models by name, and everything that its step changes."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload, self.models, self.holdings = workload, workload.models(), workload.holdings()
@@ -55,9 +43,9 @@ class Subject:
         return self.workload.run(batch)
 
     def follow(self, other: Subject) -> None:
-        """Take over the state that another program of the same making is in: tensors and gradients, in place.
+        """Copy the state of another program of the same making: tensors and gradients in place, optimizer settings.
 
-        Of what its optimizers were told, too: a schedule of its own has moved the rate of the other one alone.
+        Only one of two programs runs its batches' schedule, which moves the learning rate of that one alone.
         """
         theirs = other.holdings.tensors()
         gradients = other.holdings.gradients()
@@ -73,20 +61,27 @@ class Subject:
             for group, others in zip(optimizer.param_groups, other.holdings.optimizers[name].param_groups, strict=True):
                 group.update({key: value for key, value in others.items() if isinstance(value, int | float | tuple)})
                 for key, value in others.items():
-                    if isinstance(value, torch.Tensor):  # a rate that a capture can read
+                    if isinstance(value, torch.Tensor):  # a learning rate that a capture can read
                         group[key].copy_(value)
 
     def made(self, batch: Any, wide: Values | None = None) -> Made:
-        """Run the training step; gives everything that it made, copied, with the same in more bits."""
-        start = {name: one.clone() for name, one in self.holdings.tensors().items() if name.startswith("parameter ")}
+        """Run the training step; return copies of everything that it made.
+
+        Args:
+            batch: of the step.
+            wide: the same values in more bits, to be returned beside them.
+        """
+        parameters = {name: one for name, one in self.holdings.tensors().items() if name.startswith("parameter ")}
+        start = {name: parameter.clone() for name, parameter in parameters.items()}
         result, at_step = plain_run(self.holdings, lambda: self.step(batch))
         values = values_of(self.holdings, result, at_step)
-        return Made(start, {name: None if one is None else one.clone() for name, one in values.items()}, wide)
+        return Made(start, {name: None if value is None else value.clone() for name, value in values.items()}, wide)
 
     def in_more_bits(self, step: Callable[..., Any], compute_dtype: str, *call: Any) -> Values | None:
-        """Run something in the widest dtype that it runs in, and undo it; None where it does in none.
+        """Run a function in the widest dtype that it runs in, and undo it.
 
-        Gives what it made by the names of a proof.
+        Returns:
+            the values that it made, by the names that a proof uses; None if it runs in no wider dtype.
         """
         program = Program(step, self.holdings, self.device, lambda: False)
         draws: list[Draw] = []
@@ -104,15 +99,15 @@ class Subject:
         return None
 
     def infer(self, batch: Any, calls: Calls, number: int) -> Iterator[Any]:
-        """Call without gradients: the program's own function, or one model after another as the training step did.
+        """Call without gradients: the program's own function, or each model as the training step called it.
 
         Args:
             batch: for the program's own function.
             calls: of the training step.
-            number: of this call; those after one another take different inputs where there are.
+            number: of this call; consecutive calls take different inputs if there are several.
 
         Yields:
-            each call's output; nothing of it is held here.
+            each call's output; nothing here keeps a reference to it.
         """
         if self.workload.infer is not None:
             with torch.no_grad():
@@ -121,36 +116,31 @@ class Subject:
             return
         output = None
         for name, noted in calls.items():
-            one = noted[number % len(noted)]
-            with torch.no_grad(), evaluating(self.models[name]):
-                output = self.models[name](*one.args, **one.kwargs)
+            args, kwargs = noted[number % len(noted)]
+            model = self.models[name]
+            modes = [(part, part.training) for part in model.modules()]
+            try:
+                with torch.no_grad():
+                    output = model.eval()(*args, **kwargs)
+            finally:
+                for part, training in modes:  # each part had a mode of its own
+                    part.training = training
             yield output
             del output
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Have a model evaluate while the block runs, and each part back in its own mode afterwards."""
-    modes = [(part, part.training) for part in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for part, training in modes:
-            part.training = training
-
-
-@contextlib.contextmanager
 def noting_calls(models: dict[str, nn.Module], calls: Calls) -> Iterator[None]:
-    """Note the calls of eager models while the block runs, the newest `KEPT_CALLS` of each; tensors are copied."""
+    """Note the newest `KEPT_CALLS` calls of each eager model in the block, with copies of their tensors."""
     handles = []
 
     def note(name: str) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if torch.is_grad_enabled():
-                calls.setdefault(name, collections.deque(maxlen=KEPT_CALLS)).append(
-                    Noted(name, *_copies((args, kwargs)))
-                )
+            if not torch.is_grad_enabled():
+                return
+            leaves, structure = flatten((args, kwargs))
+            copies = [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            calls.setdefault(name, collections.deque(maxlen=KEPT_CALLS)).append(unflatten(structure, copies))
 
         return hook
 
@@ -161,8 +151,3 @@ def noting_calls(models: dict[str, nn.Module], calls: Calls) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _copies(value: Any) -> Any:
-    leaves, structure = flatten(value)
-    return unflatten(structure, [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in leaves])

@@ -1,4 +1,4 @@
-"""What a harness found: what goes wrong under CUDA graphs, what is held past its step and by whom, the counters."""
+"""The result of a harness: what goes wrong under CUDA graphs, which outputs are held past their step, the counters."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import dataclasses
 import io
 from typing import Any, Literal
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-Kind = Literal["error", "numerics", "held", "skipped", "stepped down", "not called", "recompiles"]
 REMEDY = "consume it before the next call, keep a copy of it (hotloop.own, .clone()), or make it again"
 _NOT_AS_ASKED = frozenset({"skipped", "stepped down", "not called"})
-"""Findings that make nothing wrong: no CUDA graph stands where one was asked for."""
+"""Kinds of findings that make nothing wrong: a CUDA graph is missing where it was asked for."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that is wrong (``fails``), or that is to be known."""
+    """A fault (``fails``), or a fact worth knowing."""
 
-    kind: Kind
+    kind: Literal["error", "numerics", "held", "skipped", "stepped down", "not called", "recompiles"]
     what: str
     remedy: str = ""
     fails: bool = True
@@ -34,10 +33,10 @@ class Held:
     """A compiled output that was alive when a later call was allowed to overwrite it.
 
     Args:
-        output: which one: place, shape, dtype, of which call of which component.
+        output: its place among the outputs, shape, dtype, and the call and component that made it.
         file, line: the user's operation that made it.
-        holders: who holds it: variables, attributes, entries, each with its place where that is known.
-        times: at how many marks.
+        holders: the variables, attributes and entries that hold it, each with its place if that is known.
+        times: the number of marks at which it was held.
     """
 
     output: str
@@ -49,29 +48,28 @@ class Held:
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """How to stop holding it."""
         return REMEDY
 
     def __str__(self) -> str:
-        return f"{self.output}; held by {', '.join(self.holders)}" + (
-            f" ({self.times:,} times)" if self.times > 1 else ""
-        )
+        times = f" ({self.times:,} times)" if self.times > 1 else ""
+        return f"{self.output}; held by {', '.join(self.holders)}{times}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Harness:
-    """What a harness found.
+    """The result of a harness.
 
     Args:
         preset: of the training calls, and ``inference`` of those without gradients.
-        emulated: no GPU ran it: the emulation of CUDA graphs stood in, with eager's kernels.
+        emulated: the emulation of CUDA graphs ran the program with eager's kernels, since no GPU did.
         rounds: training steps, each followed by ``calls`` calls without gradients.
-        findings: what is wrong, and what is to be known.
+        findings: the faults, and facts worth knowing.
         held: outputs that the program keeps past a mark. `hotloop.compile` copies them, so that they are right at the
             cost of a copy; under ``strict_lifetime`` they fail.
         strict_lifetime: whether they do.
         components: each component's status, as `hotloop.status` gives it.
-        nearest: which tensor came nearest to its limit against eager, and how near.
+        nearest: the tensor that came nearest to its limit against eager, and how near.
     """
 
     preset: str
@@ -92,9 +90,9 @@ class Harness:
 
     @property
     def worst(self) -> Finding | None:
-        """The first of what is wrong, what is not safe before what does not run as asked; None where nothing is."""
-        failing = [one for one in self.findings if one.fails]
-        return min(failing, key=lambda one: one.kind in _NOT_AS_ASKED, default=None)
+        """The first fault, unsafe ones before a missing CUDA graph; None if there is no fault."""
+        failing = [finding for finding in self.findings if finding.fails]
+        return min(failing, key=lambda finding: finding.kind in _NOT_AS_ASKED, default=None)
 
     @property
     def verdict(self) -> str:
@@ -109,45 +107,45 @@ class Harness:
 
     @property
     def name(self) -> str:
-        """The preset, or both where they differ."""
+        """The preset, or both presets if they differ."""
         if self.preset == self.inference:
             return self.preset
         return f"{self.preset} (training), {self.inference} (inference)"
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the harness as plain JSON data."""
+        """Return the result as plain JSON data."""
         return {
             "passed": self.passed,
             "verdict": self.verdict,
             **dataclasses.asdict(self),
-            "held": [{**dataclasses.asdict(one), "remedy": one.remedy} for one in self.held],
+            "held": [{**dataclasses.asdict(held), "remedy": held.remedy} for held in self.held],
         }
 
     def __rich__(self) -> Group:
-        found = [Text(str(one), style="bold red" if one.fails else "yellow") for one in self.findings]
-        held = [Text("Held when a later call may overwrite it:", style="bold")] if self.held else []
-        held += [Text(f"  {one}") for one in self.held]
-        held += [Text(f"  remedy: {REMEDY}", style="dim")] if self.held else []
-        return Group(_table(self.components), *held, *found, Text(self.verdict, style="bold"))
+        parts: list[RenderableType] = [self._table()]
+        if self.held:
+            parts.append(Text("Held when a later call may overwrite it:", style="bold"))
+            parts += [Text(f"  {held}") for held in self.held]
+            parts.append(Text(f"  remedy: {REMEDY}", style="dim"))
+        parts += [Text(str(finding), style="bold red" if finding.fails else "yellow") for finding in self.findings]
+        return Group(*parts, Text(self.verdict, style="bold"))
 
     def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=140, force_terminal=False)
-        console.print(self)
-        text = console.file
-        assert isinstance(text, io.StringIO)
+        text = io.StringIO()
+        Console(file=text, width=140, force_terminal=False).print(self)
         return text.getvalue().rstrip()
 
-
-def _table(components: dict[str, dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("component", "mode", "preset", "calls", "a step", "shapes", "in a backward", "compiles", "copied"):
-        table.add_column(name, justify="left" if name in ("component", "mode", "preset", "shapes") else "right")
-    for name, part in components.items():
-        for mode, counts in part["modes"].items():
-            asked = part["requested"] if mode == "training" else part["inference"]
-            pace = ", ".join(f"{calls} ({times}x)" for calls, times in counts.get("calls_per_step", {}).items())
-            shapes = "; ".join(counts.get("shapes", {}))
-            row = (name, mode, asked, counts["calls"], pace, shapes, counts.get("calls_in_backward", 0))
-            copied = part.get("outputs_copied", 0) if mode == "training" else ""
-            table.add_row(*(Text(str(cell)) for cell in (*row, counts["compiles"], copied)))
-    return table
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("component", "mode", "preset", "calls", "a step", "shapes", "in a backward", "compiles", "copied"):
+            left = name in ("component", "mode", "preset", "shapes")
+            table.add_column(name, justify="left" if left else "right")
+        for name, part in self.components.items():
+            for mode, counts in part["modes"].items():
+                preset = part["requested"] if mode == "training" else part["inference"]
+                pace = ", ".join(f"{calls} ({times}x)" for calls, times in counts.get("calls_per_step", {}).items())
+                shapes = "; ".join(counts.get("shapes", {}))
+                row = (name, mode, preset, counts["calls"], pace, shapes, counts.get("calls_in_backward", 0))
+                copied = part.get("outputs_copied", 0) if mode == "training" else ""
+                table.add_row(*(Text(str(cell)) for cell in (*row, counts["compiles"], copied)))
+        return table

@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from hotloop import presets
-from hotloop._torch.ledger import CapabilityMissingError
 from hotloop._torch.products import products_in_tf32
-from hotloop._torch.settings import patched
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import ConfigError, HotloopError
 from hotloop.measure import ALL, Limits, differences, flatten
 from hotloop.presets import Preset
-from hotloop.prove.idle import noting_backward, refuse_idle
 from hotloop.prove.verify.verdict import StepVerdict, Verdict, worst_of
+from hotloop.prove.workloads import same_random_numbers, survey_training
 from hotloop.step.audit.auditor import GRADIENTS_OF_ARGUMENTS
-from hotloop.step.audit.op_trace import survey
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of
@@ -41,7 +38,7 @@ from hotloop.step.tiers import parse
 from hotloop.step.workload import Workload, arguments, load_factory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from hotloop.measure import Difference
 
@@ -129,15 +126,6 @@ def _made(workload: Any) -> Workload:
     return made
 
 
-@contextlib.contextmanager
-def same_random_numbers() -> Iterator[None]:
-    """Have compiled code draw the numbers that eager draws, also where a preset's mode takes no options."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(CapabilityMissingError):  # without Inductor there is nobody to draw others
-            stack.enter_context(patched("torch._inductor:config", fallback_random=True))
-        yield
-
-
 class _Case:
     """One program under verification."""
 
@@ -221,10 +209,11 @@ class _Case:
         call = self._next()
         inputs = _tensors_of(call)
         _log.info("verify: looking at a step")
-        with noting_backward(holdings) as reached:
-            _, seen = survey(holdings, device, inputs, self._step(call))
-        if not reached:
-            refuse_idle(holdings, self._step(self._next()))
+
+        def another() -> Any:
+            return self._step(self._next())()
+
+        seen = survey_training(holdings, device, inputs, self._step(call), another)
         self._draws_random = seen.random_operations > 0
         holdings.found += seen.written_found
         holdings.gradients_altered = seen.altered
