@@ -17,7 +17,7 @@ import hotloop
 from hotloop._torch.attention import drops_inside
 from hotloop._torch.upcast import NotRepeatableError, noting_draws
 from hotloop.step.prove import proof
-from hotloop.step.prove.step_outputs import kept
+from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import wide_step
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program
@@ -119,8 +119,8 @@ def wide_and_eager(model):
         with noting_draws(draws):
             return proof.plain_run(program.holdings, lambda: step(x))
 
-    plain = kept(program, lambda: proof.plain_run(program.holdings, lambda: step(x)))
-    eager = kept(program, noted)
+    plain = StepOutputs.of(program, lambda: proof.plain_run(program.holdings, lambda: step(x)))
+    eager = StepOutputs.of(program, noted)
     for name, one in plain.ours.items():
         assert one is None or torch.equal(one, eager.ours[name]), "a step that is noted is the step"
     return wide_step(program, ((x,), {}), torch.float64, draws), eager

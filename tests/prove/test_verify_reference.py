@@ -11,7 +11,7 @@ from torch.utils import checkpoint
 from hotloop._torch.upcast import NotRepeatableError, noting_draws, widened
 from hotloop.measure import differences
 from hotloop.step.prove import proof
-from hotloop.step.prove.step_outputs import kept
+from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import wide_step
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.program import Program
@@ -110,7 +110,7 @@ def draws_of(made, call):
         with noting_draws(found):
             return proof.plain_run(made.holdings, lambda: made.step(*call[0]))
 
-    return kept(made, noted), found
+    return StepOutputs.of(made, noted), found
 
 
 LAYERS = [Casting, Dropping, Attending, Checkpointed, Recurrent, Tied]

@@ -392,7 +392,7 @@ def recording(monkeypatch, *, fails=()):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (1, 1))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: Stream("current", graphs))
-    return graphs, lambda: engines._CudaRecording(engines._Pool("pool"), Stream("side", graphs), told_capturing=True)
+    return graphs, lambda: engines._CudaRecording(engines._Pool("pool"), Stream("side", graphs), reports_capturing=True)
 
 
 def test_a_recording_that_is_given_up_is_put_right_and_goes_back_to_its_stream(monkeypatch):
@@ -432,7 +432,7 @@ def test_the_side_stream_is_waited_for_where_the_step_raises(monkeypatch):
     graphs, _ = recording(monkeypatch)
     engine = engines.CudaEngine()
     monkeypatch.setattr(engines, "_side_stream", lambda device: Stream("side", graphs))
-    with pytest.raises(ValueError, match="theirs"), engine.ambience(torch.device("cuda", 1), told_capturing=True):
+    with pytest.raises(ValueError, match="theirs"), engine.ambience(torch.device("cuda", 1), reports_capturing=True):
         raise ValueError("theirs")
     assert graphs.calls[-1] == "current waits for side"
 
@@ -459,24 +459,24 @@ def test_recordings_share_a_pool_as_long_as_one_is_there(monkeypatch):
     engine = engine_on(monkeypatch, graphs)
     kept = []
     for _ in range(2):
-        found = engine.begin(DEVICE, told_capturing=True)
+        found = engine.begin(DEVICE, reports_capturing=True)
         kept.append(found.cut())
         found.close()
     assert pools(graphs) == ["pool 1", "pool 1"]
     del found
     kept.clear()
-    engine.begin(DEVICE, told_capturing=True).close()
+    engine.begin(DEVICE, reports_capturing=True).close()
     assert pools(graphs)[-1] == "pool 2"
 
 
 def test_after_a_failed_capture_the_next_one_has_a_pool_of_its_own(monkeypatch):
     graphs, _ = recording(monkeypatch)
     engine = engine_on(monkeypatch, graphs)
-    first = engine.begin(DEVICE, told_capturing=True)
+    first = engine.begin(DEVICE, reports_capturing=True)
     segment = first.cut()
     first.resume()
     first.abandon()
-    engine.begin(DEVICE, told_capturing=True).close()
+    engine.begin(DEVICE, reports_capturing=True).close()
     assert pools(graphs) == ["pool 1", "pool 1", "pool 2"]
     assert segment is not None
 

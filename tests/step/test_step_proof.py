@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from hotloop._torch.dispatch import name_of, tensors_in
 from hotloop.measure import Limits, differences
 from hotloop.step.capture import engines
-from hotloop.step.prove.step_outputs import Made, compared
+from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.testing import captured as stand_in
 from hotloop.testing.captured import Tape, TapeEngine, TapeRecording
 
@@ -229,8 +229,8 @@ def test_an_engine_that_fails_as_it_ends_a_recording_is_declined(cpu):
             raise RuntimeError("cannot be ended")
 
     class Engine(TapeEngine):
-        def begin(self, device, *, told_capturing):
-            return Failing(told_capturing=told_capturing)
+        def begin(self, device, *, reports_capturing):
+            return Failing(reports_capturing=reports_capturing)
 
     declined_with(cpu, training(0.5), "cannot be ended", engine=Engine)
 
@@ -286,17 +286,17 @@ def of_one_step(gradient, parameter):
 def test_a_parameter_whose_gradient_is_rounding_is_not_held_to_another_runs(gradient, parameter, wrong):
     start = {"parameter weight": torch.full((64,), 0.9), "parameter bias": torch.full((4,), 0.9)}
     ours, again = of_one_step(1.0, 1.0), of_one_step(2.0, 1.1)
-    found = compared(
-        Made(start, ours, spread=differences(ours, again)[0]), of_one_step(gradient, parameter), Limits.rounding()
+    found = StepOutputs(start, ours, spread=differences(ours, again)[0]).compare(
+        of_one_step(gradient, parameter), Limits.rounding()
     )
     assert sorted(kind for kind, one in found.items() if not one.agrees) == wrong
 
 
 def test_an_optimizer_is_judged_by_some_parameters_in_any_case():
-    made = Made(
+    made = StepOutputs(
         {"parameter weight": torch.zeros(64), "parameter bias": torch.zeros(4)}, of_one_step(1.0, 1.0), spread={}
     )
     theirs = of_one_step(1.5, 1.2)
     theirs["gradient of weight at the optimizer step"] *= 1.01
-    found = compared(made, theirs, Limits.rounding())
+    found = made.compare(theirs, Limits.rounding())
     assert not found["parameter"].agrees

@@ -11,6 +11,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import code_proofs, proof, rounding_evidence
+from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.testing import captured_step_emulation
 
 
@@ -117,7 +118,7 @@ def test_without_more_bits_a_wrong_factor_is_found_as_well(factor):
 
 
 @pytest.mark.usefixtures("no_more_bits")
-@pytest.mark.parametrize("fails", ["_displace", "_nudge", "free_bytes", "apart"])
+@pytest.mark.parametrize("fails", ["_displace", "_nudge", "free_bytes", "differences"])
 def test_where_other_roundings_cannot_be_had_the_code_is_judged_without_them(monkeypatch, fails):
     tried = []
 
@@ -125,7 +126,7 @@ def test_where_other_roundings_cannot_be_had_the_code_is_judged_without_them(mon
         tried.append(True)
         if fails == "free_bytes":
             return 0
-        if fails == "apart":
+        if fails == "differences":
             raise CandidateFailedError
         if len(tried) > 1:
             raise torch.OutOfMemoryError
@@ -133,7 +134,7 @@ def test_where_other_roundings_cannot_be_had_the_code_is_judged_without_them(mon
 
     for name in ("_displace", "_nudge"):
         monkeypatch.setattr(rounding_evidence, "plain_" + name, lambda one, *_: one.mul_(1.5), raising=False)
-    monkeypatch.setattr(rounding_evidence, fails, fail)
+    monkeypatch.setattr(StepOutputs if fails == "differences" else rounding_evidence, fails, fail)
     model, _, status, _ = learnt()
     assert tried
     assert status.tier == "eager"

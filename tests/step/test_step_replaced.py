@@ -26,7 +26,7 @@ def test_two_threads_that_overlap_leave_the_real_function():
     inside, first_left, heard = threading.Barrier(3, timeout=120), threading.Event(), {}
 
     def ask(name, waits):
-        with engines.told_capturing():
+        with engines.reporting_capture(True):
             inside.wait()
             if waits:
                 first_left.wait(20)
@@ -117,7 +117,7 @@ def test_an_optimizer_in_the_ambience_steps_as_ever(monkeypatch, kind):
     before = model.weight.detach().clone()
     asked = []
     optimizer.register_step_pre_hook(lambda *_: asked.append(torch.cuda.is_current_stream_capturing()))
-    with engines.told_capturing():
+    with engines.reporting_capture(True):
         assert torch.cuda.is_current_stream_capturing()
         optimizer.step()
         assert torch.cuda.is_current_stream_capturing()
@@ -133,7 +133,7 @@ def test_after_an_optimizer_that_raised_the_answer_is_yes_again():
         raise ValueError("theirs")
 
     optimizer.register_step_pre_hook(fails)
-    with engines.told_capturing():
+    with engines.reporting_capture(True):
         with pytest.raises(ValueError, match="theirs"):
             optimizer.step()
         assert torch.cuda.is_current_stream_capturing()
@@ -145,6 +145,6 @@ def test_compiled_code_asks_without_a_graph_break():
         return x + 1 if torch.cuda.is_current_stream_capturing() else x - 1
 
     for _ in range(2):
-        with engines.told_capturing():
+        with engines.reporting_capture(True):
             assert asks(torch.zeros(1)).item() == 1
     torch.compiler.reset()

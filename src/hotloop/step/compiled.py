@@ -108,7 +108,7 @@ class Compiled:
         """Tell whether a model has repeated blocks, so that ``regional`` differs from ``full``."""
         return any(block_classes(model) for model in self.models.values())
 
-    def put_on(self, tier: Tier) -> None:
+    def install(self, tier: Tier) -> None:
         """Run the models as a tier asks; what has to be compiled for it is so in the steps that follow.
 
         Going back and forth between tiers costs next to nothing: what was compiled for one is kept.
@@ -174,7 +174,7 @@ class Compiled:
         graphs = max(1, sum(one.compiles for one in parts))
         return sum(one.compile_seconds for one in parts) / graphs
 
-    def take_off(self) -> None:
+    def remove(self) -> None:
         """Leave the models as they were given, and forget what was compiled."""
         self._kept.clear()
         if not self.given and self.base != "eager":

@@ -55,11 +55,11 @@ class Engine(Protocol):
     kernels: bool
     launches: bool
 
-    def begin(self, device: torch.device, *, told_capturing: bool) -> Recording:
+    def begin(self, device: torch.device, *, reports_capturing: bool) -> Recording:
         """Begin to record; the first segment is open, and code that asks for a capture hears what it is told."""
 
     def ambience(
-        self, device: torch.device, *, told_capturing: bool, asked: Callable[[], None] | None = None
+        self, device: torch.device, *, reports_capturing: bool, asked: Callable[[], None] | None = None
     ) -> contextlib.AbstractContextManager[None]:
         """Run an eager step on the path that a recording will take: stream, and code that looks for a capture."""
 

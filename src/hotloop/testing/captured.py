@@ -41,20 +41,20 @@ class TapeEngine:
     kernels = False
     launches = False  # an operation in the middle may raise: a label out of range
 
-    def begin(self, device: torch.device, *, told_capturing: bool) -> TapeRecording:  # noqa: ARG002 - one CPU
+    def begin(self, device: torch.device, *, reports_capturing: bool) -> TapeRecording:  # noqa: ARG002 - one CPU
         """Begin a tape."""
-        return TapeRecording(told_capturing=told_capturing)
+        return TapeRecording(reports_capturing=reports_capturing)
 
     @contextlib.contextmanager
     def ambience(
         self,
         device: torch.device,  # noqa: ARG002 - the CPU is the only one
         *,
-        told_capturing: bool,
+        reports_capturing: bool,
         asked: Callable[[], None] | None = None,
     ) -> Iterator[None]:
         """Answer code that looks for a capture as a capture will."""
-        with engines.told_whether_capturing(told_capturing, asked):
+        with engines.reporting_capture(reports_capturing, asked):
             yield
 
     def reference_stream(self, device: torch.device) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
@@ -65,8 +65,8 @@ class TapeEngine:
 class TapeRecording:
     """A tape that is being recorded; operations run as they are recorded."""
 
-    def __init__(self, *, told_capturing: bool) -> None:
-        self._told_capturing = told_capturing
+    def __init__(self, *, reports_capturing: bool) -> None:
+        self._reports_capturing = reports_capturing
         self.replay_seconds: float | None = None  # what was recorded ran as it was
         self._open: contextlib.ExitStack | None = None
         self._tape = Tape()
@@ -77,7 +77,7 @@ class TapeRecording:
         self.abandon()
         self._tape = Tape()
         self._open = contextlib.ExitStack()
-        self._open.enter_context(engines.told_whether_capturing(self._told_capturing))
+        self._open.enter_context(engines.reporting_capture(self._reports_capturing))
         self._open.enter_context(observing(self._tape.record))
 
     def cut(self) -> Tape:

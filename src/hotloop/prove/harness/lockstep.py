@@ -18,7 +18,6 @@ from hotloop.prove.harness.program import Calls, noting_calls
 from hotloop.prove.harness.result import REMEDY, Finding
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.prove.proof import plain_run, values_of
-from hotloop.step.prove.step_outputs import compared
 from hotloop.step.state.random_state import RandomState
 from hotloop.step.workload import arguments
 
@@ -120,7 +119,7 @@ class Lockstep:
             return result, values_of(self._compiled.holdings, result, at_step)
 
         result, theirs = self._compiled_call(what, compiled_step)
-        for kind, comparison in self._compiled_call(what, lambda: compared(made, theirs, self._limits)).items():
+        for kind, comparison in self._compiled_call(what, lambda: made.compare(theirs, self._limits)).items():
             self._comparisons[kind].append(comparison)
         self._keep(f"the result of {what}", result)
         self._compiled.follow(self._eager)

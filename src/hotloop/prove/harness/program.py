@@ -12,7 +12,7 @@ import torch
 from hotloop.measure import flatten, unflatten
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.prove.proof import plain_run, values_of
-from hotloop.step.prove.step_outputs import Made, kept
+from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.state.program import Call, Program
 from hotloop.step.workload import Workload, arguments
@@ -64,7 +64,7 @@ class Subject:
                     if isinstance(value, torch.Tensor):  # a learning rate that a capture can read
                         group[key].copy_(value)
 
-    def made(self, batch: Any, wide: Values | None = None) -> Made:
+    def made(self, batch: Any, wide: Values | None = None) -> StepOutputs:
         """Run the training step; return copies of everything that it made.
 
         Args:
@@ -75,7 +75,8 @@ class Subject:
         start = {name: parameter.clone() for name, parameter in parameters.items()}
         result, at_step = plain_run(self.holdings, lambda: self.step(batch))
         values = values_of(self.holdings, result, at_step)
-        return Made(start, {name: None if value is None else value.clone() for name, value in values.items()}, wide)
+        copies = {name: None if value is None else value.clone() for name, value in values.items()}
+        return StepOutputs(start, copies, wide)
 
     def in_more_bits(self, step: Callable[..., Any], compute_dtype: str, *call: Any) -> Values | None:
         """Run a function in the widest dtype that it runs in, and undo it.
@@ -90,7 +91,7 @@ class Subject:
             with noting_draws(draws):
                 return plain_run(self.holdings, lambda: step(*call))
 
-        kept(program, noted)
+        StepOutputs.of(program, noted)
         for dtype in candidates(compute_dtype):
             try:
                 return wide_step(program, (call, {}), dtype, draws)

@@ -14,7 +14,7 @@ from hotloop.measure import RATIO
 
 if TYPE_CHECKING:
     from hotloop.measure import Comparison
-    from hotloop.step.prove.culprit import Blamed
+    from hotloop.step.prove.culprit import Culprit
 
 _ROWS = 8
 _WIDTH = 140
@@ -85,7 +85,7 @@ class Verdict:
     why: str
     visible: float | None
     ran: dict[str, Any]
-    blamed: Blamed | None = None
+    blamed: Culprit | None = None
     seconds: float = 0.0
     copied_bytes: int = 0
     environment: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -27,9 +27,9 @@ from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import culprit, proof
-from hotloop.step.prove.culprit import Blamed
+from hotloop.step.prove.culprit import Culprit
 from hotloop.step.prove.outcomes import Outcome, over_steps
-from hotloop.step.prove.step_outputs import Made, kept
+from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.state.ambient import compute_dtype
 from hotloop.step.state.program import Program
@@ -91,7 +91,7 @@ def verify(  # noqa: PLR0913 - the public settings
         with same_random_numbers():
             return case.verdict(steps, search_seconds if search else 0.0)
     finally:
-        case.compiled.take_off()
+        case.compiled.remove()
         if before is not None:
             before.restore()
 
@@ -258,7 +258,7 @@ class _Case:
                 with products_in_tf32(how):
                     return self._eagerly(run)
 
-            found = kept(self.program, so)
+            found = StepOutputs.of(self.program, so)
             begun = found.start  # parameters are held against each other by their updates
             return {
                 name: one - begun[name] if one is not None and name in begun else one
@@ -347,16 +347,16 @@ class _Case:
 
     # -- after -----------------------------------------------------------------------------------------------------
 
-    def _blame(self, seconds: float) -> Blamed | None:
+    def _blame(self, seconds: float) -> Culprit | None:
         """Search for the region at fault, from the state of now on the batches that disagreed."""
         if seconds <= 0:
             return None
         _log.info("verify: searching for the region at fault")
-        self.compiled.take_off()
+        self.compiled.remove()
         try:
             calls = [self._kept(call) for call in self._tried[: proof.STEPS]]
         except CandidateFailedError as error:
-            return Blamed((), f"no search: a step failed: {describe(error.__cause__ or error)}", 0, 0.0)
+            return Culprit((), f"no search: a step failed: {describe(error.__cause__ or error)}", 0, 0.0)
         tests = culprit.Tests(
             self.program,
             self.compiled.models,
@@ -367,11 +367,11 @@ class _Case:
         )
         return culprit.search(self.compiled.models, tests)
 
-    def _kept(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Callable[[], Any], Made]:
+    def _kept(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Callable[[], Any], StepOutputs]:
         """Run a step eagerly and in more bits, each undone; gives what runs it, and what it made."""
         run = self._step(call)
         wide, _ = self._wide(call)
-        return run, kept(self.program, functools.partial(self._eagerly, run), wide, spread=self._spread)
+        return run, StepOutputs.of(self.program, functools.partial(self._eagerly, run), wide, spread=self._spread)
 
 
 def _tensors_of(call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[torch.Tensor]:

@@ -126,7 +126,7 @@ class Looking:
         ambience: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if engine is not None and self._loop.may_capture:
             ambience = engine.ambience(
-                self._program.device, told_capturing=variant.told_capturing, asked=lambda: asked.append(True)
+                self._program.device, reports_capturing=variant.reports_capturing, asked=lambda: asked.append(True)
             )
         try:
             looked = self._look_at(run, args, kwargs, ambience)
@@ -302,12 +302,12 @@ class Looking:
 
     def _drawn_since(self, before: RandomState, heard: Heard) -> list[Obstacle]:
         """Name the streams on the host that the step drew from: a replay draws from none of them."""
-        self._program.drawn.note(heard.drawn() if self._loop.given == "eager" else None)
+        self._program.rng_usage.note(heard.drawn() if self._loop.given == "eager" else None)
         hosts = {PYTHON, NUMPY}
         if self._loop.device.type != "cpu":
             hosts.add(CPU)
         how = "draw on the device (torch.rand(..., device=...)), or outside the step"
-        moved = self._program.drawn.own(RandomState([self._program.device]).moved_since(before))
+        moved = self._program.rng_usage.own(RandomState([self._program.device]).moved_since(before))
         numpys = " (or another thread does)" if other_threads() else ""
         return [
             Obstacle(f"the step draws from {name}{numpys if name == NUMPY else ''}", how)

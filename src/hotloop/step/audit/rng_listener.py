@@ -13,11 +13,11 @@ from hotloop.step.state.rng_usage import FROM_PYTHON, drawn_by, is_pythons
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hotloop.step.state.rng_usage import Drawn
+    from hotloop.step.state.rng_usage import RngUsage
 
 
 @contextlib.contextmanager
-def draws_noted(drawn: Drawn) -> Iterator[None]:
+def draws_noted(drawn: RngUsage) -> Iterator[None]:
     """Note which random streams the block draws from, once another thread was seen to draw.
 
     Without another thread that draws, listening would only cost time.

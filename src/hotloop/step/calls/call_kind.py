@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from hotloop.measure import Difference, Signature
     from hotloop.step.audit.op_trace import Survey
-    from hotloop.step.calls.aliasing import ToldApart
-    from hotloop.step.capture.invariants import Standing
+    from hotloop.step.calls.aliasing import Aliasing
+    from hotloop.step.capture.invariants import Invariants
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.obstacle import Obstacle
     from hotloop.step.prove.outcomes import Outcome
@@ -37,7 +37,7 @@ class Variant:
 
     key: Hashable
     inputs: Signature
-    told_capturing: bool = False
+    reports_capturing: bool = False
     """What code of the step hears that asks whether a capture is going on: no, so that a recording is of the path that
     eager takes, unless that one cannot be captured, or compiled code is of the other."""
     calls: int = 0
@@ -51,7 +51,7 @@ class Variant:
     """Every time that the step was run twice to see how far it is from itself."""
     noisy: bool = False
     """Whether kernels of the step were seen to differ from run to run, in this run of the program or an earlier one."""
-    standing: Standing | None = None
+    standing: Invariants | None = None
     captured: CapturedStep | None = None
     outcomes: list[Outcome] = dataclasses.field(default_factory=list)
     """Of the proof steps of what is captured, without what the steps returned."""
@@ -84,9 +84,9 @@ class Variant:
 
         transformers reads a padding mask on the host to leave it out, unless it is captured.
         """
-        if self.told_capturing or self.seen is None or not self.seen.asked:
+        if self.reports_capturing or self.seen is None or not self.seen.asked:
             return False
-        self.told_capturing = True
+        self.reports_capturing = True
         self.forget()
         return True
 
@@ -160,7 +160,7 @@ class Keys:
     ) -> None:
         self._parameters, self._modules = parameters, modules
 
-    def of(self, inputs: Signature, apart: ToldApart) -> Hashable:
+    def of(self, inputs: Signature, apart: Aliasing) -> Hashable:
         """Give the key of the coming call: arguments, gradients that exist, modes of modules, torch's own modes."""
         gradients = tuple([parameter.grad is None for parameter in self._parameters()])
         modes = tuple([module.training for module in self._modules()])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hotloop.measure import Signature
-    from hotloop.step.calls.aliasing import ToldApart
+    from hotloop.step.calls.aliasing import Aliasing
 
 FRESH = 16
 """Calls that follow each other, each with another object or value, after which none is taken to come again."""
@@ -23,7 +23,7 @@ _LEAVE_IT_OUT = "leave it out of the step; an argument of a few values that come
 _OF_ITS_OWN = "pass it as a tensor, as an argument of its own, or leave it out of the step"
 
 
-class FreshArguments:
+class UnstableArguments:
     """Follows the calls of one step whose kind is new.
 
     Args:
@@ -37,7 +37,7 @@ class FreshArguments:
         """What each place, and each attribute of a tensor, had in the calls that follow each other, where it was
         another in each of them."""
 
-    def obstacle(self, inputs: Signature, apart: ToldApart, *, new: bool) -> Obstacle | None:
+    def obstacle(self, inputs: Signature, apart: Aliasing, *, new: bool) -> Obstacle | None:
         """Say which argument is in the way of a recording, if one is; of what is new in each call, once.
 
         Args:

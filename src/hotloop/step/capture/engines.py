@@ -44,18 +44,18 @@ class CudaEngine:
     def __init__(self) -> None:
         self._pool: _Pool | None = None
 
-    def begin(self, device: torch.device, *, told_capturing: bool) -> Recording:
+    def begin(self, device: torch.device, *, reports_capturing: bool) -> Recording:
         """Begin to record on a side stream, behind what the current one still has to do."""
         if self._pool is None or not self._pool.usable:
             self._pool = _Pool(torch.cuda.graph_pool_handle())
-        return _CudaRecording(self._pool, _side_stream(device), told_capturing=told_capturing)
+        return _CudaRecording(self._pool, _side_stream(device), reports_capturing=reports_capturing)
 
     @contextlib.contextmanager
     def ambience(
-        self, device: torch.device, *, told_capturing: bool, asked: Callable[[], None] | None = None
+        self, device: torch.device, *, reports_capturing: bool, asked: Callable[[], None] | None = None
     ) -> Iterator[None]:
         """Run on the side stream; libraries set up what they need there."""
-        with self.reference_stream(device), told_whether_capturing(told_capturing, asked):
+        with self.reference_stream(device), reporting_capture(reports_capturing, asked):
             yield
 
     @contextlib.contextmanager
@@ -112,7 +112,7 @@ class _Pool:
 
 
 class _CudaRecording:
-    def __init__(self, pool: _Pool, side: torch.cuda.Stream, *, told_capturing: bool) -> None:
+    def __init__(self, pool: _Pool, side: torch.cuda.Stream, *, reports_capturing: bool) -> None:
         self.replay_seconds: float | None = None
         self._pool, self._side = pool, side
         self._stack = contextlib.ExitStack()
@@ -129,7 +129,7 @@ class _CudaRecording:
         side.wait_stream(self._current)
         self._stack.enter_context(torch.cuda.stream(side))
         self._stack.enter_context(capture_safe_random())
-        self._stack.enter_context(told_whether_capturing(told_capturing))
+        self._stack.enter_context(reporting_capture(reports_capturing))
         self._stack.enter_context(stale_streams_overridden())
         self._stack.enter_context(collector_paused())
         try:
@@ -175,7 +175,7 @@ class _CudaRecording:
         self._current.wait_stream(self._side)
 
 
-def told_whether_capturing(
+def reporting_capture(
     answer: bool,
     asked: Callable[[], None] | None = None,
 ) -> contextlib.AbstractContextManager[None]:
@@ -207,17 +207,12 @@ def told_whether_capturing(
     return replaced(torch.cuda, "is_current_stream_capturing", make, constant=True)
 
 
-def told_capturing() -> contextlib.AbstractContextManager[None]:
-    """Have code that asks hear that a capture is going on (`told_whether_capturing`)."""
-    return told_whether_capturing(True)
-
-
 def traced_path(device: torch.device) -> contextlib.AbstractContextManager[None]:
     """Run eager code as it is while it is compiled: there, too, transformers takes the path that looks at no mask.
 
     The two paths may have other attention kernels, which draw other dropout masks: then nothing could be compared.
     """
-    return told_capturing() if device.type == "cuda" else contextlib.nullcontext()
+    return reporting_capture(True) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _torch_asks() -> bool:

@@ -30,7 +30,7 @@ class Change:
     optimizer: str | None = None
 
 
-class Standing:
+class Invariants:
     """The parameters and optimizer state that a survey and a warm-up have seen: a capture needs them as they were.
 
     An optimizer whose state was cleared, say, would make it anew inside the recording, and so in each replay.

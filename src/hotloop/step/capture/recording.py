@@ -327,7 +327,7 @@ def prepare(program: Program, seen: Survey, outside: set[str]) -> None:
 
 
 def capture(  # noqa: PLR0913 - what is recorded, by what, and how
-    program: Program, engine: Engine, seen: Survey, outside: set[str], call: Call, *, told_capturing: bool
+    program: Program, engine: Engine, seen: Survey, outside: set[str], call: Call, *, reports_capturing: bool
 ) -> tuple[CapturedStep, Any]:
     """Run a step once and record it.
 
@@ -337,7 +337,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
         seen: what a survey of a step with these arguments found.
         outside: names of the optimizers that run between segments.
         call: the step's arguments.
-        told_capturing: what code hears that asks whether a capture is going on.
+        reports_capturing: what code hears that asks whether a capture is going on.
 
     Returns:
         The recording, and what the step returned, in tensors of its own.
@@ -358,7 +358,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
     static_args, static_kwargs = unflatten(structure, inputs.leaves)
     with answered(program.holdings.modules):
         result = captured.record(
-            engine.begin(program.device, told_capturing=told_capturing),
+            engine.begin(program.device, reports_capturing=reports_capturing),
             lambda: program.step(*static_args, **static_kwargs),
         )
     captured._finish(inputs, leaves, result)  # noqa: SLF001 - the two halves of one construction

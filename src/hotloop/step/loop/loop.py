@@ -275,7 +275,7 @@ class Loop:
             last.callback(self.writes.close)
             if self.peers is not None:
                 last.callback(self.peers.close)
-            last.callback(self.compiled.take_off)
+            last.callback(self.compiled.remove)
             last.callback(self.course.forget_recordings)
             last.callback(self.account.close)  # before they are taken off, so that record and status tell what ran
             last.callback(self.stepping.settle_last)

@@ -14,10 +14,10 @@ from hotloop.compiling.control import between_steps
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import flatten
 from hotloop.step.audit.auditor import GRADIENTS_OF_ARGUMENTS, Looking
-from hotloop.step.calls.aliasing import told_apart
+from hotloop.step.calls.aliasing import Aliasing
 from hotloop.step.calls.call_kind import Keys, Variant
 from hotloop.step.calls.shapes import Shapes
-from hotloop.step.calls.unstable_arguments import FreshArguments
+from hotloop.step.calls.unstable_arguments import UnstableArguments
 from hotloop.step.capture.invariants import Change
 from hotloop.step.loop.rescue import Rescue, is_compiled_codes
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from hotloop.measure import Signature
-    from hotloop.step.calls.aliasing import ToldApart
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.loop.loop import Loop
     from hotloop.step.prove.proof import Run
@@ -67,7 +66,7 @@ class Runner:
         self.rescue, self.looking = Rescue(loop, self), Looking(loop, self, self.program)
         self.code, self.graphs = CodeProofs(self), GraphProofs(self)
         self.shapes = Shapes(step, functools.partial(worth_a_compile, loop))
-        self._fresh = FreshArguments(self.shapes.argument)
+        self._fresh = UnstableArguments(self.shapes.argument)
         self._surveys = self._calls = 0
         self.sentinel = Sentinel(loop, self, loop.sentinel) if loop.sentinel else None
         self.together = Together(self, loop.peers) if loop.peers is not None else None
@@ -99,7 +98,7 @@ class Runner:
             return self.eagerly(run)
         if not tier.graph and not unproven:
             return self._compiled(run, tier, inputs)
-        apart = told_apart(leaves := flatten((args, kwargs))[0])
+        apart = Aliasing.of(leaves := flatten((args, kwargs))[0])
         variant = self._variant(inputs, apart)
         self._calls += 1
         variant.calls, variant.called = variant.calls + 1, self._calls
@@ -205,7 +204,7 @@ class Runner:
         """Let go of everything that was captured."""
         self._variants.clear()
 
-    def _variant(self, inputs: Signature, apart: ToldApart) -> Variant:
+    def _variant(self, inputs: Signature, apart: Aliasing) -> Variant:
         key, variants = self._keys.of(inputs, apart), self.variants
         found = variants.get(key)
         if found is None:
@@ -213,10 +212,10 @@ class Runner:
                 idle = next((key for key, one in variants.items() if one.captured is None), None)
                 variants.pop(idle if idle is not None else next(iter(variants)))
             # Code that is compiled has taken the path of code that hears that it is captured.
-            found = variants[key] = Variant(key, inputs, told_capturing=Tier(self.loop.goal.base).compiles)
+            found = variants[key] = Variant(key, inputs, reports_capturing=Tier(self.loop.goal.base).compiles)
             for others in self._variants.values():  # what a survey saw is so whatever the code is compiled with
                 if (other := others.get(key)) is not None and other.seen is not None and other.declined is None:
-                    same_path = not other.seen.asked or other.told_capturing == found.told_capturing
+                    same_path = not other.seen.asked or other.reports_capturing == found.reports_capturing
                     found.seen = other.seen if same_path else found.seen
         return found
 
@@ -300,7 +299,7 @@ class Runner:
     def survey(self, run: Callable[[], Any], inputs: Signature, call: tuple[Any, Any]) -> Any:
         """Run the step eagerly, once, and look at it."""
         self._surveys, self.once = self._surveys + 1, None
-        return self.looking.survey(self._variant(inputs, told_apart(flatten(call)[0])), run, *call)
+        return self.looking.survey(self._variant(inputs, Aliasing.of(flatten(call)[0])), run, *call)
 
     def guarded(self, run: Callable[[], Any], tier: Tier) -> Any:
         """Run the step in a tier without a graph, undone where that is possible."""

@@ -46,7 +46,7 @@ class Course:
 
     def put_on(self, tier: Tier) -> None:
         """Have the code of a tier in force; what has to be compiled is so in the steps that follow."""
-        self._loop.compiled.put_on(tier)
+        self._loop.compiled.install(tier)
 
     def release(self, tier: Tier) -> None:
         """Give back what the recordings of a tier hold: a whole step's memory each."""
@@ -64,7 +64,7 @@ class Course:
     def stay_as_given(self) -> None:
         """Run the models as they were given; nothing that was compiled or captured is kept."""
         self.goal = Tier(self._loop.given)
-        self._loop.compiled.take_off()
+        self._loop.compiled.remove()
         for runner in self._runners:
             runner.forget_recordings()
 

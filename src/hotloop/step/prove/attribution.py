@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import Limits
 from hotloop.step.obstacle import CandidateFailedError
-from hotloop.step.prove.culprit import NOT_AGAIN, Blamed, Tests, search
+from hotloop.step.prove.culprit import NOT_AGAIN, Culprit, Tests, search
 from hotloop.step.prove.proof import plain_run
 from hotloop.step.prove.rounding_evidence import aside, in_more_bits
-from hotloop.step.prove.step_outputs import kept
+from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ SECONDS = 60.0
 """How long a run may stand still for the search for the region at fault."""
 
 
-def at_fault(runner: Runner, calls: list[Call], *, recorded: bool) -> tuple[bool, Blamed | None]:
+def at_fault(runner: Runner, calls: list[Call], *, recorded: bool) -> tuple[bool, Culprit | None]:
     """Tell whether a recording is at fault rather than the code in it; and which region of the code is.
 
     Args:
@@ -44,14 +44,14 @@ def at_fault(runner: Runner, calls: list[Call], *, recorded: bool) -> tuple[bool
     return False, None
 
 
-def _look(runner: Runner, calls: list[Call], *, recorded: bool) -> tuple[bool, Blamed | None]:
+def _look(runner: Runner, calls: list[Call], *, recorded: bool) -> tuple[bool, Culprit | None]:
     program, loop = runner.program, runner.loop
     made = []
     for call in calls:
         run = functools.partial(runner.step, *call[0], **call[1])
         wide = in_more_bits(runner, call)
         with aside(runner):
-            made.append((run, kept(program, functools.partial(plain_run, program.holdings, run), wide)))
+            made.append((run, StepOutputs.of(program, functools.partial(plain_run, program.holdings, run), wide)))
     tests = Tests(
         program,
         loop.compiled.models,
@@ -61,7 +61,7 @@ def _look(runner: Runner, calls: list[Call], *, recorded: bool) -> tuple[bool, B
         seconds=SECONDS,
     )
     if not tests.disagrees_now():
-        return recorded, None if recorded else Blamed((), NOT_AGAIN, 1, tests.spent)
+        return recorded, None if recorded else Culprit((), NOT_AGAIN, 1, tests.spent)
     spent = sum(one.compile_seconds for one in loop.compiled.status().components.values())
     if spent > SECONDS:
         _log.info("sentinel: no search for the region at fault, as compiling took %.0f s", spent)

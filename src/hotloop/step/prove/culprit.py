@@ -24,13 +24,12 @@ from hotloop.compiling.control import paused, status, uncompile
 from hotloop.compiling.fallback.causes import describe
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
-from hotloop.step.prove.step_outputs import held_against
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hotloop.measure import Limits
-    from hotloop.step.prove.step_outputs import Made
+    from hotloop.step.prove.step_outputs import StepOutputs
     from hotloop.step.state.program import Program
 
 _CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
@@ -67,7 +66,7 @@ class Region:
 
 
 @dataclasses.dataclass(frozen=True)
-class Blamed:
+class Culprit:
     """What a search found.
 
     Args:
@@ -124,7 +123,7 @@ class Tests:
         self,
         program: Program,
         models: Mapping[str, torch.nn.Module],
-        calls: Sequence[tuple[Callable[[], Any], Made]],
+        calls: Sequence[tuple[Callable[[], Any], StepOutputs]],
         *,
         limits: Limits,
         settings: Mapping[str, Any],
@@ -186,7 +185,7 @@ class Tests:
         found: dict[str, list[measure.Comparison]] = {}
         for run, made in self._calls:
             step = lambda run=run: proof.plain_run(self._program.holdings, run)  # noqa: E731 - one call's
-            for kind, one in held_against(self._program, step, made, self._limits).items():
+            for kind, one in made.compare_run(self._program, step, self._limits).items():
                 found.setdefault(kind, []).append(one)
         return any(not measure.over_steps(each).agrees for each in found.values())
 
@@ -205,7 +204,7 @@ def _compiled_alone(
                 uncompile(part)
 
 
-def search(models: Mapping[str, torch.nn.Module], tests: Tests, *, shown: bool = False) -> Blamed:
+def search(models: Mapping[str, torch.nn.Module], tests: Tests, *, shown: bool = False) -> Culprit:
     """Find the smallest set of regions that disagrees.
 
     Args:
@@ -217,7 +216,7 @@ def search(models: Mapping[str, torch.nn.Module], tests: Tests, *, shown: bool =
     how = ""
     try:
         if not shown and tests.answer(suspects) is not Answer.DISAGREES:
-            return Blamed((), NOT_AGAIN + _untested(tests), tests.done, tests.spent)
+            return Culprit((), NOT_AGAIN + _untested(tests), tests.done, tests.spent)
         while not how:
             if len(suspects) > 1:
                 suspects, how = _halved(suspects, tests)
@@ -231,7 +230,7 @@ def search(models: Mapping[str, torch.nn.Module], tests: Tests, *, shown: bool =
                 how = "its parts agree when each is compiled by itself: its own code, or how they are fused"
     except _OutOfTimeError:
         how = f"the search ended here, after {tests.spent:.0f} s"
-    return Blamed(tuple(suspects), how + _untested(tests), tests.done, tests.spent)
+    return Culprit(tuple(suspects), how + _untested(tests), tests.done, tests.spent)
 
 
 def _untested(tests: Tests) -> str:

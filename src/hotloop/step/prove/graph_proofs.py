@@ -11,7 +11,7 @@ from hotloop import events as ev
 from hotloop._torch.deterministic import stilled
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import Limits, StepClock, flatten
-from hotloop.step.capture.invariants import Standing
+from hotloop.step.capture.invariants import Invariants
 from hotloop.step.capture.recording import capture, own_autocast_cache, prepare
 from hotloop.step.engine import collector_paused
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
@@ -20,7 +20,7 @@ from hotloop.step.prove.code_proofs import remedy_of
 from hotloop.step.prove.outcomes import verdict
 from hotloop.step.prove.proof import plain_run, prove_step
 from hotloop.step.prove.rounding_evidence import repeats_elsewhere
-from hotloop.step.prove.step_outputs import held_against, kept
+from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class GraphProofs:
         began = time.perf_counter()
         most = self.limits_of_repeats()
         again = functools.partial(self.reference, variant, run)
-        once = functools.partial(self._on_path, run, told_capturing=variant.told_capturing)
+        once = functools.partial(self._on_path, run, reports_capturing=variant.reports_capturing)
         result, spread = proof.spread_of(self._program, once, again, most)
         by_chance = False
         if isinstance(spread, proof.Unlike):
@@ -140,7 +140,7 @@ class GraphProofs:
             by_chance = variant.seen.random_operations > 0
             spread = spread.spread if repeats_elsewhere(self._runner, spread, once, again) else spread.why
         if isinstance(spread, str):
-            if not variant.told_capturing or variant.own_path or not by_chance or not self.differs_by_chance(run):
+            if not variant.reports_capturing or variant.own_path or not by_chance or not self.differs_by_chance(run):
                 self._runner.decline(variant, Obstacle(spread, _REPEAT_IT))
             # transformers' masks choose another attention kernel there, say, with dropout masks of its own. Then the
             # reference is the step on that path: next time it has to repeat itself there.
@@ -151,7 +151,7 @@ class GraphProofs:
             self._loop.say_once(f"{self._name}: takes another path while it is captured, and is compared with that one")
         auto = self._loop.auto
         variant.note_spread(spread, auto.earlier.spread(self._name) if auto is not None else None)
-        variant.standing = Standing(self._program.holdings)
+        variant.standing = Invariants(self._program.holdings)
         self._loop.proof_costs((time.perf_counter() - began) / 2)
         assert variant.seen is not None
         self._runner.looking.note(variant.seen)
@@ -173,15 +173,15 @@ class GraphProofs:
 
         def on_path() -> Any:
             with stilled(), self._loop.eager():
-                return self._on_path(run, told_capturing=True)
+                return self._on_path(run, reports_capturing=True)
 
         def plain() -> Any:
             with stilled(), self._loop.eager():
                 return self.on_stream_of_recordings(run)
 
         try:
-            made = kept(self._program, plain)
-            held = held_against(self._program, on_path, made, Limits.compiled(self._loop.surveyed.compute_dtype()))
+            made = StepOutputs.of(self._program, plain)
+            held = made.compare_run(self._program, on_path, Limits.compiled(self._loop.surveyed.compute_dtype()))
         except CandidateFailedError as error:
             if not error.undone:
                 raise
@@ -194,14 +194,14 @@ class GraphProofs:
     def reference(self, variant: Variant, run: Callable[[], Any]) -> Any:
         """Run a step as it is, on the path of a capture only where it draws other random numbers there."""
         if variant.own_path:
-            return self._on_path(run, told_capturing=variant.told_capturing)
+            return self._on_path(run, reports_capturing=variant.reports_capturing)
         return self.on_stream_of_recordings(run)
 
-    def _on_path(self, run: Callable[[], Any], *, told_capturing: bool) -> Any:
+    def _on_path(self, run: Callable[[], Any], *, reports_capturing: bool) -> Any:
         """Run a step on the path of a recording: code that asks whether it is captured hears the same."""
         engine = self._loop.engine
         assert engine is not None
-        on_path = engine.ambience(self._program.device, told_capturing=told_capturing)
+        on_path = engine.ambience(self._program.device, reports_capturing=reports_capturing)
         with on_path, own_autocast_cache(compiled=self._program.compiled()):
             return plain_run(self._program.holdings, run, as_left=True)
 
@@ -228,8 +228,8 @@ class GraphProofs:
         assert engine is not None
         assert variant.seen is not None
         outside = self._loop.recorded.outside_of(variant.seen.stepped)
-        told = variant.told_capturing
-        captured, result = capture(self._program, engine, variant.seen, outside, (args, kwargs), told_capturing=told)
+        told = variant.reports_capturing
+        captured, result = capture(self._program, engine, variant.seen, outside, (args, kwargs), reports_capturing=told)
         variant.captured = captured
         self._replay_seconds = captured.first_seconds
         self._loop.emit(

@@ -92,9 +92,9 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         except Exception as error:
             raise CandidateFailedError from error
         start, at_start = _copied(saved, ready)
-    with draws_noted(program.drawn):
+    with draws_noted(program.rng_usage):
         result, at_step = _beside(at_start, reference)
-    moved = tuple(program.drawn.own(RandomState(devices).moved_since(after))) if compare_random else ()
+    moved = tuple(program.rng_usage.own(RandomState(devices).moved_since(after))) if compare_random else ()
     comparisons, failed = {}, ""
     try:
         with program.holdings.still():

@@ -23,7 +23,7 @@ from hotloop.measure.machine import free_bytes
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import OF_COMPILED
-from hotloop.step.prove.step_outputs import Made, apart, held_against, kept
+from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.state.places import overlaps, write
 
@@ -75,7 +75,7 @@ def in_more_bits(runner: Runner, call: Call) -> dict[str, torch.Tensor | None] |
 
     with aside(runner):
         if loop.surveyed.draws_random:
-            kept(program, noted)
+            StepOutputs.of(program, noted)
         for dtype in candidates(loop.surveyed.compute_dtype()):
             try:
                 return wide_step(program, call, dtype, draws)
@@ -97,7 +97,7 @@ def roundings(runner: Runner, call: Call, candidate: Run) -> dict[str, Compariso
     run = functools.partial(proof.plain_run, program.holdings, functools.partial(runner.step, *call[0], **call[1]))
     with contextlib.ExitStack() as stack:
 
-        def drawn() -> tuple[Made, list[dict[str, Difference]]]:
+        def drawn() -> tuple[StepOutputs, list[dict[str, Difference]]]:
             stack.enter_context(_displaced(program))
             with aside(runner):
                 return _draws(runner, run)
@@ -105,7 +105,7 @@ def roundings(runner: Runner, call: Call, candidate: Run) -> dict[str, Compariso
         made_and_draws = _tried(runner, drawn)
         if made_and_draws is not None:
             made, draws = made_and_draws
-            return held_against(program, candidate, made, Limits.compiled(runner.loop.surveyed.compute_dtype()), draws)
+            return made.compare_run(program, candidate, Limits.compiled(runner.loop.surveyed.compute_dtype()), draws)
     return None
 
 
@@ -137,12 +137,12 @@ def repeats_elsewhere(runner: Runner, unlike: proof.Unlike, once: Run, again: Ru
 
     def alike() -> bool:
         limits = runner.graphs.limits_of_repeats()
-        made = kept(program, again)
+        made = StepOutputs.of(program, again)
         draws = _drawn(runner, again, made)
-        here = held_against(program, once, made, limits, draws)
+        here = made.compare_run(program, once, limits, draws)
         with _displaced(program):
-            made = kept(program, again)
-            elsewhere = held_against(program, once, made, limits)
+            made = StepOutputs.of(program, again)
+            elsewhere = made.compare_run(program, once, limits)
         # Updates as small as a parameter's last place are rounding in every state.
         failures = [
             each for kind in OF_COMPILED for one in (here, elsewhere) if kind in one for each in one[kind].failures
@@ -178,15 +178,15 @@ def with_roundings(outcome: Outcome, elsewhere: Mapping[str, Comparison] | None)
     return dataclasses.replace(outcome, comparisons={**elsewhere, **plain})
 
 
-def _draws(runner: Runner, run: Run) -> tuple[Made, list[dict[str, Difference]]]:
+def _draws(runner: Runner, run: Run) -> tuple[StepOutputs, list[dict[str, Difference]]]:
     """Run a step as it is and in other roundings, and undo each.
 
     Raises:
         CandidateFailedError: a run failed.
         _TellsNothingError: it does not repeat itself, or is not finite.
     """
-    made = kept(runner.program, run)
-    again = held_against(runner.program, run, made, runner.graphs.limits_of_repeats())
+    made = StepOutputs.of(runner.program, run)
+    again = made.compare_run(runner.program, run, runner.graphs.limits_of_repeats())
     if unlike := next((one for one in again.values() if not one.agrees), None):
         raise _TellsNothingError(f"it does not repeat itself from the same state: {unlike}")
     draws = _drawn(runner, run, made)
@@ -195,7 +195,7 @@ def _draws(runner: Runner, run: Run) -> tuple[Made, list[dict[str, Difference]]]
     return made, draws
 
 
-def _drawn(runner: Runner, run: Run, made: Made) -> list[dict[str, Difference]]:
+def _drawn(runner: Runner, run: Run, made: StepOutputs) -> list[dict[str, Difference]]:
     """Run a step from parameters that were moved by no more than a rounding; gives how far each is from ``made``.
 
     Raises:
@@ -205,13 +205,13 @@ def _drawn(runner: Runner, run: Run, made: Made) -> list[dict[str, Difference]]:
     share, draws = _OF_EPS * _EPS[runner.loop.surveyed.compute_dtype()], []
     for draw in range(DRAWS):
         with _changed(runner.program, functools.partial(_nudge, share=share), 1 + draw):
-            draws.append(apart(runner.program, run, made))
+            draws.append(made.differences(runner.program, run))
     if not all(one.finite for draw in draws for one in draw.values()):
         raise _TellsNothingError("there is NaN or infinity in it")
     return draws
 
 
-def _finite(made: Made) -> bool:
+def _finite(made: StepOutputs) -> bool:
     return all(one is None or bool(one.isfinite().all()) for one in made.ours.values())
 
 

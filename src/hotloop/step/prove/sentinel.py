@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from hotloop.step.calls.call_kind import Variant
     from hotloop.step.loop.loop import Loop
     from hotloop.step.loop.runner import Runner
-    from hotloop.step.prove.culprit import Blamed
+    from hotloop.step.prove.culprit import Culprit
     from hotloop.step.state.program import Call
 
 _log = logging.getLogger("hotloop")
@@ -328,7 +328,7 @@ class Sentinel:
         self._goal = None
         self._runner.gave_way(tier, obstacle, variant if recorded else None)
 
-    def _looked_for(self, calls: list[Call], variant: Variant | None, tier: Tier) -> tuple[bool, Blamed | None]:
+    def _looked_for(self, calls: list[Call], variant: Variant | None, tier: Tier) -> tuple[bool, Culprit | None]:
         """Tell whether a recording is at fault rather than the code in it; and which region of the code is."""
         if not self._of_code(variant, tier):
             return True, None

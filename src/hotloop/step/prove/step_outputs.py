@@ -1,4 +1,4 @@
-"""What one call of a step makes as eager runs it, and several candidates held against that."""
+"""The values that one eager call of a step produces, and the comparison of several candidates with them."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Made:
-    """What one call of a step makes as eager runs it, kept so that several candidates can be held against it.
+class StepOutputs:
+    """The values that one eager call of a step produces, kept so that several candidates can be compared with them.
 
     Args:
         start: the parameters before the step.
         ours: eager's values, by name.
-        wide: those of the step in more bits; None without a reference.
-        spread: as `prove_step` takes it.
+        wide: the values of the same step in more bits; None without such a reference.
+        spread: the difference of eager from itself, by tensor, as `prove_step` takes it.
     """
 
     start: dict[str, torch.Tensor]
@@ -35,58 +35,59 @@ class Made:
     wide: Mapping[str, torch.Tensor | None] | None = None
     spread: Mapping[str, Difference] | None = None
 
+    @classmethod
+    def of(
+        cls, program: Program, run: Run, wide: Mapping[str, torch.Tensor | None] | None = None, **more: Any
+    ) -> StepOutputs:
+        """Run a step, undo it, and return the values that it produced.
 
-def kept(program: Program, run: Run, wide: Mapping[str, torch.Tensor | None] | None = None, **more: Any) -> Made:
-    """Run a step eagerly and undo it; gives what it made.
+        Raises:
+            CandidateFailedError: the step raised; the state is as before.
+        """
+        before, ours, _ = tried(program, run)
+        start = parameters_of(before.live, on_host=before.on_host)
+        judged = (name for name in ours if kind_of(name) in (*OF_COMPILED, "parameter"))
+        values = {name: None if (value := ours[name]) is None else value.detach().clone() for name in judged}
+        return cls(start, values, wide, **more)
 
-    Raises:
-        CandidateFailedError: it raised; the state is as before.
-    """
-    before, ours, _ = tried(program, run)
-    start = parameters_of(before.live, on_host=before.on_host)
-    judged = (name for name in ours if kind_of(name) in (*OF_COMPILED, "parameter"))
-    values = {name: None if (one := ours[name]) is None else one.detach().clone() for name in judged}
-    return Made(start, values, wide, **more)
+    def compare_run(
+        self, program: Program, run: Run, limits: Limits, draws: Sequence[Mapping[str, Difference]] = ()
+    ) -> dict[str, Comparison]:
+        """Run a candidate from the state that these values were made from, undo it, and compare by kind of tensor.
 
+        Args:
+            program: what the step changes.
+            run: the candidate.
+            limits: the limits of compiled code.
+            draws: how far other roundings of eager's step are from these values
+                (`hotloop.step.prove.rounding_evidence.roundings`).
 
-def held_against(
-    program: Program, run: Run, made: Made, limits: Limits, draws: Sequence[Mapping[str, Difference]] = ()
-) -> dict[str, Comparison]:
-    """Run a candidate from the state that ``made`` was made from, undo it, and compare, by kind of tensor.
+        Raises:
+            CandidateFailedError: the candidate raised; the state is as before.
+        """
+        return self.compare(tried(program, run)[1], limits, draws)
 
-    Args:
-        program: what the step changes.
-        run: the candidate.
-        made: what eager made.
-        limits: those of compiled code.
-        draws: how far other roundings of eager's step are from it (`hotloop.step.prove.rounding_evidence.roundings`).
+    def compare(
+        self,
+        theirs: dict[str, torch.Tensor | None],
+        limits: Limits,
+        draws: Sequence[Mapping[str, Difference]] = (),
+    ) -> dict[str, Comparison]:
+        """Compare the values of another run with eager's, by kind of tensor."""
+        return compare_kinds(self.ours, theirs, self.start, limits, self.spread, self.wide, draws=draws)
 
-    Raises:
-        CandidateFailedError: the candidate raised; the state is as before.
-    """
-    _, theirs, _ = tried(program, run)
-    return compare_kinds(made.ours, theirs, made.start, limits, made.spread, made.wide, draws=draws)
+    def differences(self, program: Program, run: Run) -> dict[str, Difference]:
+        """Run another rounding of the same step, undo it, and measure how far its values are from these.
 
+        Parameters are compared by their updates, since the two runs may begin with different parameters.
 
-def compared(made: Made, theirs: dict[str, torch.Tensor | None], limits: Limits) -> dict[str, Comparison]:
-    """Hold the values of another run against those that eager made, by kind of tensor."""
-    return compare_kinds(made.ours, theirs, made.start, limits, made.spread, made.wide)
-
-
-def apart(program: Program, run: Run, made: Made) -> dict[str, Difference]:
-    """Run another rounding of the step that ``made`` was made of, undo it, and tell how far the two are apart.
-
-    Parameters are compared by their updates, since the two may begin with others.
-
-    Raises:
-        CandidateFailedError: it raised; the state is as before.
-    """
-    before, theirs, _ = tried(program, run)
-    sides = [
-        {name: one for name, one in side.items() if kind_of(name) in OF_COMPILED} | updates_of(side, start)
-        for side, start in (
-            (made.ours, made.start),
-            (theirs, parameters_of(before.live, on_host=before.on_host)),
+        Raises:
+            CandidateFailedError: the run raised; the state is as before.
+        """
+        before, theirs, _ = tried(program, run)
+        their_start = parameters_of(before.live, on_host=before.on_host)
+        ours, theirs = (
+            {name: value for name, value in values.items() if kind_of(name) in OF_COMPILED} | updates_of(values, start)
+            for values, start in ((self.ours, self.start), (theirs, their_start))
         )
-    ]
-    return differences(*sides)[0]
+        return differences(ours, theirs)[0]

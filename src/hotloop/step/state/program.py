@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from hotloop.step.state.rng_usage import Drawn
+from hotloop.step.state.rng_usage import RngUsage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,5 +29,5 @@ class Program:
     """Tells whether compiled code is in force."""
     ignore: tuple[Any, ...] = ()
     """Objects of hotloop's own that the step may reach: the loop itself."""
-    drawn: Drawn = dataclasses.field(default_factory=Drawn)
+    rng_usage: RngUsage = dataclasses.field(default_factory=RngUsage)
     """Which random streams it was seen to draw from."""

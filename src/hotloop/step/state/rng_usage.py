@@ -16,7 +16,7 @@ FROM_PYTHON = frozenset({"random", "getrandbits"})
 """Functions in C that all of Python's ``random`` draws through."""
 
 
-class Drawn:
+class RngUsage:
     """The streams that a step was seen to draw from; a stream of the process's moves when any thread draws.
 
     numpy's functions are heard by nobody, so its stream counts as drawn from.

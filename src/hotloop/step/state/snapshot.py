@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hotloop.step.state.holdings import Holdings
-    from hotloop.step.state.rng_usage import Drawn
+    from hotloop.step.state.rng_usage import RngUsage
 
 _CHUNK_BYTES = 64 * 2**20
 """Tensors are exchanged in groups of at most this size (or one by one, if larger), so that little extra is needed."""
@@ -37,7 +37,7 @@ class Snapshot:
         everything: parameters and optimizer state too; else buffers, other state and gradients only, which is enough
             as long as no optimizer has stepped.
         gradients: whether the gradients that exist have to be copied; False where the step never reads them.
-        drawn: which random streams the step was seen to draw from, where others may be other threads'.
+        rng_usage: which random streams the step was seen to draw from, where others may be other threads'.
 
     Memory: one copy of the tensors, on their device; where that does not fit, in host memory (`on_host` is True then).
     """
@@ -49,9 +49,9 @@ class Snapshot:
         *,
         everything: bool = True,
         gradients: bool = True,
-        drawn: Drawn | None = None,
+        rng_usage: RngUsage | None = None,
     ) -> None:
-        self.random, self._drawn = RandomState(devices), drawn
+        self.random, self._rng_usage = RandomState(devices), rng_usage
         with holdings.still():
             self.bindings = Bindings(holdings)
             objects = holdings.objects()
@@ -99,7 +99,7 @@ class Snapshot:
 
     def _restore_rest(self) -> None:
         self.bindings.restore()
-        self.random.restore(leaving=self._drawn.others() if self._drawn is not None else frozenset())
+        self.random.restore(leaving=self._rng_usage.others() if self._rng_usage is not None else frozenset())
         for name, tensor in self._rebound.items():
             with torch.no_grad(), uncounted([tensor]):
                 tensor.copy_(self._sparse[name])

@@ -49,7 +49,7 @@ class _Before(Snapshot):
 
     def __init__(self, program: Program) -> None:
         with program.holdings.still():
-            super().__init__(program.holdings, [program.device], drawn=program.drawn)
+            super().__init__(program.holdings, [program.device], rng_usage=program.rng_usage)
             self._buffers = BufferTables(program.holdings)
 
     def restore(self) -> None:
