@@ -23,7 +23,7 @@ from ledger import best, processor
 from torch import nn
 
 import hotloop
-from hotloop.compiling.control.lifetime import count_call
+from hotloop.compiling.control.lane import count_call
 from hotloop.compiling.fallback.lifetime import Outputs, owned_gradients
 from hotloop.compiling.observe import Tally
 from hotloop.measure import ratio_interval

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.compiling.apply import block_classes, hooked
-from hotloop.compiling.apply.targets import components_of, denoisers, refuse_wrapped
+from hotloop.compiling.apply import block_classes, components_of, hooked
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import leave_eager
 from hotloop.compiling.observe import explain
@@ -85,8 +84,8 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
             f"{type(pipeline).__name__} is no pipeline: hand over one, or Parts(unet=model); for a model "
             "alone there is hotloop.compile"
         )
-    names = tuple(preset) if isinstance(preset, Mapping) else denoisers(target)
-    refuse_wrapped(target, [name for name in names if name in target.components])
+    names = tuple(preset) if isinstance(preset, Mapping) else target.denoisers()
+    target.refuse_wrapped([name for name in names if name in target.components])
     plain = dict(preset) if isinstance(preset, Mapping) else dict.fromkeys(names, preset)
     inference = _known(settings.get("inference"), target.components)
     blocks: dict[str, torch.nn.Module] = {}

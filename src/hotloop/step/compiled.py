@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 from hotloop import presets
 from hotloop._torch.module import get_entry
 from hotloop.compiling.apply import block_classes
-from hotloop.compiling.control import ComponentStatus, Installed, Status, compiles, given, paused, status, uncompile
+from hotloop.compiling.control import (
+    ComponentStatus,
+    Installed,
+    Status,
+    compiles,
+    paused,
+    precompiled,
+    status,
+    uncompile,
+)
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control.component import Entry
 
@@ -90,7 +99,7 @@ class Compiled:
     def __init__(self, models: Mapping[str, torch.nn.Module]) -> None:
         self.models = {name: getattr(model, "_orig_mod", model) for name, model in models.items()}
         others = any(_is_others(model) for model in self.models.values())
-        whys = [why for model in models.values() if (why := given(model)) is not None]
+        whys = [why for model in models.values() if (why := precompiled(model)) is not None]
         self.why_given = f"{whys[0].reason} ({whys[0].hint})" if whys else ""
         if whys and others:
             self.why_given = _BY_ANOTHER

@@ -1,6 +1,6 @@
 """Puts a preset on a component or its regions, in place; takes it off."""
 
-from hotloop.compiling.apply.regions import WORTH_CUTTING, Cut, block_classes, declared_blocks, split
+from hotloop.compiling.apply.regions import Cut, block_classes, declared_blocks, split
 from hotloop.compiling.apply.roots import Root, Roots, forget_roots, holds_code_for, roots_for
 from hotloop.compiling.apply.step_methods import metric_updated_by, step_methods
 from hotloop.compiling.apply.targets import (
@@ -16,7 +16,6 @@ from hotloop.compiling.apply.targets import (
 )
 
 __all__ = [
-    "WORTH_CUTTING",
     "Cut",
     "Root",
     "Roots",

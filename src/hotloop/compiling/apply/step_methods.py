@@ -20,44 +20,45 @@ _TRAINERS = frozenset({
     "trainer", "_trainer", "fabric", "logger", "loggers", "global_step", "current_epoch", "optimizers", "lr_schedulers",
     "manual_backward", "toggle_optimizer", "untoggle_optimizer", "clip_gradients", "all_gather", "print",
 })  # fmt: skip
-"""Attributes of a LightningModule behind which the Trainer is: torch compiles anew for each value of its counters."""
-_READS = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
-_METRICS = ("Metric", "MetricCollection")
-"""Classes of torchmetrics, by name: their counters are attributes, so that torch would compile anew at each call."""
+"""Attributes of a LightningModule that lead to the Trainer: torch compiles anew for each value of its counters."""
 
 
 def step_methods(component: Any) -> dict[str, str]:
-    """Name the step methods that a LightningModule's class has; with each, why it is not compiled, or nothing.
+    """Return the step methods that a LightningModule's class has, each with the reason not to compile it, or "".
 
-    None where FSDP has sharded the module by parts: a compile around the gathering of parameters would break there.
+    There are none where FSDP has sharded the module: a compile around the gathering of parameters would break there.
     """
     if not isinstance(component, torch.nn.Module) or not is_lightning(component) or sharded_units(component):
         return {}
     kind = type(component)
-    found = [name for name in _STEPS if not of_library(getattr(kind, name, None))]
-    return {name: _trainers(kind, name) or metric_updated_by(component, name) for name in found}
+    reasons = {}
+    for name in _STEPS:
+        if of_library(getattr(kind, name, None)):
+            continue
+        read = sorted(_TRAINERS.intersection(_read_by(kind, name, set())))
+        if read:
+            reasons[name] = f"it uses self.{read[0]}, which is the Trainer's and changes from step to step"
+        else:
+            reasons[name] = metric_updated_by(component, name)
+    return reasons
 
 
 def metric_updated_by(module: torch.nn.Module, name: str) -> str:
-    """Say which of torchmetrics' metrics a method updates; empty where it updates none."""
-    metrics = {path for path, child in module.named_children() if _is_metric(child)}
+    """Return a sentence that names a torchmetrics metric which a method updates; empty where it updates none.
+
+    The counters of metrics are attributes, so that torch would compile anew at each call.
+    """
+    metrics = set()
+    for path, child in module.named_children():
+        classes = {kind.__name__ for part in child.modules() for kind in type(part).__mro__}
+        if classes & {"Metric", "MetricCollection"}:
+            metrics.add(path)
     named = sorted(metrics.intersection(_read_by(type(module), name, set()))) if metrics else ()
     return f"{name} updates the metric self.{named[0]}, which counts its calls" if named else ""
 
 
-def _is_metric(module: torch.nn.Module) -> bool:
-    inside = (kind.__name__ for one in module.modules() for kind in type(one).__mro__)
-    return any(name in _METRICS for name in inside)
-
-
-def _trainers(kind: type, name: str) -> str:
-    """Say what a method uses that is the Trainer's; empty where there is nothing."""
-    read = sorted(_TRAINERS.intersection(_read_by(kind, name, set())))
-    return f"it uses self.{read[0]}, which is the Trainer's and changes from step to step" if read else ""
-
-
 def _read_by(kind: type, method: str, seen: set[str]) -> Iterator[str]:
-    """Give the attributes that a method reads, and that the user's methods read that it calls."""
+    """Yield the attributes that a method reads, and those read by the user's methods that it calls."""
     seen.add(method)
     for code in _codes(kind, method):
         for name in sorted(_names(code)):
@@ -68,7 +69,7 @@ def _read_by(kind: type, method: str, seen: set[str]) -> Iterator[str]:
 
 
 def _codes(kind: type, method: str) -> Iterator[types.CodeType]:
-    """Give the code of a method, and of those that it overrides as far as they are called by it."""
+    """Yield the code of a method, and of the methods that it overrides and calls."""
     for base in kind.__mro__:
         function = vars(base).get(method)
         if function is None:
@@ -83,7 +84,8 @@ def _codes(kind: type, method: str) -> Iterator[types.CodeType]:
 
 @functools.lru_cache(maxsize=256)
 def _names(code: types.CodeType) -> frozenset[str]:
-    """Give the attributes that code reads, that of functions defined inside it too; a global ``logger`` is none."""
-    read = {one.argval for one in dis.get_instructions(code) if one.opname in _READS}
+    """Return the attributes that code reads, in inner functions too; a global ``logger`` is no attribute."""
+    reads = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
+    names = {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in reads}
     inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(read).union(*(_names(one) for one in inner))
+    return frozenset(names).union(*map(_names, inner))

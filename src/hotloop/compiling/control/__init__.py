@@ -3,15 +3,15 @@
 from hotloop.compiling.control.api import (
     compile,  # noqa: A004 - the public name is torch's own
     leave_eager,
+    own,
     uncompile,
     validate,
 )
 from hotloop.compiling.control.boundary import between_steps
 from hotloop.compiling.control.component_status import ComponentStatus, Status
-from hotloop.compiling.control.given import AS_GIVEN, compiled_by_user, given
 from hotloop.compiling.control.installed import Installed, compiles, method_of, paused
-from hotloop.compiling.control.lifetime import own
 from hotloop.compiling.control.methods import MethodEntry, Note
+from hotloop.compiling.control.precompiled import AS_GIVEN, compiled_by_user, precompiled
 from hotloop.compiling.control.statuses import status
 
 __all__ = [
@@ -25,11 +25,11 @@ __all__ = [
     "compile",
     "compiled_by_user",
     "compiles",
-    "given",
     "leave_eager",
     "method_of",
     "own",
     "paused",
+    "precompiled",
     "status",
     "uncompile",
     "validate",

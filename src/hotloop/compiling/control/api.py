@@ -1,47 +1,44 @@
-"""The public functions: compile in place, and take it off."""
+"""The public functions: compile in place, take the compile off again, and keep outputs of CUDA graphs."""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from hotloop import events as ev
 from hotloop import presets
+from hotloop._torch import cudagraphs
 from hotloop._torch.inductor_options import list_options
 from hotloop._torch.versions import check
-from hotloop.compiling.apply import (
-    WORTH_CUTTING,
-    Cut,
-    block_classes,
-    components_of,
-    declared_blocks,
-    sharded_units,
-)
-from hotloop.compiling.apply.targets import Target, denoisers, refuse_wrapped
-from hotloop.compiling.control import boundary, rendezvous
-from hotloop.compiling.control.component import CompiledFunction, Component, lane
+from hotloop.compiling.apply import Cut, Target, block_classes, components_of, declared_blocks, sharded_units
+from hotloop.compiling.control import boundary
+from hotloop.compiling.control.component import CompiledFunction, Component
 from hotloop.compiling.control.installed import attach, take_off
+from hotloop.compiling.control.lane import lane
+from hotloop.compiling.control.rendezvous import current
 from hotloop.compiling.fallback import first_available, missing
+from hotloop.compiling.fallback.lifetime import copied_together, steps
 from hotloop.compiling.observe import collector
 from hotloop.config import ComponentConfig, Regions, component_config
 from hotloop.errors import ConfigError, PresetUnavailableError
+from hotloop.measure import flatten, unflatten
 from hotloop.presets import Preset
 
 if TYPE_CHECKING:
     import types
 
 _log = logging.getLogger("hotloop")
-_M = TypeVar("_M")
+_T = TypeVar("_T")
 _Preset = str | Preset
 
 
 def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's own
-    model: _M,
+    model: _T,
     preset: _Preset | Mapping[str, _Preset] = "default",
     *,
     inference: _Preset | Mapping[str, _Preset] | None = None,
@@ -52,28 +49,28 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     ladder: Iterable[_Preset] | None = None,
     strict: bool = False,
     strict_lifetime: bool = False,
-) -> _M:
+) -> _T:
     """Compile a model in place: names, ``state_dict``, hooks and type stay as in eager.
 
     Args:
         model: an ``nn.Module`` (compiled in place and returned); a mapping of component name to module or callable
-            (updated in place and returned; a ModuleDict is one); an object with a ``components`` mapping (a diffusers
-            pipeline); or a plain callable (a new callable is returned). A LightningModule is compiled in its
-            ``*_step`` methods, its forward and its children.
-        preset: a name (in any case), a `hotloop.Preset`, or a mapping of component name to either. One preset for a
-            mapping compiles all of it; for a pipeline only its denoiser (``unet`` or ``transformer``), and to have
-            none is an error.
+            (updated in place and returned; a ModuleDict counts as a mapping); an object with a ``components`` mapping
+            (a diffusers pipeline); or a plain callable (a new callable is returned). A LightningModule is compiled in
+            its ``*_step`` methods, its forward and its children.
+        preset: a name (in any case), a `hotloop.Preset`, or a mapping of component name to either. For a mapping, one
+            preset compiles all of it. For a pipeline, one preset compiles only its denoiser (``unet`` or
+            ``transformer``); a pipeline without a denoiser is an error.
         inference: the preset while gradients are off; None takes ``preset``'s.
         regions: ``"whole"``; ``"blocks"``: each repeated block and the rest in pieces, equal blocks compiled once;
             ``"auto"``: whole, unless the class declares its repeated blocks and cutting there saves half of the graph.
         dynamic: None is torch's automatic kind, True forces dynamic shapes, False compiles once per size; unset takes
             the preset's.
         fullgraph: raise at the first graph break with file and line, as in torch.
-        options: Inductor options, added to the preset's; one that is stepped down to has its own alone.
+        options: Inductor options, added to the preset's; a preset further down the ladder has its own alone.
         ladder: the presets to step down to, in order; unset takes the preset's. ``none`` is always last.
         strict: raise `CompileFailedError` or `PresetUnavailableError` instead of stepping down.
         strict_lifetime: raise `StaleOutputError` where an output of a CUDA graph is still held when a later call is
-            about to overwrite it. By default what leaves a CUDA graph is copied, so that it may be held for good.
+            about to overwrite it. By default outputs of CUDA graphs are copied, so that they may be held for good.
 
     Returns:
         ``model`` itself, or the new callable.
@@ -86,39 +83,35 @@ def compile(  # noqa: A001, PLR0913 - the public name and settings are torch's o
     check()
     target = components_of(model)
     ladder = None if ladder is None else ladder if isinstance(ladder, str) else tuple(ladder)
-    plan = _plan(target, preset, inference)
     configs = {
         name: component_config(
-            chosen, inference=off, regions=regions, dynamic=dynamic, fullgraph=fullgraph, options=options,
+            training, inference=off, regions=regions, dynamic=dynamic, fullgraph=fullgraph, options=options,
             ladder=ladder, strict=strict, strict_lifetime=strict_lifetime,
         )
-        for name, (chosen, off) in plan.items()
+        for name, (training, off) in _plan(target, preset, inference).items()
     }  # fmt: skip
     for config in configs.values():
         _check_options(config)
     built = {name: _build(name, target.components[name], config) for name, config in configs.items()}
-    installed: _M = _install(model, target, built)
+    installed: _T = _install(model, target, built)
     return installed
 
 
 def _plan(target: Target, preset: Any, inference: Any) -> dict[str, tuple[_Preset, _Preset | None]]:
-    """Give the presets (training, inference) of each component that is to be compiled."""
+    """Return the presets (training, inference) of each component that is to be compiled."""
     if isinstance(preset, Mapping):
         names = tuple(preset)
     else:
-        names = denoisers(target) if target.kind == "pipeline" else tuple(target.components)
-    per_name = {
-        what: given for what, given in (("preset", preset), ("inference", inference)) if isinstance(given, Mapping)
-    }
-    for what, given in per_name.items():
-        for name in given:
+        names = target.denoisers() if target.kind == "pipeline" else tuple(target.components)
+    for setting, value in (("preset", preset), ("inference", inference)):
+        for name in value if isinstance(value, Mapping) else ():
             if name not in target.components:
                 known = ", ".join(target.components) or "none"
-                raise ConfigError(f"{what} names component {name!r}, which does not exist: expected one of {known}")
+                raise ConfigError(f"{setting} names component {name!r}, which does not exist: expected one of {known}")
     if not names:
         raise ConfigError("nothing to compile: the mapping holds no module or callable")
     if target.kind == "pipeline":
-        refuse_wrapped(target, names)
+        target.refuse_wrapped(names)
     return {
         name: (
             preset[name] if isinstance(preset, Mapping) else preset,
@@ -147,9 +140,9 @@ def validate(preset: _Preset, *, device: str = "cpu", **settings: Any) -> Compon
 
 def _check_options(config: ComponentConfig) -> None:
     """Refuse an Inductor option that this torch does not know, before anything is touched."""
-    given = [preset for preset in (config.training, config.inference) if preset.options]
-    known = {option.name for option in list_options()} if given else set()
-    for preset in given:
+    with_options = [preset for preset in (config.training, config.inference) if preset.options]
+    known = {option.name for option in list_options()} if with_options else set()
+    for preset in with_options:
         for name in preset.options if known else ():
             if name.replace("-", "_") not in known:
                 raise ConfigError(
@@ -159,34 +152,30 @@ def _check_options(config: ComponentConfig) -> None:
 
 
 def _build(name: str, part: Any, config: ComponentConfig) -> Component:
-    """Make a component's lanes; nothing is attached yet, so a refusal leaves everything as it was."""
-    disabled = f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set" if _disabled() else ""
+    """Make a component and its lanes; nothing is attached yet, so a refusal leaves everything as it was."""
+    switch = os.environ.get("HOTLOOP_DISABLE", "")
+    disabled = "" if switch.strip().lower() in ("", "0", "false", "no") else f"HOTLOOP_DISABLE={switch} is set"
     cut = _cut(name, part, config)
-    lanes = tuple(
-        lane(name, mode, preset, config, cut)
-        for mode, preset in (("training", config.training), ("inference", config.inference))
-    )
-    lanes[1].tally.said = lanes[0].tally.said  # each reason once a component, not once a mode
-    component = Component(name, config, (lanes[0], lanes[1]), disabled=disabled)
+    training = lane(name, "training", config.training, config, cut)
+    inference = lane(name, "inference", config.inference, config, cut)
+    inference.tally.said = training.tally.said  # each reason is logged once a component, not once a mode
+    component = Component(name, config, (training, inference), disabled=disabled)
     device = _device(part)
-    for made in lanes:
-        _, lacking = first_available(made.rungs, device)
+    for built in component.lanes:
+        _, lacking = first_available(built.rungs, device)
         if lacking and config.strict and not disabled:
             raise PresetUnavailableError(
-                f"component {name!r}: preset {made.preset.name} cannot run here: {lacking}; strict=True forbids another"
+                f"component {name!r}: preset {built.preset.name} cannot run here: {lacking}; "
+                "strict=True forbids another"
             )
     return component
-
-
-def _disabled() -> bool:
-    return os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no")
 
 
 def _cut(name: str, part: Any, config: ComponentConfig) -> Cut:
     if config.regions == "whole" or not isinstance(part, torch.nn.Module) or sharded_units(part):
         return Cut()
     if config.regions == "auto":
-        return Cut(block_classes(part), WORTH_CUTTING) if declared_blocks(part) else Cut()
+        return Cut(block_classes(part), least_saving=0.5) if declared_blocks(part) else Cut()
     blocks = block_classes(part)
     if not blocks:
         _log.warning("%s: regions='blocks', but %s has no repeated blocks: compiled whole", name, type(part).__name__)
@@ -194,7 +183,7 @@ def _cut(name: str, part: Any, config: ComponentConfig) -> Cut:
 
 
 def _device(part: Any) -> str:
-    """Give the device type that a component lives on; a callable is taken to run where torch's default device is."""
+    """Return the device type that a component lives on; a callable is taken to run on the GPU where there is one."""
     if isinstance(part, torch.nn.Module):
         first = next(itertools.chain(part.parameters(), part.buffers()), None)
         return first.device.type if first is not None else str(torch.get_default_device().type)
@@ -202,24 +191,26 @@ def _device(part: Any) -> str:
 
 
 def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
-    if any(component.asks for component in built.values()):  # what stays eager does not cost the compiler's import
+    """Start the components' lanes and put them on their modules; return the model, or the new callable."""
+    if any(component.asks for component in built.values()):  # else the import of the compiler is saved
         collector.install()
         boundary.install()
-        rendezvous.follow()
+        current.follow()
     functions: dict[str, CompiledFunction] = {}
     for name, component in built.items():
         part = target.components[name]
         device = _device(part)
-        for each in component.lanes:
+        for started in component.lanes:
             if component.disabled:
-                each.eager = True
+                started.eager = True
             else:
-                each.start(device)
+                started.start(device)
         boundary.follow(component)
         if isinstance(part, torch.nn.Module):
             attach(part, component)
-        else:
-            functions[name] = CompiledFunction(_plain(part), component)
+        else:  # compiling a compiled function again replaces the compile, as it does for a module
+            plain = part.__wrapped__ if isinstance(part, CompiledFunction) else part
+            functions[name] = CompiledFunction(plain, component)
     if target.kind == "callable":
         return functions[next(iter(functions))]
     if target.place is not None:
@@ -230,20 +221,15 @@ def _install(model: Any, target: Target, built: dict[str, Component]) -> Any:
     return model
 
 
-def _plain(function: Any) -> Callable[..., Any]:
-    """Compiling a compiled function again replaces the compile, as it does for a module."""
-    return function.__wrapped__ if isinstance(function, CompiledFunction) else function
-
-
 def leave_eager(name: str, part: torch.nn.Module, config: ComponentConfig, why: ev.NoEffect) -> None:
-    """Leave a module as it is where a compile was asked for and cannot take effect; its status says why.
+    """Leave a module eager where a compile was asked for and cannot take effect; its status says why.
 
-    Modules inside of it may be compiled each by itself; they have a line of their own in the status.
+    Modules inside of it may be compiled each by itself; they have lines of their own in the status.
     """
     component = _build(name, part, config)
     component.left, asked = True, component.asks
-    for one in component.lanes:
-        one.eager = True
+    for left in component.lanes:
+        left.eager = True
     attach(part, component)
     if asked:
         collector.emit(why, component.lanes[0].tally)
@@ -252,10 +238,14 @@ def leave_eager(name: str, part: torch.nn.Module, config: ComponentConfig, why: 
 def uncompile(model: Any) -> Any:
     """Take a compile off again: the model runs as if hotloop had never compiled it.
 
-    That is eager, or what the user's own ``module.compile()`` had put in force before.
+    That is eager, or what the user's own ``module.compile()`` had put in force before. Modules that were not compiled
+    stay as they are.
 
-    Takes what `compile` takes, and gives it back; for a compiled callable that is the plain one. What was not compiled
-    stays as it is.
+    Args:
+        model: anything that `compile` takes or returns.
+
+    Returns:
+        ``model`` itself; for a compiled callable, the plain one.
     """
     if isinstance(model, CompiledFunction):
         return model.__wrapped__
@@ -267,3 +257,34 @@ def uncompile(model: Any) -> Any:
         elif isinstance(part, CompiledFunction) and target.place is not None:
             target.place[name] = part.__wrapped__
     return model
+
+
+def own(output: _T) -> _T:
+    """Return what a compiled call returned, as tensors that outlive the next call.
+
+    For modules that ``torch.compile`` compiled with CUDA graphs (``mode="reduce-overhead"``): a later call overwrites
+    their outputs. Tensors in the memory of such graphs are copied; everything else (parameters, inputs, numbers) is
+    returned as it is. Copies stay in the autograd graph, and tensors that share memory share it afterwards. A step is
+    marked where no backward is pending, so that the next call may reuse the memory: at once for outputs without
+    gradients, after each optimizer step for others. A module that `hotloop.compile` compiled does all that by itself,
+    and nothing is copied twice.
+
+    Args:
+        output: a tensor, or tensors nested in tuples, lists, mappings and dataclasses; gradients as well
+            (``hotloop.own([p.grad for p in model.parameters()])``).
+
+    Returns:
+        the same structure.
+    """
+    leaves, structure = flatten(output)
+    memory = cudagraphs.memory()
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and memory.holds(leaf)]
+    for place, copy in zip(places, copied_together([leaves[place] for place in places]), strict=True):
+        leaves[place] = copy
+    if any(leaves[place].requires_grad for place in places):
+        boundary.install()
+        steps.mark_after_optimizer()
+    elif places:
+        steps.mark_where_safe()
+    result: _T = unflatten(structure, leaves) if places else output
+    return result

@@ -1,7 +1,8 @@
-"""One component that was compiled in place: its entry, its two lanes, and what happens when a call ends."""
+"""One component that was compiled in place: its two lanes, its account, and the entries that lead into it."""
 
 from __future__ import annotations
 
+import collections
 import copy
 import dataclasses
 import functools
@@ -11,241 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop import events as ev
-from hotloop._torch import dynamo
 from hotloop._torch.module import eager_call
-from hotloop.compiling.apply import Cut, Root, Roots, roots_for
-from hotloop.compiling.control import rescue
-from hotloop.compiling.control.lifetime import count_call
-from hotloop.compiling.fallback import Ladder, LadderBackend, first_available
-from hotloop.compiling.fallback.lifetime import steps
-from hotloop.compiling.observe import Tally, active, collector, explain
+from hotloop.compiling.control.component_status import ComponentStatus, State
+from hotloop.compiling.control.lane import Lane, inlined
+from hotloop.compiling.observe import Cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hotloop.compiling.control.methods import MethodEntry
+    from hotloop.compiling.observe import GraphInfo, Tally
     from hotloop.config import ComponentConfig
-    from hotloop.presets import Preset
-
-_transform_in_force = dynamo.transform_probe()
-_MOST_RESTS = 256
-_RETRIES_AFTER_USER_ERRORS = 3
-"""How often code that was given up during the user's own exception is traced anew."""
-
-
-class Lane:
-    """How a component runs in one mode. ``training`` is with gradients on, ``inference`` with gradients off."""
-
-    def __init__(self, component: str, mode: str, preset: Preset, config: ComponentConfig, cut: Cut) -> None:
-        self.preset, self.config, self.mode = preset, config, mode
-        self.rungs = config.ladder_of(preset)
-        self.backend = LadderBackend(self.rungs, cut=cut, strict=config.strict, strict_lifetime=config.strict_lifetime)
-        self.tally = Tally(component, mode, suppress=not (config.strict or config.fullgraph))
-        self.eager = preset.backend == "eager"
-        self._roots: dict[int, Roots] = {}
-        self._private = False
-        self._user_errors = 0
-        self.unasked = False
-        """The component holds what its user compiled (`hotloop.compiling.observe.ledger.active.unasked`)."""
-        self.lanes: tuple[Lane, ...] = (self,)
-        """All of the component."""
-        self._put_off = self._rests = 0
-        """How often a call was put off before anything was compiled, and the calls that run eager before the next."""
-
-    def start(self, device: str) -> None:
-        """Settle where the ladder starts on this machine, and say what is missing."""
-        index, lacking = first_available(self.rungs, device, chosen=self.config.ladder is not None)
-        self.tally.ladder = Ladder(self.rungs, index, lacking)
-        self.eager = self.rungs[index].backend == "eager"
-        if lacking:
-            event = ev.Unavailable(
-                component=self.tally.component,
-                preset=self.preset.name,
-                missing=lacking,
-                running=self.rungs[index].name,
-            )
-            collector.emit(event, self.tally)
-
-    def roots(self, target: Any) -> Roots:
-        """Give the roots that this lane calls for a target."""
-        found = self._roots.get(id(target))
-        if found is None:
-            found = self._roots[id(target)] = roots_for(
-                target,
-                backend=self.backend,
-                mode=self.mode,
-                dynamic=self.preset.dynamic,
-                fullgraph=self.config.fullgraph,
-                private_to=self if self._private else None,
-            )
-        return found
-
-    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the target as compiled code, counted, and settle what happened."""
-        if self.eager or self._rests:
-            self._rests -= self._rests > 0
-            self.tally.calls += 1
-            self.tally.eager_calls += 1
-            return eager_call(target, *args, **kwargs)
-        if _transform_in_force() is not None:
-            return self._under_transform(target, args, kwargs)
-        if not collector.listens():
-            collector.install()
-        tally, previous, put_off, unasked = self.tally, active.tally, active.put_off, active.unasked
-        executed = active.executed
-        root, differs = (self._roots.get(id(target)) or self.roots(target)).of(args, kwargs)
-        before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
-        active.tally, active.put_off, active.unasked, active.executed = tally, "", self.unasked, before
-        refused: Exception | None = None
-        try:
-            result = root.compiled(target, *args, **kwargs)
-        except Exception as error:
-            self._settle()
-            if not self._refused(error, before):
-                self.users_own(failed, target, root)
-                raise
-            refused = error
-        finally:
-            if active.window is not None or collector.due():
-                self._settle()
-            active.tally, active.put_off, put_off = previous, put_off, active.put_off
-            active.unasked, active.executed = unasked, executed
-        if put_off and (refused is None or dynamo.is_put_off(refused)):
-            self._waits(put_off, before)
-            return result if refused is None else eager_call(target, *args, **kwargs)
-        if differs:
-            self._tell_size(target, root, differs)
-        if refused is not None:
-            return rescue.from_refusal(self, root, refused, (failed, before), target, args, kwargs)
-        self._look_at(target, root, failed, before)
-        return result
-
-    def _waits(self, why: str, before: int) -> None:
-        """Nothing new was compiled in a call: others would have waited in vain, or no code would stand."""
-        if self.tally.executed == before:
-            self.tally.eager_calls += 1
-        if hindered := self.tally.hindered():
-            for one in self.lanes:
-                one.eager = True
-            self.go_eager(explain.no_effect("offloaded_late", self.tally.component, hindered))
-            return
-        if not self.tally.executed:  # to ask costs time as well
-            self._put_off += 1
-            self._rests = min(2**self._put_off, _MOST_RESTS) - 2
-        reason = f"a call ran eager, as {why}, and a compile takes long"
-        collector.emit(explain.no_effect("put_off", self.tally.component, reason, partly=True), self.tally)
-
-    def _look_at(self, target: Any, root: Root, failed: int, before: int) -> None:
-        """After a call: tell what tracing gave up in it, or that no graph ran."""
-        if len(self.tally.failures) > failed:
-            self._tell(root, failed)
-        if self.tally.executed == before:
-            self.ran_eager(target, root)
-
-    def _tell_size(self, target: Any, root: Root, differs: str) -> None:
-        """A batch size has got code of its own, which is told as the recompile that it is."""
-        compiled = [event for event in self.tally.events if isinstance(event, ev.Compiled)]
-        module = isinstance(target, torch.nn.Module)
-        event = explain.new_size(
-            root.function.__name__,
-            compiled[-1].frame if compiled else "",
-            type(target).__name__ if module else getattr(target, "__name__", "function"),
-            self.tally.component,
-            reason=differs,
-            nth=len(self.roots(target).all()) - 1,
-        )
-        collector.emit(event, self.tally)
-
-    def _tell(self, root: Root, failed: int) -> None:
-        """Say what tracing gave up in this call, and keep it for the next component that shares the root."""
-        root.failures += self.tally.failures[failed:]
-        for event in self.tally.failures[failed:]:
-            collector.say(event, self.tally)
-
-    def _under_transform(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A transform of torch.func is in force: dynamo would give the code up for good, so this call is eager."""
-        tally = self.tally
-        tally.calls += 1
-        tally.healed_calls += 1
-        if tally.healed_calls == 1:
-            reason = "a call under a transform of torch.func (grad, vmap, ...) runs eager"
-            collector.emit(explain.no_effect("transform", tally.component, reason, partly=True), tally)
-        return eager_call(target, *args, **kwargs)
-
-    def _refused(self, error: Exception, before: int) -> bool:
-        """Tell whether tracing or compiling raised this, where eager can be asked; a bug in dynamo raises anything."""
-        nothing_ran = self.tally.executed == before
-        if dynamo.is_other_tracer(error):
-            return nothing_ran
-        if dynamo.is_limit_flag(error) or not (dynamo.is_compile_error(error) or dynamo.in_tracing(error)):
-            return False
-        return nothing_ran or not self.tally.suppress
-
-    def _settle(self) -> None:
-        """After a compile in this call: restore torch's settings, read what happened."""
-        if active.window is not None:
-            active.window.close()
-            active.window = None
-        collector.poll(force=True)
-
-    def ran_eager(self, target: Any, root: Root) -> None:
-        """A call reached no graph. Where a limit that others filled is why, this component gets code of its own."""
-        tally = self.tally
-        root.full = root.full or any(event.whole for event in tally.limited)
-        if root.full and not self._private:
-            self._private = True
-            self._roots.clear()
-            tally.heal_limit()
-            return
-        tally.eager_calls += 1
-        for event in root.failures if not tally.failures else ():
-            collector.emit(dataclasses.replace(event, component=tally.component), tally)
-        if all(cause.stage == ev.GraphBreak.kind for cause in tally.causes.values()):  # these are told, not warned of
-            kind = type(target).__name__
-            reason = f"no tensor operation of {kind} reached a graph in this call"
-            collector.emit(explain.no_effect("no_graph", tally.component, reason), tally)
-
-    def users_own(self, failed: int, target: Any, root: Root) -> None:
-        """The user's own exception passed, after tracing had met it: the code itself can be compiled another time."""
-        if len(self.tally.failures) > failed and self._user_errors < _RETRIES_AFTER_USER_ERRORS:
-            self._user_errors += 1
-            rescue.forget_functions(target, root, self.tally.forget_failures(failed))
-
-    def go_eager(self, event: ev.Event) -> None:
-        """Leave this lane eager for good, for the reason that the event gives."""
-        self.eager = True
-        collector.emit(event, self.tally)
-
-
-class MarkingLane(Lane):
-    """A lane of a preset with CUDA graphs: a call marks a step where that is safe, and is counted by its shapes."""
-
-    _marks = False
-
-    def start(self, device: str) -> None:
-        """See `Lane`; on a machine that cannot run CUDA graphs there is nothing to mark."""
-        super().start(device)
-        ladder = self.tally.ladder
-        self._marks = any(rung.cudagraphs for _, rung in ladder.below())
-        if self._marks and self.config.strict_lifetime:
-            steps.strict.add(self)
-
-    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Lane`.
-
-        Raises:
-            StaleOutputError: under ``strict_lifetime``, an output is held that the call may overwrite.
-        """
-        if not self.eager:
-            count_call(self.tally, args, kwargs, marks=self._marks)
-        return super().call(target, args, kwargs)
-
-
-def lane(component: str, mode: str, preset: Preset, config: ComponentConfig, cut: Cut) -> Lane:
-    """Make the lane of one mode; only those under CUDA graphs do more than a call needs."""
-    kind = MarkingLane if any(rung.cudagraphs for rung in config.ladder_of(preset)) else Lane
-    return kind(component, mode, preset, config, cut)
 
 
 @dataclasses.dataclass(eq=False)
@@ -269,7 +46,7 @@ class Component:
 
     @property
     def asks(self) -> bool:
-        """Tell whether a compile was asked for, and is not disabled."""
+        """Whether a compile was asked for, and is not disabled."""
         return not self.disabled and any(lane.preset.backend != "eager" for lane in self.lanes)
 
     @property
@@ -277,13 +54,97 @@ class Component:
         """The accounts of training and inference."""
         return self.lanes[0].tally, self.lanes[1].tally
 
+    def modules(self) -> list[torch.nn.Module]:
+        """Return the modules whose call leads into the component, as far as they are alive."""
+        return [module for target in self.targets if (module := target()) is not None]
 
-def inlined() -> bool:
-    """Tell whether an outer compile or an export, which has its own ledger, traces this call.
+    def status(self, name: str) -> ComponentStatus:
+        """Return the component's status under the given name, from its two accounts.
 
-    ``torch.compiler.is_compiling`` is true in every thread while one of them compiles.
-    """
-    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
+        A component that was called only inside another has the status of that one.
+        """
+        outer = self.inside() if self.inside is not None else None
+        if outer is not None and not any(tally.calls for tally in self.tallies):
+            reason = f"it runs inside component {outer.name!r}, and is compiled with it"
+            cause = Cause(reason, "inside", hint=f"see the status of {outer.name!r}")
+            return dataclasses.replace(outer.status(name), requested=self.config.training.name, causes=(cause,))
+        graphs: collections.Counter[GraphInfo] = collections.Counter()
+        recompiled = {}
+        for tally in self.tallies:
+            graphs.update(tally.graphs)
+            recompiled.update(tally.recompiled)
+        state, running = self._state(graphs)
+        counts = ("compiles", "recompiles", "graph_breaks", "cache_hits", "cache_misses", "compile_seconds")
+        totals: dict[str, Any] = {count: sum(getattr(tally, count) for tally in self.tallies) for count in counts}
+        modes = {tally.mode: tally.to_dict() for tally in self.tallies}
+        return ComponentStatus(
+            name=name,
+            requested=self.config.training.name,
+            inference=self.config.inference.name,
+            running=running,
+            state=state,
+            frames_compiled=sum(mode["frames_compiled"] for mode in modes.values()),
+            frames_eager=sum(mode["frames_eager"] for mode in modes.values()),
+            fallbacks=sum(info.fallback is not None for info in graphs),
+            causes=tuple(self._causes(graphs)),
+            recompiled=tuple(recompiled.values()),
+            regions=tuple(sorted({info.region for info in graphs})),
+            outputs_copied=sum(tally.copied for tally in self.tallies),
+            bytes_copied=sum(tally.copied_bytes for tally in self.tallies),
+            cudagraphs_skipped=tuple(
+                dict.fromkeys(reason for tally in self.tallies for reason in tally.cudagraphs_skipped)
+            ),
+            modes=modes,
+            **totals,
+        )
+
+    def _state(self, graphs: collections.Counter[GraphInfo]) -> tuple[State, str]:
+        """Return the state and the preset in force, from the graphs that were executed."""
+        asked = [lane for lane in self.lanes if lane.preset.backend != "eager"]
+        if self.disabled or not asked or all(lane.eager for lane in asked):
+            return "eager", "none"
+        tallies = [lane.tally for lane in asked]
+        if not any(tally.calls for tally in tallies):
+            return ("eager", "none") if self.said_no_effect else ("pending", asked[0].tally.ladder.current.name)
+        compiled = collections.Counter[str]()
+        for info, count in graphs.items():
+            if info.running != "none":
+                compiled[info.running] += count
+        if not compiled:
+            return "eager", "none"
+        requested = {lane.preset.name for lane in asked}
+        running = next((name for name in compiled if name in requested), compiled.most_common(1)[0][0])
+        whole = (
+            all(info.running == info.requested for info in graphs)
+            and not any(tally.eager_calls or tally.limited or tally.failures for tally in tallies)
+            and not any(lane.eager for lane in asked)
+            and not self.said_no_effect
+        )
+        return ("compiled" if whole else "partial"), running
+
+    def _causes(self, graphs: collections.Counter[GraphInfo]) -> list[Cause]:
+        """Return why the component does not run as asked, each reason at a place once."""
+        causes: dict[tuple[Any, ...], Cause] = {}
+        if self.disabled:
+            causes["disabled",] = Cause(self.disabled, "disabled", hint="unset it to compile")
+        for info in graphs:  # another component may have compiled the graph, and noted the fallback
+            if (event := info.fallback) is not None:
+                cause = Cause(event.reason, event.stage, event.file, event.line, hint=event.hint)
+                causes[event.reason, event.file, event.line] = cause
+        for tally in self.tallies:
+            causes.update(tally.causes)
+        return list(causes.values())
+
+    def put_methods(self, module: torch.nn.Module) -> None:
+        """Put the entries in front of a module's step methods; another object that stands there stays."""
+        for name, entry in self.methods.items():
+            vars(module).setdefault(name, entry)
+
+    def drop_methods(self, module: torch.nn.Module) -> None:
+        """Take the entries away from in front of a module's step methods."""
+        for name, entry in self.methods.items():
+            if vars(module).get(name) is entry:
+                del vars(module)[name]
 
 
 class Entry:
@@ -293,8 +154,8 @@ class Entry:
 
     Args:
         target: the module.
-        component: that it is an entry of.
-        before: what the module's own ``compile()`` had put in its place, which is there again once this is taken off.
+        component: the component that the call leads into.
+        before: what the module's own ``compile()`` had put here; it returns when this entry is taken off.
     """
 
     __slots__ = ("__weakref__", "_inference", "_module", "_training", "before")
@@ -311,7 +172,7 @@ class Entry:
         return (self._training if torch.is_grad_enabled() else self._inference).call(module, args, kwargs)
 
     def leads_to(self, component: Component) -> bool:
-        """Tell whether it is an entry of a component."""
+        """Return whether this is an entry of the component."""
         return self._training is component.lanes[0]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
@@ -319,6 +180,24 @@ class Entry:
 
     def __reduce__(self) -> Any:
         return type(None), ()
+
+
+class RedirectableEntry(Entry):
+    """The entry of a LightningModule that has a forward of its own.
+
+    For a step under DDP, Lightning puts a function in the place of ``forward`` and calls the module, which leads to
+    ``training_step``. That call is not the forward's: it goes through, to the entry of the method.
+    """
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module in the mode that is in force, or the function that was put in the place of its forward."""
+        module = self._module()
+        forward = vars(module).get("forward")
+        if forward is not None and getattr(forward, "__self__", None) is not module:
+            return eager_call(module, *args, **kwargs)
+        return super().__call__(*args, **kwargs)
 
 
 class CompiledFunction:
@@ -340,30 +219,24 @@ class CompiledFunction:
         return self if instance is None else functools.partial(self, instance)
 
     def __getattr__(self, name: str) -> Any:
-        """Give what the callable itself has: a callable object keeps its attributes and methods."""
+        """Return an attribute of the callable itself: a callable object keeps its attributes and methods."""
         if name == "__wrapped__":
             raise AttributeError(name)
         return getattr(self.__wrapped__, name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A function copies to itself; a bound method or a callable object to a plain copy, which leads to its own."""
+        """Return itself for a function; for a bound method or a callable object, a plain copy bound to its own copy."""
         copied = copy.deepcopy(self.__wrapped__, memo)
         return self if copied is self.__wrapped__ else copied
 
     def __reduce__(self) -> Any:
-        if _found_by_name(self):
-            return self.__qualname__
-        return _unpickle, (self.__wrapped__,)
-
-
-def _found_by_name(compiled: CompiledFunction) -> bool:
-    """Tell whether the compiled callable stands where its function was defined, as a decorated one does."""
-    found: Any = sys.modules.get(compiled.__module__)
-    for part in compiled.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is compiled
+        """Pickle by name where it replaced its function, as a decorator does; else as the plain function."""
+        found: Any = sys.modules.get(self.__module__)
+        for part in self.__qualname__.split("."):
+            found = getattr(found, part, None)
+        return self.__qualname__ if found is self else (_unpickle, (self.__wrapped__,))
 
 
 def _unpickle(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A pickled compiled function comes back plain: compiled code does not travel."""
+    """Return the plain function: compiled code does not travel."""
     return function

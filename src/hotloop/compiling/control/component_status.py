@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import io
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,14 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from hotloop import events as ev
-from hotloop.compiling.observe import Cause
 from hotloop.diagnose import words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hotloop.compiling.control.component import Component
-    from hotloop.compiling.observe import GraphInfo, Tally
+    from hotloop.compiling.observe import Cause
 
 State = Literal["pending", "compiled", "partial", "eager", "as-given"]
 
@@ -28,20 +23,22 @@ State = Literal["pending", "compiled", "partial", "eager", "as-given"]
 class ComponentStatus:
     """The status of one component.
 
-    ``state`` is ``pending`` (not called yet), ``compiled``, ``partial`` (some frame or graph eager or on a lower rung)
-    or ``eager``; whenever it is not what was asked for, ``causes`` says why. ``running`` is the preset in force
-    (``none`` when eager). Both are ``as-given`` where the user compiled it by torch's own means, which is not counted.
-    ``frames_compiled`` and ``frames_eager`` count executions: graphs that ran on a rung above
-    ``none``; and graphs that ran on ``none``, or calls that reached no graph. ``compiles`` counts compilations,
-    ``compile_seconds`` is their wall-clock time. ``modes`` holds the same counts for training and inference apart,
-    and ``calls_per_step``: how often so many calls were made between two optimizer steps.
+    - ``state``: ``pending`` (not called yet), ``compiled``, ``partial`` (some frame or graph eager or on a lower rung)
+      or ``eager``; ``causes`` says why whenever it is not what was asked for.
+    - ``running``: the preset in force (``none`` when eager). State and ``running`` are both ``as-given`` where the user
+      compiled the component by torch's own means, which is not counted.
+    - ``frames_compiled``: executions of graphs on a rung above ``none``.
+    - ``frames_eager``: executions of graphs on ``none``, and calls that reached no graph.
+    - ``compiles``: compilations; ``compile_seconds`` is their wall-clock time.
+    - ``recompiles``: all of them; ``recompiled`` names the places, with the newest reason of each. The places of
+      ``graph_breaks`` are among the ``causes``.
+    - ``modes``: the same counts for training and inference apart, and ``calls_per_step``: how often so many calls were
+      made between two optimizer steps.
 
-    ``recompiles`` counts all of them, and ``recompiled`` names the places, with the newest reason of each; the places
-    of ``graph_breaks`` are among the ``causes``.
-
-    Under presets with CUDA graphs also, by mode: ``calls_per_mark`` (between two marked steps), ``shapes`` (calls by
-    the shapes of their tensors) and ``calls_in_backward`` (made while a backward ran). ``outputs_copied`` and
-    ``bytes_copied`` tell what was copied so that it may be held, ``cudagraphs_skipped`` why torch captured no graph.
+    Under presets with CUDA graphs ``modes`` also holds ``calls_per_mark`` (between two marked steps), ``shapes`` (calls
+    by the shapes of their tensors) and ``calls_in_backward`` (made while a backward ran). ``outputs_copied`` and
+    ``bytes_copied`` count what was copied so that it may be held; ``cudagraphs_skipped`` says why torch captured no
+    graph.
     """
 
     name: str
@@ -67,50 +64,93 @@ class ComponentStatus:
     modes: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the status as plain JSON data."""
+        """Return the status as plain JSON data."""
         data = dataclasses.asdict(self)
         lists = ("regions", "cudagraphs_skipped", "causes", "recompiled")
         return {**data, **{name: list(data[name]) for name in lists}}
 
+    def compile_lines(self, name: str) -> list[str]:
+        """Return lines for people on the component ``name``: how often its graphs broke, and why it was recompiled."""
+        breaks = [cause.location or cause.reason for cause in self.causes if cause.stage == ev.GraphBreak.kind]
+        anew = [f"{cause.location}: {cause.reason}" if cause.location else cause.reason for cause in self.recompiled]
+        lines = []
+        most = 3  # places that are named
+        for what, count, places in (("graph break", self.graph_breaks, breaks), ("recompile", self.recompiles, anew)):
+            if count:
+                left = len(places) - most
+                named = [*places[:most], *([f"and {words.count(left, 'more place')}"] if left > 0 else [])]
+                lines.append(f"{name}: {words.count(count, what)}: {'; '.join(named)}")
+        return lines
+
+    def graph_lines(self, name: str) -> list[str]:
+        """Return lines for people on the CUDA graphs of the component ``name``; none where it has none."""
+        lines = []
+        if self.outputs_copied:
+            size = self.bytes_copied / 2**20
+            lines.append(f"{name}: {self.outputs_copied:,} outputs of CUDA graphs copied, {size:,.1f} MiB")
+        for mode, counts in self.modes.items():
+            if (shapes := counts.get("shapes")) and (calls := counts["calls"]):
+                most = max(shapes, key=shapes.__getitem__)
+                others = f" and {len(shapes) - 1} other shapes" if len(shapes) > 1 else ""
+                paces = ", ".join(f"{times:,} steps of {many}" for many, times in counts["calls_per_step"].items())
+                pace = f" ({paces} calls)" if paces else ""
+                again = f"; {counts['calls_in_backward']:,} inside a backward" if counts["calls_in_backward"] else ""
+                lines.append(f"{name}, {mode}: {calls:,} calls on {most}{others}{pace}{again}")
+        return [*lines, *(f"{name}: no CUDA graph was captured: {reason}" for reason in self.cudagraphs_skipped)]
+
+    def cells(self, name: str) -> tuple[str, ...]:
+        """Return the component's row of the table."""
+        same = self.inference == self.requested
+        why = []
+        for cause in self.causes:
+            at = f"{cause.location}: {cause.source}\n  " if cause.file else ""
+            hint = f" ({cause.hint})" if cause.hint else ""
+            why.append(f"{at}{cause.reason}{hint}")
+        return (
+            name,
+            self.requested if same else f"{self.requested} / {self.inference}",
+            self.running,
+            self.state,
+            str(self.compiles),
+            str(self.frames_compiled),
+            str(self.frames_eager),
+            f"{self.compile_seconds:.1f}",
+            "\n".join(why),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """The status of everything that was handed to `hotloop.compile`; ``str`` gives a table for people."""
+    """The status of everything that was handed to `hotloop.compile`; ``str`` makes a table for people."""
 
     components: dict[str, ComponentStatus]
     skipped: tuple[str, ...] = ()
     hint: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the status as plain JSON data."""
+        """Return the status as plain JSON data."""
         parts = {name: status.to_dict() for name, status in self.components.items()}
         return {"components": parts, "skipped": list(self.skipped), "hint": self.hint}
 
     def compile_lines(self) -> list[str]:
-        """Say for people how often each component's graphs broke, and how often it was compiled anew, and where."""
-        return [line for name, status in self.components.items() for line in _compile_lines(name, status)]
+        """Return lines for people: how often each component's graphs broke and were compiled anew, and where."""
+        return [line for name, status in self.components.items() for line in status.compile_lines(name)]
 
     def __rich__(self) -> Table:
         table = Table(title="hotloop", title_justify="left", show_edge=False)
-        for column in (
-            "component",
-            "asked for",
-            "running",
-            "state",
-            "compiles",
-            "graphs run",
-            "eager",
-            "seconds",
-            "why",
-        ):
-            table.add_column(column, justify="right" if column in _NUMBERS else "left", overflow="fold")
+        for column in ("component", "asked for", "running", "state"):
+            table.add_column(column, overflow="fold")
+        for column in ("compiles", "graphs run", "eager", "seconds"):
+            table.add_column(column, justify="right", overflow="fold")
+        table.add_column("why", overflow="fold")
         for name, status in self.components.items():
-            table.add_row(*(Text(cell) for cell in _cells(name, status)))
+            table.add_row(*map(Text, status.cells(name)))
         notes = [f"left out: {', '.join(self.skipped)}"] if self.skipped else []
         notes += self.compile_lines()
-        notes += [line for name, status in self.components.items() for line in graph_lines(name, status)]
+        notes += [line for name, status in self.components.items() for line in status.graph_lines(name)]
+        notes += [self.hint] if self.hint else []
         table.caption_justify = "left"
-        table.caption = "\n".join([*notes, *([self.hint] if self.hint else [])]) or None
+        table.caption = "\n".join(notes) or None
         return table
 
     def __str__(self) -> str:
@@ -119,163 +159,3 @@ class Status:
         text = console.file
         assert isinstance(text, io.StringIO)
         return text.getvalue().rstrip()
-
-
-_NUMBERS = ("compiles", "graphs run", "eager", "seconds")
-_PLACES = 3
-"""Places of graph breaks, and of recompiles, that are named for people."""
-
-
-def _compile_lines(name: str, status: ComponentStatus) -> list[str]:
-    breaks = [_place(cause) or cause.reason for cause in status.causes if cause.stage == ev.GraphBreak.kind]
-    anew = [f"{at}: {one.reason}" if (at := _place(one)) else one.reason for one in status.recompiled]
-    found = (("graph break", status.graph_breaks, breaks), ("recompile", status.recompiles, anew))
-    return [f"{name}: {words.count(many, what)}: {_listed(places)}" for what, many, places in found if many]
-
-
-def _listed(places: list[str]) -> str:
-    left = len(places) - _PLACES
-    return "; ".join([*places[:_PLACES], *([f"and {words.count(left, 'more place')}"] if left > 0 else [])])
-
-
-def _place(cause: Cause) -> str:
-    return f"{cause.file}:{cause.line}" if cause.file else ""
-
-
-def graph_lines(name: str, status: ComponentStatus) -> list[str]:
-    """Say for people what a component's CUDA graphs did; nothing where it has none."""
-    lines = []
-    if status.outputs_copied:
-        size = status.bytes_copied / 2**20
-        lines.append(f"{name}: {status.outputs_copied:,} outputs of CUDA graphs copied, {size:,.1f} MiB")
-    for mode, counts in status.modes.items():
-        if (shapes := counts.get("shapes")) and (calls := counts["calls"]):
-            most = max(shapes, key=shapes.__getitem__)
-            others = f" and {len(shapes) - 1} other shapes" if len(shapes) > 1 else ""
-            pace = ", ".join(f"{times:,} steps of {each}" for each, times in counts["calls_per_step"].items())
-            again = f"; {counts['calls_in_backward']:,} inside a backward" if counts["calls_in_backward"] else ""
-            lines.append(
-                f"{name}, {mode}: {calls:,} calls on {most}{others}{f' ({pace} calls)' if pace else ''}{again}"
-            )
-    return [*lines, *(f"{name}: no CUDA graph was captured: {reason}" for reason in status.cudagraphs_skipped)]
-
-
-def _cells(name: str, status: ComponentStatus) -> tuple[str, ...]:
-    asked = status.requested if status.inference == status.requested else f"{status.requested} / {status.inference}"
-    why = "\n".join(_cause_line(cause) for cause in status.causes)
-    numbers = (
-        str(status.compiles),
-        str(status.frames_compiled),
-        str(status.frames_eager),
-        f"{status.compile_seconds:.1f}",
-    )
-    return (name, asked, status.running, status.state, *numbers, why)
-
-
-def _cause_line(cause: Cause) -> str:
-    at = f"{cause.file}:{cause.line}: {cause.source}\n  " if cause.file else ""
-    hint = f" ({cause.hint})" if cause.hint else ""
-    return f"{at}{cause.reason}{hint}"
-
-
-def status_of(name: str, component: Component) -> ComponentStatus:
-    """Derive a component's status from its two accounts; one that runs inside another has that one's."""
-    outer = component.inside() if component.inside is not None else None
-    if outer is not None and not any(tally.calls for tally in component.tallies):
-        reason = f"it runs inside component {outer.name!r}, and is compiled with it"
-        cause = Cause(reason, "inside", None, None, "", f"see the status of {outer.name!r}")
-        return dataclasses.replace(status_of(name, outer), requested=component.config.training.name, causes=(cause,))
-    tallies = component.tallies
-    graphs: collections.Counter[GraphInfo] = collections.Counter()
-    for tally in tallies:
-        graphs.update(tally.graphs)
-    state, running = _state(component, graphs)
-    eager_graphs = sum(count for info, count in graphs.items() if info.running == "none")
-    return ComponentStatus(
-        name=name,
-        requested=component.config.training.name,
-        inference=component.config.inference.name,
-        running=running,
-        state=state,
-        compiles=_total(tallies, "compiles"),
-        frames_compiled=sum(graphs.values()) - eager_graphs,
-        frames_eager=eager_graphs + _total(tallies, "eager_calls") + _total(tallies, "healed_calls"),
-        recompiles=_total(tallies, "recompiles"),
-        graph_breaks=_total(tallies, "graph_breaks"),
-        fallbacks=sum(info.fallback is not None for info in graphs),
-        causes=tuple(_causes(component, graphs)),
-        compile_seconds=sum(tally.compile_seconds for tally in tallies),
-        cache_hits=_total(tallies, "cache_hits"),
-        cache_misses=_total(tallies, "cache_misses"),
-        recompiled=tuple({place: cause for tally in tallies for place, cause in tally.recompiled.items()}.values()),
-        regions=tuple(sorted({info.region for info in graphs})),
-        outputs_copied=_total(tallies, "copied"),
-        bytes_copied=_total(tallies, "copied_bytes"),
-        cudagraphs_skipped=tuple(dict.fromkeys(reason for tally in tallies for reason in tally.cudagraphs_skipped)),
-        modes={tally.mode: _mode(tally) for tally in tallies},
-    )
-
-
-def _total(tallies: Iterable[Tally], what: str) -> int:
-    return sum(getattr(tally, what) for tally in tallies)
-
-
-def _mode(tally: Tally) -> dict[str, Any]:
-    eager = sum(count for info, count in tally.graphs.items() if info.running == "none")
-    under_graphs = {
-        "calls_per_mark": _pace(tally.per_mark.counts),
-        "calls_in_backward": tally.in_backward,
-        "shapes": dict(tally.shapes),
-    }
-    return {
-        "calls": tally.calls,
-        "frames_compiled": tally.executed - eager,
-        "frames_eager": eager + tally.eager_calls + tally.healed_calls,
-        "compiles": tally.compiles,
-        "recompiles": tally.recompiles,
-        "calls_per_step": _pace(tally.per_step.counts),
-        **(under_graphs if tally.shapes else {}),
-    }
-
-
-def _pace(counts: collections.Counter[int]) -> dict[str, int]:
-    """Give how often there were so many calls between two boundaries; JSON has no numbers for keys."""
-    return {str(calls): times for calls, times in sorted(counts.items())}
-
-
-def _state(component: Component, graphs: collections.Counter[GraphInfo]) -> tuple[State, str]:
-    """Give the state and the preset in force, from what was executed."""
-    asked = [lane for lane in component.lanes if lane.preset.backend != "eager"]
-    if component.disabled or not asked or all(lane.eager for lane in asked):
-        return "eager", "none"
-    tallies = [lane.tally for lane in asked]
-    if not any(tally.calls for tally in tallies):
-        return ("eager", "none") if component.said_no_effect else ("pending", asked[0].tally.ladder.current.name)
-    compiled = collections.Counter[str]()
-    for info, count in graphs.items():
-        if info.running != "none":
-            compiled[info.running] += count
-    if not compiled:
-        return "eager", "none"
-    requested = {lane.preset.name for lane in asked}
-    running = next((name for name in compiled if name in requested), compiled.most_common(1)[0][0])
-    whole = (
-        all(info.running == info.requested for info in graphs)
-        and not any(tally.eager_calls or tally.limited or tally.failures for tally in tallies)
-        and not any(lane.eager for lane in asked)
-        and not component.said_no_effect
-    )
-    return ("compiled" if whole else "partial"), running
-
-
-def _causes(component: Component, graphs: Iterable[GraphInfo]) -> list[Cause]:
-    found: dict[tuple[Any, ...], Cause] = {}
-    if component.disabled:
-        found["disabled",] = Cause(component.disabled, "disabled", None, None, "", "unset it to compile")
-    for info in graphs:  # also where another component compiled the graph that this one runs
-        if (event := info.fallback) is not None:
-            cause = Cause(event.reason, event.stage, event.file, event.line, "", event.hint)
-            found[event.reason, event.file, event.line] = cause
-    for tally in component.tallies:
-        found.update(tally.causes)
-    return list(found.values())

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.module import Method, get_entry, set_entry
 from hotloop.compiling.apply import entry_points, is_lightning, offloaded
-from hotloop.compiling.control import methods
-from hotloop.compiling.control.component import Component, Entry
-from hotloop.compiling.control.given import compiled_over
+from hotloop.compiling.control.component import Component, Entry, RedirectableEntry
+from hotloop.compiling.control.methods import make_entries
+from hotloop.compiling.control.precompiled import compiled_over
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("hotloop")
 MARKER = "_hotloop_compiled"
-"""A plain string on a compiled module: it survives deepcopy and pickling, which drop the compile, and tells of it."""
+"""A plain string on a compiled module: it survives deepcopy and pickling, which drop the compile, so status says so."""
 components: weakref.WeakKeyDictionary[torch.nn.Module, Component] = weakref.WeakKeyDictionary()
 """Every module that was compiled in place, and its component."""
 
@@ -29,33 +29,32 @@ def attach(part: torch.nn.Module, component: Component) -> None:
     """Put a component on its module, in the place of what hotloop had put there before."""
     take_off(part)
     points = entry_points(part)
-    if theirs := compiled_over(part):
-        _log.warning("%s: %s", component.name, theirs)
-    hooked = _offloaded_since(weakref.ref(part), offloaded(part))
-    for one in component.lanes:
-        one.unasked, one.tally.hindered, one.lanes = bool(theirs), hooked, component.lanes
+    if over := compiled_over(part):
+        _log.warning("%s: %s", component.name, over)
+    hindered = _offloaded_since(weakref.ref(part), offloaded(part))
+    for lane in component.lanes:
+        lane.skips_rendezvous, lane.tally.hindered, lane.lanes = bool(over), hindered, component.lanes
     component.targets = tuple(weakref.ref(point) for point in points)
     _nest(part, component)
     components[part] = component
-    asked = any(lane.preset.backend != "eager" for lane in component.lanes)
-    if asked:
-        part.__dict__[MARKER] = component.config.training.name
+    if any(lane.preset.backend != "eager" for lane in component.lanes):
+        vars(part)[MARKER] = component.config.training.name
     eager = component.disabled or all(lane.eager for lane in component.lanes)
     for point in points:
-        there = get_entry(point)
-        before = there.before if isinstance(there, Entry) else there
-        if not eager or before is not None:  # what is to be eager has to be led past module.compile()
-            set_entry(point, (methods.RedirectableEntry if is_lightning(point) else Entry)(point, component, before))
+        entry = get_entry(point)
+        before = entry.before if isinstance(entry, Entry) else entry
+        if not eager or before is not None:  # an eager component too has to bypass the user's module.compile()
+            set_entry(point, (RedirectableEntry if is_lightning(point) else Entry)(point, component, before))
     if eager:
         return
-    component.methods = methods.make(part, component)
-    methods.put(part, component.methods)
+    component.methods = make_entries(part, component.lanes)
+    component.put_methods(part)
 
 
 def _offloaded_since(part: weakref.ref[torch.nn.Module], before: set[str]) -> Callable[[], str]:
-    """Give what says, when code is about to be compiled, that modules inside have been offloaded since they were given.
+    """Return a function that is asked before code is compiled: why not, where modules inside were offloaded since.
 
-    Hooks around the whole break its code once, at their own line.
+    Hooks around the whole module do not count: they break its code once, at their own line.
     """
 
     def hindered() -> str:
@@ -69,15 +68,14 @@ def _offloaded_since(part: weakref.ref[torch.nn.Module], before: set[str]) -> Ca
 
 
 def take_off(module: torch.nn.Module) -> None:
-    """Leave a module as it was before hotloop compiled it; what is inside of it stays as it is."""
+    """Leave a module as it was before hotloop compiled it; components inside of it stay as they are."""
     component = components.pop(module, None)
-    module.__dict__.pop(MARKER, None)
+    vars(module).pop(MARKER, None)
     if component is None:
         return
-    methods.drop(module, component.methods)
-    for reference in component.targets:
-        point = reference()
-        if point is not None and isinstance(entry := get_entry(point), Entry):  # else the user has compiled it since
+    component.drop_methods(module)
+    for point in component.modules():
+        if isinstance(entry := get_entry(point), Entry):  # else the user has compiled it since
             set_entry(point, entry.before)
 
 
@@ -102,49 +100,51 @@ class Installed:
 
     def __init__(self, model: torch.nn.Module) -> None:
         modules = list(model.modules())
-        self._components = [(one, components[one], one.__dict__.get(MARKER)) for one in modules if one in components]
-        self._entries = [(one, entry) for one in modules if isinstance(entry := get_entry(one), Entry)]
+        self._components = [(part, components[part], vars(part).get(MARKER)) for part in modules if part in components]
+        self._entries = [(part, entry) for part in modules if isinstance(entry := get_entry(part), Entry)]
         for module, _, _ in self._components:
             take_off(module)
 
     def put_back(self) -> None:
-        """Compile the model again as it was, which costs nothing; what was compiled since is taken off."""
+        """Compile the model again as it was, which costs nothing; a later compile of it is taken off."""
         for module, component, marker in self._components:
             take_off(module)
             components[module] = component
-            methods.put(module, component.methods)
+            component.put_methods(module)
             if marker is not None:
-                module.__dict__[MARKER] = marker
+                vars(module)[MARKER] = marker
         for module, entry in self._entries:
             set_entry(module, entry)
 
 
 @contextlib.contextmanager
 def paused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Run modules, and what is inside them, eager while the block runs; compiled code and its account stay."""
-    inside = [one for module in modules for one in module.modules()]
-    held = [(one, entry) for one in inside if (entry := get_entry(one)) is not None]
-    steps = [entry for one in inside if one in components for entry in components[one].methods.values()]
-    for one, _ in held:
-        set_entry(one, None)
-    methods.switch(steps, off=True)
+    """Run modules, and the modules inside them, eager while the block runs; compiled code and its account stay."""
+    inside = [part for module in modules for part in module.modules()]
+    entries = [(part, entry) for part in inside if (entry := get_entry(part)) is not None]
+    methods = [method for part in inside if part in components for method in components[part].methods.values()]
+    for part, _ in entries:
+        set_entry(part, None)
+    for method in methods:
+        method.off = True
     try:
         yield
     finally:
-        methods.switch(steps, off=False)
-        for one, entry in held:
-            set_entry(one, entry)
+        for method in methods:
+            method.off = False
+        for part, entry in entries:
+            set_entry(part, entry)
 
 
 def compiles(models: Iterable[torch.nn.Module]) -> Callable[[], int]:
-    """Give what tells how much code was compiled so far for modules as they are compiled now, and inside of them."""
-    inside = [one for model in models for one in model.modules() if one in components]
-    accounts = [tally for one in inside for tally in components[one].tallies]
-    return lambda: sum(one.compiles for one in accounts)
+    """Return a function that counts the compiles so far of the components that models have now, or have inside."""
+    compiled = [part for model in models for part in model.modules() if part in components]
+    tallies = [tally for part in compiled for tally in components[part].tallies]
+    return lambda: sum(tally.compiles for tally in tallies)
 
 
 def method_of(module: torch.nn.Module, name: str) -> Callable[..., Any]:
-    """Give a method of a module's class, compiled where the module is: for who stands in front of it himself."""
+    """Return a method of a module's class, compiled where the module is, for a caller that puts itself in front."""
     component = components.get(module)
     plain: Callable[..., Any] = Method(module, name).bound()
     return plain if component is None else component.methods.get(name, plain)

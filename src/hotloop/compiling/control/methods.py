@@ -12,22 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.module import Method, eager_call
+from hotloop._torch.module import Method
 from hotloop.compiling.apply import step_methods
-from hotloop.compiling.control.component import Entry, inlined
+from hotloop.compiling.control.lane import inlined
 from hotloop.compiling.observe import collector, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hotloop.compiling.control.component import Component, Lane
+    from hotloop.compiling.control.lane import Lane
 
 AGAIN = 4
-"""Steps for which a method may be compiled anew: for a short batch, a length that varies, a flag; not for a counter."""
-_LOGS = ("log", "log_dict")
-_NOTHING = object()
-_told: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
-"""What the log has told of each module: a trainer compiles one for its fit, and again for each evaluation."""
+"""Steps for which a method may be compiled anew: a short batch, a varying length or a flag needs fewer."""
+_MISSING = object()
+_logged: weakref.WeakKeyDictionary[torch.nn.Module, set[str]] = weakref.WeakKeyDictionary()
+"""The reasons logged for each module: a trainer compiles one for its fit, and again for each evaluation."""
 
 
 class Note:
@@ -37,18 +34,22 @@ class Note:
         self._name, self._into = name, into
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Note one call."""
-        self._into.append((self._name, [_now(one) for one in args], {name: _now(one) for name, one in kwargs.items()}))
+        """Note one call, with detached copies of its tensors, which is how Lightning itself keeps them."""
+        self._into.append(
+            (
+                self._name,
+                [self._frozen(value) for value in args],
+                {name: self._frozen(value) for name, value in kwargs.items()},
+            )
+        )
+
+    def _frozen(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.detach().clone()
+        return {name: self._frozen(inner) for name, inner in value.items()} if type(value) is dict else value
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Note:
         return self
-
-
-def _now(value: Any) -> Any:
-    """Give a value that stays as it is, as Lightning itself takes it; what is no tensor is handed on."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return {name: _now(one) for name, one in value.items()} if type(value) is dict else value
 
 
 class MethodEntry:
@@ -61,11 +62,11 @@ class MethodEntry:
         self._again = 0
         """Calls for which it was compiled anew."""
         self._noted: list[tuple[str, Any, Any]] = []
-        self._notes = {each: Note(each, self._noted) for each in _LOGS if hasattr(module, each)}
+        self._notes = {log: Note(log, self._noted) for log in ("log", "log_dict") if hasattr(module, log)}
 
     @property
     def __wrapped__(self) -> Any:
-        """The module's own method, which trainers look at to tell what it takes, and whether it is overridden."""
+        """The module's own method: trainers read its parameters, and whether it is overridden."""
         return self._method.bound()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,32 +74,29 @@ class MethodEntry:
         if self.off or self._again > AGAIN or inlined():
             return self._method(*args, **kwargs)
         lane = self._lanes[0 if torch.is_grad_enabled() else 1]
-        before_it = lane.tally.recompiles
+        recompiles = lane.tally.recompiles
         module = self._method.module()
-        held = vars(module)
-        before = {name: held.get(name, _NOTHING) for name in self._notes}
-        held.update(self._notes)
+        attributes = vars(module)
+        before = {name: attributes.get(name, _MISSING) for name in self._notes}
+        attributes.update(self._notes)
         try:
             result = lane.call(self._method, args, kwargs)
             noted = list(self._noted)
         finally:
             self._noted.clear()
-            for name, one in before.items():
-                if one is _NOTHING:
-                    held.pop(name, None)
+            for name, value in before.items():
+                if value is _MISSING:
+                    attributes.pop(name, None)
                 else:
-                    held[name] = one
+                    attributes[name] = value
         for name, values, settings in noted:
             getattr(module, name)(*values, **settings)
-        self._count(lane, anew=lane.tally.recompiles > before_it)
+        if lane.tally.recompiles > recompiles:
+            self._again += 1
+            if self._again > AGAIN:
+                why = f"it was compiled anew in {self._again} steps, for values that it reads"
+                _report_left(module, lane, self._method.name, why)
         return result
-
-    def _count(self, lane: Lane, *, anew: bool) -> None:
-        """Leave a method to the modules that it calls where it is compiled anew again and again."""
-        self._again += anew
-        if anew and self._again > AGAIN:
-            why = f"it was compiled anew in {self._again} steps, for values that it reads"
-            _left(self._method.module(), lane, self._method.name, why)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         module = self._method.module()
@@ -108,61 +106,24 @@ class MethodEntry:
         return getattr, (self._method.module(), self._method.name)
 
 
-class RedirectableEntry(Entry):
-    """The entry of a LightningModule that has a forward of its own.
+def make_entries(module: torch.nn.Module, lanes: tuple[Lane, Lane]) -> dict[str, MethodEntry]:
+    """Return entries for the step methods that a module's class defines; none where it is no LightningModule.
 
-    For a step under DDP, Lightning puts a function in the place of ``forward`` and calls the module, which leads to
-    ``training_step``. That call is not the forward's: it goes through, to the entry of the method.
+    A method that cannot be compiled gets none: its children are compiled, and the status says why.
     """
-
-    __slots__ = ()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module in the mode that is in force, or what is called through it."""
-        module = self._module()
-        forward = vars(module).get("forward")
-        if forward is not None and getattr(forward, "__self__", None) is not module:
-            return eager_call(module, *args, **kwargs)
-        return super().__call__(*args, **kwargs)
-
-
-def make(module: torch.nn.Module, component: Component) -> dict[str, MethodEntry]:
-    """Give the entries for the step methods that a module's class defines; none where it is no LightningModule.
-
-    Where one cannot be compiled, its children are, and the account says why.
-    """
-    found = step_methods(module)
-    for name, why in found.items():
+    reasons = step_methods(module)
+    for name, why in reasons.items():
         if why:
-            _left(module, component.lanes[name != "training_step"], name, why)
-    return {name: MethodEntry(module, name, component.lanes) for name, why in found.items() if not why}
+            _report_left(module, lanes[name != "training_step"], name, why)
+    return {name: MethodEntry(module, name, lanes) for name, why in reasons.items() if not why}
 
 
-def _left(module: torch.nn.Module, lane: Lane, name: str, why: str) -> None:
-    """Say that a method is left to the modules that it calls: in the account, and once for a module on the log."""
+def _report_left(module: torch.nn.Module, lane: Lane, name: str, why: str) -> None:
+    """Report that a method is left to the modules that it calls: in the status, and once for a module in the log."""
     reason = f"{name} itself stays eager, and the modules that it calls are compiled: {why}"
     event = explain.no_effect("method", lane.tally.component, reason, partly=True)
-    told = _told.setdefault(module, set())
-    if reason in told:
+    logged = _logged.setdefault(module, set())
+    if reason in logged:
         lane.tally.said.add(explain.log_key(event))
-    told.add(reason)
+    logged.add(reason)
     collector.emit(event, lane.tally)
-
-
-def put(module: torch.nn.Module, entries: dict[str, MethodEntry]) -> None:
-    """Put entries in front of a module's methods; what somebody else has put there stays (see `method_of`)."""
-    for name, entry in entries.items():
-        vars(module).setdefault(name, entry)
-
-
-def drop(module: torch.nn.Module, entries: dict[str, MethodEntry]) -> None:
-    """Take entries away again."""
-    for name, entry in entries.items():
-        if vars(module).get(name) is entry:
-            del vars(module)[name]
-
-
-def switch(entries: Iterable[MethodEntry], *, off: bool) -> None:
-    """Have methods run eagerly, or compiled again."""
-    for entry in entries:
-        entry.off = off

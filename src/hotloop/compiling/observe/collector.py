@@ -73,7 +73,7 @@ class Collector:
         self.poll(force=True)  # torch keeps its last 64 metrics only
         if of_a_frame and active.tally is not NOBODY:
             hindered = active.tally.hindered()
-            active.put_off = active.put_off or hindered or ("" if active.unasked else self.ask())
+            active.put_off = active.put_off or hindered or ("" if active.skips_rendezvous else self.ask())
             if hindered and active.tally.executed == active.executed:  # else each function in the call is tried
                 raise dynamo.left(hindered)
             if active.put_off:

@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import linecache
 import threading
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
@@ -18,7 +19,8 @@ from hotloop.diagnose.recompile_words import words_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_KEPT_EVENTS = 1024
+_Place = tuple[str, str | None, int | None]
+"""What was noted (a reason, a function), and the file and line of it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +29,18 @@ class Cause:
 
     reason: str
     stage: str
-    file: str | None
-    line: int | None
-    source: str
-    hint: str
+    file: str | None = None
+    line: int | None = None
+    source: str = ""
+    hint: str = ""
+
+    @property
+    def location(self) -> str:
+        """The file and line as ``file:line``; empty where there is none."""
+        return f"{self.file}:{self.line}" if self.file else ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the cause as plain JSON data."""
+        """Return the cause as plain JSON data."""
         return dataclasses.asdict(self)
 
 
@@ -48,7 +55,10 @@ class GraphInfo:
 
 
 class Pace:
-    """How often something was called between two boundaries, which are optimizer steps or marked steps."""
+    """How many calls lie between two boundaries, which are optimizer steps or marked steps.
+
+    ``counts``: how often there were so many calls; intervals without a call are left out.
+    """
 
     __slots__ = ("_before", "_boundary", "counts")
 
@@ -58,79 +68,62 @@ class Pace:
         self._boundary = 0
 
     def boundary(self, calls: int) -> None:
-        """A boundary is passed, after so many calls in all; intervals without a call are not counted."""
+        """Pass a boundary, after so many calls in all."""
         if calls != self._before:
             self.counts[calls - self._before] += 1
             self._before = calls
 
     def at(self, number: int, calls: int) -> None:
-        """Boundaries have numbers: one was passed where it is another than the last time."""
+        """Pass a boundary where its number is not that of the last call."""
         if number != self._boundary:
             self._boundary = number
             self.boundary(calls)
 
+    def to_dict(self) -> dict[str, int]:
+        """Return the counts as plain JSON data, which has no numbers for keys."""
+        return {str(calls): times for calls, times in sorted(self.counts.items())}
 
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Tally:
     """The account of one component in one mode (``training`` or ``inference``)."""
 
-    __slots__ = (
-        "cache_hits",
-        "cache_misses",
-        "calls",
-        "causes",
-        "compile_seconds",
-        "compiles",
-        "component",
-        "copied",
-        "copied_bytes",
-        "cudagraphs_skipped",
-        "eager_calls",
-        "events",
-        "executed",
-        "failures",
-        "graph_breaks",
-        "graphs",
-        "healed_calls",
-        "hindered",
-        "in_backward",
-        "ladder",
-        "limited",
-        "mode",
-        "per_mark",
-        "per_step",
-        "recompiled",
-        "recompiles",
-        "said",
-        "shapes",
-        "suppress",
-    )
-
-    def __init__(self, component: str, mode: str, *, ladder: Any = None, suppress: bool = True) -> None:
-        self.component = component
-        self.mode = mode
-        self.ladder = ladder
-        self.suppress = suppress
-        self.executed = 0
-        self.said: set[tuple[str, ...]] = set()
-        self.calls = 0
-        self.eager_calls = 0
-        self.healed_calls = 0
-        self.graphs: collections.defaultdict[GraphInfo, int] = collections.defaultdict(int)
-        self.per_step, self.per_mark = Pace(), Pace()
-        self.shapes: collections.Counter[str] = collections.Counter()
-        self.hindered: Callable[[], str] = str
-        """Gives nothing, or why no code is to be compiled any more."""
-        self.in_backward = 0
-        self.copied = self.copied_bytes = 0
-        self.cudagraphs_skipped: collections.Counter[str] = collections.Counter()
-        self.compiles = self.recompiles = self.graph_breaks = 0
-        self.cache_hits = self.cache_misses = 0
-        self.compile_seconds = 0.0
-        self.limited: list[ev.RecompileLimit] = []
-        self.failures: list[ev.FrameEager] = []
-        self.causes: dict[tuple[str, str | None, int | None], Cause] = {}
-        self.recompiled: dict[tuple[str, str | None, int | None], Cause] = {}
-        self.events: collections.deque[ev.Event] = collections.deque(maxlen=_KEPT_EVENTS)
+    component: str
+    mode: str
+    ladder: Any = None
+    suppress: bool = True
+    """Whether torch is to run a frame eager that it cannot compile; else it raises."""
+    calls: int = 0
+    executed: int = 0
+    """Graphs that ran, on any rung."""
+    graphs: collections.defaultdict[GraphInfo, int] = field(default_factory=lambda: collections.defaultdict(int))
+    """How often each graph ran."""
+    eager_calls: int = 0
+    healed_calls: int = 0
+    """Calls that ran eager for a cause that is over, and does not count against the component."""
+    compiles: int = 0
+    recompiles: int = 0
+    graph_breaks: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    compile_seconds: float = 0.0
+    per_step: Pace = field(default_factory=Pace)
+    per_mark: Pace = field(default_factory=Pace)
+    shapes: collections.Counter[str] = field(default_factory=collections.Counter)
+    in_backward: int = 0
+    copied: int = 0
+    copied_bytes: int = 0
+    cudagraphs_skipped: collections.Counter[str] = field(default_factory=collections.Counter)
+    hindered: Callable[[], str] = str
+    """Returns why no more code is to be compiled, or an empty string."""
+    limited: list[ev.RecompileLimit] = field(default_factory=list)
+    failures: list[ev.FrameEager] = field(default_factory=list)
+    causes: dict[_Place, Cause] = field(default_factory=dict)
+    recompiled: dict[_Place, Cause] = field(default_factory=dict)
+    events: collections.deque[ev.Event] = field(default_factory=lambda: collections.deque(maxlen=1024))
+    """The newest events."""
+    said: set[tuple[str, ...]] = field(default_factory=set)
+    """Keys of the events that were logged."""
 
     def note(self, event: ev.Event) -> None:
         """Enter an event into the account."""
@@ -144,9 +137,10 @@ class Tally:
                 self.cudagraphs_skipped[event.cudagraphs_skipped] += 1
         elif isinstance(event, ev.Recompiled):
             self.recompiles += 1
-            place = event.function, event.file, event.line
-            what, change = words_of(event)
-            self.recompiled[place] = Cause(what, event.kind, event.file, event.line, event.source, change)
+            reason, change = words_of(event)
+            self.recompiled[event.function, event.file, event.line] = Cause(
+                reason, event.kind, event.file, event.line, event.source, change
+            )
         elif isinstance(event, ev.GraphBreak):
             # One place breaks once in the component's entry, and again in the function that holds it.
             self.graph_breaks += (event.reason, event.file, event.line) not in self.causes
@@ -156,9 +150,9 @@ class Tally:
         elif isinstance(event, ev.FrameEager):
             self.failures.append(event)
         if not isinstance(event, ev.Compiled | ev.Recompiled):
-            self._explain(event)
+            self._note_cause(event)
 
-    def _explain(self, event: ev.Event) -> None:
+    def _note_cause(self, event: ev.Event) -> None:
         reason = getattr(event, "reason", "") or getattr(event, "missing", "")
         file, line = getattr(event, "file", None), getattr(event, "line", None)
         source = getattr(event, "source", "") or (linecache.getline(file, line).strip() if file and line else "")
@@ -169,21 +163,38 @@ class Tally:
         self.causes[reason, file, line] = Cause(reason, stage, file, line, source, hint)
 
     def heal_limit(self) -> None:
-        """The recompile limit was others' doing, and this component now has code of its own: only the count stays."""
+        """Strike out the recompile limit: other components filled it, and this one now has code of its own."""
         for event in self.limited:
             self.causes.pop((event.reason, event.file, event.line), None)
         self.limited.clear()
         self.healed_calls += 1
 
     def forget_failures(self, since: int) -> list[ev.FrameEager]:
-        """Strike out the failures from the given number on, which turned out to be the user's own exception."""
+        """Strike out the failures from number ``since`` on, which were the user's own exception; return them."""
         struck = self.failures[since:]
         del self.failures[since:]
         for event in struck:
             self.causes.pop((event.reason, event.file, event.line), None)
-            if event in self.events:  # it keeps the newest only
+            if event in self.events:  # only the newest events are kept
                 self.events.remove(event)
         return struck
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counts of the mode as plain JSON data; see ``modes`` of `ComponentStatus`."""
+        eager_graphs = sum(count for info, count in self.graphs.items() if info.running == "none")
+        counts: dict[str, Any] = {
+            "calls": self.calls,
+            "frames_compiled": self.executed - eager_graphs,
+            "frames_eager": eager_graphs + self.eager_calls + self.healed_calls,
+            "compiles": self.compiles,
+            "recompiles": self.recompiles,
+            "calls_per_step": self.per_step.to_dict(),
+        }
+        if self.shapes:  # which are counted under CUDA graphs only
+            counts["calls_per_mark"] = self.per_mark.to_dict()
+            counts["calls_in_backward"] = self.in_backward
+            counts["shapes"] = dict(self.shapes)
+        return counts
 
 
 NOBODY = Tally("", "")
@@ -195,12 +206,12 @@ class _Active(threading.local):
     tally: Tally = NOBODY
     window: Any = None
     put_off: str = ""
-    """Why nothing is compiled in the call that is going on."""
+    """Why nothing is compiled in the current call."""
     executed: int = 0
     """Graphs that its component had run when the call began."""
-    unasked: bool = False
-    """Whether it compiles without asking other processes: code of the user's own that is compiled with fullgraph would
-    raise out of the middle of the call, which could not be run again then."""
+    skips_rendezvous: bool = False
+    """Whether it compiles without asking other processes. The user's own code, compiled with fullgraph, would raise out
+    of the middle of the call, which could not be run again then."""
 
 
 active = _Active()

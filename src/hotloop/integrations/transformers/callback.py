@@ -13,7 +13,7 @@ from accelerate.utils import DistributedType  # type: ignore[import-untyped]
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import TrainerCallback
 
-from hotloop.compiling.control import Status, given
+from hotloop.compiling.control import Status, precompiled
 from hotloop.errors import ConfigError
 from hotloop.integrations.accelerate_state import asks, share_autocast, take_over, tell_tf32
 from hotloop.integrations.in_place import InPlace
@@ -221,7 +221,7 @@ class HotLoop(TrainerCallback):
     def _compile(self, model: torch.nn.Module) -> None:
         """Compile in place, for a Trainer that runs its steps itself."""
         settings = self._asked if self.tier is None else self.tier.settings if self.tier.compiles else {}
-        before = given(model)
+        before = precompiled(model)
         kept = self._keep(model, {} if before else settings)
         why, hint = (_SEVERAL, _OWN_LOOP) if _several() else (_OWN_STEP, _GIVE_STEP)
         if before is not None:
@@ -274,7 +274,7 @@ def _not_ours(model: torch.nn.Module, args: Any) -> tuple[str, str] | None:
             "torch_compile=True of TrainingArguments was applied by the Trainer",
             "hand it HotLoop when it is made, Trainer(..., callbacks=[HotLoop()]), which takes that over",
         )
-    if hasattr(model, "_orig_mod") and (before := given(model)) is not None:
+    if hasattr(model, "_orig_mod") and (before := precompiled(model)) is not None:
         return before.reason, f"{before.hint}; {_DROPS}" if args.remove_unused_columns else before.hint
     if args.n_gpu > 1:
         return "the Trainer copies it to several GPUs at each step (DataParallel), and copies run eager", "use torchrun"

@@ -9,7 +9,7 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.nn.functional as F
-from core_models import Net, Tied, against_eager, assert_same, one, rows, total, train
+from compiling_models import Net, Tied, against_eager, assert_same, one, rows, total, train
 from torch import nn
 
 import hotloop

@@ -4,7 +4,7 @@ from collections import UserDict
 
 import pytest
 import torch
-from core_models import Net, against_eager, one, rows, total, train
+from compiling_models import Net, against_eager, one, rows, total, train
 from torch import nn
 
 import hotloop

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 import torch
-from core_models import Net, Tied, assert_same, one, rows, tokens, total, train
+from compiling_models import Net, Tied, assert_same, one, rows, tokens, total, train
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from core_models import Broken, Net, Tied, against_eager, assert_same, one, rows, tokens, total, train
+from compiling_models import Broken, Net, Tied, against_eager, assert_same, one, rows, tokens, total, train
 from torch import nn
 
 import hotloop
@@ -238,7 +238,7 @@ def test_a_frame_that_torch_skips_is_named(monkeypatch):
     assert status.state == "partial"
     assert status.frames_compiled > 0
     skipped = [e for e in events if isinstance(e, ev.FrameEager)]
-    assert any(e.file.endswith("core_models.py") and "cannot trace sigmoid" in e.reason for e in skipped)
+    assert any(e.file.endswith("compiling_models.py") and "cannot trace sigmoid" in e.reason for e in skipped)
 
 
 def test_recompiles_are_named_once_a_reason(caplog):

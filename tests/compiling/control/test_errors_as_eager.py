@@ -5,7 +5,7 @@ import traceback
 
 import pytest
 import torch
-from core_models import Net, against_eager, assert_same, one, rows, train
+from compiling_models import Net, against_eager, assert_same, one, rows, train
 from torch import nn
 
 import hotloop
@@ -197,7 +197,7 @@ def test_a_graph_break_under_fullgraph_raises_with_its_place(kind, before):
         hotloop.uncompile(model)
     hotloop.compile(model, "aot_eager", fullgraph=True)
     for _ in range(2):
-        with pytest.raises(Exception, match=r"test_core_user_errors.py") as caught:
+        with pytest.raises(Exception, match=r"test_errors_as_eager.py") as caught:
             model(rows())
         assert type(caught.value).__module__ == "torch._dynamo.exc"
         source = "x.sum().item() > 0" if kind is Item else "graph_break()"
@@ -251,7 +251,7 @@ def test_an_operator_of_torchs_raises_inside_compiled_code(capsys):
     model(torch.tensor([1, 2]))
     with pytest.raises(IndexError, match="index out of range") as caught:
         model(torch.tensor([1, 9]))
-    assert any("test_core_user_errors.py" in note and "self.embed(ids)" in note for note in caught.value.__notes__)
+    assert any("test_errors_as_eager.py" in note and "self.embed(ids)" in note for note in caught.value.__notes__)
     model(torch.tensor([1, 2]))
     assert one(model).state == "compiled"
     assert "Traceback" not in capsys.readouterr().err, "torch prints the graph's source when it raises"

@@ -1,4 +1,4 @@
-"""Two processes that compile in place: run as ``python in_place_peers_program.py FOLDER RANK SCENARIO...``; prints JSON.
+"""Two processes that compile in place: run as ``python rendezvous_program.py FOLDER RANK SCENARIO...``; prints JSON.
 
 Collectives time out after 4 s, and the backend of rank 1 sleeps for longer at every compile.
 """

@@ -4,7 +4,7 @@ import gc
 import weakref
 
 import pytest
-from core_models import Counter, Net, against_eager, one, real_aot_eager, rows, total
+from compiling_models import Counter, Net, against_eager, one, real_aot_eager, rows, total
 from torch import nn
 
 import hotloop

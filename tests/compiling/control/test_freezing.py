@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from core_models import Tied, one, tokens, train
+from compiling_models import Tied, one, tokens, train
 from torch import nn
 
 import hotloop

@@ -11,7 +11,7 @@ import pytest
 
 from hotloop.compiling.control.rendezvous import judge
 
-PROGRAM = Path(__file__).with_name("in_place_peers_program.py")
+PROGRAM = Path(__file__).with_name("rendezvous_program.py")
 
 
 def two_processes(folder, *scenarios, ends=(0, 0)):

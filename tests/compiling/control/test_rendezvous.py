@@ -7,7 +7,7 @@ import pytest
 from torch import distributed
 
 from hotloop.compiling.control import rendezvous
-from hotloop.compiling.control.rendezvous import Others
+from hotloop.compiling.control.rendezvous import Rendezvous
 
 
 class Patience:
@@ -44,7 +44,7 @@ def two(monkeypatch):
         monkeypatch.setattr(distributed, "get_rank", lambda: rank)
         monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
         monkeypatch.setattr(rendezvous, "store", lambda: store)
-        return Others(worlds[-1])
+        return Rendezvous(worlds[-1])
 
     monkeypatch.setattr(rendezvous, "patience", Patience())
     made = [make(0), make(1)]
@@ -102,8 +102,8 @@ def test_a_store_that_has_ended_is_the_end_of_the_run(two, monkeypatch, caplog):
 
 def test_a_fork_leaves_the_connections_of_its_parent_alone(two, monkeypatch):
     first, _ = two
-    monkeypatch.setattr(rendezvous._Current, "others", first)
-    monkeypatch.setattr(rendezvous, "follow", lambda: None)
+    monkeypatch.setattr(rendezvous.current, "rendezvous", first)
+    monkeypatch.setattr(rendezvous.current, "follow", lambda: None)
     used = []
 
     class Noted:
@@ -116,7 +116,9 @@ def test_a_fork_leaves_the_connections_of_its_parent_alone(two, monkeypatch):
     if not child:
         first._store = first._inbox = Noted()
         try:
-            os.write(writes, repr((rendezvous._leave(), rendezvous._compiled(), first.close(), used)).encode())
+            os.write(
+                writes, repr((rendezvous.current.leave(), rendezvous.current.compiled(), first.close(), used)).encode()
+            )
         finally:
             os._exit(0)
     os.close(writes)

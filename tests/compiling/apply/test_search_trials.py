@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from core_models import one, rows, total
-from test_core_sizes import Graphs
+from compiling_models import one, rows, total
+from test_batch_sizes import Graphs
 from torch import nn
 
 import hotloop

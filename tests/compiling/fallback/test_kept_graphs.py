@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from core_models import rows
+from compiling_models import rows
 from torch import nn
 
 import hotloop

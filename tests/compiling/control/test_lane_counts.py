@@ -9,7 +9,7 @@ from torch import nn
 import hotloop
 from hotloop._torch import cudagraphs
 from hotloop.compiling.apply import Cut
-from hotloop.compiling.control.component import Lane, MarkingLane, lane
+from hotloop.compiling.control.lane import Lane, MarkingLane, lane
 from hotloop.config import component_config
 from hotloop.report import components as shown
 from hotloop.testing import cudagraph_emulation

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from core_models import Block, Counter, Stack, against_eager, part, real_aot_eager, rows
+from compiling_models import Block, Counter, Stack, against_eager, part, real_aot_eager, rows
 from torch import nn
 
 from hotloop._torch import backends

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from core_models import Net, against_eager, one, real_aot_eager, rows
+from compiling_models import Net, against_eager, one, real_aot_eager, rows
 from torch import nn
 
 import hotloop

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from core_models import Net, Tied, broken_lowering, lowered_anew, one, rows, tokens, train
+from compiling_models import Net, Tied, broken_lowering, lowered_anew, one, rows, tokens, train
 from torch import nn
 
 import hotloop
@@ -49,7 +49,7 @@ def test_lowering_fails(phase, operator):
         assert status.frames_compiled == 2
         cause = next(cause for cause in status.causes if "lowering bug" in cause.reason)
         assert cause.stage == "lower"
-        assert cause.file.endswith("core_models.py")
+        assert cause.file.endswith("compiling_models.py")
         with pytest.raises(hotloop.errors.CompileFailedError, match="lowering bug"):
             hotloop.compile(Net(), "default", strict=True)(rows(16))
 
@@ -72,7 +72,7 @@ import copy, json, logging, sys
 sys.path.insert(0, sys.argv[1])
 said = []
 logging.getLogger("hotloop").addHandler(type("Keep", (logging.Handler,), {"emit": lambda self, r: said.append(r.getMessage())})())
-from core_models import Net, one, rows, train
+from compiling_models import Net, one, rows, train
 import hotloop
 model = Net()
 batches = [rows(16, seed=s) for s in range(4)]
@@ -85,7 +85,7 @@ print(json.dumps([one(model).to_dict(), said]))
 
 def test_a_broken_compiler_steps_down_and_the_rest_of_the_run_does_not_try_again(tmp_path):
     env = {**os.environ, "CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", BROKEN, str(pathlib.Path(__file__).parent)]
+    command = [sys.executable, "-c", BROKEN, str(pathlib.Path(__file__).parents[1])]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     status, said = json.loads(done.stdout.splitlines()[-1])

@@ -5,7 +5,20 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from core_models import Block, Counter, Net, Stack, Tied, against_eager, one, part, real_aot_eager, rows, tokens, train
+from compiling_models import (
+    Block,
+    Counter,
+    Net,
+    Stack,
+    Tied,
+    against_eager,
+    one,
+    part,
+    real_aot_eager,
+    rows,
+    tokens,
+    train,
+)
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 

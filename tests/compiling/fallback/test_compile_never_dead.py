@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 import torch
-from core_models import Block, Broken, Counter, Net, against_eager, aot, one, real_aot_eager, rows, train
+from compiling_models import Block, Broken, Counter, Net, against_eager, aot, one, real_aot_eager, rows, train
 from torch import nn
 
 import hotloop
@@ -79,10 +79,10 @@ def test_first_compile(failing, model):
     assert {(e.from_preset, e.to_preset, e.scope, e.component) for e in fell} == {
         ("aot_eager", "none", "graph", "model")
     }
-    assert all(e.file.endswith("core_models.py") and e.line for e in fell)
+    assert all(e.file.endswith("compiling_models.py") and e.line for e in fell)
     cause = next(cause for cause in status.causes if "planted" in cause.reason)
     assert cause.stage == "lower"
-    assert cause.file.endswith("core_models.py")
+    assert cause.file.endswith("compiling_models.py")
     assert cause.source
     assert cause.hint
 
@@ -199,7 +199,7 @@ def test_a_bug_in_dynamo(monkeypatch, model):
     assert failed
     assert len(failed) <= 6
     assert all(e.stage == "trace" and "dynamo bug" in e.reason for e in failed)
-    assert any(c.file and c.file.endswith("core_models.py") and "sigmoid" in c.source for c in status.causes)
+    assert any(c.file and c.file.endswith("compiling_models.py") and "sigmoid" in c.source for c in status.causes)
 
 
 @pytest.mark.parametrize("setting", ["fullgraph", "strict"])
@@ -225,7 +225,7 @@ def test_a_failing_backend_under_strict_is_raised_and_under_fullgraph_steps_down
     plant(Counter(fail=lambda nth, graph: True))
     model = hotloop.compile(Net(), "aot_eager", strict=True)
     with pytest.raises(
-        hotloop.errors.CompileFailedError, match=r"preset aot_eager failed \(lower\) at .*core_models.py"
+        hotloop.errors.CompileFailedError, match=r"preset aot_eager failed \(lower\) at .*compiling_models.py"
     ) as caught:
         model(rows())
     assert "planted" in str(caught.value)

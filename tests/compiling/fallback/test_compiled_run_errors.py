@@ -5,7 +5,7 @@ import copy
 
 import pytest
 import torch
-from core_models import Broken, Counter, Net, aot, dies_as_kernel, one, real_aot_eager, rows, total, train
+from compiling_models import Broken, Counter, Net, aot, dies_as_kernel, one, real_aot_eager, rows, total, train
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -34,7 +34,7 @@ def test_a_kernel_that_dies_is_raised_with_cause_and_remedy(plant, phase, model)
     text = str(caught.value)
     assert f"failed in its {phase}" in text
     assert "kernel died" in text
-    assert "core_models.py:" in text
+    assert "compiling_models.py:" in text
     assert "load the last checkpoint and use preset none, which is eager" in text, "there is no lower one"
     assert "HOTLOOP_DISABLE=1" in text
     assert type(caught.value.__cause__) is RuntimeError
