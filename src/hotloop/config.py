@@ -1,10 +1,10 @@
-"""Settings of a component as plain frozen data, checked where they are made: what `hotloop.compile` was asked for."""
+"""Settings of a component as frozen data, checked where they are made: the arguments of `hotloop.compile`."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import abc
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from hotloop import presets
 from hotloop.errors import ConfigError
@@ -16,21 +16,20 @@ if TYPE_CHECKING:
     from hotloop.presets import Preset
 
 Regions = Literal["auto", "whole", "blocks"]
-_REGIONS = ("auto", "whole", "blocks")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ComponentConfig:
-    """What one component was asked to be.
+    """The settings of one component.
 
     Args:
         training: the preset in force while gradients are on.
         inference: the preset in force while gradients are off.
         regions: ``whole``; ``blocks`` (each repeated block and the rest as pieces of their own); or ``auto``.
         fullgraph: raise at the first graph break.
-        strict: raise where a compile fails, instead of stepping down.
-        strict_lifetime: raise where an output of a CUDA graph is held while its memory is reused, instead of copying
-            every output.
+        strict: raise if a compile fails, instead of stepping down.
+        strict_lifetime: raise if an output of a CUDA graph is held while its memory is reused, instead of copying every
+            output.
         ladder: the presets to step down to, ending in ``none``; None takes each preset's own.
     """
 
@@ -43,7 +42,7 @@ class ComponentConfig:
     ladder: tuple[Preset, ...] | None = None
 
     def ladder_of(self, preset: Preset) -> tuple[Preset, ...]:
-        """Give the rungs from ``preset`` down, ending in ``none``."""
+        """Return the rungs from ``preset`` down, ending in ``none``."""
         below = self.ladder if self.ladder is not None else tuple(presets.get(name) for name in preset.ladder)
         rungs = [preset, *(rung for rung in below if rung.key != preset.key)]
         if rungs[-1].backend != "eager":
@@ -63,13 +62,13 @@ def component_config(  # noqa: PLR0913 - the settings of hotloop.compile
     strict: bool = False,
     strict_lifetime: bool = False,
 ) -> ComponentConfig:
-    """Check and resolve the arguments of `hotloop.compile`; what is unset is the preset's.
+    """Check and resolve the arguments of `hotloop.compile`; an argument that is not set is the preset's.
 
     Raises:
         ConfigError: an argument does not fit; the message names it, its value and what was expected.
     """
-    if regions not in _REGIONS:
-        raise ConfigError(f"regions {regions!r}: expected one of {', '.join(_REGIONS)}")
+    if regions not in get_args(Regions):
+        raise ConfigError(f"regions {regions!r}: expected one of {', '.join(get_args(Regions))}")
     if dynamic is not ... and dynamic not in (None, True, False):
         raise ConfigError(f"dynamic {dynamic!r}: expected True, False or None (automatic)")
     for name, flag in (("fullgraph", fullgraph), ("strict", strict), ("strict_lifetime", strict_lifetime)):

@@ -7,15 +7,15 @@
     ├── DataError (ValueError)                   rows of a data set that do not fit, by line number
     ├── RecordError (ValueError)                 a run record that cannot be read
     ├── UnsupportedTorchError (RuntimeError)     torch is older than hotloop supports, or lacks a part
-    ├── PresetUnavailableError (RuntimeError)    ``strict=True`` and this machine cannot run the preset
-    ├── CompileFailedError (RuntimeError)        ``strict=True`` and a compile failed
-    ├── CompiledRunError (RuntimeError)          compiled code failed while it ran; nobody owned the step to undo it
-    ├── StaleOutputError (RuntimeError)          memory of a CUDA graph is read, or about to be reused, while it is held
-    ├── StepLostError (RuntimeError)             a step failed that cannot be undone; the last checkpoint is sound
-    ├── TrainingFailedError (RuntimeError)       a run of ``hotloop train`` that cannot go on; its checkpoint is kept
-    ├── RunPrunedError (RuntimeError)            a run of a search that is not worth going on with
-    ├── SearchStoppedError (RuntimeError)        a search that cannot go on; its finished trials are kept
-    └── MissingExtraError (ImportError)          an optional dependency is missing; says which extra has it
+    ├── PresetUnavailableError (RuntimeError)    ``strict=True``, and this machine cannot run the preset
+    ├── CompileFailedError (RuntimeError)        ``strict=True``, and a compile failed
+    ├── CompiledRunError (RuntimeError)          compiled code failed while it ran, outside of a ``hotloop.Loop``
+    ├── StaleOutputError (RuntimeError)          an output of a CUDA graph is read or held although its memory is reused
+    ├── StepLostError (RuntimeError)             a step failed and cannot be undone; the last checkpoint is sound
+    ├── TrainingFailedError (RuntimeError)       a run of ``hotloop train`` that cannot continue; its checkpoint is kept
+    ├── RunPrunedError (RuntimeError)            a run of a search that is not worth continuing
+    ├── SearchStoppedError (RuntimeError)        a search that cannot continue; its finished trials are kept
+    └── MissingExtraError (ImportError)          an optional dependency is missing; the message names the extra
 
 The user's own exceptions are never wrapped in one of these.
 """
@@ -59,8 +59,8 @@ class CompileFailedError(HotloopError, RuntimeError):
 class CompiledRunError(HotloopError, RuntimeError):
     """Compiled code failed while it ran, where eager does not fail. ``__cause__`` is the original exception.
 
-    It cannot be undone here, since a part of the step may have been executed; ``hotloop.Loop`` owns the step and can.
-    ``component`` is the name of the one whose code it was.
+    The step cannot be undone here, since a part of it may have run; ``hotloop.Loop`` owns the step and can undo it.
+    ``component`` is the name of the component whose code failed.
     """
 
     def __init__(self, message: str, component: str = "") -> None:
@@ -69,10 +69,10 @@ class CompiledRunError(HotloopError, RuntimeError):
 
 
 class StaleOutputError(HotloopError, RuntimeError):
-    """An output of a CUDA graph was read after a later call overwrote it, or is held where it is about to be.
+    """An output of a CUDA graph was read after a later call overwrote it, or is held while a call would overwrite it.
 
     The message names the output, its component, where it was made, and what to do: consume it, clone it
-    (`hotloop.own`), or make it again. ``outputs`` has each with name, shape, place and memory, however many there are.
+    (`hotloop.own`), or make it again. ``outputs`` lists every such output with name, shape, place and memory.
     """
 
     def __init__(self, message: str, outputs: Iterable[Any] = ()) -> None:
@@ -81,16 +81,16 @@ class StaleOutputError(HotloopError, RuntimeError):
 
 
 class StepLostError(HotloopError, RuntimeError):
-    """A step of a ``hotloop.Loop`` failed where it cannot be undone: a parameter was written, or the GPU is lost.
+    """A step of a ``hotloop.Loop`` failed and cannot be undone: a parameter was written, or the GPU is lost.
 
     The message names the tier and the cause. ``__cause__`` is the original exception. Checkpoints are sound.
     """
 
 
 class TrainingFailedError(HotloopError, RuntimeError):
-    """A run that cannot go on; the message names cause, remedy and the checkpoint. ``__cause__`` is the original.
+    """A run that cannot continue; the message names cause, remedy and the checkpoint. ``__cause__`` is the original.
 
-    ``alone`` is the message without the checkpoint, for a run that nobody goes on with.
+    ``alone`` is the message without the checkpoint, for a run that nobody continues.
     """
 
     def __init__(self, message: str, alone: str | None = None) -> None:
@@ -99,11 +99,11 @@ class TrainingFailedError(HotloopError, RuntimeError):
 
 
 class RunPrunedError(HotloopError, RuntimeError):
-    """A run of a search that is not worth going on with: what it was told by whoever hears of its validations."""
+    """A run of a search that is not worth continuing, as the search decided from its validations."""
 
 
 class SearchStoppedError(HotloopError, RuntimeError):
-    """A search that cannot go on: every trial fails, or its storage is gone. What is finished is kept."""
+    """A search that cannot continue: every trial fails, or its storage is gone. Finished trials are kept."""
 
 
 class MissingExtraError(HotloopError, ImportError):

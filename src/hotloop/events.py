@@ -1,4 +1,4 @@
-"""Everything that can be observed, as frozen dataclasses; their dictionaries are what a run record holds."""
+"""Everything that can be observed, as frozen dataclasses; a run record holds their dictionaries."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ Stage = Literal["trace", "lower", "compile", "run"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that was observed. ``time`` is seconds since the epoch; ``component`` is None outside hotloop's own."""
+    """Something that was observed. ``time`` is seconds since the epoch; ``component`` is None outside of components."""
 
     kind: ClassVar[str] = "event"
     component: str | None = None
     time: float = dataclasses.field(default_factory=time.time)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the event as plain JSON data, its class under ``kind``."""
+        """Return the event as plain JSON data, its class under ``kind``."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
     @property
     def location(self) -> str:
-        """``file:line`` of the user's code, or an empty string where it is not known."""
+        """``file:line`` of the user's code, or an empty string if it is unknown."""
         file = getattr(self, "file", None)
         return f"{file}:{getattr(self, 'line', 0)}" if file else ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled(Event):
-    """A graph was compiled. ``seconds`` is all of it, from trace to kernels; cache counts are of Inductor's graphs."""
+    """A graph was compiled, in ``seconds`` from trace to kernels; cache counts are of Inductor's graphs."""
 
     kind: ClassVar[str] = "compiled"
     frame: str
@@ -49,10 +49,10 @@ class Compiled(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recompiled(Event):
-    """Code that was compiled before no longer fitted; ``reason`` is torch's failed guard, ``nth`` counts from 1.
+    """Compiled code no longer fitted; ``reason`` is torch's failed guard, ``nth`` counts from 1.
 
-    The place is the user's line that the guard comes from where torch tells it, else where the function begins;
-    ``frame`` is that of the `Compiled` which follows.
+    The place is the user's line that the guard comes from, if torch names it, else the start of the function.
+    ``frame`` is that of the `Compiled` event which follows.
     """
 
     kind: ClassVar[str] = "recompiled"
@@ -67,10 +67,10 @@ class Recompiled(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GraphBreak(Event):
-    """Tracing had to stop and go on in a new graph; ``source`` is the user's line, ``hint`` how to mend it.
+    """Tracing had to stop and continue in a new graph; ``source`` is the user's line, ``hint`` how to fix it.
 
-    Where that line is an installed package's, ``by_file``, ``by_line`` and ``by_source`` are the program's own line
-    that led there.
+    If the line is an installed package's, ``by_file``, ``by_line`` and ``by_source`` are the program's own line that
+    led there.
     """
 
     kind: ClassVar[str] = "graph_break"
@@ -86,7 +86,7 @@ class GraphBreak(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecompileLimit(Event):
-    """A code object was compiled as often as torch allows: unseen inputs run eager from here on."""
+    """A code object was compiled as often as torch allows: new inputs run eager from here on."""
 
     kind: ClassVar[str] = "recompile_limit"
     function: str
@@ -94,7 +94,7 @@ class RecompileLimit(Event):
     line: int | None
     reason: str
     whole: bool = False
-    """It is the component's own entry that is limited, not a function inside it."""
+    """Whether the limit is on the component's own entry, not on a function inside it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class FrameEager(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fallback(Event):
-    """A graph (or a component as a whole, from a step boundary on) went one rung down its ladder."""
+    """A graph went one rung down its ladder; or a whole component did, from a step boundary on."""
 
     kind: ClassVar[str] = "fallback"
     scope: Literal["graph", "component"]
@@ -138,9 +138,9 @@ class Unavailable(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoEffect(Event):
-    """A compile was asked for and cannot take, or has not taken, effect; ``partly``: the rest of it does.
+    """A compile was asked for, and has no effect; ``partly``: a part of it has.
 
-    ``problem`` is what it is: the kind of `hotloop.diagnose`'s rule of that name, whose cure is the ``hint``.
+    ``problem`` is the kind of the problem in rule ``no_effect`` of `hotloop.diagnose`, whose change is the ``hint``.
     """
 
     kind: ClassVar[str] = "no_effect"
@@ -165,7 +165,7 @@ class RunFailed(Event):
 
     @property
     def remedy(self) -> str:
-        """What to do: the step cannot be repeated, and below the preset that failed there may be one or none."""
+        """What to do. The step cannot be repeated; below the preset that failed there may be another compiled one."""
         lower = "preset none, which is eager" if self.preset == "aot_eager" else "a lower preset (aot_eager, none)"
         return f"load the last checkpoint and use {lower}; a step that a hotloop.Loop owns is undone, and runs eager"
 
@@ -184,7 +184,7 @@ class Captured(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CaptureDropped(Event):
-    """A recorded step no longer fitted the program; it is recorded anew. ``reason`` names what changed."""
+    """A recorded step no longer fitted the program and is recorded again. ``reason`` names what changed."""
 
     kind: ClassVar[str] = "capture_dropped"
     step: int
@@ -209,7 +209,7 @@ class TierProven(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TierDeclined(Event):
-    """A tier cannot run, or did not agree with its reference; where the cause is the user's line, it is named."""
+    """A tier cannot run, or did not agree with its reference; file and line are the user's, if a line is the cause."""
 
     kind: ClassVar[str] = "tier_declined"
     step: int
@@ -235,9 +235,9 @@ class TierChanged(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentinelDisagreed(Event):
-    """A step of a tier in force, run eagerly as well, did not agree: ``tensor`` is furthest past its limit.
+    """A step of the tier in force did not agree with the same step in eager: ``tensor`` is furthest past its limit.
 
-    ``region`` names what is at fault, as far as that was found; file and line are of its forward.
+    ``region`` names the part at fault, if it was found; file and line are those of its forward.
     """
 
     kind: ClassVar[str] = "sentinel_disagreed"
@@ -267,7 +267,7 @@ class StepUndone(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostSync(Event):
-    """In a step Python waited for the device at one line; ``times`` a step, ``seconds`` waited a step where known."""
+    """Python waited for the device at one line of a step: ``times`` per step, for ``seconds`` per step if known."""
 
     kind: ClassVar[str] = "host_sync"
     file: str | None
@@ -290,7 +290,7 @@ class HostBound(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagerPart(Event):
-    """A part of the step's work on the device ran outside of compiled code: a head, a loss; ``share`` of it, 0 to 1."""
+    """A head, a loss or another part ran outside of compiled code; ``share`` of the step's device work, 0 to 1."""
 
     kind: ClassVar[str] = "eager_part"
     part: str
@@ -315,7 +315,7 @@ class CheckpointOutside(Event):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SettingSwitched(Event):
-    """A setting of torch's that changes numerics or speed was changed by somebody: ``by`` is a module or file."""
+    """A setting of torch's that affects numerics or speed was changed: ``by`` is the module or file that did it."""
 
     kind: ClassVar[str] = "setting_switched"
     setting: str
@@ -326,32 +326,7 @@ class SettingSwitched(Event):
     line: int | None = None
 
 
-_KINDS: dict[str, type[Event]] = {
-    cls.kind: cls
-    for cls in (
-        Compiled,
-        Recompiled,
-        GraphBreak,
-        RecompileLimit,
-        FrameEager,
-        Fallback,
-        Unavailable,
-        NoEffect,
-        RunFailed,
-        Captured,
-        CaptureDropped,
-        TierProven,
-        TierDeclined,
-        TierChanged,
-        SentinelDisagreed,
-        StepUndone,
-        HostSync,
-        HostBound,
-        EagerPart,
-        CheckpointOutside,
-        SettingSwitched,
-    )
-}
+_KINDS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__()}
 
 
 def from_dict(data: dict[str, Any]) -> Event:

@@ -1,4 +1,4 @@
-"""The host's memory, and what is left of it: of the machine, or of the container where that has a limit; no torch."""
+"""The host's memory, and how much of it is free: of the machine, or of the container if that has a limit; no torch."""
 
 from __future__ import annotations
 
@@ -11,86 +11,74 @@ if TYPE_CHECKING:
 
 
 class Memory(NamedTuple):
-    """Bytes of host memory, all and what programs may still take; None where the system does not tell."""
+    """Bytes of host memory, in total and what programs may still take; None if the system does not say."""
 
     total: int | None
     available: int | None
 
 
-class _Version(NamedTuple):
-    """How a version of control groups names what it counts."""
-
-    limit: str
-    used: str
-    cached: str
-    """Read from files and used least: the kernel takes it back before it ends a program, as docker and Kubernetes
-    count as well. Of a group with those inside it."""
-
-
-_FIRST = _Version("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_SECOND = _Version("memory.max", "memory.current", "inactive_file")
-
-
 def memory(root: Path = Path("/")) -> Memory:
-    """Give the memory of the machine, or the least that a control group around this process leaves.
+    """Return the memory of the machine, or the least that a control group around this process leaves.
 
     A program that takes more than its control group may have (version 1 or 2 of the Linux kernel's, which containers
     and job schedulers use) is killed, whatever the machine has left.
 
     Args:
-        root: where the system's ``proc`` and ``sys`` are.
+        root: the folder that holds the system's ``proc`` and ``sys``.
     """
-    found = _table(root / "proc/meminfo")
-    if "MemTotal" not in found:
-        return Memory(_without_proc() if root == Path("/") else None, None)
-    total, available = 1024 * found["MemTotal"], 1024 * found.get("MemAvailable", found["MemTotal"])
-    for folder, version in _groups(root):
-        limit, used = (_number(folder / name) for name in (version.limit, version.used))
-        if limit is None or used is None:
+    machine = _table(root / "proc/meminfo")
+    if "MemTotal" not in machine:
+        try:
+            return Memory(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if root == Path("/") else None, None)
+        except (AttributeError, ValueError, OSError):
+            return Memory(None, None)
+    total, available = 1024 * machine["MemTotal"], 1024 * machine.get("MemAvailable", machine["MemTotal"])
+    for folder, (limit_file, used_file, cached_name) in _groups(root):
+        limit, used = ("".join(_lines(folder / name)).strip() for name in (limit_file, used_file))
+        if not limit.isdigit() or not used.isdigit():  # no such file, or the limit is ``max``
             continue
-        held = used - _table(folder / "memory.stat").get(version.cached, 0)
-        total, available = min(total, limit), min(available, max(0, limit - held))
+        # The kernel takes the cache of files back before it ends a program; docker and Kubernetes subtract it as well.
+        held = int(used) - _table(folder / "memory.stat").get(cached_name, 0)
+        total, available = min(total, int(limit)), min(available, max(0, int(limit) - held))
     return Memory(total, available)
 
 
-def _groups(root: Path) -> Iterator[tuple[Path, _Version]]:
-    """Give the folders of the groups that this process is in, innermost first: each one's limit counts."""
-    paths = dict(_memberships(root / "proc/self/cgroup"))
-    for line in _lines(root / "proc/self/mountinfo"):
-        mount, _, system = (part.split() for part in line.partition(" - "))
-        version = _version(system)
-        if version is None or version not in paths or len(mount) <= _POINT:
-            continue
-        top = root / mount[_POINT].lstrip("/")
-        inside, shown = PurePosixPath(paths[version]), PurePosixPath(mount[_ROOT])
-        # A container may show its own group alone as the top, or another's path that leads nowhere from in here.
-        below = inside.relative_to(shown) if inside.is_relative_to(shown) and ".." not in inside.parts else None
-        folder = top / below if below is not None else top
-        for each in (folder, *folder.parents):
-            yield each, version
-            if each == top:
-                break
+_NAMES = {
+    "cgroup": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    "cgroup2": ("memory.max", "memory.current", "inactive_file"),
+}
+"""For each version of control groups: the files of its limit and its use, and the name of the cache in memory.stat."""
 
 
-_ROOT, _POINT = 3, 4
-"""Fields of a line of ``/proc/self/mountinfo``: what of the file system is mounted, and where."""
+def _groups(root: Path) -> Iterator[tuple[Path, tuple[str, str, str]]]:
+    """Yield the folders of the groups that this process is in, innermost first, with the version's `_NAMES`.
 
-
-def _memberships(file: Path) -> Iterator[tuple[_Version, str]]:
-    for line in _lines(file):
+    The limit of every group counts.
+    """
+    paths = {}
+    for line in _lines(root / "proc/self/cgroup"):
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if "memory" in controllers.split(","):
-            yield _FIRST, path
+            paths["cgroup"] = path
         elif number == "0" and not controllers:
-            yield _SECOND, path
-
-
-def _version(system: list[str]) -> _Version | None:
-    """Tell of a mount's type, source and options whether it counts memory, and how it is read."""
-    if system[:1] == ["cgroup2"]:
-        return _SECOND
-    return _FIRST if system[:1] == ["cgroup"] and "memory" in system[-1].split(",") else None
+            paths["cgroup2"] = path
+    for line in _lines(root / "proc/self/mountinfo"):
+        mount, _, system = (part.split() for part in line.partition(" - "))
+        version = system[0] if system else ""
+        if version not in paths or len(mount) < 5:  # noqa: PLR2004 - the fields that are read below
+            continue
+        if version == "cgroup" and "memory" not in system[-1].split(","):  # version 1 mounts each resource apart
+            continue
+        shown, top = PurePosixPath(mount[3]), root / mount[4].lstrip("/")
+        inside = PurePosixPath(paths[version])
+        # A container may show its own group alone as the top, or another's path that leads nowhere from in here.
+        reachable = inside.is_relative_to(shown) and ".." not in inside.parts
+        folder = top / inside.relative_to(shown) if reachable else top
+        for group in (folder, *folder.parents):
+            yield group, _NAMES[version]
+            if group == top:
+                break
 
 
 def _table(file: Path) -> dict[str, int]:
@@ -99,21 +87,8 @@ def _table(file: Path) -> dict[str, int]:
     return {word[0]: int(word[1]) for word in words if len(word) > 1 and word[1].isdigit()}
 
 
-def _number(file: Path) -> int | None:
-    """Read a file of one number; None where it is not there, or says ``max``."""
-    text = "".join(_lines(file)).strip()
-    return int(text) if text.isdigit() else None
-
-
 def _lines(file: Path) -> list[str]:
     try:
         return file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-
-
-def _without_proc() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None

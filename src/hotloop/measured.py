@@ -1,4 +1,4 @@
-"""What the presets gave on a training step, as measured: rows of the committed result file, shipped for the table.
+"""Measurements of the presets on training steps: rows of the committed result file, shipped for the table.
 
 Written from ``benchmarks/results`` by ``benchmarks/publish.py``; a test holds the two together.
 """
@@ -27,7 +27,7 @@ class Measurement:
     after_mb: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the row as plain JSON data."""
+        """Return the row as plain JSON data."""
         return dataclasses.asdict(self)
 
 
@@ -39,7 +39,7 @@ def _document() -> dict[str, Any]:
 
 
 def rows(preset: str) -> tuple[Measurement, ...]:
-    """Give the measurements of a preset; none for ``none``, which is the baseline of every row."""
+    """Return the measurements of a preset; no rows for ``none``, which is the baseline of every row."""
     known = {field.name for field in dataclasses.fields(Measurement)}
     found = [row for row in _document()["rows"] if row["preset"] == preset]
     return tuple(Measurement(**{key: value for key, value in row.items() if key in known}) for row in found)

@@ -1,9 +1,10 @@
-"""The presets: what each sets, what it is for, and which to try next. One table that people and code read alike."""
+"""The presets: what each sets, what it is for, and which to try next. People and code read the same table."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
@@ -33,11 +34,11 @@ class Preset:
         backend: ``inductor`` (kernels), ``aot_eager`` (ahead-of-time tracing, eager kernels) or ``eager`` (no compile).
         mode: one of torch.compile's modes (`MODES`), or None. Not together with ``options``, as in torch.
         options: Inductor options by name, e.g. ``{"shape_padding": True, "triton.cudagraphs": True}``.
-        dynamic: None is torch's automatic kind (static until a second size comes); True forces dynamic shapes, which
-            run slower; False compiles once per size.
-        ladder: the presets to step down to when this one fails, by name or as they are, ending in ``none``.
+        dynamic: None is torch's automatic setting (static until a second size comes); True forces dynamic shapes,
+            which run slower; False compiles once per size.
+        ladder: the presets to step down to when this one fails, by name or as presets, ending in ``none``.
         needs: what the machine must have.
-        sets, performance, overhead, memory, best_for: for the table.
+        sets, performance, overhead, memory, best_for: words for the table.
     """
 
     name: str
@@ -71,47 +72,44 @@ class Preset:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What decides whether two presets compile alike: everything but names and words."""
+        """The settings that decide whether two presets compile alike: everything but names and words."""
         return (self.backend, self.mode, tuple(sorted((k, repr(v)) for k, v in self.options.items())), self.dynamic)
 
     @property
     def cudagraphs(self) -> bool:
-        """Whether torch is to record CUDA graphs under this preset, whose outputs a later call overwrites."""
+        """Whether torch records CUDA graphs under this preset; a later call overwrites their outputs."""
         named = {name.replace("-", "_"): value for name, value in self.options.items()}
         by_mode = self.mode in ("reduce-overhead", "max-autotune")
         return self.backend == "inductor" and (by_mode or bool(named.get("triton.cudagraphs")))
 
     @property
     def autotunes(self) -> bool:
-        """Whether compiled products may be Triton's own kernels, where they are the fastest, and not the libraries'."""
+        """Whether matrix products may use Triton's own kernels if they are the fastest, instead of the libraries'."""
         named = {name.replace("-", "_"): value for name, value in self.options.items()}
         by_mode = self.mode in ("max-autotune", "max-autotune-no-cudagraphs")
-        return self.backend == "inductor" and (by_mode or any(named.get(each) for each in _AUTOTUNING))
+        return self.backend == "inductor" and (
+            by_mode or any(named.get(key) for key in ("max_autotune", "max_autotune_gemm"))
+        )
 
     def __hash__(self) -> int:
         return hash((self.name, self.key, self.ladder))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, ({**self.to_dict(), "ladder": self.ladder, "needs": self.needs},)
+        # The read-only mapping of options does not pickle itself.
+        return functools.partial(Preset, **{**self.to_dict(), "ladder": self.ladder, "needs": self.needs}), ()
 
     def with_(self, *, dynamic: Any = ..., options: Mapping[str, Any] | None = None) -> Preset:
-        """Give the preset with some settings replaced; ``options`` are added to its own, unset ``dynamic`` stays."""
+        """Return the preset with some settings replaced; ``options`` are added, and ``dynamic`` stays if unset."""
         merged = {**self.options, **(options or {})}
         return dataclasses.replace(self, dynamic=self.dynamic if dynamic is ... else dynamic, options=merged)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the preset as plain JSON data."""
+        """Return the preset as plain JSON data."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         ladder = [rung.name if isinstance(rung, Preset) else rung for rung in self.ladder]
         return {**data, "options": dict(self.options), "ladder": ladder, "needs": list(self.needs)}
 
 
-def _rebuild(fields: dict[str, Any]) -> Preset:
-    """Unpickle: a read-only mapping of options does not pickle itself."""
-    return Preset(**fields)
-
-
-_AUTOTUNING = ("max_autotune", "max_autotune_gemm")
 _AUTOTUNED = {"max_autotune": True, "epilogue_fusion": True}
 _DYNAMIC = "dynamic shapes enabled"
 
@@ -217,15 +215,11 @@ TROUBLESHOOTING: tuple[str, ...] = (
 """What to try, in this order, when a preset fails or does not pay."""
 
 
-_RUNS = frozenset({"auto", "eager", "regional", "full", "autotune"})
-"""What a `hotloop.Loop` takes as ``run=`` and is no preset, beside what ends in ``+graph``."""
-
-
 def get(preset: str | Preset) -> Preset:
-    """Give the preset of a name (in any case); a Preset is given back as it is.
+    """Return the preset of a name (in upper or lower case); a Preset is returned as it is.
 
     Raises:
-        ConfigError: no preset has this name; the message gives the nearest.
+        ConfigError: no preset has this name; the message names the nearest.
     """
     if isinstance(preset, Preset):
         return preset
@@ -234,7 +228,8 @@ def get(preset: str | Preset) -> Preset:
     name = preset.strip().lower()
     if name not in PRESETS and name.replace("_", "-") in PRESETS:
         name = name.replace("_", "-")
-    if name in _RUNS or name.endswith("+graph"):
+    # These are values of a Loop's ``run=``, and no presets.
+    if name in ("auto", "eager", "regional", "full", "autotune") or name.endswith("+graph"):
         raise ConfigError(
             f"preset {preset!r} does not exist: it says how a hotloop.Loop runs steps, Loop(model, optimizer, "
             f"run={name!r}); to compile in place expected one of {', '.join(sorted(NAMES))}"
@@ -250,7 +245,7 @@ def from_mapping(name: str, mapping: Mapping[str, Any]) -> Preset:
     ``{"base": "inductor", "options": {"shape_padding": True}}`` adds to the base's options.
 
     Raises:
-        ConfigError: an unknown key, an unknown base or a value that does not fit.
+        ConfigError: the mapping has an unknown key, an unknown base or a value that does not fit.
     """
     fields = dict(mapping)
     base = get(fields.pop("base", "default"))
@@ -276,10 +271,6 @@ def expected(wrong: str, valid: Iterable[str]) -> str:
     names = sorted(valid)
     near = difflib.get_close_matches(wrong, names, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""
-    if len(names) > _LISTED:
+    if len(names) > 20:  # noqa: PLR2004 - a message that lists more names is not read
         return f"{hint}expected one of {len(names)} names".replace("? e", "? E")
     return f"{hint}expected one of {', '.join(names)}"
-
-
-_LISTED = 20
-"""More names than these are counted in a message, not listed."""

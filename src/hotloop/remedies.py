@@ -1,12 +1,12 @@
-"""What `hotloop.Loop` does by itself about a problem: the rules name it, the report says it, in one wording."""
+"""What `hotloop.Loop` does by itself about a problem, in the words that rules and reports share."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 Remedy = Literal["mark_dynamic", "buckets", "odd_batch_eager", "regions", "tier"]
-"""What `hotloop.Loop` can do by itself: code for any length from the first compile on; batches padded to a few sizes
-(only where the user said with what); the odd batch run eager; another choice of regions; another tier."""
+"""What `hotloop.Loop` can do by itself: compile for any length from the first compile on; pad batches to a few sizes
+(only if the user said with what); run the odd batch eager; choose other regions; choose another tier."""
 REMEDIES: dict[Remedy, str] = {
     "mark_dynamic": "looks at the batches before it compiles, with Loop(batches=loader): frequent lengths get code of "
     "their own, many lengths one code for any length, and odd batches run eager",
@@ -16,4 +16,4 @@ REMEDIES: dict[Remedy, str] = {
     "regions": 'chooses regions and tier by what they take in the run, with run="auto"',
     "tier": 'chooses the tier by what its steps take in the run, with run="auto"',
 }
-"""Each remedy as it is told to people: what follows the name of the loop."""
+"""Each remedy in words that follow the name of the loop."""

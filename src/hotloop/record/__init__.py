@@ -1,14 +1,13 @@
 """The run record: one versioned JSON document of a run, written as the run goes and readable after a kill.
 
 Lines are appended to ``record.jsonl`` the moment something happens; ``record.json`` is the same as one document,
-replaced atomically at most every five seconds (more seldom once that would cost over 2% of the time). After ``kill -9``
+replaced atomically at most every five seconds (less often if that would cost over 2% of the time). After ``kill -9``
 the lines are ahead of the document, so `load` prefers them.
 """
 
+from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty, to_json
 from hotloop.record.process import runs_elsewhere, this_process, was_killed
 from hotloop.record.reading import load
-from hotloop.record.schema import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty
-from hotloop.record.text import to_json
 from hotloop.record.writing import ERROR_LENGTH, SNAPSHOT_SECONDS, SNAPSHOT_SHARE, RunRecord
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The process behind a record: whether it is still at work, told by its number, its machine and its start."""
+"""The process behind a record, identified by its number, its machine and its start: whether it still runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def was_killed(document: Mapping[str, Any]) -> bool:
-    """Whether a record says ``running`` with its process gone; False where that cannot be known (another machine)."""
+    """Return whether a record says ``running`` although its process is gone; False if unknown (another machine)."""
     pid = document.get("pid")
     if document.get("status") != "running" or type(pid) is not int or pid <= 0:
         return False
@@ -24,24 +24,24 @@ def was_killed(document: Mapping[str, Any]) -> bool:
         return True
     except (OSError, OverflowError):
         return False
-    return document.get("process_started") != started(pid)  # another process has got the number since
+    return document.get("process_started") != started(pid)  # another process may have got the number since
 
 
 def runs_elsewhere(document: Mapping[str, Any]) -> bool:
-    """Whether another process of this machine is at work on a record; False where that cannot be known."""
+    """Return whether another process of this machine works on a record; False if that is unknown."""
     if document.get("status") != "running" or document.get("host") != platform.node():
         return False
     return document.get("pid") != os.getpid() and not was_killed(document)
 
 
 def this_process() -> dict[str, Any]:
-    """Give what tells this process apart from all others: its number, its machine, and when it started."""
+    """Return what distinguishes this process from all others: its number, its machine, and when it started."""
     pid = os.getpid()
     return {"pid": pid, "host": platform.node(), "process_started": started(pid)}
 
 
 def started(pid: int) -> int | None:
-    """When a process started, in clock ticks since the boot (Linux); it tells apart two that had the same number."""
+    """Return when a process started, in clock ticks since the boot (Linux only); numbers of processes are reused."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         return int(fields.rpartition(")")[2].split()[19])

@@ -1,4 +1,4 @@
-"""Reads a run record back: its lines, which are ahead after a kill, or its document."""
+"""Reads a run record back: its lines, which are ahead of its document after a kill, or the document."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import RecordError
-from hotloop.record.schema import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, SINCE, empty
+from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty
 
 if TYPE_CHECKING:
     import os
@@ -21,24 +21,18 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         RecordError: nothing is there, it is no run record, or its schema is newer than this version reads.
     """
     path = Path(path)
+    file = next((file for file in (path, path / LINES, path / DOCUMENT) if file.is_file()), None)
+    if file is None:
+        raise RecordError(
+            f"no run record at {path}: expected a folder with {LINES} or {DOCUMENT}, or one of these files; "
+            "`hotloop train` makes one in runs/RECIPE/DATE, Loop(record=FOLDER) in FOLDER"
+        )
     try:
-        document = _load_lines(path) if (path := _find(path)).suffix == ".jsonl" else _load_document(path)
+        document = _load_lines(file) if file.suffix == ".jsonl" else _load_document(file)
     except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error}") from error
-    _check(document, path)
+        raise RecordError(f"{file} cannot be read: {error}") from error
+    _check(document, file)
     return document
-
-
-def _find(path: Path) -> Path:
-    if path.is_file():
-        return path
-    for name in (LINES, DOCUMENT):
-        if (path / name).is_file():
-            return path / name
-    raise RecordError(
-        f"no run record at {path}: expected a folder with {LINES} or {DOCUMENT}, or one of these files; "
-        "`hotloop train` makes one in runs/RECIPE/DATE, Loop(record=FOLDER) in FOLDER"
-    )
 
 
 def _load_document(path: Path) -> dict[str, Any]:
@@ -48,16 +42,25 @@ def _load_document(path: Path) -> dict[str, Any]:
         raise RecordError(f"{path} is not a readable run record: {error}") from error
     if not isinstance(document, dict):
         raise RecordError(f"{path} is no run record: expected a JSON object, found {type(document).__name__}")
-    return {**{name: section for name, section in empty().items() if name in SINCE}, **document}
+    return {"advice": [], "told": {}, **document}  # older records of this schema do not have these sections
 
 
 def _load_lines(path: Path) -> dict[str, Any]:
     document = empty()
     unread = 0
     with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
-        for line in lines:
+        for text in lines:
             try:
-                _apply(document, json.loads(line))
+                line = json.loads(text)
+                if "append" in line:
+                    # Interned keys: a million steps would otherwise hold five million copies of five words.
+                    entry = {sys.intern(key): value for key, value in line["entry"].items()}
+                    document[line["append"]].append(entry)
+                elif "update" in line:
+                    document[line["update"]].update(line["values"])
+                else:
+                    document.update(line["set"])
+                document["updated"] = line["time"]
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
                 unread += 1  # a kill leaves at most one torn line a start; the count is shown, not hidden
     if document.get("created") is None:
@@ -65,18 +68,6 @@ def _load_lines(path: Path) -> dict[str, Any]:
     if unread:
         document["unread_lines"] = unread
     return document
-
-
-def _apply(document: dict[str, Any], line: dict[str, Any]) -> None:
-    """Apply one line to the document: the only place that knows what a line means."""
-    if "append" in line:
-        # Interned keys: a million steps would otherwise hold five million copies of five words.
-        document[line["append"]].append({sys.intern(key): value for key, value in line["entry"].items()})
-    elif "update" in line:
-        document[line["update"]].update(line["values"])
-    else:
-        document.update(line["set"])
-    document["updated"] = line["time"]
 
 
 def _check(document: dict[str, Any], path: Path) -> None:

@@ -14,17 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Self, cast
 
 from hotloop.errors import RunPrunedError
+from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty, to_json
 from hotloop.record.process import this_process
 from hotloop.record.reading import load
-from hotloop.record.schema import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty
-from hotloop.record.text import dumps, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 SNAPSHOT_SECONDS = 5.0
 SNAPSHOT_SHARE = 0.02
-"""Of the run's time, what replacing the document may cost: the interval grows with the document."""
+"""Share of the run's time that replacing the document may take: the interval grows with the document."""
 ERROR_LENGTH = 4000
 """Characters kept of the error that ended a run: torch's compile errors can be megabytes."""
 
@@ -32,28 +31,28 @@ _log = logging.getLogger("hotloop.record")
 
 
 class RunRecord:
-    """A run record that is being written. Use it as a context manager: leaving it settles the run's status.
+    """A run record that is being written. Use it as a context manager, which sets the run's status when it is left.
 
     Sections (all plain JSON data):
 
-    - ``environment``, ``settings`` (those that the run reads), ``told`` (lines that it said before its first step, by
-      subject: ``data``, ``model``, ...), ``components`` (name to the status's dictionary), ``measurements``
-      (``cold_seconds``, ``steady_step_ms``, ``peak_memory_bytes``, ...): mappings, by `update`;
+    - ``environment``, ``settings`` (the settings that the run reads), ``told`` (lines that the run printed before its
+      first step, by subject: ``data``, ``model``, ...), ``components`` (name to the status's dictionary),
+      ``measurements`` (``cold_seconds``, ``steady_step_ms``, ``peak_memory_bytes``, ...): mappings, by `update`;
     - ``steps`` (``step``, ``seconds``, ``loss``, ``learning_rate``, ``running``), ``metrics`` (``step``, ``epoch``,
       ``split`` and the metrics), ``events`` (`hotloop.events.Event.to_dict` with the ``step``), ``decisions``,
       ``verdicts``, ``advice`` (`hotloop.diagnose.Advice.to_dict`): lists, by `append`.
 
     ``status`` is ``running``, ``finished``, ``interrupted``, ``pruned`` or ``failed``; a record that says ``running``
-    with no process behind it was killed (`was_killed`). Opening a folder that holds a record goes on with it:
-    ``starts`` counts how often, and ``idle_seconds`` sums up the time between two starts in which nothing ran.
+    with no process behind it was killed (`was_killed`). Opening a folder that holds a record
+    continues it: ``starts`` counts how often, and ``idle_seconds`` is the time between starts in which nothing ran.
 
     A full or failing disk is reported once on the log and never stops the run. Calls from several threads are safe.
 
     Args:
-        folder: where it is written; None keeps it in memory only.
+        folder: where to write the record; None keeps it in memory only.
 
     Raises:
-        RecordError: the folder holds something that is no record, or one of a newer schema.
+        RecordError: the folder holds something that is no record, or a record of a newer schema.
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None) -> None:
@@ -65,11 +64,12 @@ class RunRecord:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             has_lines = _mend_torn_tail(self.folder / LINES)
-            known = load(self.folder) if has_lines else _load_if_there(self.folder / DOCUMENT)
+            if has_lines or (self.folder / DOCUMENT).exists():
+                known = load(self.folder if has_lines else self.folder / DOCUMENT)
         self._head = known or empty()
-        # Entries are held as their JSON text: a fraction of the memory of dictionaries, and a snapshot need not encode
-        # them again, so that it costs a fraction of a second even after a million steps.
-        self._texts = {name: bytearray(joined(self._head.pop(name))) for name in LISTS}
+        # Entries are held as their JSON text. That takes a fraction of the memory of dictionaries, and a snapshot does
+        # not encode them again: it takes a fraction of a second even after a million steps.
+        self._texts = {name: bytearray(to_json(self._head.pop(name))[1:-1].encode("ascii")) for name in LISTS}
         self._lines = cast("BinaryIO", io.BytesIO() if self.folder is None else (self.folder / LINES).open("ab"))
         if known and not has_lines:
             self._write_line({"set": self.document})
@@ -89,7 +89,7 @@ class RunRecord:
         """Add one entry to a list section, on disk when this returns."""
         if section not in LISTS:
             raise ValueError(f"section {section!r} is no list of the record: expected one of {', '.join(LISTS)}")
-        text = dumps(entry)
+        text = to_json(entry).encode("ascii")
         with self._lock:
             self._write_line({"append": section}, entry=text)
             texts = self._texts[section]
@@ -100,14 +100,14 @@ class RunRecord:
         """Set some keys of a mapping section, on disk when this returns."""
         if section not in MAPPINGS:
             raise ValueError(f"section {section!r} is no mapping of the record: expected one of {', '.join(MAPPINGS)}")
-        plain = json.loads(dumps(values))
+        plain = json.loads(to_json(values))
         with self._lock:
             self._write_line({"update": section, "values": plain})
             self._head[section].update(plain)
             self._snapshot_if_due()
 
     def finish(self, status: str = "finished", error: str | None = None) -> None:
-        """Settle the run's status and write the document a last time. Calling it again does nothing."""
+        """Set the run's final status and write the document a last time. Calling it again does nothing."""
         with self._lock:
             if self._lines.closed:
                 return
@@ -119,10 +119,10 @@ class RunRecord:
                 self._lines.close()
 
     def snapshot(self, *, durable: bool = False) -> Path:
-        """Replace ``record.json`` atomically by what is known now, and return its path.
+        """Replace ``record.json`` atomically with the current document, and return its path.
 
         Args:
-            durable: wait for the disk as well, so that it outlives a power cut; a killed process needs no such wait.
+            durable: wait for the disk as well, so that the document survives a power cut; it survives a kill without.
 
         Raises:
             OSError: the document cannot be written.
@@ -151,8 +151,8 @@ class RunRecord:
                 self.snapshot()
 
     def _pieces(self) -> Iterator[bytes | bytearray]:
-        """Give the document's text in pieces, the long ones without a copy."""
-        yield dumps(self._head)[:-1]
+        """Yield the document's text in pieces, the long ones without a copy."""
+        yield to_json(self._head)[:-1].encode("ascii")
         for name, texts in self._texts.items():
             yield f', "{name}": ['.encode()
             yield texts
@@ -171,7 +171,7 @@ class RunRecord:
         self._head["updated"] = time.time()
         if self.folder is None:
             return
-        text = dumps({"time": self._head["updated"], **line})
+        text = to_json({"time": self._head["updated"], **line}).encode("ascii")
         if entry:
             text = text[:-1] + b', "entry": ' + entry + b"}"
         # What a failing flush leaves in Python's buffer is written by the next one that succeeds.
@@ -181,7 +181,7 @@ class RunRecord:
 
     @contextlib.contextmanager
     def _tolerant(self) -> Iterator[None]:
-        """Say once that the disk fails, and go on: a record is never worth the run that it describes."""
+        """Log the first failure of the disk and continue: a record is never worth the run that it describes."""
         try:
             yield
         except OSError as error:
@@ -201,10 +201,6 @@ class RunRecord:
             self.finish("pruned", str(error))
         else:
             self.finish("failed", f"{type(error).__name__}: {error}")
-
-
-def _load_if_there(path: Path) -> dict[str, Any] | None:
-    return load(path) if path.exists() else None
 
 
 def _mend_torn_tail(lines: Path) -> bool:
