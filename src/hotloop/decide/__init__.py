@@ -1,8 +1,7 @@
 """Deciding: break-even arithmetic over tiers, pure and without torch.
 
-`decide` takes where the run stands (`Standing`) and the tiers on offer (`Option`) and gives a `Decision`; `expect`
-makes the option of a tier of which nothing is known yet; `Trial` says which of two tiers is faster, from steps by
-turns.
+`decide` takes where the run stands (`Standing`) and the tiers on offer (`Option`), and returns a `Decision`. `expect`
+makes the option of a tier that was not measured yet. `Trial` finds the faster of two tiers from alternating steps.
 """
 
 from __future__ import annotations

@@ -1,29 +1,33 @@
-"""The guard of the promise: total time with ``auto`` is at most 1.02 x eager + 1 s, whatever the tiers turn out to be.
+"""The guard of the promise: total time with ``auto`` is at most 1.02 x eager + 1 s, however the tiers turn out.
 
-What may be lost at this moment, if all that is spent from here on turns out to be for nothing, is the **credit**::
+The **credit** is what may be lost from here on, if everything that is spent turns out to be in vain::
 
     credit = 0.02 * eager * steps + 1 s + saved - spent + certain
 
-``saved`` is what the steps done saved against eager, ``spent`` what preparations and trials took. With a known length,
-``steps`` is the whole run and ``certain`` half of what the tier in force (proven, timed, taken at the slow end of its
-interval) will save in the steps that are left. With a guessed length the run may end at any moment, so ``steps`` are
-those done, ``certain`` is 0, and the promise holds at each single step. A preparation starts only if its *worst* cost
-fits in the credit; one that goes by steps, with nothing to compile, if its expected cost does, since it is given up
-between two of its steps once it has cost that much (a known length only: an open one waits until it can afford the
-worst). So the promise may be broken by what one step of it takes beyond the credit. Where that step alone took more
-than the whole was expected to (the first attention kernel of another kind is read from a cold disk in two seconds), to
-give up makes sure that the promise is broken, and to go on mends it where the tier proves right, which nearly all do:
-then it may take its expected cost once more, a second at most, and again what a step takes beyond that. For a tier
-whose gain is known (timed in this run, or kept from earlier runs of the same program), and a known length, its own
-saving at the slow end of its step counts as well: then the investment is no bet.
+``saved`` is what the steps done saved against eager, ``spent`` what preparations and trials took.
 
-Where runs share what is compiled (the trials of a search, the folds of a cross-validation), the promise is one for all
-of them: ``steps`` counts half of the later runs' as well, since a search may be stopped, and the credit is carried from
-one run to the next. What is captured serves one run only, so a captured tier saves nothing in the later ones.
+- With a known length, ``steps`` is the whole run. ``certain`` is half of what the tier in force will save in the steps
+  that are left; it is proven and timed, and taken at the slow end of its interval.
+- With a guessed length the run may end at any moment: ``steps`` are the steps done, ``certain`` is 0, and the promise
+  holds at each single step.
 
-This is ski rental with a budget instead of a ratio: a preparation is bought not when renting has cost as much (which
-is 2-competitive, so up to 2 x eager), but when the loss of buying in vain fits in the 2 % and the second. On a known
-horizon expected cost decides inside that bound (`choose`); the bound itself never looks at a guess.
+A preparation starts only if its *worst* cost fits in the credit. One that goes by steps, with nothing to compile,
+starts if its expected cost fits, since it is given up between two of its steps once it has cost that much. That holds
+for a known length only: an open run waits until it can afford the worst. So one step may break the promise by what it
+takes beyond the credit. If that step alone took more than the whole preparation was expected to (the first attention
+kernel of another kind is read from a cold disk in two seconds), giving up would certainly break the promise. Going on
+repairs it if the tier proves right, as nearly all do: the preparation may then take its expected cost once more, a
+second at most, and again what one step takes beyond that. A tier whose gain is known (timed in this run, or kept from
+earlier runs of the same program) is no bet in a run of known length: its own saving, at the slow end of its step,
+counts as well.
+
+Runs that share what is compiled (the trials of a search, the folds of a cross-validation) share one promise. ``steps``
+counts half of the later runs' steps as well, since a search may be stopped, and the credit is carried from one run to
+the next. A capture serves one run only, so a captured tier saves nothing in later runs.
+
+This is ski rental with a budget instead of a ratio. A preparation is not bought when renting has cost as much (which is
+2-competitive, so up to 2 x eager), but when the loss of buying in vain fits in the 2% and the second. On a known
+horizon the expected cost decides within that bound (`choose`); the bound itself never relies on a guess.
 """
 
 from __future__ import annotations
@@ -36,22 +40,17 @@ if TYPE_CHECKING:
 
 SLOWER_SHARE = 0.02
 SLOWER_SECONDS = 1.0
-"""The promise: at most so much slower than eager."""
+"""The promise: a run is slower than eager by at most this share and these seconds."""
 
 TRIAL_SHARE = 0.01
-"""Trials, the preparation and proof of the tiers chosen apart, take at most this share of the run in eager."""
+"""Share of the run in eager that trials may take, without the preparation and proof of the tiers that are chosen."""
 
 CERTAIN = 0.5
-"""Share of a tier's future saving that is counted on: it may become slower, or the run may be stopped early."""
-
-
-def eager_run_seconds(standing: Standing, horizon: Horizon, eager: float) -> float:
-    """Give the seconds of all steps in eager: those of the whole run where its length is known, else those done."""
-    return eager * (standing.step + (0 if horizon.guessed else horizon.steps + CERTAIN * horizon.later_steps))
+"""Share of a tier's future saving that is relied on: it may become slower, or the run may be stopped early."""
 
 
 def credit_seconds(standing: Standing, horizon: Horizon, eager: float, step_high: float) -> float:
-    """Give the seconds that may be lost from here on without breaking the promise (module docstring).
+    """Return the seconds that may be lost from here on without breaking the promise (module docstring).
 
     Args:
         standing: where the run stands.
@@ -59,30 +58,32 @@ def credit_seconds(standing: Standing, horizon: Horizon, eager: float, step_high
         eager: seconds of an eager step, at the low end.
         step_high: seconds of a step in the tier in force, at the high end.
     """
-    certain = 0.0
-    if not horizon.guessed and standing.tier != standing.base:
-        certain = certain_saving_seconds(eager, step_high, horizon.steps)
+    steps, certain = float(standing.step), 0.0
+    if not horizon.guessed:
+        steps += horizon.steps + CERTAIN * horizon.later_steps
+        if standing.tier != standing.base:
+            certain = certain_saving_seconds(eager, step_high, horizon.steps)
+    promise = SLOWER_SHARE * eager * steps + SLOWER_SECONDS
     spent = standing.trial_seconds + standing.prepare_seconds
-    promise = SLOWER_SHARE * eager_run_seconds(standing, horizon, eager) + SLOWER_SECONDS
     return promise + standing.carried_seconds + standing.saved_seconds - spent + certain
 
 
 def certain_saving_seconds(eager: float, step: float, steps: int) -> float:
-    """Give what may be counted on of the saving of a tier whose step is known, over the ``steps`` that are left."""
+    """Return the part of a tier's saving that is relied on, over the ``steps`` that are left; its step is known."""
     return CERTAIN * max(0.0, eager - step) * steps
 
 
 def carried_seconds(standing: Standing, eager: float) -> float:
-    """Give what a run leaves of the promise to those after it that share: what it may have lost, and saved, less spent.
+    """Return what a run leaves of the promise to later runs that share it: what it might lose and saved, less spent.
 
-    The second that the promise allows is there once, so it is not part of this.
+    The second that the promise allows is allowed once, so it is not part of this.
     """
     spent = standing.trial_seconds + standing.prepare_seconds
     return SLOWER_SHARE * eager * standing.step + standing.saved_seconds - spent
 
 
 def known_saving_seconds(option: Option, horizon: Horizon, step: float) -> float:
-    """Give what a tier of known gain saves at least in the steps that are left; 0 where gain or length is a guess."""
+    """Return what a tier of known gain saves at least in the steps that are left; 0 if gain or length is a guess."""
     if option.source == "prior" or horizon.guessed:
         return 0.0
     steps = horizon.steps - (option.background_seconds or 0.0) / step if step > 0 else 0.0
@@ -94,11 +95,6 @@ def known_saving_seconds(option: Option, horizon: Horizon, step: float) -> float
 
 
 def trial_room_seconds(standing: Standing, horizon: Horizon, eager: float) -> float:
-    """Give the seconds that trials may still take. A guessed run is taken at its guess: the credit binds it besides."""
+    """Return the seconds that trials may still take; a guessed length is taken as it is, since the credit binds too."""
     whole = eager * (standing.step + horizon.steps + CERTAIN * horizon.later_steps)
     return TRIAL_SHARE * whole - standing.trial_seconds
-
-
-def trial_cost_seconds(option: Option) -> float:
-    """Give what a trial is expected to take beyond a chosen tier's preparation and proof: that they are in vain."""
-    return (1.0 - min(1.0, option.chance)) * option.cost_seconds

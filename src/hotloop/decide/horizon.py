@@ -6,7 +6,7 @@ import dataclasses
 import math
 
 FEWEST_GUESSED = 1_000
-"""Steps that a run of unknown length is expected to do at least. The promise does not rest on it (`guard`)."""
+"""Steps that a run of unknown length is expected to do at least. The promise does not rely on it (`guard`)."""
 MOST = 10**12
 """Steps, and runs, beyond which a count makes no difference; `total_steps=10**400`, an endless run, is no float."""
 
@@ -17,9 +17,9 @@ class Horizon:
 
     Args:
         steps: left in this run.
-        guessed: the length of the run is not known.
+        guessed: whether the length of the run is unknown.
         later_runs: runs like this one that come after it and share what is compiled: trials of a search, folds.
-        run_steps: the length of one of them.
+        run_steps: the length of one such run.
     """
 
     steps: int
@@ -37,15 +37,16 @@ class Horizon:
 
     @property
     def shared(self) -> str:
-        """Say how many runs share what is compiled, this one included; empty where it is alone."""
+        """How many runs share what is compiled, including this one; empty if it is alone."""
         return f", shared by about {self.later_runs + 1:,.0f} runs like this one" if self.later_runs >= 0.5 else ""  # noqa: PLR2004 - rounds to none
 
 
 def remaining(step: int, total_steps: int | None, runs: float = 1.0) -> Horizon:
-    """Give the steps that remain after ``step``, and the ``runs``, this one included, that share compiled code.
+    """Return the steps that remain after ``step``, and the later ones of ``runs`` (this one included) that share code.
 
-    Without ``total_steps`` a run is expected to do as many steps again as it has done (Lindy's law: with a prior
-    1/n over its length, the median of what is left equals what was done), and never fewer than `FEWEST_GUESSED` in all.
+    Without ``total_steps`` a run is expected to do as many steps again as it has done, and never fewer than
+    `FEWEST_GUESSED` in all. (Lindy's law: with a prior 1/n over its length, the median of the steps that are left
+    equals the steps done.)
     """
     done = bounded(step)
     later = min(runs, float(MOST)) - 1.0 if math.isfinite(runs) and runs > 1.0 else 0.0
@@ -57,5 +58,5 @@ def remaining(step: int, total_steps: int | None, runs: float = 1.0) -> Horizon:
 
 
 def bounded(steps: int) -> int:
-    """Give a count of steps that can be reckoned with."""
+    """Return a count of steps between 0 and `MOST`, so that arithmetic on it cannot overflow."""
     return max(0, min(int(steps), MOST))

@@ -1,4 +1,4 @@
-"""What a decision is made from and what it is: a tier on offer, where the run stands, and the answer."""
+"""The data of a decision: a tier on offer, where the run stands, and the answer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,14 @@ Source = Literal["measured", "stored", "prior"]
 Action = Literal["stay", "prepare", "try", "switch"]
 
 WORST: Mapping[Source, float] = {"measured": 1.05, "stored": 1.1, "prior": 2.0}
-"""How many times its expectation a figure may turn out to be, where the option does not say; chosen, not measured."""
-
+"""How many times its expectation a figure may become, unless the option says; chosen, not measured."""
 
 ASK_SECONDS = 5.0
-"""Seconds from one question to the next, when nothing happens."""
+"""Seconds from one decision to the next, if nothing happens."""
 
 
 def number(value: float | None) -> float | None:
-    """Give ``value`` if it is a finite number of zero or more, else None: a clock that jumped is no measurement."""
+    """Return ``value`` if it is finite and not negative, else None: a clock that jumped is no measurement."""
     return value if value is not None and math.isfinite(value) and value >= 0 else None
 
 
@@ -31,26 +30,26 @@ class Option:
 
     Args:
         tier: its name.
-        step_seconds: expected seconds of a step there, at the speed at which `Standing.eager_seconds` stands: of
-            earlier runs take the ratio to their eager step.
+        step_seconds: expected seconds of a step there, at the machine's speed of `Standing.eager_seconds`; figures of
+            earlier runs are scaled by their eager step.
         prepare_seconds: seconds that training stands still until the tier's first proven step: compile, capture, or
-            the swap after a background compile. 0 where the tier stands ready.
-        source: where the figures come from: timed in this run, kept from earlier runs of the same model, shapes,
-            hardware and versions, or a general expectation (`priors`).
+            the swap after a background compile. 0 if the tier stands ready.
+        source: the source of the figures: timed in this run, kept from earlier runs of the same model, shapes, hardware
+            and versions, or a general expectation (`priors`).
         background_seconds: seconds that a child compiles while training goes on; None where none is possible or
             needed, as after it has finished.
         contention: seconds of training lost per second of that child, e.g. on a CPU that both share.
         proof_seconds: seconds that the proof adds, about one extra step for each of 3-4 real steps; 0 once proven.
         memory_bytes: what the tier needs on top of eager, or None if unknown.
         chance: chance that the tier can be prepared, proves right and is faster.
-        paired: timed step by step beside the tier in force, in the `Trial` just over (or in that of an earlier run:
-            ``recalled``), and found faster.
+        paired: timed step by step beside the tier in force and found faster, in the `Trial` that has just ended (or
+            in a trial of an earlier run: ``recalled``).
         recalled: timed beside the tier in force by an earlier run of this process, not by this one.
-        by_steps: nothing is compiled for it, so that it can be given up between any two steps of its preparation.
+        by_steps: nothing is compiled for it, so its preparation can be given up between any two steps.
         step_worst_seconds: the slowest a step is believed to be; None takes `WORST` of the source.
         prepare_worst_seconds: the longest the preparation is believed to take; None takes `WORST` of the source.
         again_seconds: seconds of training that a later run of this process takes to get there: capture and proof, since
-            compiled code is kept; None where nothing is kept, so that each run pays for all of it.
+            compiled code is kept; None if nothing is kept, so that each run pays for all of it.
         rejected_at: steps that were left when a trial last found the tier no better; it is not tried again before the
             horizon has grown `REGROWN` times beyond that.
     """
@@ -74,10 +73,12 @@ class Option:
 
     @property
     def usable(self) -> bool:
-        """Whether its figures are numbers; what is not is never chosen."""
+        """Whether all its figures are numbers; otherwise it is never chosen."""
         figures = (self.step_seconds, self.prepare_seconds, self.proof_seconds, self.contention, self.chance)
         unset = (self.background_seconds, self.again_seconds)
-        return all(number(figure) is not None for figure in (*figures, *(one for one in unset if one is not None)))
+        return all(
+            number(figure) is not None for figure in (*figures, *(value for value in unset if value is not None))
+        )
 
     @property
     def cost_seconds(self) -> float:
@@ -92,11 +93,11 @@ class Option:
         return self.cost_seconds - self.prepare_seconds + worst
 
     def stake_seconds(self, *, guessed: bool) -> float:
-        """Give the seconds that must be there to be lost before it is begun.
+        """Return the seconds that may have to be lost before the option is begun.
 
-        A background compile is no bet yet: when it is done, the swap is asked for again, with what is known then. What
-        goes by steps is given up where it comes to cost more than may be lost; a run of ``guessed`` length waits until
-        it can afford the worst instead, and then has it.
+        A background compile is no bet yet: after it, the swap is decided on with what is known then. A preparation by
+        steps is given up once it costs more than may be lost. A run of ``guessed`` length waits until it can afford
+        the worst instead.
         """
         if self.background_seconds is not None or (self.by_steps and not guessed):
             return self.cost_seconds
@@ -117,23 +118,23 @@ class Standing:
         step: steps done.
         total_steps: the length of the run, or None.
         tier: the tier in force.
-        base: the tier that the run started in and can go back to at any time: ``eager``, or ``as-given``. What is said
-            of eager below is said of it.
+        base: the tier that the run started in and can go back to at any time: ``eager``, or ``as-given``; "eager" below
+            means this tier.
         step_seconds: a step there; None before it is known.
         step_high_seconds: the slow end of what it may be.
-        recent_seconds: median of the last steps there as they were, at whatever speed.
+        recent_seconds: median of the last steps there, at the machine's speed of that time.
         eager_seconds: an eager step, measured before anything else.
-        eager_low_seconds: the least that it was found to take; the promise is counted on it, so that a slow spell of
-            the machine does not make room for more.
+        eager_low_seconds: the least that an eager step took; the promise is computed from it, so that a slow spell of
+            the machine does not allow more.
         trial_seconds: spent on trials: the steps of a slower candidate (`Trial.extra_seconds`), and preparation
             and proof of the tiers that were not chosen.
         prepare_seconds: spent on preparation (contention included) and proof of the tiers that were chosen.
         saved_seconds: what the steps done so far saved against eager, before those two costs.
         free_memory_bytes: memory left for a tier, or None if unknown.
-        preparing: the tier that a child prepares in the background just now; go on offering it as it was.
+        preparing: the tier that a child is preparing in the background; it is still offered as before.
         runs: runs of about this length, this one included, that will use what is compiled in it: folds, trials.
-        carried_seconds: what the runs before this one, of those that share, left of the promise: 2 % of their eager
-            time and what they saved, less what they spent. The promise is kept over all of them together.
+        carried_seconds: what earlier runs that share compiled code left of the promise: 2% of their eager time and what
+            they saved, less what they spent. The promise holds for all of them together.
     """
 
     step: int
@@ -161,15 +162,15 @@ class Decision:
     Args:
         action: ``stay``; ``prepare`` (start the background compile of ``tier``); ``try`` (prepare ``tier`` where it
             is not ready, prove it where it is not proven, and time real steps of it beside the tier in force: a
-            `Trial`); ``switch`` (``tier`` was tried just now: put it in force).
+            `Trial`); ``switch`` (``tier`` was just tried: put it in force).
         tier: the tier that the action is about; the tier in force for ``stay``.
         reason: one line for people, with its figures.
         numbers: the same for programs, as plain JSON data.
         ask_again_in_steps: steps after which to ask again; sooner when something was prepared, tried, or failed.
         ask_again_in_seconds: seconds after which to ask again, if they pass before those steps.
         limit_seconds: when to give a preparation up: it can no longer pay, or would break the promise.
-        more_seconds: where a single step of one that goes by steps took longer than this, and it past its limit, it may
-            take so much more: what that step took is lost already.
+        more_seconds: seconds that a preparation by steps may take beyond its limit, if a single step of it that took
+            longer than this passed the limit: what that step took is lost already.
     """
 
     action: Action

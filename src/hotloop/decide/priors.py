@@ -1,15 +1,15 @@
-"""What is expected of a tier before anything is measured for the program at hand: a table, and its use.
+"""What is expected of a tier before anything is measured for the program: a table, and its use.
 
-A tier with a graph leaves no launch overhead, so its step is expected from the *captured* eager step: eager times the
-share in which the device works, or ``eager+graph`` itself once that is measured. A tier without one is expected from
-the eager step. From then on the nearest measured tier is the yardstick: ``full+graph`` is expected from
-``regional+graph`` where that is known.
+A tier with a graph has no launch overhead, so its step is expected from the *captured* eager step: eager times the
+share in which the device works, or ``eager+graph`` itself once it is measured. A tier without a graph is expected from
+the eager step. Once tiers are measured, the nearest of them is the reference: ``full+graph`` is expected from
+``regional+graph`` if that is known.
 
 Figures: measured on 2026-11-20 (one H200, torch 2.11; tiny, xlmr, inception, gpt, unet), in the order low, expected,
-high; the preparation is ``cold`` less eager's own first three steps. Those of the swap after a background compile: for
-a whole model 4.7 s (xlmr), 6.7 s (inception), 7.9 s (gpt); by block 1.3-1.7 s (xlmr, warm cache), 6 s (gpt) and 7 s
-(xlmr) where Inductor was not imported yet: up to 4 s of it, from a disk without bytecode, which no figure here
-contains. Expected figures lie between the rows, not at their mean; those of a CPU are rough, from Inductor's usual
+high; the preparation is ``cold`` less eager's own first three steps. The swap after a background compile took for a
+whole model 4.7 s (xlmr), 6.7 s (inception), 7.9 s (gpt); by block 1.3-1.7 s (xlmr, warm cache), and 6 s (gpt) and 7 s
+(xlmr) before Inductor was imported. That import takes up to 4 s from a disk without bytecode, which no figure here
+contains. Expected figures lie between the rows, not at their mean. Figures of a CPU are rough, from Inductor's usual
 gain of 1.0 to 1.2 there.
 """
 
@@ -39,11 +39,11 @@ class Prior:
     """What is expected of one tier.
 
     Args:
-        gain: how many times faster than the captured eager step (a tier with a graph) or the eager step (without).
+        gain: how many times faster a step is than the captured eager step (a tier with a graph) or the eager step.
         prepare: seconds in the foreground, from an empty cache.
-        swap: seconds that training stands still after a background compile; None where that is not possible.
+        swap: seconds that training stands still after a background compile; None if it cannot be compiled there.
         chance: chance that it can be prepared, proves right and is faster.
-        rows: the workloads and ways that it is taken from.
+        rows: the measured workloads and ways behind the figures.
     """
 
     gain: Range
@@ -120,8 +120,8 @@ CPU: Mapping[str, Prior] = MappingProxyType(
 
 _PROOF_STEPS = 4
 _SECONDS_A_BYTE = 0.2e-9
-"""What copying and comparing adds to the proofs of a captured step, for each byte of parameters and optimizer state:
-on an H200 XLM-R base (3.3 GB) took 0.9 to 1.0 s to prepare, and 1.4 s where its noise had to be measured twice."""
+"""What copying and comparing adds to the proofs of a captured step, for each byte of parameters and optimizer state.
+On an H200, XLM-R base (3.3 GB) took 0.9 to 1.0 s to prepare, and 1.4 s when its noise had to be measured twice."""
 _CHILD_START_SECONDS = 5.0
 """Seconds until a child process has imported torch and rebuilt the component; a guess."""
 
@@ -135,9 +135,8 @@ class Facts:
         eager_seconds: seconds of an eager step.
         launch_bound: share (0 to 1) of the eager step in which the device waits for the host, or None if unknown.
         measured: seconds of a step of each tier that was timed in this run.
-        state_bytes: of parameters and optimizer state, which a proof copies and compares.
-        slower: how many times longer than the table expects a compile of this program was seen to take; 1 as long as
-            none was.
+        state_bytes: bytes of parameters and optimizer state, which a proof copies and compares.
+        slower: how many times longer than the table expects a compile of this program took; 1 before any compile.
     """
 
     device: str
@@ -147,22 +146,22 @@ class Facts:
     state_bytes: int = 0
     slower: float = 1.0
 
-
-def table(device: str) -> Mapping[str, Prior]:
-    """Give the expectations for a kind of device; those of a CPU for any that is not CUDA."""
-    return CUDA if device == "cuda" else CPU
+    @property
+    def priors(self) -> Mapping[str, Prior]:
+        """The table of the kind of device; the CPU's for any that is not CUDA."""
+        return CUDA if self.device == "cuda" else CPU
 
 
 def step_range(tier: str, facts: Facts) -> Range:
-    """Give the seconds that a step of ``tier`` is expected to take, from the nearest tier that was measured."""
-    priors = table(facts.device)
+    """Return the seconds that a step of ``tier`` is expected to take, from the nearest tier that was measured."""
+    priors, eager = facts.priors, facts.eager_seconds
     gain, graph = priors[tier].gain, tier.endswith("+graph")
-    kin = [name for name in priors if name in facts.measured and name.endswith("+graph") == graph]
-    if kin:
+    measured = [name for name in priors if name in facts.measured and name.endswith("+graph") == graph]
+    if measured:
         place = list(priors).index(tier)
-        nearest = min(kin, key=lambda name: abs(list(priors).index(name) - place))
+        nearest = min(measured, key=lambda name: abs(list(priors).index(name) - place))
         base, known = facts.measured[nearest], priors[nearest].gain.expected
-        # The yardstick's own gain is known now, so only the tiers' difference is left to be expected.
+        # The nearest tier's own gain is known now, so only the difference between the two is an expectation.
         return Range(
             base * known / max(known, gain.high), base * known / gain.expected, base * known / min(known, gain.low)
         )
@@ -170,7 +169,6 @@ def step_range(tier: str, facts: Facts) -> Range:
     if graph:
         share = number(facts.launch_bound)
         waiting = CAPTURED if share is None else Range(*(min(0.95, share + slack) for slack in (-0.05, 0.0, 0.05)))
-    eager = facts.eager_seconds
     return Range(
         eager * (1 - waiting.high) / gain.high,
         eager * (1 - waiting.expected) / gain.expected,
@@ -179,24 +177,28 @@ def step_range(tier: str, facts: Facts) -> Range:
 
 
 def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | None:
-    """Give the option that ``tier`` is expected to be, or None where the table has no such tier or no such way.
+    """Return the option that ``tier`` is expected to be, or None if the table has no such tier or no such way.
 
     Args:
         tier: its name.
         facts: what is known of the program.
         background: whether a child can compile it.
     """
-    prior = table(facts.device).get(tier)
-    if prior is None:
+    prior = facts.priors.get(tier)
+    if prior is None or (background and prior.swap is None):
         return None
-    prepare = _prepare(tier, prior, facts)
-    stall = prior.swap if background else prepare
-    if stall is None:
-        return None
-    step = step_range(tier, facts)
-    graph = tier.endswith("+graph")
-    copies = _SECONDS_A_BYTE * facts.state_bytes if graph else 0.0
-    proof = _PROOF_STEPS * facts.eager_seconds
+    # The tiers compile the same code: how long one compile of the program took tells how long the others will take.
+    captured_alone = tier == "eager+graph"
+    slower = 1.0 if captured_alone else max(1.0, number(facts.slower) or 1.0)
+    expected = slower * prior.prepare.expected
+    prepare = Range(prior.prepare.low, expected, max(prior.prepare.high, expected))
+    stall = prior.swap if background and prior.swap is not None else prepare
+    step, proof = step_range(tier, facts), _PROOF_STEPS * facts.eager_seconds
+    copies, again = 0.0, proof
+    if tier.endswith("+graph"):
+        copies = _SECONDS_A_BYTE * facts.state_bytes
+        capture = facts.priors.get("eager+graph")
+        again += copies + (capture.prepare.expected if capture is not None else 0.0)
     return Option(
         tier=tier,
         step_seconds=step.expected,
@@ -206,20 +208,7 @@ def expect(tier: str, facts: Facts, *, background: bool = False) -> Option | Non
         source="prior",
         background_seconds=_CHILD_START_SECONDS + prepare.expected if background else None,
         proof_seconds=proof,
-        again_seconds=None if tier == "eager+graph" else proof + (_capture_seconds(facts) + copies if graph else 0.0),
+        again_seconds=None if captured_alone else again,
         chance=prior.chance,
-        by_steps=tier == "eager+graph",
+        by_steps=captured_alone,
     )
-
-
-def _prepare(tier: str, prior: Prior, facts: Facts) -> Range:
-    """Give what preparing takes where one compile of the program tells of the others: they compile the same code."""
-    times = max(1.0, number(facts.slower) or 1.0) if tier != "eager+graph" else 1.0
-    expected = times * prior.prepare.expected
-    return Range(prior.prepare.low, expected, max(prior.prepare.high, expected))
-
-
-def _capture_seconds(facts: Facts) -> float:
-    """Give what capturing a step takes where nothing has to be compiled for it."""
-    captured = table(facts.device).get("eager+graph")
-    return captured.prepare.expected if captured is not None else 0.0

@@ -1,8 +1,8 @@
-"""What trials told: seconds of a step in each tier, all at one speed of the machine, and which tiers were rejected.
+"""The results of trials: seconds of a step in each tier, at one speed of the machine, and which tiers were rejected.
 
-Times of different moments cannot be: a shared machine is half as fast for minutes, batches grow longer. What lasts is
-the ratio of two tiers timed by turns, so ratios to the base tier are kept, chained over trials, and turned into seconds
-with the base tier's step.
+Times of different moments cannot be compared: a shared machine may be half as fast for minutes, and batches grow
+longer. The ratio of two tiers timed in alternation lasts. So ratios to the base tier are kept, chained over trials, and
+turned into seconds with the base tier's step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Speeds:
-    """What is known of each tier's step; feeds `Standing`, `Option` and `Facts`.
+    """The known step times of all tiers, for `Standing`, `Option` and `Facts`.
 
     Args:
         base: the tier that the run starts in.
@@ -32,10 +32,10 @@ class Speeds:
         self._rejected: dict[str, int] = {}
 
     def see(self, tier: str, seconds: float) -> None:
-        """Take the median of the last steps in the tier in force (some 100, so that a short slow spell is outvoted).
+        """Take the median seconds of the last steps in the tier in force: some 100, to outvote a short slow spell.
 
-        In the base tier it is what a step takes. In another, only a step that became *faster* is believed, and taken
-        for the whole program's; one that became slower may be the tier's own doing, which a trial has to tell.
+        In the base tier the median is what a step takes. In another tier only a step that became *faster* is believed,
+        and taken to hold for all tiers. A slower step may be the tier's own fault, which only a trial can show.
         """
         ratio = self.ratio(tier)
         if not (seconds := number(seconds) or 0.0) or not ratio:
@@ -45,13 +45,13 @@ class Speeds:
             self._set_base(base)
 
     def recall(self, base_seconds: float, ratios: Mapping[str, tuple[float, float]]) -> None:
-        """Take what trials of an earlier run of this process told; what this run sees itself replaces it."""
+        """Take the results of an earlier run of this process; results of this run replace them."""
         if number(base_seconds):
             self._set_base(base_seconds)
             self._ratios |= {tier: ratio for tier, ratio in ratios.items() if tier != self._base}
 
     def known(self) -> dict[str, tuple[float, float]]:
-        """Give the ratio of each tier to the base tier, and its slow end."""
+        """Return the ratio of each tier's step to the base tier's, and the slow end of the ratio."""
         return dict(self._ratios)
 
     def _set_base(self, seconds: float) -> None:
@@ -59,7 +59,7 @@ class Speeds:
         self._base_low = seconds if self._base_low is None else min(seconds, self._base_low)
 
     def record(self, trial: Trial, steps_left: int) -> None:
-        """Take what a decided trial found; one broken off, or beside a tier of unknown speed, says nothing.
+        """Take the result of a trial; a trial that was broken off, or beside a tier of unknown speed, is ignored.
 
         Args:
             trial: the trial.
@@ -79,51 +79,52 @@ class Speeds:
             self.reject(trial.candidate, steps_left)
 
     def switch(self, before: str, after: str, steps_left: int) -> None:
-        """Take that ``after`` is in force now: ``before`` is rejected, so that the run does not go to and fro.
+        """Note that ``after`` is in force now, and reject ``before``, so that the run does not go back and forth.
 
-        Tiers are rejected beside the one that beat them. Back in the base tier, that one is gone, so they may be tried.
+        Tiers are rejected beside the tier that beat them. Back in the base tier that tier is gone, so they may be tried
+        again.
         """
         if after == self._base:
             self._rejected.clear()
         self.reject(before, steps_left)
 
     def reject(self, tier: str, steps_left: int) -> None:
-        """Take that ``tier`` was no better, or its background compile given up; the base tier is never barred."""
+        """Note that ``tier`` was no better, or its background compile given up; the base tier is never rejected."""
         if tier != self._base:
             self._rejected[tier] = steps_left
 
     def rejected_at(self, tier: str) -> int | None:
-        """Give the horizon at which ``tier`` was rejected, for `Option`."""
+        """Return the horizon at which ``tier`` was rejected, for `Option`."""
         return self._rejected.get(tier)
 
     def ratio(self, tier: str) -> float | None:
-        """Give a step in ``tier`` over one in the base tier, or None where no trial told."""
+        """Return the seconds of a step in ``tier`` over those in the base tier, or None if no trial measured it."""
         found = self._ratios.get(tier)
         return None if found is None else found[0]
 
     def seconds(self, tier: str) -> float | None:
-        """Give the seconds of a step in ``tier``, or None where they are not known."""
+        """Return the seconds of a step in ``tier``, or None if they are unknown."""
         ratio = self.ratio(tier)
         return None if ratio is None or self._base_seconds is None else self._base_seconds * ratio
 
     @property
     def base_low_seconds(self) -> float | None:
-        """The least that a step in the base tier was ever found to take, a slow spell of the machine thus left out."""
+        """The least seconds that a step in the base tier ever took, which leaves slow spells of the machine out."""
         return self._base_low
 
     def high_seconds(self, tier: str) -> float | None:
-        """Give the slow end of `seconds`."""
+        """Return the slow end of `seconds`."""
         found = self._ratios.get(tier)
         return None if found is None or self._base_seconds is None else self._base_seconds * found[1]
 
     def measured(self) -> dict[str, float]:
-        """Give the seconds of a step of each tier known, for `Facts`."""
+        """Return the seconds of a step of each known tier, for `Facts`."""
         return {tier: seconds for tier in self._ratios if (seconds := self.seconds(tier)) is not None}
 
     def saved(self, tier: str, seconds: float) -> float:
-        """Give what ``seconds`` of steps in ``tier`` saved at least against the base tier; negative if it is slower.
+        """Return what ``seconds`` of steps in ``tier`` saved at least against the base tier; negative if it is slower.
 
-        Counted at the slow end: a trial stops when its figures look good, so its ratio is a little too good on average.
+        The slow end is counted: a trial stops when its figures are good, so its ratio is a little too good on average.
         """
-        found = self._ratios.get(tier)
-        return 0.0 if found is None else seconds * (1.0 / found[1] - 1.0)
+        known = self._ratios.get(tier)
+        return 0.0 if known is None else seconds * (1.0 / known[1] - 1.0)

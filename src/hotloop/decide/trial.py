@@ -1,9 +1,9 @@
-"""A trial: real steps in two tiers by turns, until it is clear which is faster.
+"""A trial: real steps in two tiers, alternating, until it is clear which tier is faster.
 
-The steps go in pairs, the order turned each time (A B, B A, ...): a spell in which the whole machine is slow hits both
-halves of a pair, and a trend cancels. What is estimated is the median of the pairs' ratios; its interval is taken from
-order statistics (the k-th smallest and k-th largest of n ratios hold the median with probability
-1 - 2 * P(Binomial(n, 1/2) < k)), which assumes nothing of how times are spread.
+The steps go in pairs, in alternating order (A B, B A, ...): a spell in which the whole machine is slow affects both
+halves of a pair, and a trend cancels. The median of the pairs' ratios is estimated. Its interval is taken from order
+statistics, which assume nothing about the distribution of times: the k-th smallest and k-th largest of n ratios enclose
+the median with probability 1 - 2 * P(Binomial(n, 1/2) < k).
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ MIN_GAIN = 0.02
 """Share of a step that a tier must save to be switched to."""
 
 COVERAGE = 0.98
-"""Confidence of the interval; it is looked at after each pair, so that the error of the whole trial is larger."""
+"""Confidence of the interval. It is checked after each pair, so the error of the whole trial is larger."""
 
 MOST_PAIRS = 100
-"""Pairs after which to give up, as one must on a noisy machine; the fewest whose interval reaches `COVERAGE` are 7."""
+"""Pairs after which a trial gives up, as on a noisy machine; at least 7 are needed for an interval of `COVERAGE`."""
 
 CLEAR_PAIRS, CLEAR_RATIO = 3, 0.75
-"""Pairs after which a ratio is clear where each of them is below this (or above its inverse). With steps that vary by
-30 % a tier that is no faster gives three such pairs once in 400 trials."""
+"""So many pairs are enough if each ratio is below `CLEAR_RATIO` (or above its inverse). With steps that vary by 30%, a
+tier that is no faster gives three such pairs once in 400 trials."""
 
 _LATE = 512
-"""Turns after which a time that has no partner is forgotten."""
+"""Turns after which a time whose partner has not come is forgotten."""
 
 Outcome = Literal["undecided", "faster", "no faster"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What a trial found: seconds of the candidate over seconds of the tier in force, and the interval of the median.
+    """The result of a trial: seconds of the candidate over those of the tier in force, and the interval of the median.
 
-    ``outcome`` is ``undecided`` while more pairs are wanted. Before there are enough pairs for an interval, ``low`` and
+    ``outcome`` is ``undecided`` while more pairs are needed. Before there are enough pairs for an interval, ``low`` and
     ``high`` are the least and the greatest ratio.
     """
 
@@ -53,9 +53,9 @@ class Verdict:
 
 
 def median_interval(values: list[float], coverage: float = COVERAGE) -> tuple[float, float]:
-    """Give the narrowest interval of order statistics that holds the median with probability ``coverage``.
+    """Return the narrowest interval of order statistics that encloses the median with probability ``coverage``.
 
-    With too few values for that, it is unbounded: (0, inf).
+    With too few values the interval is unbounded: (0, inf).
     """
     ordered = sorted(values)
     count = len(ordered)
@@ -77,15 +77,15 @@ class Turn:
 
 
 class Trial:
-    """Consumes the seconds of steps in two tiers by turns.
+    """A running trial of two tiers.
 
-    Run the next step in the tier of a `turn`, hand its seconds to `add` when they are known, and stop when `verdict` is
-    no longer ``undecided``. Times may come late; a turn whose time never comes (its step failed) costs its pair only.
+    Run the next step in the tier of a `turn`, pass its seconds to `add` when they are known, and stop when `verdict` is
+    no longer ``undecided``. Times may come late. A turn whose time never comes (its step failed) voids its pair only.
 
     Args:
         in_force: the tier in force.
         candidate: the tier on trial, prepared and proven.
-        most_pairs: pairs of steps after which to give up; what is not clear by then is not worth a switch.
+        most_pairs: pairs of steps after which to give up; a difference that is not clear by then is not worth a switch.
     """
 
     def __init__(self, in_force: str, candidate: str, *, most_pairs: int = MOST_PAIRS) -> None:
@@ -97,14 +97,14 @@ class Trial:
         self._turns = 0
 
     def turn(self) -> Turn:
-        """Give the turn of the next step: A B, B A, A B, ..."""
+        """Return the turn of the next step: A B, B A, A B, ..."""
         turn = Turn(self._turns, self.candidate if self._turns % 4 in (1, 2) else self.in_force)
         self._turns += 1
         self._halves.pop(turn.number - _LATE, None)
         return turn
 
     def add(self, turn: Turn, seconds: float) -> None:
-        """Take the seconds of a turn's step; where one is no positive number, its pair does not count."""
+        """Add the seconds of a turn's step; if they are not a positive number, the pair does not count."""
         if not (valid := number(seconds)):
             return
         other = self._halves.pop(turn.number ^ 1, None)
@@ -114,17 +114,17 @@ class Trial:
             self._pairs.append((other, valid) if turn.tier == self.candidate else (valid, other))
 
     def seconds(self, tier: str) -> float | None:
-        """Give the median seconds of a step in ``tier``, or None before the first pair."""
+        """Return the median seconds of a step in ``tier``, or None before the first pair."""
         side = 1 if tier == self.candidate else 0
         return statistics.median(pair[side] for pair in self._pairs) if self._pairs else None
 
     @property
     def extra_seconds(self) -> float:
-        """Seconds that the trial's steps took beyond those of the tier in force; 0 if that is the slower one."""
+        """Seconds that the candidate's steps took beyond those of the tier in force; 0 if it was faster."""
         return max(0.0, sum(there - here for here, there in self._pairs))
 
     def verdict(self) -> Verdict:
-        """Give what is known so far."""
+        """Return the result so far."""
         ratios = [there / here for here, there in self._pairs]
         if not ratios:
             return Verdict("no faster" if self._turns >= 2 * self._most_pairs else "undecided", 1.0, 0.0, math.inf, 0)
@@ -139,6 +139,6 @@ class Trial:
         elif (enough and low > 1.0 - MIN_GAIN) or (clear and low >= 1.0 / CLEAR_RATIO):
             outcome = "no faster"
         else:
-            # Void pairs count towards the end as well: a clock that never works must not keep a trial going.
+            # Void pairs count towards the end as well: a clock that never works must not prolong a trial for ever.
             outcome = "no faster" if self._turns >= 2 * self._most_pairs else "undecided"
         return Verdict(outcome, ratio, low, high, len(ratios))
