@@ -1,1 +1,1 @@
-"""`hotloop.verify`: compiled code held against eager and float64."""
+"""`hotloop.verify`: compares compiled code with eager and with float64."""

@@ -17,20 +17,21 @@ if TYPE_CHECKING:
     from hotloop.step.prove.culprit import Culprit
 
 _ROWS = 8
-_WIDTH = 140
+_KEPT = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Worst:
-    """One measure of one tensor, beside its limit.
+    """A measure of a tensor, with its limit.
 
     Args:
         kind: result, gradient, update (of a parameter by the optimizer) or buffer.
-        name: the tensor.
+        name: of the tensor.
         measure: slope, residual, relative, error ratio; or finite, missing, shape, dtype, which have no numbers.
-        value: the measure; None where it is not a finite number.
-        limit: what a right compile may have.
+        value: of the measure; None if it is not a finite number.
+        limit: the largest value of a right compile.
         nearness: value over limit; above 1 it failed.
+        says: for a measure without numbers, the failure as text.
     """
 
     kind: str
@@ -41,10 +42,24 @@ class Worst:
     nearness: float
     says: str = ""
 
+    def row(self) -> tuple[str, ...]:
+        """Return the cells of the table, the tensor's name without what the column beside it says."""
+        name = self.name.removeprefix(f"{self.kind} of ").removeprefix(f"{self.kind} ")
+        number = ".1f" if self.measure == RATIO else ".1e"
+        value = "" if self.value is None else format(self.value, number)
+        return (
+            name.removesuffix(" at the optimizer step"),
+            self.kind,
+            self.measure,
+            self.says.partition(": ")[2] if self.says else value,
+            "" if self.limit is None else format(self.limit, number),
+            f"{self.nearness:.0%}" if self.nearness < 1e4 else "far past it",  # noqa: PLR2004 - nobody reads beyond
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class StepVerdict:
-    """One step: whether it agreed by itself, its worst tensor, and what did not agree."""
+    """The verdict on a single step: whether it agrees, its worst tensor, and why it does not agree."""
 
     step: int
     agrees: bool
@@ -59,18 +74,18 @@ class Verdict:
 
     Args:
         passes: nothing is past its limit over all steps, and something ran compiled.
-        preset: what was verified.
-        compute_dtype: what the step multiplies matrices in: float32, tf32, bfloat16, float16 or float64.
-        reference: what both were held against: float64, float32, or eager (then it alone is the measure).
-        reference_why: why it was no wider one; empty where it is float64.
-        steps: each step by itself. A step may be past a limit by chance where there are few bits; all together tell.
+        preset: the preset or tier that was verified.
+        compute_dtype: of the step's matrix products: float32, tf32, bfloat16, float16 or float64.
+        reference: both were compared with float64, float32, or eager (then eager alone is the measure).
+        reference_why: why the reference is not wider; empty if it is float64.
+        steps: each step by itself. With few bits one step may be past a limit by chance; all steps together decide.
         worst: the measures nearest to their limits or past them, over all steps, the worst first.
-        why: what is wrong, in one line; empty where it passes.
-        visible: the factor by which a typical gradient would have to be wrong to be seen: 0.001 is 0.1%. None where no
-            gradient was judged alone.
-        ran: what ran compiled: the state of each component, as `hotloop.status` gives it.
-        blamed: the region at fault; None where it passes or was not searched for.
-        seconds: what all of it took.
+        why: the fault in one line; empty if it passes.
+        visible: the smallest wrong factor that is seen in a typical gradient: 0.001 is 0.1%. None if no gradient was
+            judged alone.
+        ran: the state of each compiled component, as `hotloop.status` gives it.
+        blamed: the region at fault; None if it passes or was not searched for.
+        seconds: of the whole verification.
         copied_bytes: the largest copy of the state that was held.
         environment: versions and device.
     """
@@ -91,9 +106,9 @@ class Verdict:
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the verdict as plain JSON data."""
+        """Return the verdict as plain JSON data."""
         plain = dataclasses.asdict(dataclasses.replace(self, blamed=None))
-        worst = [{**one, "nearness": _finite(one["nearness"])} for one in plain["worst"]]
+        worst = [{**measure, "nearness": _finite(measure["nearness"])} for measure in plain["worst"]]
         return {**plain, "worst": worst, "blamed": self.blamed.to_dict() if self.blamed is not None else None}
 
     def __rich__(self) -> Group:
@@ -102,11 +117,10 @@ class Verdict:
             lines.append(Text(self.why))
         if self.blamed is not None:
             lines.append(Text(f"at fault: {self.blamed}", style="bold"))
-        lines += [self._table(), *map(Text, self._notes())]
-        return Group(*lines)
+        return Group(*lines, self._table(), *map(Text, self._notes()))
 
     def _headline(self) -> list[tuple[str, str]]:
-        agreed = sum(one.agrees for one in self.steps)
+        agreed = sum(step.agrees for step in self.steps)
         steps = f" over {len(self.steps)} steps in {self.compute_dtype} ({agreed} agree by themselves)"
         word = ("passes", "bold green") if self.passes else ("fails", "bold red")
         return [(f"{self.preset} ", "bold"), word, (steps, "")]
@@ -117,74 +131,40 @@ class Verdict:
             right = column in ("value", "limit", "of its limit")
             table.add_column(column, justify="right" if right else "left", overflow="fold")
         shown: dict[tuple[str, str], Worst] = {}
-        for one in self.worst:  # of each tensor the worst measure
-            shown.setdefault((one.kind, one.name), one)
-        for one in list(shown.values())[:_ROWS]:
-            style = "red" if one.nearness > 1 else ""
-            row = (
-                _plain(one),
-                one.kind,
-                one.measure,
-                _number(one),
-                _text(one.limit, one.measure),
-                _share(one.nearness),
-            )
-            table.add_row(*(Text(each, style=style) for each in row))
+        for worst in self.worst:  # of each tensor the worst measure
+            shown.setdefault((worst.kind, worst.name), worst)
+        for worst in list(shown.values())[:_ROWS]:
+            style = "red" if worst.nearness > 1 else ""
+            table.add_row(*(Text(cell, style=style) for cell in worst.row()))
         return table
 
     def _notes(self) -> list[str]:
-        against = {
-            "float64": "eager, and the same steps in float64",
-            "float32": "eager, and the same steps in float32",
-        }.get(self.reference, "eager alone")
+        against = "eager alone" if self.reference == "eager" else f"eager, and the same steps in {self.reference}"
         notes = [f"held against {against}" + (f": {self.reference_why}" if self.reference_why else "")]
         if self.visible is not None:
             notes.append(f"smallest wrong factor seen in a typical gradient: {self.visible:.1e}")
-        states = [f"{name} {one.get('state', '')} ({one.get('running', '')})" for name, one in self.ran.items()]
+        states = [f"{name} {part.get('state', '')} ({part.get('running', '')})" for name, part in self.ran.items()]
         notes.append(f"ran: {', '.join(states) or 'nothing compiled'}")
         notes.append(f"{self.seconds:.1f} s, {self.copied_bytes / 2**20:,.0f} MiB copied")
         return notes
 
     def __str__(self) -> str:
         text = io.StringIO()
-        Console(file=text, width=_WIDTH, force_terminal=False).print(self)
+        Console(file=text, width=140, force_terminal=False).print(self)
         return text.getvalue().rstrip()
 
 
 def worst_of(joined: dict[str, Comparison]) -> tuple[Worst, ...]:
-    """Rank the measures of all kinds of tensors by how near they are to their limits; what has no limit first."""
-    found = []
+    """Rank the measures of all kinds of tensors by how near their limits they are; failures without a limit first."""
+    ranked = []
     for kind, comparison in joined.items():
-        judged = {(one.name, one.measure) for one in comparison.scores}
-        plain = [one for one in comparison.failures if (one.name, one.measure) not in judged]
-        found += [Worst(kind, one.name, one.measure, None, None, float("inf"), str(one)) for one in plain]
-        found += [
-            Worst(kind, one.name, one.measure, _finite(abs(one.value)), _finite(one.limit), one.nearness)
-            for one in comparison.scores
-        ]
-    return tuple(sorted(found, key=lambda one: -one.nearness)[:_KEPT])
-
-
-_KEPT = 32
-
-
-def _plain(one: Worst) -> str:
-    """Give a tensor's own name, without what the column beside it says."""
-    return one.name.removeprefix(f"{one.kind} of ").removeprefix(f"{one.kind} ").removesuffix(" at the optimizer step")
-
-
-def _number(one: Worst) -> str:
-    return _text(one.value, one.measure) if not one.says else one.says.partition(": ")[2]
-
-
-def _text(value: float | None, measure: str) -> str:
-    if value is None:
-        return ""
-    return f"{value:.1f}" if measure == RATIO else f"{value:.1e}"
-
-
-def _share(nearness: float) -> str:
-    return f"{nearness:.0%}" if nearness < 1e4 else "far past it"  # noqa: PLR2004 - no figure that anybody reads
+        judged = {(score.name, score.measure) for score in comparison.scores}
+        plain = [failure for failure in comparison.failures if (failure.name, failure.measure) not in judged]
+        ranked += [Worst(kind, one.name, one.measure, None, None, float("inf"), str(one)) for one in plain]
+        for score in comparison.scores:
+            value, limit = _finite(abs(score.value)), _finite(score.limit)
+            ranked.append(Worst(kind, score.name, score.measure, value, limit, score.nearness))
+    return tuple(sorted(ranked, key=lambda worst: -worst.nearness)[:_KEPT])
 
 
 def _finite(value: float) -> float | None:

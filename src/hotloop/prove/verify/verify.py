@@ -1,4 +1,4 @@
-"""Is it the same training? A program's own steps, compiled, held against eager and the same steps in float64."""
+"""``hotloop.verify``: does compiled code train the same? Compares a program's own steps with eager and float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import logging
 import statistics
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
@@ -32,7 +32,7 @@ from hotloop.step.prove.outcomes import Outcome, over_steps
 from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
 from hotloop.step.state.ambient import compute_dtype
-from hotloop.step.state.program import Program
+from hotloop.step.state.program import Call, Program
 from hotloop.step.state.snapshot import Snapshot
 from hotloop.step.tiers import parse
 from hotloop.step.workload import Workload, arguments, load_factory
@@ -40,14 +40,11 @@ from hotloop.step.workload import Workload, arguments, load_factory
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hotloop.measure import Difference
+    from hotloop.measure import Comparison, Difference
 
 Reference = Literal["auto", "float64", "float32", "eager"]
-REFERENCES = ("auto", "float64", "float32", "eager")
-STEPS = proof.STEPS
-SEARCH_SECONDS = 300.0
 _ROUNDS = 3
-"""Where limits are passed by so little that chance may do it, the steps are run so many times, and all judged."""
+"""If limits are passed by so little that chance may explain it, the steps run so many times, and all are judged."""
 _log = logging.getLogger("hotloop")
 
 
@@ -55,53 +52,56 @@ def verify(  # noqa: PLR0913 - the public settings
     workload: Workload | Callable[[], Workload] | str,
     preset: str | Preset = "inductor",
     *,
-    steps: int = STEPS,
+    steps: int = proof.STEPS,
     reference: Reference = "auto",
     search: bool = True,
-    search_seconds: float = SEARCH_SECONDS,
+    search_seconds: float = 300.0,
 ) -> Verdict:
-    """Say whether a program trains the same when it is compiled: results, gradients, updates, buffers of real steps.
+    """Judge whether a program trains the same when it is compiled: results, gradients, updates, buffers of real steps.
 
     Each step runs eagerly, compiled, and in float64, from the same state on the same batch with the same random
-    numbers; eager's outcome stays, so that the next step begins where eager training is. In float32 the compiled step's
-    error against float64 may be a few times eager's; under bf16, fp16 and TF32 the slope and residual of each tensor
-    against eager tell. The step's Python runs several times a step. A `Workload` is afterwards as it was.
+    numbers. Eager's outcome stays, so the next step begins at eager's state. In float32 the compiled step's error
+    against float64 may be a few times eager's; under bf16, fp16 and TF32 the slope and residual of each tensor against
+    eager decide. The step's Python runs several times a step. A `Workload` is restored afterwards.
 
     Args:
         workload: the program, a function that makes it, or ``"file.py:function"``.
         preset: what to compile its models with: a preset, or a tier without a graph (``"regional"``).
-        steps: how many steps to hold against each other, 1 or more, besides the two that are looked at before.
+        steps: how many steps to compare, 1 or more, besides two that are observed before.
         reference: ``"float64"``; ``"float32"`` for steps that compute in fewer bits; ``"eager"`` alone; ``"auto"``
             takes the widest that runs and fits in memory.
-        search: where it fails, compile its regions one at a time to find the one at fault.
+        search: if the program fails, compile its regions one at a time to find the one at fault.
         search_seconds: how long that may take.
 
     Raises:
         ConfigError: a setting does not fit, the models are compiled already, several processes train together, a batch
             requires gradients, or the step trains nothing.
-        HotloopError: the step does not repeat itself from the same state, so that nothing can be held against it.
-        Exception: what the program itself raises.
+        HotloopError: the step does not repeat itself from the same state, so nothing can be compared with it.
+        Exception: the program's own.
     """
-    settings = _settings(preset, steps, reference, search_seconds)
-    given = isinstance(workload, Workload)
-    found = _made(workload)
-    case = _Case(found, settings, reference)
-    before = Snapshot(case.program.holdings, [case.program.device]) if given else None
+    settings = _checked(preset, steps, reference, search_seconds)
+    made = load_factory(workload)() if isinstance(workload, str) else workload
+    made = made() if callable(made) and not isinstance(made, Workload) else made
+    if not isinstance(made, Workload):
+        raise ConfigError(f"workload {made!r}: expected a hotloop.Workload, a function that makes one, or its name")
+    verification = _Verification(made, settings, reference)
+    program = verification.program
+    before = Snapshot(program.holdings, [program.device]) if isinstance(workload, Workload) else None
     try:
         with same_random_numbers():
-            return case.verdict(steps, search_seconds if search else 0.0)
+            return verification.verdict(steps, search_seconds if search else 0.0)
     finally:
-        case.compiled.remove()
+        verification.compiled.remove()
         if before is not None:
             before.restore()
 
 
-def _settings(preset: Any, steps: Any, reference: Any, search_seconds: Any) -> tuple[str, dict[str, Any]]:
-    """Check what was asked for; gives the name of what is verified and the arguments of `hotloop.compile`."""
+def _checked(preset: Any, steps: Any, reference: Any, search_seconds: Any) -> tuple[str, dict[str, Any]]:
+    """Check the settings; return the name of the preset or tier, and the arguments of `hotloop.compile`."""
     if type(steps) is not int or steps < 1:
         raise ConfigError(f"steps {steps!r}: expected a whole number of 1 or more")
-    if reference not in REFERENCES:
-        raise ConfigError(f"reference {reference!r}: expected one of {', '.join(REFERENCES)}")
+    if reference not in get_args(Reference):
+        raise ConfigError(f"reference {reference!r}: expected one of {', '.join(get_args(Reference))}")
     if isinstance(search_seconds, bool) or not isinstance(search_seconds, int | float) or search_seconds < 0:
         raise ConfigError(f"search_seconds {search_seconds!r}: expected a number of seconds, 0 or more")
     if not isinstance(preset, Preset | str):
@@ -111,26 +111,24 @@ def _settings(preset: Any, steps: Any, reference: Any, search_seconds: Any) -> t
             raise ConfigError(f"preset {preset.name!r}: expected one that compiles")
         return preset.name, {"preset": as_eager_draws(preset)}
     name = preset.strip().lower()
-    known = [one for one, found in presets.PRESETS.items() if found.backend != "eager"] + ["regional", "full"]
+    known = [key for key, value in presets.PRESETS.items() if value.backend != "eager"] + ["regional", "full"]
     if name not in known and name.replace("_", "-") not in known:
         raise ConfigError(f"preset {preset!r}: {presets.expected(name, known)}; a Loop proves captured steps itself")
     tier = parse(preset)
     return tier.base, {**tier.settings, "preset": as_eager_draws(presets.get(tier.settings["preset"]))}
 
 
-def _made(workload: Any) -> Workload:
-    made = load_factory(workload)() if isinstance(workload, str) else workload
-    made = made() if callable(made) and not isinstance(made, Workload) else made
-    if not isinstance(made, Workload):
-        raise ConfigError(f"workload {workload!r}: expected a hotloop.Workload, a function that makes one, or its name")
-    return made
+class _Verification:
+    """A program under verification.
 
+    Args:
+        workload: the program.
+        checked: the name of the preset or tier, and the arguments of `hotloop.compile`.
+        reference: that the user asked for.
+    """
 
-class _Case:
-    """One program under verification."""
-
-    def __init__(self, workload: Workload, asked: tuple[str, dict[str, Any]], reference: Reference) -> None:
-        self._workload, (self._name, self._settings), self._asked = workload, asked, reference
+    def __init__(self, workload: Workload, checked: tuple[str, dict[str, Any]], reference: Reference) -> None:
+        self._workload, (self._name, self._settings), self._asked = workload, checked, reference
         group = torch.distributed
         if group.is_available() and group.is_initialized() and group.get_world_size() > 1:
             raise ConfigError(f"verify in one process: torch.distributed runs {group.get_world_size()} here")
@@ -147,29 +145,35 @@ class _Case:
         self._spread: dict[str, Difference] = {}
         self._limits = Limits.rounding()
         self._dtypes: list[torch.dtype] = []
-        """What references may be computed in, the widest first, and which the last one was."""
+        """The dtypes that are left for the reference, the widest first."""
         self._dtype: torch.dtype | None = None
+        """The dtype of the last reference; None if it was eager."""
         self._why = ""
         self._failed = ""
         self._steps: list[StepVerdict] = []
         self._outcomes: list[Outcome] = []
-        self._tried: list[tuple[Any, ...]] = []
+        self._calls: list[Call] = []
 
     def verdict(self, steps: int, search_seconds: float) -> Verdict:
-        """Run the steps, and search for what is at fault."""
+        """Run the steps, and search for the region at fault."""
         began = time.perf_counter()
-        compute = self._look()
-        self._compile()
+        compute = self._survey()
+        self._choose_references(compute)
+        for model in self.compiled.models.values():
+            compile_in_place(model, **self._settings)
+        self.compiled.base = self._name
         joined = self._run(steps)
-        idle = self.compiled.idle() or self._stepped_down()
+        not_compiled = self.compiled.idle() or self._stepped_down()
         why = self._failed or (joined.why if joined is not None and not joined.agrees else "")
-        ran = {name: one.to_dict() for name, one in self.compiled.status().components.items()}
-        if not why and idle:
-            why = f"not compiled as asked: {idle}"
+        if not why and not_compiled:
+            why = f"not compiled as asked: {not_compiled}"
+        components = {name: part.to_dict() for name, part in self.compiled.status().components.items()}
         blamed = None
         if joined is not None and not joined.agrees and not joined.failed and not joined.random_moved:
-            blamed = self._blame(search_seconds)
+            blamed = self._search(search_seconds)
         comparisons = joined.comparisons if joined is not None else {}
+        device = self.program.device
+        device_name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
         return Verdict(
             passes=not why,
             preset=self._name,
@@ -180,34 +184,38 @@ class _Case:
             worst=worst_of(comparisons),
             why=why,
             visible=_visible(comparisons),
-            ran={name: {key: one.get(key) for key in ("state", "running")} for name, one in ran.items()},
+            ran={name: {key: part.get(key) for key in ("state", "running")} for name, part in components.items()},
             blamed=blamed,
             seconds=time.perf_counter() - began,
             copied_bytes=joined.nbytes if joined is not None else 0,
-            environment={"torch": torch.__version__, "device": _device(self.program.device)},
+            environment={"torch": torch.__version__, "device": device_name},
         )
 
     def _stepped_down(self) -> str:
-        """Say what ran on a lower rung: a verdict on another preset's code is none on this one's."""
-        for name, one in self.compiled.status().components.items():
-            if one.fallbacks or one.running not in ("none", one.requested):
-                causes = "; ".join(dict.fromkeys(cause.reason for cause in one.causes))
-                return f"{name} ran in part on a lower rung than {one.requested}: {causes}"
+        """Name a component that ran on a lower preset: the verdict would be about other code than asked for."""
+        for name, part in self.compiled.status().components.items():
+            if part.fallbacks or part.running not in ("none", part.requested):
+                causes = "; ".join(dict.fromkeys(cause.reason for cause in part.causes))
+                return f"{name} ran in part on a lower rung than {part.requested}: {causes}"
         return ""
 
-    # -- before ----------------------------------------------------------------------------------------------------
-
-    def _next(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _next(self) -> Call:
         return arguments(next(self._batches)), {}
 
-    def _step(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Callable[[], Any]:
+    def _step(self, call: Call) -> Callable[[], Any]:
         return functools.partial(self._workload.step, *call[0], **call[1])
 
-    def _look(self) -> str:
-        """Run two real steps eagerly: one looked at, one twice, to learn how far eager is from itself."""
+    def _survey(self) -> str:
+        """Run two real steps eagerly: survey the first; run the second twice, to learn how far eager is from itself.
+
+        Returns:
+            the dtype that the step computes in.
+        """
         holdings, device = self.program.holdings, self.program.device
         call = self._next()
-        inputs = _tensors_of(call)
+        inputs = [leaf for leaf in flatten(call)[0] if isinstance(leaf, torch.Tensor)]
+        if any(tensor.requires_grad for tensor in inputs):  # each run of the step would add to its gradient
+            raise ConfigError(f"{GRADIENTS_OF_ARGUMENTS}: {GRADIENTS_OF_ARGUMENTS.hint}")
         _log.info("verify: looking at a step")
 
         def another() -> Any:
@@ -237,6 +245,14 @@ class _Case:
             why = spread.why if isinstance(spread, proof.Unlike) else spread
             raise HotloopError(f"{why}. Draw from torch's own generators, and name what else changes as state=")
         self._spread = spread
+        return compute
+
+    def _choose_references(self, compute: str) -> None:
+        """Set the dtypes that the reference may be computed in.
+
+        Raises:
+            ConfigError: the user asked for a dtype that is not wider than the step's own.
+        """
         self._dtypes = list(candidates(compute))
         if self._asked == "eager":
             self._dtypes, self._why = [], "as asked"
@@ -248,46 +264,39 @@ class _Case:
             self._dtypes = [wanted]
         elif not self._dtypes:
             self._why = f"the step itself computes in {compute}"
-        return compute
 
     def _leans(self, run: Callable[[], Any]) -> dict[str, float]:
-        """Run a step with each way to make TF32 numbers; gives the tilt of one against the other, by tensor."""
+        """Run a step with both ways to make TF32 numbers, rounded and cut; return the tilt between them by tensor."""
 
         def made(how: Literal["rounded", "cut"]) -> dict[str, torch.Tensor | None]:
-            def so() -> Any:
+            def run_so() -> Any:
                 with products_in_tf32(how):
                     return self._eagerly(run)
 
-            found = StepOutputs.of(self.program, so)
-            begun = found.start  # parameters are held against each other by their updates
+            step = StepOutputs.of(self.program, run_so)
+            begun = step.start  # parameters are compared by their updates
             return {
-                name: one - begun[name] if one is not None and name in begun else one
-                for name, one in found.ours.items()
+                name: value - begun[name] if value is not None and name in begun else value
+                for name, value in step.ours.items()
             }
 
-        found, _ = differences(made("rounded"), made("cut"))
-        return {name: one.tilt for name, one in found.items() if one.tilt is not None}
+        apart, _ = differences(made("rounded"), made("cut"))
+        return {name: difference.tilt for name, difference in apart.items() if difference.tilt is not None}
 
     def _path(self) -> contextlib.AbstractContextManager[None]:
-        """Run eager code on the path that compilers take, where another would draw other random numbers."""
+        """Take the path of compilers for steps that draw random numbers: eager's own would draw other numbers."""
         return traced_path(self.program.device) if self._draws_random else contextlib.nullcontext()
 
     def _eagerly(self, run: Callable[[], Any]) -> tuple[Any, Mapping[str, torch.Tensor]]:
         with self._path():
             return proof.plain_run(self.program.holdings, run)
 
-    def _compile(self) -> None:
-        for model in self.compiled.models.values():
-            compile_in_place(model, **self._settings)
-        self.compiled.base = self._name
-
-    # -- the steps -------------------------------------------------------------------------------------------------
-
     def _run(self, steps: int) -> Outcome | None:
+        """Run and compare the steps, again if chance may explain what is past its limit; return the joined outcome."""
         joined: Outcome | None = None
         for _ in range(_ROUNDS):
             for _ in range(steps):
-                self._one()
+                self._prove_step()
                 if self._failed:
                     return joined
             joined = over_steps(self._outcomes)
@@ -295,12 +304,12 @@ class _Case:
                 break
         return joined
 
-    def _one(self) -> None:
-        """Run one step every way."""
+    def _prove_step(self) -> None:
+        """Run one step in the reference's dtype, compiled and eagerly, and compare."""
         call = self._next()
         run, holdings = self._step(call), self.program.holdings
         with self.compiled.aside():
-            wide, said = self._wide(call)
+            wide, reference = self._wide(call)
 
         def eager() -> Any:
             with self.compiled.aside():
@@ -317,23 +326,21 @@ class _Case:
             self._failed = f"compiled code failed: {describe(error.__cause__ or error)}"
             if not error.undone:
                 raise HotloopError(f"{self._failed}, and could not be undone") from error
-            eager()  # what it raises as well is the user's own, and passes
+            eager()  # if eager raises as well, the exception is the user's own, and passes
             return
         self._outcomes.append(outcome)
-        self._tried.append(call)
-        agrees = outcome.agrees
-        self._steps.append(StepVerdict(len(self._steps), agrees, outcome.worst, "" if agrees else outcome.why, said))
-        _log.info("verify: step %d %s", len(self._steps), "agrees" if agrees else f"does not agree: {outcome.why}")
+        self._calls.append(call)
+        agrees, number = outcome.agrees, len(self._steps)
+        self._steps.append(StepVerdict(number, agrees, outcome.worst, "" if agrees else outcome.why, reference))
+        _log.info("verify: step %d %s", number + 1, "agrees" if agrees else f"does not agree: {outcome.why}")
 
-    def _wide(
-        self, call: tuple[tuple[Any, ...], dict[str, Any]]
-    ) -> tuple[Mapping[str, torch.Tensor | None] | None, str]:
-        """Run the step in the widest dtype that it can be run in; gives its values and the dtype's name."""
+    def _wide(self, call: Call) -> tuple[Mapping[str, torch.Tensor | None] | None, str]:
+        """Run a step in the widest dtype that it runs in; return its values (None for eager) and the dtype's name."""
         while self._dtypes:
             dtype = self._dtypes[0]
             try:
                 with self._path():
-                    found = wide_step(self.program, call, dtype, self._draws)
+                    values = wide_step(self.program, call, dtype, self._draws)
             except NotRepeatableError as error:
                 if self._asked not in ("auto", "eager"):
                     raise HotloopError(f"there is no reference in {_short(dtype)}: {error}") from error
@@ -342,19 +349,17 @@ class _Case:
                 self._dtype = None
                 continue
             self._dtype = dtype
-            return found, _short(dtype)
+            return values, _short(dtype)
         return None, "eager"
 
-    # -- after -----------------------------------------------------------------------------------------------------
-
-    def _blame(self, seconds: float) -> Culprit | None:
-        """Search for the region at fault, from the state of now on the batches that disagreed."""
+    def _search(self, seconds: float) -> Culprit | None:
+        """Search for the region at fault, from the present state on the batches that disagreed."""
         if seconds <= 0:
             return None
         _log.info("verify: searching for the region at fault")
         self.compiled.remove()
         try:
-            calls = [self._kept(call) for call in self._tried[: proof.STEPS]]
+            calls = [self._kept(call) for call in self._calls[: proof.STEPS]]
         except CandidateFailedError as error:
             return Culprit((), f"no search: a step failed: {describe(error.__cause__ or error)}", 0, 0.0)
         tests = culprit.Tests(
@@ -367,30 +372,18 @@ class _Case:
         )
         return culprit.search(self.compiled.models, tests)
 
-    def _kept(self, call: tuple[tuple[Any, ...], dict[str, Any]]) -> tuple[Callable[[], Any], StepOutputs]:
-        """Run a step eagerly and in more bits, each undone; gives what runs it, and what it made."""
+    def _kept(self, call: Call) -> tuple[Callable[[], Any], StepOutputs]:
+        """Run a step eagerly and in more bits, and undo both; return a function that runs it, and its values."""
         run = self._step(call)
         wide, _ = self._wide(call)
         return run, StepOutputs.of(self.program, functools.partial(self._eagerly, run), wide, spread=self._spread)
 
 
-def _tensors_of(call: tuple[tuple[Any, ...], dict[str, Any]]) -> list[torch.Tensor]:
-    """Give a batch's tensors; one that requires gradients would get them from each run of the step."""
-    found = [one for one in flatten(call)[0] if isinstance(one, torch.Tensor)]
-    if any(one.requires_grad for one in found):
-        raise ConfigError(f"{GRADIENTS_OF_ARGUMENTS}: {GRADIENTS_OF_ARGUMENTS.hint}")
-    return found
-
-
-def _visible(joined: Mapping[str, Any]) -> float | None:
-    """Give the slope that a typical gradient may have."""
-    scores = joined["gradient"].scores if "gradient" in joined else ()
-    limits = [one.limit for one in scores if one.measure == "slope" and one.name != ALL]
+def _visible(comparisons: Mapping[str, Comparison]) -> float | None:
+    """Return the slope that a typical gradient may have; None if no gradient was judged alone."""
+    scores = comparisons["gradient"].scores if "gradient" in comparisons else ()
+    limits = [score.limit for score in scores if score.measure == "slope" and score.name != ALL]
     return statistics.median(limits) if limits else None
-
-
-def _device(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def _short(dtype: torch.dtype) -> str:
