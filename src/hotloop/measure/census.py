@@ -18,16 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _VALUES = frozenset({bool, int, str, bytes, type(None), torch.dtype, torch.device, torch.Size, torch.layout})
-_EXACT_TEXTS = frozenset({complex, range})
-"""Types whose values only their texts tell apart: 0j and -0j, and ranges of the same numbers, are equal."""
-_FEW = frozenset({bool, type(None)})
-_LISTED = 10  # signatures in the run record, the most frequent first
+_FLAGS = frozenset({bool, type(None)})
 
 
 class Signature(NamedTuple):
-    """What tells one step's inputs from another's: structure, each tensor's look, each other leaf's type and value.
+    """The signature of a step's inputs: structure, each tensor's metadata, each other leaf's type and value.
 
-    Two equal ones may be run by one graph, unless a leaf is ``Unhashed``.
+    Inputs of equal signatures may be run by one graph, unless a leaf is ``Unhashed``.
     """
 
     structure: Structure
@@ -35,67 +32,72 @@ class Signature(NamedTuple):
 
     @property
     def exact(self) -> bool:
-        """Whether equal signatures mean equal values of all that is no tensor."""
+        """Whether equal signatures mean equal values of everything that is no tensor."""
         return not any(isinstance(leaf, Unhashed) for leaf in self.leaves)
 
     def require_gradients(self) -> bool:
-        """Tell whether an argument is a tensor that requires gradients."""
+        """Return whether an argument is a tensor that requires gradients."""
         return any(type(leaf) is TensorMeta and leaf.requires_grad for leaf in self.leaves)
 
     def but_for_flags(self, other: Signature) -> bool:
-        """Tell whether another call differs in nothing but arguments that are True, False or None."""
+        """Return whether another call differs in nothing but arguments that are True, False or None."""
         if self.structure != other.structure:
             return False
-        return all(
-            one == also or all(type(each) is tuple and each[0] in _FEW for each in (one, also))
-            for one, also in zip(self.leaves, other.leaves, strict=True)
-        )
+        differing = [pair for pair in zip(self.leaves, other.leaves, strict=True) if pair[0] != pair[1]]
+        return all(type(leaf) is tuple and leaf[0] in _FLAGS for pair in differing for leaf in pair)
 
     def unhashed(self) -> dict[str, str]:
-        """Give the type of each leaf whose value cannot be compared, by the leaf's name."""
+        """Return the type of each leaf whose value cannot be compared, by the leaf's name."""
         pairs = zip(self.names(), self.leaves, strict=True)
         return {name: leaf.type_name for name, leaf in pairs if isinstance(leaf, Unhashed)}
 
     def objects(self) -> dict[int, tuple[type, Any]]:
-        """Give type and stand-in of each leaf that is told by identity alone, by its place."""
+        """Return type and stand-in of each leaf that compares by identity alone, by its place."""
         places = enumerate(self.leaves)
         return {place: leaf for place, leaf in places if type(leaf) is tuple and leaf[0].__eq__ is object.__eq__}
 
     def values(self) -> dict[int, tuple[type, Any]]:
-        """Give what tells each leaf that is no tensor from others, by its place; not where it has but a few values."""
+        """Return type and value of each leaf that is no tensor, by its place; without True, False and None."""
         places = enumerate(self.leaves)
-        return {place: leaf for place, leaf in places if type(leaf) is tuple and leaf[0] not in _FEW}
+        return {place: leaf for place, leaf in places if type(leaf) is tuple and leaf[0] not in _FLAGS}
 
     def names(self) -> list[str]:
-        """Name each leaf as the step's author would: ``args[0]``, or a keyword with what is inside it."""
-        found = names(self.structure)
-        return ["args" + name[3:] if name.startswith("[0]") else name[3:].removeprefix(".") for name in found]
+        """Name each leaf as the step's author would: ``args[0]``, or a keyword with the path inside it."""
+        paths = names(self.structure)
+        return ["args" + path[3:] if path.startswith("[0]") else path[3:].removeprefix(".") for path in paths]
+
+    def sizes(self) -> Iterator[tuple[tuple[str, int], int]]:
+        """Yield the size of each tensor's dimensions, by input name and dimension."""
+        for name, leaf in zip(self.names(), self.leaves, strict=True):
+            if isinstance(leaf, TensorMeta):
+                for dim, size in enumerate(leaf.shape):
+                    yield (name, dim), size
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {_text(leaf)}" for name, leaf in zip(self.names(), self.leaves, strict=True))
 
 
 class Unhashed(NamedTuple):
-    """A leaf whose value cannot be compared (a numpy array, a set): known by its type's name alone."""
+    """A leaf whose value cannot be compared (a numpy array, a set): only the name of its type is known."""
 
     type_name: str
 
 
 _incomparable: weakref.WeakSet[type] = weakref.WeakSet()
-"""Types whose ``==`` was seen to fail, so that their objects are ``Unhashed`` from then on."""
+"""Types whose ``==`` has failed, so that their objects are ``Unhashed`` from then on."""
 
 
-class _Exactly(str):
-    """The text that stands for a value."""
+class _ExactText(str):
+    """The text of a value whose ``==`` is too coarse, like 0j and -0j, or two ranges of the same numbers."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
-class _Own:
-    """An object with an ``==`` of its own, which is the user's: where that gives no yes or no, it is unequal.
+class _WithOwnEq:
+    """An object whose class defines ``==``. Where the user's ``==`` returns neither yes nor no, it counts as unequal.
 
-    Two that are equal and hold other values (a task that is equal by its name, and has a weight) are told apart.
+    Two objects that are equal and hold other values (a task that compares by its name, and has a weight) are unequal.
     """
 
     __slots__ = ("value",)
@@ -107,35 +109,35 @@ class _Own:
         return hash(self.value)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Own):
+        if not isinstance(other, _WithOwnEq):
             return False
         try:
-            return self.value is other.value or (bool(self.value == other.value) and self._holds_what(other.value))
-        except Exception:  # noqa: BLE001 - it compares arrays, say: no reason for a run to end
+            return self.value is other.value or (bool(self.value == other.value) and self._same_attributes(other.value))
+        except Exception:  # noqa: BLE001 - the object compares arrays, say, which is no reason for a run to end
             _incomparable.update((type(self.value), type(other.value)))
             return False
 
-    def _holds_what(self, other: Any) -> bool:
-        """Tell whether another holds the same attributes: what is no object of a class of its own by ``==``."""
+    def _same_attributes(self, other: Any) -> bool:
         ours, theirs = getattr(self.value, "__dict__", {}), getattr(other, "__dict__", {})
-        return ours.keys() == theirs.keys() and all(_alike(one, theirs[key]) for key, one in ours.items())
+        return ours.keys() == theirs.keys() and all(self._alike(value, theirs[key]) for key, value in ours.items())
 
-
-def _alike(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    cls: Any = type(one)
-    compares: Any = cls.__eq__
-    if cls is not type(other) or isinstance(one, torch.Tensor) or compares is object.__eq__:
-        return False
-    return bool(_Own(one) == _Own(other) if hasattr(one, "__dict__") else one == other)
+    @staticmethod
+    def _alike(value: Any, other: Any) -> bool:
+        """Return whether two attributes are the same object, or equal by an ``==`` of their own class."""
+        if value is other:
+            return True
+        cls: Any = type(value)
+        compares: Any = cls.__eq__
+        if cls is not type(other) or isinstance(value, torch.Tensor) or compares is object.__eq__:
+            return False
+        return bool(_WithOwnEq(value) == _WithOwnEq(other) if hasattr(value, "__dict__") else value == other)
 
 
 class TensorMeta(NamedTuple):
     """A tensor as a compiler sees it.
 
-    ``memory`` is None where it is contiguous, else its strides, or its layout where it has none (sparse); ``subclass``
-    is None for a plain tensor.
+    ``memory`` is None where the tensor is contiguous, else its strides, or its layout where it has no strides (sparse).
+    ``subclass`` is None for a plain tensor.
     """
 
     shape: tuple[int, ...]
@@ -147,12 +149,12 @@ class TensorMeta(NamedTuple):
 
 
 def signature(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Signature:
-    """Give a step's inputs as one hashable value, which holds no tensor.
+    """Return the signature of a step's inputs: a hashable value that holds no tensor.
 
-    It runs at every step, so types are looked at once a type (a cache in ``tree``), nothing is formatted, contiguous
-    tensors give no strides, and what is looked up comes as torch holds it. About 6 µs for 5 tensors, hashing included
-    (Python 3.11, AMD EPYC). Numbers carry their type, since 1, 1.0 and True compare equal, and floats their bits,
-    since NaN does not and -0.0 does.
+    It runs at every step, and takes about 6 µs for 5 tensors, hashing included (Python 3.11, AMD EPYC). So each type is
+    inspected only once (a cache in ``tree``), nothing is formatted, contiguous tensors have no strides, and values stay
+    as torch holds them. Numbers carry their type, since 1, 1.0 and True compare equal. Floats are their bits, since NaN
+    is unequal to itself, and -0.0 equal to 0.0.
     """
     leaves, structure = flatten((tuple(args), kwargs if type(kwargs) is dict else dict(kwargs)))
     return Signature(structure, tuple([_leaf(leaf) for leaf in leaves]))
@@ -182,20 +184,23 @@ def _leaf(leaf: Any) -> Any:
         hash(leaf)
     except Exception:  # noqa: BLE001 - TypeError where there is none; a user's own may raise anything
         return Unhashed(f"{cls.__module__}.{cls.__qualname__}")
-    return Unhashed(f"{cls.__module__}.{cls.__qualname__}") if cls in _incomparable else (cls, _held(leaf))
+    return Unhashed(f"{cls.__module__}.{cls.__qualname__}") if cls in _incomparable else (cls, _stand_in(leaf))
 
 
-def _held(leaf: Any) -> Any:
-    """Tell a value from others without keeping alive what compares by identity: a batch may be an object of a class."""
+def _stand_in(leaf: Any) -> Any:
+    """Return what stands for a value in a signature.
+
+    An object that compares by identity is held weakly, so that a batch, say, does not stay alive.
+    """
     cls: Any = type(leaf)
-    if cls in _EXACT_TEXTS or (cls.__module__ == "numpy" and isinstance(leaf, numbers.Number)):
-        return _Exactly(repr(leaf))
+    if cls in (complex, range) or (cls.__module__ == "numpy" and isinstance(leaf, numbers.Number)):
+        return _ExactText(repr(leaf))
     if cls is frozenset:
-        return frozenset([(type(one), one) for one in leaf])  # 1, 1.0 and True compare equal
+        return frozenset([(type(member), member) for member in leaf])  # 1, 1.0 and True compare equal
     if cls.__module__ == "builtins" or isinstance(leaf, type):  # functions and classes among them
         return leaf
     if cls.__eq__ is not object.__eq__:
-        return _Own(leaf)
+        return _WithOwnEq(leaf)
     try:
         return weakref.ref(leaf)
     except TypeError:
@@ -211,16 +216,16 @@ def _text(leaf: Any) -> str:
     cls, value = leaf
     if isinstance(value, weakref.ref):
         value = value()
-    if isinstance(value, _Own):
+    if isinstance(value, _WithOwnEq):
         value = value.value
     return repr(float.fromhex(value) if cls is float else value)
 
 
 @dataclasses.dataclass(slots=True)
 class Seen:
-    """How a signature stands: times seen, the step (from 0) that saw it first, and its share of all steps.
+    """How often a signature was seen: its count, the step (from 0) that saw it first, and its share of all steps.
 
-    ``tracked`` is false for one that came when the census was full: its count is not known, and given as 1.
+    ``tracked`` is false for a signature that came when the census was full: its count is unknown, and set to 1.
     """
 
     count: int
@@ -255,7 +260,7 @@ class Census:
     """Counts signatures in bounded memory.
 
     Args:
-        limit: how many signatures are counted one by one; later ones are counted together, and their sizes kept.
+        limit: how many signatures are counted each; later signatures are counted together, and their sizes kept.
     """
 
     def __init__(self, limit: int = 256) -> None:
@@ -284,43 +289,41 @@ class Census:
     def _note_untracked(self, inputs: Signature, step: int) -> None:
         self.untracked += 1
         self._untracked_at.append(step)
-        for place, size in _sizes(inputs):
-            sizes = self._untracked_sizes.setdefault(place, {}) if self._has_room(place) else {}
+        for place, size in inputs.sizes():
+            has_room = place in self._untracked_sizes or len(self._untracked_sizes) < self._limit
+            sizes = self._untracked_sizes.setdefault(place, {}) if has_room else {}
             if size in sizes or len(sizes) < self._limit * 16:
                 sizes[size] = sizes.get(size, 0) + 1
 
-    def _has_room(self, place: tuple[str, int]) -> bool:
-        return place in self._untracked_sizes or len(self._untracked_sizes) < self._limit
-
     def seen(self, inputs: Signature) -> Seen | None:
-        """Say how a signature stands without counting it; None for one that is not tracked."""
+        """Return how often a signature was seen, without counting it; None for a signature that is not tracked."""
         entry = self._entries.get(inputs)
         return Seen(entry.count, entry.first, entry.count / self.steps, tracked=True) if entry else None
 
     def counted(self) -> list[tuple[Signature, int]]:
-        """Give each signature that is counted one by one, with its count."""
+        """Return each tracked signature with its count."""
         return [(inputs, entry.count) for inputs, entry in self._entries.items()]
 
     def new_in_last(self, steps: int) -> int:
-        """Give how many signatures came for the first time in the last steps.
+        """Count the signatures that came for the first time in the last steps.
 
-        Those that came when the census was full each count as new, at most ``limit`` of them.
+        Each signature that came when the census was full counts as new, at most ``limit`` of them.
         """
         since = self.steps - steps
         tracked = sum(entry.first >= since for entry in self._entries.values())
         return tracked + sum(step >= since for step in self._untracked_at)
 
     def sizes(self, name: str, dim: int) -> dict[int, int]:
-        """Give how often each size of an input's dimension was seen; ``name`` is as in ``varying_dims``."""
+        """Return how often each size of an input's dimension was seen; ``name`` is as in ``varying_dims``."""
         return dict(self._histograms().get((name, dim), {}))
 
     def varying_dims(self) -> list[VaryingDim]:
-        """Give each dimension that had more than one size, by input name and place."""
+        """List each dimension that had more than one size, by input name and dimension."""
         found = self._histograms().items()
         return [VaryingDim(*place, min(sizes), max(sizes), len(sizes)) for place, sizes in found if len(sizes) > 1]
 
     def suggest_buckets(self, name: str, dim: int, buckets: int, multiple: int = 1) -> Buckets:
-        """Give the edges that would waste the least padding on what was seen; ``bucket_edges`` says how.
+        """Return the edges that would waste the least padding on the sizes seen; see ``bucket_edges``.
 
         Raises:
             ConfigError: no input of that name has that dimension.
@@ -336,28 +339,20 @@ class Census:
     def _histograms(self) -> dict[tuple[str, int], dict[int, int]]:
         found = {place: dict(sizes) for place, sizes in self._untracked_sizes.items()}
         for inputs, entry in self._entries.items():
-            for place, size in _sizes(inputs):
+            for place, size in inputs.sizes():
                 sizes = found.setdefault(place, {})
                 sizes[size] = sizes.get(size, 0) + entry.count
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the census as plain JSON data, for the run record."""
+        """Return the census as plain JSON data, for the run record; with the ten most frequent signatures."""
         frequent = sorted(self._entries.items(), key=lambda item: (-item[1].count, item[1].first))
         return {
             "steps": self.steps,
             "signatures": len(self._entries),
             "untracked_steps": self.untracked,
             "frequent": [
-                {"inputs": str(inputs), "count": entry.count, "first": entry.first}
-                for inputs, entry in frequent[:_LISTED]
+                {"inputs": str(inputs), "count": entry.count, "first": entry.first} for inputs, entry in frequent[:10]
             ],
             "varying_dims": [dataclasses.asdict(dim) for dim in self.varying_dims()],
         }
-
-
-def _sizes(inputs: Signature) -> Iterator[tuple[tuple[str, int], int]]:
-    for name, leaf in zip(inputs.names(), inputs.leaves, strict=True):
-        if isinstance(leaf, TensorMeta):
-            for dim, size in enumerate(leaf.shape):
-                yield (name, dim), size

@@ -1,7 +1,8 @@
-"""Where a run runs: versions and device, as plain data for its record."""
+"""The machine that a run runs on: versions and device, as plain data for the run record."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -15,17 +16,12 @@ from torch import distributed
 from hotloop import host
 from hotloop.version import __version__
 
-_PACKAGES = (
-    "lightning", "transformers", "tokenizers", "diffusers", "peft", "torchmetrics", "hydra-core", "scikit-learn",
-    "triton", "numpy",
-)  # fmt: skip
-
 
 def record_folder(folder: str | os.PathLike[str] | None) -> Path | None:
-    """Give the folder of this process's own run record, where all processes of a run name the same one.
+    """Return the folder of this process's own run record, where all processes of a run name the same folder.
 
-    Two that write into one folder would mix their steps, and each would take the other's record for an earlier start.
-    So the first has the folder itself, and each other one a folder in it, by its rank.
+    Two processes that write into one folder would mix their steps, and each would take the other's record for an
+    earlier start. So the first process has the folder itself, and each other process a folder in it, by its rank.
     """
     if folder is None:
         return None
@@ -34,7 +30,15 @@ def record_folder(folder: str | os.PathLike[str] | None) -> Path | None:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """Give what a reader needs to know to compare this run with another."""
+    """Return what a reader needs to know to compare this run with another."""
+    names = (
+        "lightning", "transformers", "tokenizers", "diffusers", "peft", "torchmetrics", "hydra-core", "scikit-learn",
+        "triton", "numpy",
+    )  # fmt: skip
+    packages = {}
+    for name in names:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[name] = importlib.metadata.version(name)
     return {
         "hotloop": __version__,
         "torch": str(torch.__version__),
@@ -45,12 +49,12 @@ def describe(device: torch.device) -> dict[str, Any]:
         "device_name": device_name(device),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": packages,
     }
 
 
 def device_name(device: torch.device) -> str:
-    """Give the device's name as its maker calls it."""
+    """Return the device's name as its maker calls it."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if sys.platform == "linux" and device.type == "cpu":
@@ -62,15 +66,8 @@ def device_name(device: torch.device) -> str:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Give the memory that this process may still take, what torch has cached included; None where nobody tells."""
+    """Return the bytes that this process may still take, with what torch has cached; None where they are unknown."""
     if device.type != "cuda":
         return host.memory().available
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + unused
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -38,10 +38,6 @@ DRAWS = 3
 """How often a step is run from moved parameters."""
 BLIND = "blind"
 """The measure's name: the share of tensors that are blind."""
-_FURTHEST = 4.0
-"""How many times as far as the furthest draw a right candidate may be."""
-_BLIND_FROM = 0.5
-"""A measure that may be larger than this, relative to the tensor, proves nothing: a tensor of zeros has 1."""
 
 
 def compare_with_roundings(
@@ -57,7 +53,9 @@ def compare_with_roundings(
     """
     alone = compare(eager, candidate, limits)
     room = _Room(alone, draws)
-    blind = set() if limits.updates else {score.name for score in alone.scores if room.of_tensor(score) > _BLIND_FROM}
+    blind = (
+        set() if limits.updates else {score.name for score in alone.scores if room.of_tensor(score) > room.BLIND_FROM}
+    )
     scores = [room.widen(score) for score in alone.scores if score.name not in blind]
     scores += [room.length_score(name) for name in blind]
     if blind:
@@ -69,6 +67,11 @@ def compare_with_roundings(
 class _Room:
     """How far the draws of a step allow the scores of a comparison to be."""
 
+    FURTHEST = 4.0
+    """How many times as far as the furthest draw a right candidate may be."""
+    BLIND_FROM = 0.5
+    """A measure that may be larger than this, relative to the tensor, proves nothing: a tensor of zeros has 1."""
+
     def __init__(self, alone: Comparison, draws: Sequence[Mapping[str, Difference]]) -> None:
         self._alone, self._draws = alone, draws
 
@@ -77,13 +80,13 @@ class _Room:
         if score.name == ALL or score.measure not in ("slope", "residual"):
             return 0.0
         few = self._alone.differences[score.name].effective < FEW.get(score.measure, 0)
-        return (SPREADS if few else _FURTHEST) * self._furthest(score)
+        return (SPREADS if few else self.FURTHEST) * self._furthest(score)
 
     def widen(self, score: Score) -> Score:
         """Return a score whose limit is at least a few times what the furthest draw came to."""
         if score.name == ALL:
             own = max((self._of_all(score.measure, draw) for draw in self._draws), default=0.0)
-            return score.widened(min(_BLIND_FROM, _FURTHEST * own))
+            return score.widened(min(self.BLIND_FROM, self.FURTHEST * own))
         if score.measure in ("slope", "residual"):
             return score.widened(self.of_tensor(score))
         return score.widened(SPREADS * self._furthest(score) / self._alone.unit_of(score))

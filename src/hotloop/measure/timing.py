@@ -1,4 +1,4 @@
-"""Times steps, by default without making the host wait; sums of times are robust: machines share, throttle and jump.
+"""Times steps without making the host wait, and summarises times robustly: machines share, throttle and jump.
 
 A step's device time comes from CUDA events that are read once they have passed; on the CPU the two times are one.
 """
@@ -19,25 +19,21 @@ from hotloop.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# The standard deviation of a normal distribution is 1.4826 times its median absolute deviation: 1 / Phi^-1(3/4).
-_MAD_TO_DEVIATION = 1 / statistics.NormalDist().inv_cdf(0.75)
-_MILLI = 1e-3
-
 
 class Event(Protocol):
-    """What is used of ``torch.cuda.Event``; times between two of them are in milliseconds."""
+    """The methods of ``torch.cuda.Event`` that the clock uses; times between two events are in milliseconds."""
 
     def record(self) -> None:
-        """Note the moment at which the current stream gets here."""
+        """Record the moment at which the current stream gets here."""
 
     def query(self) -> bool:
-        """Say, without waiting, whether the stream got here."""
+        """Return, without waiting, whether the stream got here."""
 
     def synchronize(self) -> None:
         """Wait until the stream got here."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Give the milliseconds from this event to a later one; both must have passed."""
+        """Return the milliseconds from this event to a later event; both must have passed."""
 
 
 class _CudaEvent:
@@ -63,7 +59,7 @@ class _CudaEvent:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """One step: seconds that the device was on it, and seconds that the host was.
+    """One step: seconds that the device worked on it, and seconds that the host did.
 
     A step whose ``host_seconds`` are near its ``seconds`` waits for Python and kernel launches, not for the device.
     """
@@ -84,15 +80,15 @@ class Mark:
 class StepClock:
     """Times steps on a device, without waiting for it.
 
-    On CUDA two events are recorded on the device's current stream around each step (so start, step and stop must see
-    the same current stream) and read in order once the second has passed. At most ``pending`` steps are under way; past
-    that the oldest times are dropped and counted in ``dropped``, since waiting for them would stall the run that is
-    timed.
+    On CUDA two events are recorded on the device's current stream around each step, so start, step and stop must see
+    the same current stream. They are read in order once the second event has passed. At most ``pending`` steps are
+    under way. Beyond that the oldest times are dropped and counted in ``dropped``, since waiting for them would stall
+    the run that is timed.
 
     Args:
-        device: where the steps run; all but CUDA are timed on the host.
+        device: where the steps run; on any other device than CUDA the host's time is taken.
         pending: how many steps may be timed and not yet read.
-        event: makes an event with timing; ``torch.cuda.Event`` unless a test gives its own.
+        event: makes an event with timing; ``torch.cuda.Event`` unless a test passes another.
     """
 
     def __init__(
@@ -113,9 +109,9 @@ class StepClock:
         """Begin to time a step.
 
         Args:
-            alone: wait first until the device has done what came before. A step whose launches take longer than its
-                work hides them behind a long step that the device is still at, and looks faster than it is; beside
-                steps of another kind, only steps timed alone can be compared.
+            alone: wait first until the device has finished earlier work. Otherwise a step whose launches take longer
+                than its work hides the launches behind an earlier long step, and looks faster than it is. Steps of two
+                kinds can be compared only when each is timed alone.
         """
         if self._make is None:
             return Mark(time.perf_counter(), None)
@@ -126,7 +122,7 @@ class StepClock:
         return Mark(time.perf_counter(), begin)
 
     def stop(self, mark: Mark) -> None:
-        """End the step that ``mark`` began; its time is given by a later ``take``."""
+        """End the step that ``mark`` began; a later ``take`` returns its time."""
         host = time.perf_counter() - mark.host
         if mark.begin is None or self._make is None:
             if len(self._known) == self._limit:
@@ -139,33 +135,33 @@ class StepClock:
         if len(self._pending) > self._limit:
             self._collect()
         if len(self._pending) > self._limit:
-            self._pending.popleft()  # not reused: the device has yet to pass them
+            self._pending.popleft()  # these events are not reused: the device has yet to pass them
             self.dropped += 1
 
     def cancel(self, mark: Mark) -> None:
-        """Forget a step that was begun and will not be timed: it failed."""
+        """Forget a step that was begun and then failed, so that it has no time."""
         if mark.begin is not None:
             self._spare.append(mark.begin)
 
     def take(self) -> list[Timing]:
-        """Give the times that have become known since the last call, in the steps' order; may be empty."""
+        """Return the times that have become known since the last call, in the steps' order; may be empty."""
         self._collect()
         known = list(self._known)
         self._known.clear()
         return known
 
     def _collect(self) -> None:
-        # A stream passes its events in order, so the first that it has not reached ends the search.
+        # A stream passes its events in order, so the first event that it has not reached ends the search.
         while self._pending and self._pending[0][1].query():
             begin, end, host = self._pending.popleft()
             if len(self._known) == self._limit:
                 self.dropped += 1
-            self._known.append(Timing(begin.elapsed_time(end) * _MILLI, host))
+            self._known.append(Timing(begin.elapsed_time(end) * 1e-3, host))
             self._spare += begin, end
 
 
 def typical(samples: Sequence[float], skip: int = 1) -> float:
-    """Give the median without the first ``skip`` samples, which pay for warming up; of a lone sample, that one.
+    """Return the median without the first ``skip`` samples, which pay for warming up; the last where no more are left.
 
     Raises:
         ConfigError: there are no samples.
@@ -176,24 +172,26 @@ def typical(samples: Sequence[float], skip: int = 1) -> float:
 
 
 def spread(samples: Sequence[float], skip: int = 1) -> float:
-    """Give the scaled median absolute deviation, which estimates a standard deviation and ignores jumps.
+    """Return the scaled median absolute deviation, which estimates a standard deviation and ignores jumps.
 
     1.4826 * median(|x - median(x)|) (Rousseeuw and Croux, 1993, "Alternatives to the median absolute deviation", eq.
-    1.1), over the samples after the first ``skip``.
+    1.1), over the samples after the first ``skip``. The factor is 1 / Phi^-1(3/4), which is right for a normal
+    distribution.
 
     Raises:
         ConfigError: there are no samples.
     """
     centre = typical(samples, skip)
-    return _MAD_TO_DEVIATION * statistics.median(abs(each - centre) for each in samples[skip:] or samples[-1:])
+    factor = 1 / statistics.NormalDist().inv_cdf(0.75)
+    return factor * statistics.median(abs(sample - centre) for sample in samples[skip:] or samples[-1:])
 
 
 def interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Give a confidence interval of the median that assumes no distribution, only independent samples.
+    """Return a confidence interval of the median that assumes no distribution, only independent samples.
 
     With n sorted samples, [x(k), x(n+1-k)] holds the median with probability 1 - 2 * P(Binomial(n, 1/2) < k) (David and
-    Nagaraja, 2003, "Order Statistics", section 7.1); k is the largest for which that is at least ``confidence``. With
-    too few samples (under 6 for 95%) no such k exists, and the interval is (-inf, inf): they allow no such statement.
+    Nagaraja, 2003, "Order Statistics", section 7.1); k is the largest for which this is at least ``confidence``. With
+    too few samples (under 6 for 95%) no such k exists, and the interval is (-inf, inf).
 
     Raises:
         ConfigError: ``confidence`` is not between 0 and 1, or there are no samples.
@@ -201,9 +199,9 @@ def interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float,
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence={confidence}: expected a number between 0 and 1")
     if not samples:
-        raise ConfigError("no samples to give an interval of")
+        raise ConfigError("no samples to take an interval of")
     ordered, n = sorted(samples), len(samples)
-    # In integers, as 2**n is past what a float holds: the sum over i < k of (n over i), against half of the rest.
+    # In integers, since 2**n is more than a float holds: the sum over i < k of (n over i), against half of the rest.
     allowed = int((1 - confidence) * 2**64) << n >> 65
     k, term, total = 0, 1, 1
     while total <= allowed:
@@ -213,9 +211,9 @@ def interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float,
 
 
 def ratio_interval(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Give a confidence interval of the median of a/b over blocks taken in turns, each a's with the b's beside it.
+    """Return a confidence interval of the median of a/b over blocks taken in turns, each a with the b beside it.
 
-    A machine that slows down for both cancels in each pair, where it would not between two medians.
+    A slow moment of the machine slows down both, and cancels in each pair; between two medians it would not cancel.
 
     Raises:
         ConfigError: the two differ in length or are empty, a time is not positive, or ``confidence`` is out of range.

@@ -1,7 +1,7 @@
 """Takes nested arguments apart into leaves and a hashable structure, and puts them together again.
 
 Tuples, lists and dicts are containers, as are named tuples, dataclasses and mappings like transformers' BatchEncoding
-and ModelOutput; each is rebuilt as its own type. All else is a leaf: tensors, None, numbers, modules, sets.
+and ModelOutput; each is rebuilt as its own type. Everything else is a leaf: tensors, None, numbers, modules, sets.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -19,19 +19,14 @@ Structure = Hashable
 
 # A container is (type, keys, structures of its children); a leaf is this.
 _LEAF = "leaf"
-_PLAIN = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-
-_Split = Callable[[Any], tuple[Hashable, Iterable[Any]]]
-_Join = Callable[[Any, Any, list[Any]], Any]
-_Name = Callable[[Any], Iterator[str]]
 
 
 def flatten(value: Any) -> tuple[list[Any], Structure]:
-    """Take a value apart: its leaves from left to right, and the structure that ``unflatten`` takes.
+    """Take a value apart: return its leaves from left to right, and the structure that ``unflatten`` takes.
 
-    A dict keeps its own order, so two dicts with the same keys in another order have different structures. What a
-    mapping carries besides its items and is neither tensor nor plain value (the encodings of a BatchEncoding) travels
-    in the structure but does not count in its comparison.
+    A dict keeps its own order, so two dicts with the same keys in another order have different structures. Attributes
+    of a mapping that are neither tensors nor plain values (the encodings of a BatchEncoding) travel in the structure,
+    but do not count when structures are compared.
     """
     leaves: list[Any] = []
     return leaves, _take_apart(value, leaves)
@@ -66,57 +61,41 @@ def _put_together(structure: Structure, leaves: Iterator[Any]) -> Any:
     if structure == _LEAF:
         return next(leaves)
     cls, keys, parts = cast("tuple[type, Any, tuple[Structure, ...]]", structure)
-    kind = _kind(cls)
-    assert kind is not None
-    return kind.join(cls, keys, [_put_together(part, leaves) for part in parts])
+    return _container(cls).join(cls, keys, [_put_together(part, leaves) for part in parts])
 
 
 def count(structure: Structure) -> int:
-    """Give the number of leaves that a structure holds."""
+    """Return the number of leaves that a structure holds."""
     return 1 if structure == _LEAF else sum(count(part) for part in cast("tuple[Any, ...]", structure)[2])
 
 
 def names(structure: Structure, prefix: str = "") -> list[str]:
-    """Give each leaf's path, for people: ``[0].input_ids`` is the item ``input_ids`` of the first entry."""
+    """Return each leaf's path, for people: ``[0].input_ids`` is the item ``input_ids`` of the first entry."""
     if structure == _LEAF:
         return [prefix]
     cls, keys, parts = cast("tuple[type, Any, tuple[Structure, ...]]", structure)
-    steps = zip(_steps(cls, keys, parts), parts, strict=True)
+    steps = zip(_container(cls).steps(keys, len(parts)), parts, strict=True)
     return [name for step, part in steps for name in names(part, prefix + step)]
 
 
-def _steps(cls: type, keys: Any, parts: Sequence[Structure]) -> Iterable[str]:
-    kind = _kind(cls)
-    assert kind is not None
-    return kind.name(keys) if kind.name else (f"[{place}]" for place in range(len(parts)))
+def untracked_attributes(structure: Structure, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return the attributes that travel in a structure beside its leaves, each with its path.
 
-
-def untracked_attributes(structure: Structure) -> list[tuple[str, Any]]:
-    """Give what travels in a structure beside its leaves, each with its path: the same object in each copy."""
-    return list(_untracked_attributes(structure, ""))
-
-
-def _untracked_attributes(structure: Structure, prefix: str) -> Iterator[tuple[str, Any]]:
+    They are the same objects in each copy that `unflatten` makes.
+    """
     if structure == _LEAF:
-        return
+        return []
     cls, keys, parts = cast("tuple[type, Any, tuple[Structure, ...]]", structure)
+    found: list[tuple[str, Any]] = []
     if isinstance(keys, _Keys):
-        yield from ((f"{prefix}.{name}", value) for name, value in keys.aside.attributes.items())
-    for step, part in zip(_steps(cls, keys, parts), parts, strict=True):
-        yield from _untracked_attributes(part, prefix + step)
+        found += ((f"{prefix}.{name}", value) for name, value in keys.untracked.attributes.items())
+    for step, part in zip(_container(cls).steps(keys, len(parts)), parts, strict=True):
+        found += untracked_attributes(part, prefix + step)
+    return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Kind:
-    """How containers of a type come apart, are put together, and name their children (None: by number)."""
-
-    split: _Split
-    join: _Join
-    name: _Name | None = None
-
-
-class _Aside:
-    """Attributes that travel with a structure without counting in its comparison."""
+class _Untracked:
+    """Attributes that travel with a structure without counting when it is compared."""
 
     __slots__ = ("attributes",)
 
@@ -124,28 +103,25 @@ class _Aside:
         self.attributes = attributes
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Aside)
+        return isinstance(other, _Untracked)
 
     def __hash__(self) -> int:
         return 0
 
 
-class _OfTypes(tuple[Any, ...]):
-    """Keys that compare with their types: 1, 1.0 and True are equal, and a step may ask which."""
+class _TypedKeys(tuple[Any, ...]):
+    """Keys that compare with their types: 1, 1.0 and True are equal, but a step may ask for the type."""
 
     __slots__ = ()
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is _OfTypes and tuple.__eq__(self, other) and [*map(type, self)] == [*map(type, other)]
+        return type(other) is _TypedKeys and tuple.__eq__(self, other) and [*map(type, self)] == [*map(type, other)]
 
     __hash__ = tuple.__hash__
 
 
-def _told_apart(keys: tuple[Any, ...]) -> tuple[Any, ...]:
-    return keys if {*map(type, keys)} <= _TEXT else _OfTypes(keys)
-
-
-_TEXT = frozenset({str})
+def _comparable(keys: tuple[Any, ...]) -> tuple[Any, ...]:
+    return keys if {*map(type, keys)} <= {str} else _TypedKeys(keys)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,13 +130,145 @@ class _Keys:
 
     items: tuple[Any, ...]
     attributes: tuple[str, ...]
-    mirrored: tuple[str, ...] = ()
-    aside: _Aside = dataclasses.field(default_factory=lambda: _Aside({}))
+    mirrored: tuple[str, ...]
+    untracked: _Untracked
     factory: Any = None
 
 
-def _find_kind(cls: type) -> _Kind | None:
-    """Give how a type is handled, None for leaves."""
+class _Container:
+    """How containers of a type come apart, are put together, and name their children; here a plain tuple."""
+
+    def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
+        """Return what tells the container from others of its type, and its children."""
+        return None, value
+
+    def join(self, _cls: Any, _keys: Any, children: list[Any]) -> Any:
+        """Make a container of a type from what `split` returned."""
+        return tuple(children)
+
+    def steps(self, _keys: Any, length: int) -> Iterable[str]:
+        """Name the path from the container to each child."""
+        return (f"[{place}]" for place in range(length))
+
+
+class _TupleSubclass(_Container):
+    def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
+        return getattr(value, "_fields", None) or tuple(f"{place}" for place in range(len(value))), value
+
+    def join(self, cls: Any, _keys: Any, children: list[Any]) -> Any:
+        # A structseq (torch.return_types.max) allows only its own constructor, which takes a sequence; a named tuple's
+        # takes its fields one by one.
+        return (
+            tuple.__new__(cls, children) if hasattr(cls, "_fields") or not hasattr(cls, "n_fields") else cls(children)
+        )
+
+    def steps(self, keys: Any, _length: int) -> Iterable[str]:
+        return (f".{key}" for key in keys)
+
+
+class _List(_Container):
+    def join(self, cls: Any, _keys: Any, children: list[Any]) -> Any:
+        if cls is list:
+            return children
+        made = cls.__new__(cls)
+        list.extend(made, children)
+        return made
+
+
+class _Dict(_Container):
+    def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
+        return _comparable(tuple(value)), value.values()
+
+    def join(self, _cls: Any, keys: Any, children: list[Any]) -> Any:
+        return dict(zip(keys, children, strict=True))
+
+    def steps(self, keys: Any, _length: int) -> Iterable[str]:
+        return (f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]" for key in keys)
+
+
+class _Dataclass(_Container):
+    """Children are the fields, those without init and unset ones too as far as they are there, then attributes."""
+
+    def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
+        fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+        others, untracked = self.attributes(value, set(fields))
+        names = (*fields, *others)
+        return _Keys((), names, (), untracked), [getattr(value, name) for name in names]
+
+    def join(self, cls: Any, keys: _Keys, children: list[Any]) -> Any:
+        made = cls.__new__(cls)
+        self.set(made, {**keys.untracked.attributes, **dict(zip(keys.attributes, children, strict=True))})
+        return made
+
+    def steps(self, keys: _Keys, _length: int) -> Iterable[str]:
+        return (*_DICT.steps(keys.items, 0), *(f".{name}" for name in keys.attributes))
+
+    @staticmethod
+    def attributes(value: Any, known: set[str]) -> tuple[tuple[str, ...], _Untracked]:
+        """Return the names of further attributes that hold tensors or plain values, and all others."""
+        plain = (torch.Tensor, bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
+        counted, untracked = [], {}
+        for name, held in getattr(value, "__dict__", {}).items():
+            if name in known:
+                continue
+            if all(isinstance(leaf, plain) for leaf in flatten(held)[0]):
+                counted.append(name)
+            else:
+                untracked[name] = held
+        return tuple(counted), _Untracked(untracked)
+
+    @staticmethod
+    def set(made: Any, attributes: dict[str, Any]) -> None:
+        """Set attributes past the class's own setattr: a frozen dataclass refuses it, and ModelOutput reacts to it."""
+        for name, value in attributes.items():
+            object.__setattr__(made, name, value)
+
+
+class _Mapping(_Dataclass):
+    """Children are the items, then attributes that hold tensors or plain values."""
+
+    def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
+        held = getattr(value, "__dict__", {})
+        # Past keys() and [] of the class itself, which may hide or convert: UserDict's data, dict's own items.
+        items = dict(value.data) if isinstance(value, collections.UserDict) else dict(dict.items(value))
+        mirrored = tuple(name for name in held if name in items and held[name] is items[name])
+        known = set(mirrored) if "data" in items else {"data", *mirrored}
+        others, untracked = self.attributes(value, known)
+        factory = getattr(value, "default_factory", None)
+        keys = _Keys(_comparable(tuple(items)), others, mirrored, untracked, factory)
+        return keys, [*items.values(), *(held[name] for name in others)]
+
+    def join(self, cls: Any, keys: _Keys, children: list[Any]) -> Any:
+        items = dict(zip(keys.items, children[: len(keys.items)], strict=True))
+        attributes = dict(zip(keys.attributes, children[len(keys.items) :], strict=True))
+        made = cls.__new__(cls)
+        if isinstance(made, collections.UserDict):
+            made.data = items
+        else:
+            # A dict subclass's own [] may refuse or convert, and OrderedDict keeps its order beside the dict.
+            put = collections.OrderedDict.__setitem__ if isinstance(made, collections.OrderedDict) else dict.__setitem__
+            for key, value in items.items():
+                put(made, key, value)
+            if isinstance(made, collections.defaultdict):
+                made.default_factory = keys.factory
+        self.set(made, {**keys.untracked.attributes, **attributes, **{name: items[name] for name in keys.mirrored}})
+        return made
+
+
+_DICT = _Dict()
+_EXACT: dict[type, _Container] = {tuple: _Container(), list: _List(), dict: _DICT}
+_SUBCLASSED: Sequence[tuple[type, _Container]] = (
+    (tuple, _TupleSubclass()),
+    (list, _List()),
+    (dict, _Mapping()),
+    (collections.UserDict, _Mapping()),
+)
+
+
+# Looked up once per type, as it runs at every step; bounded, since classes that a function makes would stay for good.
+@functools.lru_cache(maxsize=512)
+def _kind(cls: type) -> _Container | None:
+    """Return how a type is handled, None for leaves."""
     if cls in _EXACT:
         return _EXACT[cls]
     if issubclass(cls, (torch.Tensor, torch.nn.Module, torch.Size)):
@@ -168,119 +276,10 @@ def _find_kind(cls: type) -> _Kind | None:
     for base, kind in _SUBCLASSED:
         if issubclass(cls, base):
             return kind
-    return _Kind(_split_fields, _join_fields, _name_keys) if dataclasses.is_dataclass(cls) else None
+    return _Dataclass() if dataclasses.is_dataclass(cls) else None
 
 
-# Looked up once a type, as it runs at every step; bounded, since classes made in a trial function would stay for good.
-_kind: Callable[[type], _Kind | None] = functools.lru_cache(maxsize=512)(_find_kind)
-
-
-def _join_tuple(cls: Any, _keys: Any, children: list[Any]) -> Any:
-    # A structseq (torch.return_types.max) allows only its own constructor, which takes a sequence; a named tuple's
-    # takes its fields one by one.
-    return tuple.__new__(cls, children) if hasattr(cls, "_fields") or not hasattr(cls, "n_fields") else cls(children)
-
-
-def _name_tuple(keys: Any) -> Iterator[str]:
-    return (f".{key}" for key in keys)
-
-
-def _split_tuple(value: Any) -> tuple[Hashable, Iterable[Any]]:
-    return getattr(value, "_fields", None) or tuple(f"{place}" for place in range(len(value))), value
-
-
-def _join_list(cls: Any, _keys: Any, children: list[Any]) -> Any:
-    made = cls.__new__(cls)
-    list.extend(made, children)
-    return made
-
-
-def _name_item(key: Any) -> str:
-    return f".{key}" if isinstance(key, str) and key.isidentifier() else f"[{key!r}]"
-
-
-def _name_dict(keys: Any) -> Iterator[str]:
-    return map(_name_item, keys)
-
-
-def _name_keys(keys: _Keys) -> Iterator[str]:
-    yield from map(_name_item, keys.items)
-    yield from (f".{name}" for name in keys.attributes)
-
-
-def _split_fields(value: Any) -> tuple[Hashable, Iterable[Any]]:
-    """A dataclass's children are its fields, those without init and unset ones too as far as they are there."""
-    fields = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-    others, aside = _attributes(value, set(fields))
-    found = (*fields, *others)
-    return _Keys((), found, aside=aside), [getattr(value, name) for name in found]
-
-
-def _join_fields(cls: Any, keys: _Keys, children: list[Any]) -> Any:
-    made = cls.__new__(cls)
-    _set(made, {**keys.aside.attributes, **dict(zip(keys.attributes, children, strict=True))})
-    return made
-
-
-def _split_mapping(value: Any) -> tuple[Hashable, Iterable[Any]]:
-    """A mapping's children are its items, then attributes that hold tensors or plain values."""
-    held = getattr(value, "__dict__", {})
-    # Past keys() and [] of the class itself, which may hide or convert: UserDict's data, dict's own items.
-    items = dict(value.data) if isinstance(value, collections.UserDict) else dict(dict.items(value))
-    mirrored = tuple(name for name in held if name in items and held[name] is items[name])
-    others, aside = _attributes(value, {"data", *mirrored} if "data" not in items else set(mirrored))
-    keys = _Keys(_told_apart(tuple(items)), others, mirrored, aside, getattr(value, "default_factory", None))
-    return keys, [*items.values(), *(held[name] for name in others)]
-
-
-def _join_mapping(cls: Any, keys: _Keys, children: list[Any]) -> Any:
-    items = dict(zip(keys.items, children[: len(keys.items)], strict=True))
-    attributes = dict(zip(keys.attributes, children[len(keys.items) :], strict=True))
-    made = cls.__new__(cls)
-    if isinstance(made, collections.UserDict):
-        made.data = items
-    else:
-        # A dict subclass's own [] may refuse or convert, and OrderedDict keeps its order beside the dict.
-        put = collections.OrderedDict.__setitem__ if isinstance(made, collections.OrderedDict) else dict.__setitem__
-        for key, value in items.items():
-            put(made, key, value)
-        if isinstance(made, collections.defaultdict):
-            made.default_factory = keys.factory
-    _set(made, {**keys.aside.attributes, **attributes, **{name: items[name] for name in keys.mirrored}})
-    return made
-
-
-def _attributes(value: Any, known: set[str]) -> tuple[tuple[str, ...], _Aside]:
-    """Give the names of further attributes that count, and those that only travel along."""
-    counted, aside = [], {}
-    for name, held in getattr(value, "__dict__", {}).items():
-        if name in known:
-            continue
-        leaves, _ = flatten(held)
-        if all(isinstance(leaf, _PLAIN) for leaf in leaves):
-            counted.append(name)
-        else:
-            aside[name] = held
-    return tuple(counted), _Aside(aside)
-
-
-def _set(made: Any, attributes: dict[str, Any]) -> None:
-    for name, value in attributes.items():
-        object.__setattr__(made, name, value)  # a frozen dataclass, and ModelOutput, refuse or react to setattr
-
-
-_EXACT: dict[type, _Kind] = {
-    tuple: _Kind(lambda value: (None, value), lambda _cls, _keys, children: tuple(children)),
-    list: _Kind(lambda value: (None, value), lambda _cls, _keys, children: children),
-    dict: _Kind(
-        lambda value: (_told_apart(tuple(value)), value.values()),
-        lambda _cls, keys, children: dict(zip(keys, children, strict=True)),
-        _name_dict,
-    ),
-}
-_SUBCLASSED: Sequence[tuple[type, _Kind]] = (
-    (tuple, _Kind(_split_tuple, _join_tuple, _name_tuple)),
-    (list, _Kind(lambda value: (None, value), _join_list)),
-    (dict, _Kind(_split_mapping, _join_mapping, _name_keys)),
-    (collections.UserDict, _Kind(_split_mapping, _join_mapping, _name_keys)),
-)
+def _container(cls: type) -> _Container:
+    kind = _kind(cls)
+    assert kind is not None
+    return kind
