@@ -24,10 +24,11 @@ from hotloop.cache import (
     Recorder,
     Request,
     background,
+    process_folder,
     shared_compiles,
-    working,
 )
 from hotloop.cache.portable import StorageSpec, Tensors
+from hotloop.cache.process_folder import ProcessFolder
 
 FACTS = {"seconds": 1.0, "compile_seconds": 0.5, "graphs": 1, "cache_hits": 0, "cache_misses": 2, "state": "compiled", "causes": [], "peak_bytes": 0}  # fmt: skip
 
@@ -193,7 +194,7 @@ def home(tmp_path, monkeypatch):
     """A store of the test's own, and no folder of torch's."""
     monkeypatch.setenv("HOTLOOP_CACHE_DIR", str(tmp_path / "home"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(working, "_process", working._Process())
+    monkeypatch.setattr(ProcessFolder, "current", None)
 
 
 WRITES = """
@@ -212,7 +213,7 @@ def files_of(shared):
 
 
 def kept():
-    return sorted(file.path for entry in working.compiled_store().entries() for file in entry.manifest.files)
+    return sorted(file.path for entry in process_folder.compiled_store().entries() for file in entry.manifest.files)
 
 
 def test_what_a_child_compiled_is_taken_over_once_it_is_done(start, home):

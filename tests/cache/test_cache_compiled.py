@@ -18,9 +18,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from hotloop.cache import bundle, compiled, files, probes, shared_compiles, working
-from hotloop.cache.compiled import CompiledStore, File, Manifest, files_in, name_of
+from hotloop.cache import bundle, compiled, process_folder, shared_compiles, torch_files
+from hotloop.cache.compiled import CompiledStore, File, Manifest, sha256_of
 from hotloop.cache.keys import fits
+from hotloop.cache.process_folder import ProcessFolder
+from hotloop.cache.torch_files import files_in
 from hotloop.errors import DataError
 
 CONTENT = {"fxgraph/ab/entry": b"graph" * 50, "cx/code.py": b"print()", "cx/library.so": b"\x7fELF" + bytes(400)}
@@ -28,12 +30,12 @@ MODELS = {"f" * 32: "Net"}
 
 
 def put(store, content=CONTENT, here=None, models=MODELS):
-    listed = {File(path, name_of(data), len(data)): data for path, data in content.items()}
+    listed = {File(path, sha256_of(data), len(data)): data for path, data in content.items()}
     return store.put(Manifest(here or fits(), models, time.time(), tuple(listed)), listed.__getitem__)
 
 
 def taken(store, place):
-    found = store.take_up(place, fits())
+    found = store.load_into(place, fits())
     return {path: (place / path).read_bytes() for path in found}
 
 
@@ -132,9 +134,9 @@ def test_what_another_user_owns_is_not_believed(store, place, said, monkeypatch)
 def test_a_file_that_others_may_write_to_and_a_link_are_not_believed(store, place, said, tmp_path):
     put(store)
     objects = store.folder / "objects"
-    open_one = objects / name_of(CONTENT["cx/code.py"])
+    open_one = objects / sha256_of(CONTENT["cx/code.py"])
     open_one.chmod(0o666)
-    linked = objects / name_of(CONTENT["cx/library.so"])
+    linked = objects / sha256_of(CONTENT["cx/library.so"])
     linked.rename(tmp_path / "elsewhere")
     linked.symlink_to(tmp_path / "elsewhere")
     assert set(taken(store, place)) == {"fxgraph/ab/entry"}
@@ -148,9 +150,9 @@ def test_a_file_that_others_may_write_to_and_a_link_are_not_believed(store, plac
 @pytest.mark.parametrize("path", ["../out", "/etc/x", "a/../../b", "", "a//b", "a\\b", "a b", "a/\n"])
 def test_a_manifest_that_leads_out_of_the_folder_is_none(store, place, said, path):
     put(store)
-    document = {**json.loads(Manifest(fits(), {}, 0.0, ()).dumps()), "files": [[path, name_of(b"x"), 1]]}
+    document = {**json.loads(Manifest(fits(), {}, 0.0, ()).dumps()), "files": [[path, sha256_of(b"x"), 1]]}
     text = json.dumps(document).encode()
-    (store.folder / "manifests" / f"{name_of(text)}.json").write_bytes(text)
+    (store.folder / "manifests" / f"{sha256_of(text)}.json").write_bytes(text)
     assert set(taken(store, place)) == set(CONTENT)
     assert any("a file that cannot be" in line for line in said)
 
@@ -161,7 +163,7 @@ NONSENSE = ["[]", "{}", "null", "1", '{"schema": 1}', "[" * 100_000, '{"schema":
 @pytest.mark.parametrize("text", NONSENSE, ids=range(len(NONSENSE)))
 def test_a_manifest_that_says_nonsense_is_a_miss(store, said, text):
     put(store)
-    (store.folder / "manifests" / f"{name_of(text.encode())}.json").write_text(text)
+    (store.folder / "manifests" / f"{sha256_of(text.encode())}.json").write_text(text)
     assert len(store.entries()) == 1
     assert said
 
@@ -265,7 +267,7 @@ def home(tmp_path, monkeypatch):
     """A store of the test's own, and no folder of torch's."""
     monkeypatch.setenv("HOTLOOP_CACHE_DIR", str(tmp_path / "home"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(working, "_process", working._Process())
+    monkeypatch.setattr(ProcessFolder, "current", None)
     return tmp_path / "home"
 
 
@@ -281,12 +283,12 @@ def test_torch_writes_into_a_folder_of_the_process_that_is_kept_at_the_end(home,
         with shared_compiles() as again:  # nested, as a loop over trials in a process that already shares
             assert again is shared
     assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
-    monkeypatch.setattr(working, "_process", working._Process())  # as in another process
+    monkeypatch.setattr(ProcessFolder, "current", None)  # as in another process
     with shared_compiles() as other:
         assert other.place != shared.place
         assert {path.name for path in other.place.rglob("*") if path.is_file()} == {"one", "alive"}
         assert other.keep() == 0
-    (entry,) = working.compiled_store().entries()
+    (entry,) = process_folder.compiled_store().entries()
     assert entry.uses == 1
 
 
@@ -297,12 +299,14 @@ def test_what_was_kept_for_another_model_is_not_taken_up(home, monkeypatch):
     for model, name in ((narrow, "narrow"), (wide, "wide")):
         with shared_compiles(model) as shared:
             (shared.place / name).write_bytes(name.encode())
-    monkeypatch.setattr(working, "_process", working._Process())
+    monkeypatch.setattr(ProcessFolder, "current", None)
     with shared_compiles(narrow) as other:
         assert {path.name for path in other.place.iterdir()} == {"narrow", "alive"}
         with shared_compiles(wide):
             assert {path.name for path in other.place.iterdir()} == {"narrow", "wide", "alive"}
-    assert [sorted(entry.manifest.models.values()) for entry in working.compiled_store().entries()] == [["Linear"]] * 2
+    assert [sorted(entry.manifest.models.values()) for entry in process_folder.compiled_store().entries()] == [
+        ["Linear"]
+    ] * 2
 
 
 def test_what_is_compiled_after_a_keep_belongs_to_the_models_of_the_block_as_well(home):
@@ -315,7 +319,7 @@ def test_what_is_compiled_after_a_keep_belongs_to_the_models_of_the_block_as_wel
         with shared_compiles(inner):
             (shared.place / "within").write_bytes(b"2")
         (shared.place / "after").write_bytes(b"3")
-    kept = {entry.manifest.files[0].path: entry.manifest.models for entry in working.compiled_store().entries()}
+    kept = {entry.manifest.files[0].path: entry.manifest.models for entry in process_folder.compiled_store().entries()}
     names = {path: sorted(models.values()) for path, models in kept.items()}
     assert names == {"before": ["Linear"], "within": ["Conv1d", "Linear"], "after": ["Linear"]}
 
@@ -366,7 +370,7 @@ def test_a_store_that_cannot_be_written_ends_no_run_and_is_said_once(home, caplo
 
 
 def test_the_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(home, monkeypatch):
-    living = working.Working(CompiledStore(home))
+    living = ProcessFolder(CompiledStore(home))
     dead = Path(tempfile.mkdtemp(prefix="hotloop-compiled-"))
     (dead / "cx").mkdir()
     (dead / "cx" / "library.so").write_bytes(b"half")
@@ -397,7 +401,7 @@ def test_a_library_that_a_linker_has_not_ended_is_not_kept(home, content):
     with shared_compiles() as shared:
         (shared.place / "whole.main.so").write_bytes(library())
         (shared.place / "half.main.so").write_bytes(content)
-    ((file,),) = [entry.manifest.files for entry in working.compiled_store().entries()]
+    ((file,),) = [entry.manifest.files for entry in process_folder.compiled_store().entries()]
     assert file.path == "whole.main.so"
 
 
@@ -405,8 +409,8 @@ def test_this_systems_own_libraries_are_whole_and_cut_ones_are_not():
     content = Path(torch._C.__file__).read_bytes()
     if not content.startswith(b"\x7fELF"):
         pytest.skip("other libraries than those of ELF")
-    assert files.is_whole_library(content)
-    assert not files.is_whole_library(content[: len(content) // 2])
+    assert torch_files.is_whole_library(content)
+    assert not torch_files.is_whole_library(content[: len(content) // 2])
 
 
 def compiled_library(path, name):
@@ -419,14 +423,14 @@ def compiled_library(path, name):
 def test_the_libraries_that_ask_what_the_processor_can_do_are_kept_if_they_load(home, monkeypatch):
     tried = []
     run = subprocess.run
-    monkeypatch.setattr(probes.subprocess, "run", lambda *args, **more: tried.append(args) or run(*args, **more))
+    monkeypatch.setattr(torch_files.subprocess, "run", lambda *args, **more: tried.append(args) or run(*args, **more))
     with shared_compiles() as shared:
         compiled_library(shared.place / "sound.so", "__avx_chk_kernel")
         tried.clear()
         (shared.place / "broken.so").write_bytes(library(name=b"__avx512_chk_kernel"))
         assert [shared.keep() for _ in range(3)] == [1, 0, 0]
         assert len(tried) == 1  # both in one process, and never again
-    ((file,),) = [entry.manifest.files for entry in working.compiled_store().entries()]
+    ((file,),) = [entry.manifest.files for entry in process_folder.compiled_store().entries()]
     assert file.path == "sound.so"
 
 
@@ -437,7 +441,7 @@ def test_a_library_that_cannot_be_tried_is_not_kept(home, monkeypatch, trouble):
 
     with shared_compiles() as shared:
         compiled_library(shared.place / "sound.so", "__avx_chk_kernel")
-        monkeypatch.setattr(probes.subprocess, "run", fails)
+        monkeypatch.setattr(torch_files.subprocess, "run", fails)
         assert shared.keep() == 0
 
 
@@ -447,7 +451,7 @@ def test_a_library_that_cannot_be_tried_is_not_kept(home, monkeypatch, trouble):
 @pytest.fixture
 def made(store, tmp_path):
     put(store)
-    return bundle.export(store, tmp_path / "bundle.zip")
+    return bundle.export_bundle(store, tmp_path / "bundle.zip")
 
 
 @pytest.fixture
@@ -456,7 +460,7 @@ def other(tmp_path):
 
 
 def test_a_bundle_brings_what_was_exported(made, other, place, tmp_path):
-    got = bundle.take_in(other, tmp_path / "bundle.zip", checksum=made.checksum[:16], model="ffff")
+    got = bundle.import_bundle(other, tmp_path / "bundle.zip", checksum=made.checksum[:16], model="ffff")
     assert (got.checksum, got.size) == (made.checksum, made.size)
     assert taken(other, place) == CONTENT
 
@@ -467,19 +471,19 @@ def test_a_bundle_that_does_not_fit_is_refused_with_the_part(store, other, tmp_p
     here = {**fits(), name: "another"}
     monkeypatch.setattr(bundle, "fits", lambda: here)
     with pytest.raises(DataError, match=rf"does not fit this machine: it was made for {name} .* \(here another\)"):
-        bundle.take_in(other, tmp_path / "bundle.zip")
+        bundle.import_bundle(other, tmp_path / "bundle.zip")
     with pytest.raises(DataError, match="no compiled code is kept that fits"):
-        bundle.export(store, tmp_path / "more.zip")
+        bundle.export_bundle(store, tmp_path / "more.zip")
     assert not other.folder.exists()
 
 
 def test_a_bundle_of_another_model_or_checksum_is_refused(made, other, tmp_path, store):
     with pytest.raises(DataError, match="not made for the model abc, but for ffffffffffff"):
-        bundle.take_in(other, tmp_path / "bundle.zip", model="abc")
+        bundle.import_bundle(other, tmp_path / "bundle.zip", model="abc")
     with pytest.raises(DataError, match="it is not that bundle"):
-        bundle.take_in(other, tmp_path / "bundle.zip", checksum="0" * 64)
+        bundle.import_bundle(other, tmp_path / "bundle.zip", checksum="0" * 64)
     with pytest.raises(DataError, match="no compiled code is kept for the model abc; there is some for ffffffffffff"):
-        bundle.export(store, tmp_path / "more.zip", model="abc")
+        bundle.export_bundle(store, tmp_path / "more.zip", model="abc")
     assert not other.folder.exists()
 
 
@@ -494,25 +498,25 @@ def rewritten(path, change):
 
 
 def swap_code(members):
-    members[f"objects/{name_of(CONTENT['cx/code.py'])}"] = b"evil()!"
+    members[f"objects/{sha256_of(CONTENT['cx/code.py'])}"] = b"evil()!"
 
 
 def swap_manifest(members):
     document = json.loads(members["manifest.json"])
-    document["files"][0][1] = name_of(b"evil")
+    document["files"][0][1] = sha256_of(b"evil")
     members["manifest.json"] = json.dumps(document).encode()
-    members[f"objects/{name_of(b'evil')}"] = b"evil"
+    members[f"objects/{sha256_of(b'evil')}"] = b"evil"
 
 
 def lead_out(members):
     document = json.loads(members["manifest.json"])
     document["files"][0][0] = "../../evil"
     members["manifest.json"] = json.dumps(document).encode()
-    members["manifest.sha256"] = name_of(members["manifest.json"]).encode()
+    members["manifest.sha256"] = sha256_of(members["manifest.json"]).encode()
 
 
 def fill(members):
-    members[f"objects/{name_of(CONTENT['cx/code.py'])}"] = bytes(50_000_000)  # a bomb: 50 kB in the file
+    members[f"objects/{sha256_of(CONTENT['cx/code.py'])}"] = bytes(50_000_000)  # a bomb: 50 kB in the file
 
 
 @pytest.mark.parametrize(
@@ -530,7 +534,7 @@ def fill(members):
 def test_a_bundle_that_was_changed_is_refused(made, other, tmp_path, change, why):
     rewritten(tmp_path / "bundle.zip", change)
     with pytest.raises(DataError, match=why):
-        bundle.take_in(other, tmp_path / "bundle.zip")
+        bundle.import_bundle(other, tmp_path / "bundle.zip")
     assert not other.folder.exists()
 
 
@@ -541,7 +545,7 @@ def test_a_bundle_that_is_damaged_anywhere_is_refused_or_whole(made, other, plac
     at = draw.randrange(len(data))
     path.write_bytes(data[:at] if seed % 2 else data[:at] + draw.randbytes(8) + data[at + 8 :])
     with contextlib.suppress(DataError):
-        bundle.take_in(other, path)
+        bundle.import_bundle(other, path)
         assert taken(other, place) == CONTENT  # a date in the zip's own directory, say, changes nothing
 
 
@@ -549,7 +553,7 @@ def test_no_bundle_is_no_bundle(other, tmp_path):
     (tmp_path / "text").write_text("no zip")
     for name in ("text", "nowhere", "."):
         with pytest.raises(DataError):
-            bundle.take_in(other, tmp_path / name)
+            bundle.import_bundle(other, tmp_path / name)
 
 
 # -- the command --------------------------------------------------------------------------------------------------------
@@ -565,7 +569,7 @@ def test_the_command_shows_clears_exports_and_imports(home, tmp_path):
     shown = command()
     assert shown.exit_code == 0
     assert "0.0 MiB of compiled code" in shown.stdout
-    store = working.compiled_store()
+    store = process_folder.compiled_store()
     kept = put(store)
     stale = put(store, {"old": b"old" * 100}, {**fits(), "torch": "1.0"}, {"e" * 32: "[red]Evil"})
     found = json.loads(command("--json").stdout)

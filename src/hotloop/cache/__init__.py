@@ -4,8 +4,8 @@ from hotloop.cache.background import BackgroundCompile, Done, Failed, Outcome
 from hotloop.cache.costs import CostStore, TierCosts, Verdict
 from hotloop.cache.keys import Key, key_of
 from hotloop.cache.portable import BackgroundUnavailableError
+from hotloop.cache.process_folder import shared_compiles
 from hotloop.cache.request import Recorder, Request
-from hotloop.cache.working import shared_compiles
 
 __all__ = [
     "BackgroundCompile",

@@ -1,4 +1,4 @@
-"""The modes that a compile depends on besides the code: of one call (autocast, gradients), and of the process."""
+"""The modes that a compile depends on besides the code: of a call (autocast, gradients), and of the process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _unless_mixed(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Give an older setting of precision, or None where the newer ones, listed below, say more than it can."""
+    """Return a reader of an older precision setting: None where the newer settings, listed below, cannot be put so."""
 
     def read() -> Any:
         try:
@@ -29,7 +29,7 @@ def _unless_mixed(get: Callable[[], Any]) -> Callable[[], Any]:
 
 
 _FUNCTIONS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    # These first: torch refuses to read them once the newer ones are set one by one.
+    # These come first: torch refuses to read them once the newer settings are set one by one.
     "matmul precision": (_unless_mixed(torch.get_float32_matmul_precision), torch.set_float32_matmul_precision),
     "cudnn tf32": (
         _unless_mixed(lambda: torch.backends.cudnn.allow_tf32),
@@ -62,8 +62,6 @@ _ATTRIBUTES = (
     "utils.deterministic.fill_uninitialized_memory",
 )
 _COMPILERS = ("torch._dynamo:config", "torch._functorch:config", "torch._inductor:config")
-_OF_THIS_PROCESS = ("compile_threads", "worker_start_method", "quiesce_async_compile_pool")
-"""The compiler's settings that a child has its own of."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +79,7 @@ class Modes:
 
     @classmethod
     def of(cls, module: torch.nn.Module) -> Modes:
-        """Note the modes that are in force in this thread, and the module's training flags."""
+        """Read the modes that are in force in this thread, and the module's training flags."""
         return cls(
             grad=torch.is_grad_enabled(),
             inference=torch.is_inference_mode_enabled(),
@@ -96,7 +94,7 @@ class Modes:
 
     @contextlib.contextmanager
     def on(self, module: torch.nn.Module) -> Iterator[None]:
-        """Put the modes in force while the block runs; the training flags stay as they were noted."""
+        """Put the modes in force while the block runs; the training flags stay set."""
         for part, training in zip(module.modules(), self.training, strict=True):
             part.training = training
         with contextlib.ExitStack() as stack:
@@ -109,25 +107,26 @@ class Modes:
 
 
 def torch_settings() -> dict[str, Any]:
-    """Give torch's own settings of this process, without the compiler's; None where a newer one says more."""
+    """Return torch's own settings of this process, without the compiler's; None where a newer setting says more."""
     found = {name: get() for name, (get, _) in _FUNCTIONS.items()}
     return found | {name: operator.attrgetter(name)(torch) for name in _ATTRIBUTES}
 
 
 def process_settings() -> dict[str, Any]:
-    """Give the settings of this process, by name: plain data that pickles."""
+    """Return the settings of this process, by name: plain data that pickles."""
+    of_this_process = ("compile_threads", "worker_start_method", "quiesce_async_compile_pool")
     found = torch_settings()
     for path in _COMPILERS:
         if path.replace(":", ".") in sys.modules:  # else nobody has changed them, and importing them costs a second
             values = private(path).get_config_copy()
             found[path] = {
-                name: value for name, value in values.items() if _is_plain(value) and name not in _OF_THIS_PROCESS
+                name: value for name, value in values.items() if _is_plain(value) and name not in of_this_process
             }
     return found
 
 
 def apply_process_settings(settings: Mapping[str, Any]) -> None:
-    """Make this process's settings equal to those of another. What is equal already is not touched."""
+    """Make this process's settings equal to another process's; equal settings are not touched."""
     now = {name: get() for name, (get, _) in _FUNCTIONS.items()}
     for name, (_, put) in _FUNCTIONS.items():
         if settings[name] is not None and settings[name] != now[name]:
@@ -146,7 +145,7 @@ def apply_process_settings(settings: Mapping[str, Any]) -> None:
 
 
 def caches_compiles() -> str:
-    """Give why Inductor keeps nothing on disk in this process; an empty text where it does."""
+    """Return why Inductor keeps nothing on disk in this process; an empty text where it does keep its code."""
     config = private("torch._inductor:config")
     if config.force_disable_caches:
         return "Inductor's caches are off (force_disable_caches)"

@@ -1,10 +1,10 @@
-"""A child process that fills Inductor's compile cache while this one trains on.
+"""A child process that fills Inductor's compile cache while this process trains on.
 
-It is started anew (no fork: no CUDA context, lock or thread is inherited), runs at low priority with few compile
-workers and a bounded share of the GPU's free memory, and dies with its parent. It leaves no files: the request, its log
-and its report are nameless temporary ones, and its standard input is a pipe whose end tells it that the parent is gone.
-Where the process shares its compiles, the child writes into a folder of its own, and only what a child that got done
-wrote there is taken over: one that is killed leaves half a library where a linker was at work.
+The child is a new process (no fork: no CUDA context, lock or thread is inherited). It runs at low priority with few
+compile workers and a bounded share of the GPU's free memory, and dies with its parent. It leaves no files: the request,
+its log and its report are nameless temporary files, and its standard input is a pipe that closes when the parent ends.
+Where the process shares its compiles, the child writes into a folder of its own. Its files are taken over only once it
+is done, since a child that is killed leaves half a library where a linker was at work.
 """
 
 from __future__ import annotations
@@ -25,37 +25,25 @@ from typing import IO, TYPE_CHECKING, Literal, Self
 import torch
 
 from hotloop.cache.portable import BackgroundUnavailableError
-from hotloop.cache.working import VARIABLE, child_folder
+from hotloop.cache.process_folder import VARIABLE, child_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hotloop.cache.process_folder import ChildFolder
     from hotloop.cache.request import Request
-    from hotloop.cache.working import ChildFolder
 
-PROGRAM = "hotloop.step.policy.child"
 NICENESS = 10
-"""Added to the child's: it, its compile workers and (on Linux) their reads and writes give way to the training."""
-MAX_WORKERS = 4
+"""Added to the child's niceness: it, its workers and (on Linux) their reads and writes give way to the training."""
 INSIDE = "HOTLOOP_BACKGROUND"
 """Set in the child's environment, so that a workload that makes a Loop there does not start a child of its own."""
-REPORT_END = b"}\n"
-_CONTEXT_BYTES = 2**30
-"""Of GPU memory, for the child's CUDA context and kernels, which torch's limit does not count."""
 _LOG_BYTES = 4 * 2**20
-_REASON_BYTES = 2000
-_REASON_LINES = 4
 _LOOK_SECONDS = 1.0
-# The child gives way before it imports torch, and imports from where this process does, whatever its own start adds.
-_BOOT = (
-    "import json, os, runpy, sys; given = json.loads(sys.argv[1]); os.nice(given['nice']); sys.path[:] = given['path'];"
-    "runpy.run_module(given['program'], run_name='__main__')"
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Done:
-    """The cache is full. Seconds are the child's own wall-clock time.
+    """The cache is filled. Seconds are the child's own wall-clock time.
 
     ``state`` is that of `hotloop.status` (``compiled`` or ``partial``), ``causes`` why it is no better; ``graphs``
     counts compiled frames, ``cache_misses`` what was compiled anew. ``peak_bytes`` is the child's GPU memory.
@@ -82,7 +70,7 @@ Outcome = Literal["running"] | Done | Failed
 
 
 class BackgroundCompile:
-    """A child that compiles what a request describes. Make it with `start`; ask `poll` as often as you like."""
+    """A child that compiles what a request describes. Make it with `start`; call `poll` as often as you like."""
 
     def __init__(
         self,
@@ -95,16 +83,17 @@ class BackgroundCompile:
         self._process, self._log, self._report, self._limit, self._folder = process, log, report, limit, folder
         self._began = self._looked = time.monotonic()
         self._outcome: Outcome = "running"
-        # Also at the interpreter's end.
-        self._end = weakref.finalize(self, _end, process, (log, report), folder, os.getpid())
+        self._end = weakref.finalize(self, _end, process, (log, report), folder, os.getpid())  # also at exit
 
     @classmethod
-    def start(cls, request: Request, *, limit_seconds: float = 1800.0, program: str = PROGRAM) -> Self:
-        """Start a child; returns at once (about 10 ms).
+    def start(
+        cls, request: Request, *, limit_seconds: float = 1800.0, program: str = "hotloop.step.policy.child"
+    ) -> Self:
+        """Start a child, and return at once (about 10 ms).
 
         Args:
             request: what to compile.
-            limit_seconds: after which the child is stopped and has failed.
+            limit_seconds: seconds after which the child is stopped and has failed.
             program: the module that runs as the child.
 
         Raises:
@@ -113,11 +102,16 @@ class BackgroundCompile:
         if os.name != "posix":
             raise BackgroundUnavailableError(f"it needs a POSIX system, and this is {sys.platform}")
         if os.environ.get(INSIDE):
-            raise BackgroundUnavailableError("this process is itself compiling for another one")
+            raise BackgroundUnavailableError("this process is itself compiling for another process")
         limits = _memory_limits(request)
         text = request.dumps()
         path = [str(Path(place).absolute()) for place in sys.path]  # an empty entry means here
         given = {"nice": NICENESS, "path": path, "program": program}
+        # The child lowers its priority before it imports torch, and imports from the same places as this process.
+        boot = (
+            "import json, os, runpy, sys; given = json.loads(sys.argv[1]); os.nice(given['nice']); "
+            "sys.path[:] = given['path']; runpy.run_module(given['program'], run_name='__main__')"
+        )
         with contextlib.ExitStack() as files:
             try:
                 log, report, source = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))
@@ -127,7 +121,7 @@ class BackgroundCompile:
                     files.callback(folder.remove)
                 inherited = {"request": source.fileno(), "report": report.fileno()}
                 process = subprocess.Popen(  # noqa: S603 - our own interpreter and program
-                    [sys.executable, *_flags(), "-c", _BOOT, json.dumps({**given, **inherited, "memory": limits})],
+                    [sys.executable, *_flags(), "-c", boot, json.dumps({**given, **inherited, "memory": limits})],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -143,11 +137,11 @@ class BackgroundCompile:
 
     @property
     def pid(self) -> int:
-        """The child's process number, which is its group's as well."""
+        """The child's process number, which is its group's number as well."""
         return self._process.pid
 
     def poll(self) -> Outcome:
-        """Say how it stands, in microseconds; once it is no longer running, the answer stays."""
+        """Return the outcome so far, within microseconds; once it is not ``running``, it stays the same."""
         if self._outcome != "running":
             return self._outcome
         if self._process.poll() is not None:
@@ -162,12 +156,12 @@ class BackgroundCompile:
             self._settle(Failed("stopped"))
 
     def _look(self) -> None:
-        """Once a second: is it over its time, does its log grow without end?"""
+        """Check, once a second, whether the child is over its time, and whether its log grows without end."""
         self._looked = time.monotonic()
         if self._looked - self._began > self._limit:
-            self._settle(Failed(f"it took longer than {self._limit:g} s{_because(self._tail())}"))
+            self._settle(Failed(f"it took longer than {self._limit:g} s{self._log_tail()}"))
         elif os.fstat(self._log.fileno()).st_blocks * 512 > _LOG_BYTES:
-            os.ftruncate(self._log.fileno(), 0)  # the child writes on at its place: what was before takes no room
+            os.ftruncate(self._log.fileno(), 0)  # the child writes on at its place, and the part before takes no room
 
     def _settle(self, outcome: Done | Failed) -> None:
         self._outcome = outcome
@@ -179,34 +173,30 @@ class BackgroundCompile:
         """Read the report of a child that has ended."""
         code = self._process.returncode
         text = os.pread(self._report.fileno(), os.fstat(self._report.fileno()).st_size, 0)
-        if text.endswith(REPORT_END):  # else it was killed while it wrote
+        if text.endswith(b"}\n"):  # else the child was killed while it wrote
             facts = json.loads(text)
             return Failed(facts["failed"]) if "failed" in facts else Done(**{**facts, "causes": tuple(facts["causes"])})
         if code < 0:
             name = signal.Signals(-code).name
             hint = "; the machine may be out of memory" if name == "SIGKILL" else ""
-            return Failed(f"the child was killed by {name}{hint}{_because(self._tail())}")
-        return Failed(f"the child ended with code {code} and no report{_because(self._tail())}")
+            return Failed(f"the child was killed by {name}{hint}{self._log_tail()}")
+        return Failed(f"the child ended with code {code} and no report{self._log_tail()}")
 
-    def _tail(self) -> str:
-        """Give the last lines of the child's log."""
-        size = os.fstat(self._log.fileno()).st_size
-        text = os.pread(self._log.fileno(), _REASON_BYTES, max(0, size - _REASON_BYTES)).decode("utf-8", "replace")
-        lines = [line.strip("\0 \t") for line in text.splitlines()]
-        return " | ".join([line for line in lines if line][-_REASON_LINES:])
-
-
-def _because(tail: str) -> str:
-    return f": {tail}" if tail else ""
+    def _log_tail(self) -> str:
+        """Return the last four lines of the child's log, to be added to a reason."""
+        size, most = os.fstat(self._log.fileno()).st_size, 2000
+        text = os.pread(self._log.fileno(), most, max(0, size - most)).decode("utf-8", "replace")
+        lines = [stripped for line in text.splitlines() if (stripped := line.strip("\0 \t"))]
+        return f": {' | '.join(lines[-4:])}" if lines else ""
 
 
 def _end(
     process: subprocess.Popen[bytes], files: tuple[IO[bytes], ...], folder: ChildFolder | None, owner: int
 ) -> None:
-    """End the child's whole group, if it has not ended itself. A process forked from the owner leaves it alone."""
+    """Kill the child's whole group, if it still runs. A process that was forked from the owner does nothing."""
     if os.getpid() != owner:
         return
-    if process.poll() is None:  # not reaped yet, so the number is still its own
+    if process.poll() is None:  # not reaped yet, so the number still belongs to the child
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     for file in (process.stdin, *files):
@@ -217,7 +207,7 @@ def _end(
 
 
 def _flags() -> list[str]:
-    """Give the flags that decide what code means and where it is found, as this interpreter was started."""
+    """Return this interpreter's flags that decide what code means and where it is found."""
     flags = sys.flags
     optimised = ["-" + "O" * flags.optimize] if flags.optimize else []
     found = {"-I": flags.isolated, "-E": flags.ignore_environment, "-s": flags.no_user_site, "-S": flags.no_site}
@@ -226,7 +216,7 @@ def _flags() -> list[str]:
 
 def _environment(folder: ChildFolder | None) -> Mapping[str, str]:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = max(1, min(MAX_WORKERS, cpus // 4))
+    workers = max(1, min(4, cpus // 4))
     given = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "")
     if given.isdecimal():
         workers = min(workers, int(given))
@@ -237,10 +227,10 @@ def _environment(folder: ChildFolder | None) -> Mapping[str, str]:
 
 
 def _memory_limits(request: Request) -> dict[str, float]:
-    """Give the share of each GPU's memory that the child may take, by device index.
+    """Return the share of each GPU's memory that the child may take, by device index.
 
     Raises:
-        BackgroundUnavailableError: what the step needs does not fit into what is free.
+        BackgroundUnavailableError: the step does not fit into the free memory.
     """
     used = {storage.device for storage in request.tensors.storages if storage.device.startswith("cuda")}
     if request.factory and torch.cuda.is_available():
@@ -250,9 +240,10 @@ def _memory_limits(request: Request) -> dict[str, float]:
 
 def _share(request: Request, name: str) -> float:
     free, total = torch.cuda.mem_get_info(name)
-    # What this process has needed before, it may need again; torch's allocator has given it back meanwhile.
+    # This process may need again what it has needed before, though torch's allocator has given it back meanwhile.
     kept = torch.cuda.max_memory_reserved(name) - torch.cuda.memory_reserved(name) + total // 20
-    room = free - kept - _CONTEXT_BYTES
+    context = 2**30  # for the child's CUDA context and kernels, which torch's limit does not count
+    room = free - kept - context
     need = request.peak_bytes if request.peak_bytes is not None else torch.cuda.max_memory_allocated(name)
     need = max(need, 2 * request.tensors.bytes_on(name))  # at least the gradients come on top
     if need > room:
@@ -261,4 +252,4 @@ def _share(request: Request, name: str) -> float:
             f"can be spared beside the {torch.cuda.max_memory_reserved(name) / 2**30:.1f} GiB that this process has "
             "needed, proofs included"
         )
-    return min(room, max(2 * need, _CONTEXT_BYTES)) / total
+    return min(room, max(2 * need, context)) / total

@@ -1,32 +1,28 @@
-"""Files that are believed: written by this user alone, whole or not at all, and read only where that is so."""
+"""Trusted files: written by this user alone, whole or not at all, and read only where no other user can write."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
-import struct
 import tempfile
 from pathlib import Path
 
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_ELF64 = struct.Struct("<4sBB34xQ10xHH2x")
-"""A library's header, 64 bytes: magic, class, byte order, then of its table of sections place, entry size and count."""
-
 
 def default_folder() -> Path | None:
-    """Give hotloop's folder: ``$HOTLOOP_CACHE_DIR``, else ``$XDG_CACHE_HOME/hotloop``, else ``~/.cache/hotloop``.
+    """Return hotloop's folder: ``$HOTLOOP_CACHE_DIR``, else ``$XDG_CACHE_HOME/hotloop``, else ``~/.cache/hotloop``.
 
-    None where ``$HOTLOOP_CACHE_DIR`` is empty: then nothing is kept.
+    Return None where ``$HOTLOOP_CACHE_DIR`` is empty: then nothing is kept.
 
     Raises:
-        RuntimeError: this user has no home.
+        RuntimeError: this user has no home folder.
     """
     own = os.environ.get("HOTLOOP_CACHE_DIR")
     if own is not None:
         return Path(own) if own else None
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG specification has relative paths ignored.
+    # The XDG specification says to ignore relative paths.
     return base / "hotloop" if base.is_absolute() else Path.home() / ".cache" / "hotloop"
 
 
@@ -34,13 +30,13 @@ def read_own(path: Path, limit: int) -> bytes:
     """Read a file that only this user can have written.
 
     Args:
-        path: of the file.
-        limit: in bytes; a larger one is none of ours.
+        path: the file.
+        limit: in bytes; hotloop writes no larger file there.
 
     Raises:
         OSError: it cannot be read, or another user may have written it.
     """
-    # Not through a link, and not waiting for the other end of a pipe that somebody put there.
+    # Not through a link, and without waiting for the other end of a pipe that somebody put there.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
     with os.fdopen(descriptor, "rb") as file:
         facts = os.fstat(descriptor)
@@ -53,7 +49,7 @@ def read_own(path: Path, limit: int) -> bytes:
 
 
 def is_own(path: Path, size: int) -> bool:
-    """Tell whether a regular file of so many bytes is there that only this user can have written."""
+    """Return whether a regular file of so many bytes is there that only this user can have written."""
     try:
         facts = path.lstat()
         _refuse_others(facts)
@@ -62,21 +58,8 @@ def is_own(path: Path, size: int) -> bool:
     return stat.S_ISREG(facts.st_mode) and facts.st_size == size
 
 
-def is_whole_library(library: bytes) -> bool:
-    """Tell whether a library has its table of sections, which linkers write at its end; a cut one has not.
-
-    That is of ELF, with 64 bits and the lowest byte first. In other formats nothing is known, and they are taken.
-    """
-    if len(library) < _ELF64.size or not library.strip(b"\0"):
-        return False
-    found, bits, order, table, size, count = _ELF64.unpack_from(library)
-    if found != b"\x7fELF" or (bits, order) != (2, 1):
-        return True
-    return bool(count > 0 and table > 0 and table + size * count <= len(library))
-
-
 def replace(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: a reader sees the old one or the new one, whenever this process is killed."""
+    """Write a file whole or not at all: a reader sees the old or the new content, whenever this process is killed."""
     descriptor, part = tempfile.mkstemp(suffix=".part", prefix=f"{path.name[:16]}-", dir=path.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -89,7 +72,7 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that another user may have put something into.
+    """Check that no other user may have put anything into a folder.
 
     Raises:
         FileNotFoundError: it is not there.
@@ -105,7 +88,7 @@ def check_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder for this user alone, or check the one that is there.
+    """Make a folder for this user alone, or check the folder that is there.
 
     Raises:
         OSError: it cannot be made, or another user may write to it.
@@ -115,5 +98,22 @@ def make_folder(folder: Path) -> None:
 
 
 def _refuse_others(facts: os.stat_result) -> None:
-    if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & _OTHERS_WRITE):
+    if hasattr(os, "getuid") and (facts.st_uid != os.getuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
         raise PermissionError("another user owns it or may write to it")
+
+
+class WarnOnce:
+    """Says the first trouble with a store on the log; later troubles would add nothing.
+
+    Args:
+        ending: a sentence that says what the trouble means for the run.
+    """
+
+    def __init__(self, ending: str) -> None:
+        self._ending, self._said = ending, False
+
+    def __call__(self, line: str) -> None:
+        """Log a line, if none was logged before."""
+        if not self._said:
+            self._said = True
+            logging.getLogger("hotloop").warning("%s. %s", line, self._ending)

@@ -1,4 +1,4 @@
-"""What makes two runs alike in cost: model, inputs, optimizer, step, hardware, versions and precision, each by name."""
+"""Keys of runs that cost alike: model, inputs, optimizer, step, hardware, versions and precision, each by name."""
 
 from __future__ import annotations
 
@@ -22,12 +22,9 @@ from hotloop._torch.module import class_forward, settings_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_DIGEST_LENGTH = 32
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+", re.IGNORECASE)
-
 
 class Key:
-    """A key of the store: named parts as text, so that a person can see what differs, and their digest.
+    """A key of the store: named parts as text, so that a person can see how keys differ, and their digest.
 
     ``str(key)`` is the digest: 32 hexadecimal digits, the same in every process for equal parts.
     """
@@ -56,32 +53,36 @@ def key_of(  # noqa: PLR0913 - each is one named part of the key
     device: torch.device | str | None = None,
     extra: Mapping[str, str] | None = None,
 ) -> Key:
-    """Give the key under which the costs of a training step are stored.
+    """Return the key under which the costs of a training step are stored.
 
     The model counts by its classes, the code of their ``forward``, their settings as printed (``extra_repr``), dropout
     probabilities, and its parameters' and buffers' names, shapes and dtypes; the optimizer by its class; ``step`` by
     its code. Training flags, weights and learning rates do not count.
 
     Args:
-        models: a module or several.
+        models: a module or several modules.
         inputs: the step's arguments, nested as you like: tensors count by shape, dtype and device, plain values by
             their text, anything else by its class.
-        optimizers: an optimizer or several.
+        optimizers: an optimizer, or a list or tuple of them.
         step: the user's step function.
         autocast: the dtype of the step's autocast; None without one.
         device: where the step runs; unset is the first parameter's device.
         extra: further parts by name, e.g. the preset's settings.
     """
     modules = [models] if isinstance(models, torch.nn.Module) else list(models)
-    place = torch.device(device) if device is not None else _device_of(modules)
+    if device is None:
+        tensors = itertools.chain.from_iterable(itertools.chain(m.parameters(), m.buffers()) for m in modules)
+        first = next(tensors, None)
+        device = first.device if first is not None else torch.get_default_device()
+    several = optimizers if isinstance(optimizers, list | tuple) else [optimizers]
     return Key(
         {
             "model": _digest("\n".join(itertools.chain.from_iterable(_structure(module) for module in modules))),
             "inputs": _digest(_signature(inputs)),
-            "optimizer": ", ".join(_class_name(optimizer) for optimizer in _several(optimizers)),
+            "optimizer": ", ".join(map(_class_name, several)),
             "step": "" if step is None else _digest(_code_text(step)),
-            "hardware": _hardware(place),
-            "versions": _versions(),
+            "hardware": _hardware(torch.device(device)),
+            "versions": ", ".join(f"{name} {version}" for name, version in _versions().items()),
             "precision": _precision(autocast),
             **(extra or {}),
         }
@@ -91,8 +92,8 @@ def key_of(  # noqa: PLR0913 - each is one named part of the key
 def _structure(module: torch.nn.Module) -> Iterator[str]:
     """Name every module with its class, code and settings, and every tensor with shape and dtype."""
     for name, part in module.named_modules(remove_duplicate=False):
-        # What is printed of an object that does not say how has an address, which is another one in each process.
-        settings = _ADDRESS.sub("", str(settings_of(part)))
+        # The default repr of an object has its address, which differs from process to process.
+        settings = re.sub(r" at 0x[0-9a-fA-F]+", "", str(settings_of(part)))
         yield f"{name}: {_class_name(part)} {_code_text(class_forward(type(part)))} {settings}"
     for name, tensor in itertools.chain(
         module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)
@@ -103,7 +104,7 @@ def _structure(module: torch.nn.Module) -> Iterator[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _code_of(code: CodeType) -> str:
-    """Give a digest of what a function does; where it stands does not count, so that moving it keeps the key."""
+    """Return a digest of a function's code without its place in the file, so that moving it keeps the key."""
     constants = [_code_of(item) if isinstance(item, CodeType) else _signature(item) for item in code.co_consts]
     return _digest(repr((code.co_code.hex(), code.co_names, code.co_varnames, constants)))
 
@@ -114,7 +115,7 @@ def _code_text(function: Any) -> str:
 
 
 def _signature(value: Any) -> str:
-    """Describe a nest of values: what of it makes a step take longer or shorter."""
+    """Describe nested values by everything that makes a step take longer or shorter."""
     match value:
         case torch.Tensor():
             return f"{tuple(value.shape)} {value.dtype} {value.device.type}"
@@ -129,18 +130,8 @@ def _signature(value: Any) -> str:
             return str(value) if isinstance(value, torch.dtype | torch.device) else _class_name(value)
 
 
-def _several(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list | tuple) else [value]
-
-
 def _class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _device_of(modules: Iterable[torch.nn.Module]) -> torch.device:
-    tensors = itertools.chain.from_iterable(itertools.chain(m.parameters(), m.buffers()) for m in modules)
-    first = next(tensors, None)
-    return first.device if first is not None else torch.get_default_device()
 
 
 def _hardware(device: torch.device) -> str:
@@ -153,34 +144,32 @@ def _hardware(device: torch.device) -> str:
 
 @functools.cache
 def _cpu() -> str:
-    """Give the processor's model; Python's own `platform.processor` is empty on most Linux systems."""
+    """Return the processor's model; Python's own `platform.processor` is empty on most Linux systems."""
     found = re.search(r"^model name\s*:\s*(.+)$", _text("/proc/cpuinfo"), re.MULTILINE)
     return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 @functools.cache
-def _versions() -> str:
+def _versions() -> dict[str, str]:
     driver = re.search(r"Kernel Module\D*([\d.]+)", _text("/proc/driver/nvidia/version"))
-    parts = {
+    installed = {}
+    for package in ("triton", "hotloop"):
+        try:
+            installed[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            installed[package] = "none"
+    return {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "triton": _installed("triton"),
+        "triton": installed["triton"],
         "cuda": torch.version.cuda or torch.version.hip or "none",
         "driver": driver[1] if driver else "unknown",
-        "hotloop": _installed("hotloop"),
+        "hotloop": installed["hotloop"],
     }
-    return ", ".join(f"{name} {version}" for name, version in parts.items())
-
-
-def _installed(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
 
 
 def _text(path: str) -> str:
-    """Read one of Linux's files of facts; elsewhere there is none, and that part of the key is less exact."""
+    """Read one of Linux's files of facts; where there is none, that part of the key is less exact."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -202,17 +191,17 @@ def _precision(autocast: torch.dtype | None) -> str:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:_DIGEST_LENGTH]
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:32]
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """Give what tells models apart for compiled code: classes, code, settings, and the shapes of tensors."""
+    """Return a digest of everything that compiled code depends on: classes, code, settings, and tensors' shapes."""
     return _digest("\n".join(_structure(model)))
 
 
 def fits() -> dict[str, str]:
-    """Give what compiled code fits to, by name: versions and hardware. Code of another torch or GPU is never used."""
-    versions = dict(part.split(" ", 1) for part in _versions().split(", "))
+    """Return what compiled code fits to, by name: versions and hardware. Code of another torch or GPU is never used."""
+    versions = _versions()
     gpu = torch.cuda.get_device_properties(torch.cuda.current_device()) if torch.cuda.is_available() else None
     return {
         **{name: versions[name] for name in ("torch", "triton", "cuda", "python", "hotloop")},

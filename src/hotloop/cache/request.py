@@ -1,4 +1,4 @@
-"""What the background child needs to compile as this process will: one step's calls of the components, or a factory."""
+"""Requests to the background child: the calls of components in a step, or a factory, and this process's settings."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 MAX_CALLS = 16
-"""Calls that are kept of a recording; a step that calls its components more often repeats itself."""
+"""Calls that a recording keeps; a step that calls its components more often repeats itself."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Call:
-    """One call of a component: its pickled arguments ``(args, kwargs)``, and the modes it ran in."""
+    """A call of a component: its pickled arguments ``(args, kwargs)``, and the modes it ran in."""
 
     component: str
     arguments: bytes
@@ -32,17 +32,17 @@ class Call:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a `BackgroundCompile` is to compile. Made by `Recorder.request` or `Request.of_factory`.
+    """The order to a `BackgroundCompile`. Made by `Recorder.request` or `Request.of_factory`.
 
     Args:
         settings: the keyword arguments of `hotloop.compile`.
         modules: the pickled structure of each component, by name.
         calls: what the child runs, in order.
-        tensors: the tensors of both, without contents.
-        factory: ``module:function`` or ``file.py:function``, which gives a workload; then there are no calls.
+        tensors: the tensors of modules and calls, without contents.
+        factory: ``module:function`` or ``file.py:function``, which returns a workload; then there are no calls.
         process: the settings of this process.
-        peak_bytes: of device memory that a step needs here, as measured; None takes torch's own highest figure, which
-            may be that of a proof.
+        peak_bytes: device memory that a step needs here, as measured; None takes torch's own peak, which a proof may
+            have raised.
     """
 
     settings: Mapping[str, Any]
@@ -55,7 +55,7 @@ class Request:
 
     @classmethod
     def of_factory(cls, factory: str, settings: Mapping[str, Any], *, peak_bytes: int | None = None) -> Self:
-        """Ask for one step of the workload that a factory makes, its model compiled.
+        """Make a request for a step of the workload that a factory makes, its model compiled.
 
         Raises:
             BackgroundUnavailableError: the name has no colon, or is one of this program's ``__main__``.
@@ -69,7 +69,7 @@ class Request:
         return cls(settings=settings, factory=factory, peak_bytes=peak_bytes)
 
     def dumps(self) -> bytes:
-        """Give the request as bytes, for a child of this process and nobody else.
+        """Return the request as bytes, which only a child of this process may load.
 
         Raises:
             BackgroundUnavailableError: a setting cannot be pickled.
@@ -85,7 +85,7 @@ class Request:
 
     @staticmethod
     def loads(text: bytes) -> Request:
-        """Load what `dumps` gave; never call it on bytes from elsewhere, since a pickle runs code."""
+        """Load the bytes of `dumps`; never call it on other bytes, since a pickle runs code."""
         request, values = pickle.loads(text)  # noqa: S301 - made by the parent process, over a file without a name
         assert isinstance(request, Request)
         known = torch.load(io.BytesIO(values), weights_only=True)
@@ -97,11 +97,11 @@ class Request:
 
 
 class Recorder:
-    """Notes the calls of components while the block runs, in eager, without changing what they do.
+    """Records the eager calls of components while the block runs, without changing what they do.
 
-    Use it around one step (or several, where shapes differ from step to step): equal calls count once. Each call costs
-    the pickling of its arguments, the first one that of the module's structure as well; tensors of up to 64 KiB are
-    copied to the host. A call of another method than the module's own ``__call__`` is not seen.
+    Use it around a step (or several steps, where shapes differ from step to step): equal calls count once. Each call
+    costs the pickling of its arguments, the first call that of the module's structure as well; tensors of up to 64 KiB
+    are copied to the host. A call of another method than the module's own ``__call__`` is not seen.
 
     Args:
         components: the modules that are to be compiled, by name.
@@ -116,9 +116,9 @@ class Recorder:
         self._seen: set[Any] = set()
         self._handles: dict[str, Any] = {}
         self.reason = ""
-        """Why a background compile is not possible; empty as long as it is."""
+        """Why a background compile is not possible; empty where it is possible."""
         self.peak_bytes: int | None = None
-        """Of device memory that steps had needed by the end of the recorded one; None where there is no GPU."""
+        """Device memory that steps had needed by the end of the recorded step; None where there is no GPU."""
 
     def __enter__(self) -> Self:
         for name in self._components:
@@ -130,25 +130,25 @@ class Recorder:
     ) -> None:
         for handle in self._handles.values():
             handle.remove()
-        # Now, before anything is proven: a proof holds several copies of the state, steps in more bits perhaps, and
-        # torch tells no other figure from then on, with which a second copy of a plain step seems not to fit.
+        # The peak is read now, before anything is proven. A proof holds several copies of the state, perhaps steps in
+        # more bits, and torch's peak stays that high: a second copy of a plain step would then seem not to fit.
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             self.peak_bytes = max(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count())))
-        # Neither models nor batch must stay in memory for as long as somebody holds the recorder.
+        # Neither models nor batch must stay in memory as long as somebody holds the recorder.
         self._handles.clear()
         self._components.clear()
         self._packer.release()
 
     def request(self, settings: Mapping[str, Any], *, peak_bytes: int | None = None) -> Request:
-        """Give the request for what was recorded.
+        """Return the request for the recorded calls.
 
         Args:
-            settings: the keyword arguments of `hotloop.compile`, equal to those used at the swap: ``preset``,
-                ``regions``, ``dynamic``, ...
-            peak_bytes: see `Request`; None takes what had been needed by the end of the recorded step.
+            settings: the keyword arguments of `hotloop.compile`, as they will be at the swap: ``preset``, ``regions``,
+                ``dynamic``, ...
+            peak_bytes: see `Request`; None takes the peak at the end of the recorded step.
 
         Raises:
-            BackgroundUnavailableError: a call could not be noted, or none was made.
+            BackgroundUnavailableError: a call could not be recorded, or none was made.
         """
         if self.reason:
             raise BackgroundUnavailableError(self.reason)
@@ -163,17 +163,17 @@ class Recorder:
         )
 
     def _listen(self, name: str) -> None:
-        def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def record(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self.reason and len(self._calls) < MAX_CALLS:
-                self._note(name, module, (args, kwargs))
+                self._record(name, module, (args, kwargs))
 
         if is_scripted(component := self._components[name]):
-            self.reason = f"component {name} was scripted by torch.jit, which lets nobody note its calls"
+            self.reason = f"component {name} was scripted by torch.jit, whose calls cannot be recorded"
         else:
-            self._handles[name] = component.register_forward_pre_hook(note, with_kwargs=True)
+            self._handles[name] = component.register_forward_pre_hook(record, with_kwargs=True)
 
-    def _note(self, name: str, module: torch.nn.Module, arguments: Any) -> None:
-        """Note one call; what goes wrong here is a reason, and never the user's step's trouble."""
+    def _record(self, name: str, module: torch.nn.Module, arguments: Any) -> None:
+        """Record a call; an error becomes `reason`, and never troubles the user's step."""
         try:
             if name not in self._modules:
                 self._handles[name].remove()  # the child must not see our own hook
@@ -189,5 +189,5 @@ class Recorder:
                 self._calls.append(Call(component=name, arguments=packed, modes=modes))
         except BackgroundUnavailableError as error:
             self.reason = str(error)
-        except Exception as error:  # noqa: BLE001 - a class's own attributes, the device's memory: all is said
-            self.reason = f"a call of component {name} cannot be noted: {type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - from a class's own attributes, the device's memory
+            self.reason = f"a call of component {name} cannot be recorded: {type(error).__name__}: {error}"

@@ -62,7 +62,7 @@ def export(
     """Write a bundle of what is kept and fits this machine, and print its checksum."""
     from hotloop.cache import bundle  # noqa: PLC0415 - as above
 
-    _tell(bundle.export(_store(), file, model), as_json=as_json)
+    _tell(bundle.export_bundle(_store(), file, model), as_json=as_json)
 
 
 @app.command("import")
@@ -80,14 +80,14 @@ def take_in(
     from hotloop.cache import bundle  # noqa: PLC0415 - as above
 
     try:
-        taken = bundle.take_in(_store(), file, checksum=checksum, model=model)
+        taken = bundle.import_bundle(_store(), file, checksum=checksum, model=model)
     except OSError as error:
         raise ConfigError(f"the bundle cannot be kept: {error}") from error
     _tell(taken, as_json=as_json)
 
 
 def _store() -> CompiledStore:
-    from hotloop.cache.working import compiled_store  # noqa: PLC0415 - as above
+    from hotloop.cache.process_folder import compiled_store  # noqa: PLC0415 - as above
 
     store = compiled_store()
     if store is None:

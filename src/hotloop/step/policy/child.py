@@ -109,16 +109,16 @@ def _run_workload(request: Request) -> dict[str, Any]:
 
 def _facts(compiled: Mapping[str, Any], memory: Mapping[str, float]) -> dict[str, Any]:
     """Say what hotloop itself observed of the compiles."""
-    parts = [status for model in compiled.values() for status in status(model).components.values()]
-    causes = list(dict.fromkeys(cause.reason[:_REASON_LENGTH] for status in parts for cause in status.causes))
-    if all(status.running != status.requested for status in parts):  # on a lower rung, or eager
+    parts = [part for model in compiled.values() for part in status(model).components.values()]
+    causes = list(dict.fromkeys(cause.reason[:_REASON_LENGTH] for part in parts for cause in part.causes))
+    if all(part.running != part.requested for part in parts):  # on a lower rung, or eager
         return {"failed": "; ".join(causes) or "nothing was compiled"}
     return {
-        "compile_seconds": sum(status.compile_seconds for status in parts),
-        "graphs": sum(status.compiles for status in parts),
-        "cache_hits": sum(status.cache_hits for status in parts),
-        "cache_misses": sum(status.cache_misses for status in parts),
-        "state": "compiled" if all(status.state == "compiled" for status in parts) else "partial",
+        "compile_seconds": sum(part.compile_seconds for part in parts),
+        "graphs": sum(part.compiles for part in parts),
+        "cache_hits": sum(part.cache_hits for part in parts),
+        "cache_misses": sum(part.cache_misses for part in parts),
+        "state": "compiled" if all(part.state == "compiled" for part in parts) else "partial",
         "causes": causes,
         "peak_bytes": sum(torch.cuda.max_memory_reserved(int(index)) for index in memory),
     }
