@@ -235,21 +235,19 @@ def _memory_limits(request: Request) -> dict[str, float]:
     used = {storage.device for storage in request.tensors.storages if storage.device.startswith("cuda")}
     if request.factory and torch.cuda.is_available():
         used.add(f"cuda:{torch.cuda.current_device()}")
-    return {str(torch.device(name).index or 0): _share(request, name) for name in sorted(used)}
-
-
-def _share(request: Request, name: str) -> float:
-    free, total = torch.cuda.mem_get_info(name)
-    # This process may need again what it has needed before, though torch's allocator has given it back meanwhile.
-    kept = torch.cuda.max_memory_reserved(name) - torch.cuda.memory_reserved(name) + total // 20
     context = 2**30  # for the child's CUDA context and kernels, which torch's limit does not count
-    room = free - kept - context
-    need = request.peak_bytes if request.peak_bytes is not None else torch.cuda.max_memory_allocated(name)
-    need = max(need, 2 * request.tensors.bytes_on(name))  # at least the gradients come on top
-    if need > room:
-        raise BackgroundUnavailableError(
-            f"a second copy of the step needs {need / 2**30:.1f} GiB on {name}, and {max(room, 0) / 2**30:.1f} GiB "
-            f"can be spared beside the {torch.cuda.max_memory_reserved(name) / 2**30:.1f} GiB that this process has "
-            "needed, proofs included"
-        )
-    return min(room, max(2 * need, context)) / total
+    shares = {}
+    for name in sorted(used):
+        free, total = torch.cuda.mem_get_info(name)
+        reserved = torch.cuda.max_memory_reserved(name)
+        # This process may need again what it has needed before, though torch's allocator has given it back meanwhile.
+        room = free - (reserved - torch.cuda.memory_reserved(name) + total // 20) - context
+        need = request.peak_bytes if request.peak_bytes is not None else torch.cuda.max_memory_allocated(name)
+        need = max(need, 2 * request.tensors.bytes_on(name))  # at least the gradients come on top
+        if need > room:
+            raise BackgroundUnavailableError(
+                f"a second copy of the step needs {need / 2**30:.1f} GiB on {name}, and {max(room, 0) / 2**30:.1f} GiB "
+                f"can be spared beside the {reserved / 2**30:.1f} GiB that this process has needed, proofs included"
+            )
+        shares[str(torch.device(name).index or 0)] = min(room, max(2 * need, context)) / total
+    return shares

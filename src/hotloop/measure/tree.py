@@ -33,12 +33,13 @@ def flatten(value: Any) -> tuple[list[Any], Structure]:
 
 
 def _take_apart(value: Any, leaves: list[Any]) -> Structure:
-    kind = _kind(type(value))
+    cls: type = type(value)
+    kind = _kind(cls)
     if kind is None:
         leaves.append(value)
         return _LEAF
     keys, children = kind.split(value)
-    return type(value), keys, tuple([_take_apart(child, leaves) for child in children])
+    return cls, keys, tuple([_take_apart(child, leaves) for child in children])
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
