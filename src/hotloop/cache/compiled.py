@@ -121,11 +121,13 @@ class Manifest:
             raise ValueError("a manifest without its date")  # noqa: TRY004 - a file that says nonsense, as below
         if not isinstance(rows, list):
             raise ValueError("a manifest without files")  # noqa: TRY004
-        fits, models = document.get("fits"), document.get("models")
-        for table in (fits, models):
+        tables = {}
+        for name in ("fits", "models"):
+            table = document.get(name)
             if not isinstance(table, dict) or not all(isinstance(text, str) for pair in table.items() for text in pair):
                 raise ValueError("a manifest without versions, hardware or models")
-        return cls(fits, models, float(made), tuple(File.from_row(row) for row in rows))
+            tables[name] = table
+        return cls(tables["fits"], tables["models"], float(made), tuple(File.from_row(row) for row in rows))
 
     def differences(self, here: Mapping[str, str]) -> list[str]:
         """Name the versions and hardware that are others here, each with both values."""
