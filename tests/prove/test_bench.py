@@ -12,7 +12,7 @@ import torch
 import hotloop
 from hotloop._torch import backends
 from hotloop.errors import ConfigError
-from hotloop.prove.bench.bench import _sensible
+from hotloop.prove.bench.bench import ways_for
 from hotloop.prove.bench.rounds import Rounds
 from hotloop.prove.workloads import source_of
 from hotloop.record import load
@@ -67,8 +67,8 @@ def test_what_it_gives_is_json_a_record_and_a_page(tmp_path):
 
 
 def test_the_ways_that_make_sense_are_chosen():
-    assert _sensible(source_of(programs.make)) == ("eager", "full"), "no GPU, and no repeated blocks"
-    assert _sensible(source_of(programs.blocks)) == ("eager", "regional", "full")
+    assert ways_for(source_of(programs.make)) == ("eager", "full"), "no GPU, and no repeated blocks"
+    assert ways_for(source_of(programs.blocks)) == ("eager", "regional", "full")
 
 
 NOT_RUN = {

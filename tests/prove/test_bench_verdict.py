@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hotloop.decide import Course, Stretch, envelope
 from hotloop.prove.bench.rounds import block_steps, groups
-from hotloop.prove.bench.verdict import Sample, conclude, noise_of, ratio, steady
+from hotloop.prove.bench.verdict import Ratio, Sample, Steady, conclude, noise_of
 from hotloop.prove.bench.way import in_turns
 
 TINY = {"eager": (2.1, 16.75), "default": (20.5, 13.21), "eager+graph": (2.2, 1.85), "full+graph": (23.0, 1.70)}
@@ -40,16 +40,16 @@ def verdict(figures, total_steps=None, noise=0.01, **settings):
 
 def test_a_ratio_holds_where_the_machine_slows_down_for_both():
     times = times_of(TINY)
-    found = ratio(times["eager"], times["eager+graph"])
+    found = Ratio.between(times["eager"], times["eager+graph"])
     assert found.median == pytest.approx(16.75 / 1.85, rel=0.005)
     assert found.low <= found.median <= found.high < 9.2
     assert found.difference(0.01) == "faster"
-    assert ratio(times["eager+graph"], times["eager"]).difference(0.01) == "slower"
+    assert Ratio.between(times["eager+graph"], times["eager"]).difference(0.01) == "slower"
 
 
 def test_a_difference_smaller_than_the_noise_is_none():
     times = times_of({"eager": (1, 10.0), "near": (1, 9.9)}, jitter=0.0005)
-    found = ratio(times["eager"], times["near"])
+    found = Ratio.between(times["eager"], times["near"])
     assert found.low > 1
     assert found.difference(0.005) == "faster"
     assert found.difference(0.02) == "none"
@@ -65,14 +65,14 @@ def test_noise_is_how_far_eager_is_from_itself():
 
 def test_too_few_pairs_allow_no_statement():
     times = times_of(TINY, rounds=5)
-    assert ratio(times["eager"], times["eager+graph"]).difference(0.0) == "none"
-    assert steady(times, "eager+graph", 0.0).difference == "none"
+    assert Ratio.between(times["eager"], times["eager+graph"]).difference(0.0) == "none"
+    assert Steady.of(times, "eager+graph", 0.0).difference == "none"
 
 
 def test_missing_rounds_are_left_out_of_pairs():
     whole = samples(5, 10, jitter=0)
     holes = [None if n % 3 == 0 else one for n, one in enumerate(whole)]
-    assert ratio(samples(10, 10, jitter=0), holes).median == pytest.approx(2)
+    assert Ratio.between(samples(10, 10, jitter=0), holes).median == pytest.approx(2)
 
 
 def test_the_sentence_over_known_steps():

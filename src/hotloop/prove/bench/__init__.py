@@ -1,1 +1,1 @@
-"""`hotloop.bench`: a workload timed in several tiers side by side."""
+"""`hotloop.bench`: times a workload in several tiers side by side."""

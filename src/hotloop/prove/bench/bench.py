@@ -1,4 +1,4 @@
-"""``hotloop.bench``: the ways to run a user's own step side by side, and which one pays over so many steps."""
+"""``hotloop.bench``: times the ways to run a user's own step side by side, and says which one pays."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from hotloop.step import Workload
 
 LEAST_STEPS = 12
-"""Timed steps of a way at least: fewer blocks than half of that have no interval."""
-_GRAPHS = ("eager", "eager+graph", "regional+graph", "full", "full+graph")
-_NO_GRAPHS = ("eager", "regional", "full")
+"""The least timed steps of a way: fewer than half as many blocks have no interval."""
 
 
 def bench(  # noqa: PLR0913 - the public settings
@@ -44,48 +42,48 @@ def bench(  # noqa: PLR0913 - the public settings
     record: str | os.PathLike[str] | RunRecord | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Bench:
-    """Run a program's own training step in several ways side by side, and say which one pays.
+    """Run a program's own training step several ways side by side, and say which way pays.
 
-    Each way runs on a program of its own, made by the same function from the same seed, through `hotloop.Loop`: it is
-    proven before it is timed. All ways take the same batches in blocks by turns, and eager takes each turn twice, which
-    tells the noise. A way that does not run as asked is listed with its reason and not timed.
+    Each way runs a program of its own, made by the same function from the same seed, through `hotloop.Loop`: it is
+    proven before it is timed. All ways take the same batches in blocks by turns. Eager takes each turn twice, which
+    measures the noise. A way that does not run as asked is listed with its reason and not timed.
 
     Args:
         workload: a function that makes a `hotloop.Workload`, its name as ``file.py:make`` or ``module:make``, or a
             Workload whose step can be copied with its model.
         runs: tiers and presets by name; eager is always among them. None takes those that make sense on the device.
-        steps: timed steps of each way, at least 12; None takes what about two seconds hold, in 12 blocks.
-        total_steps: how long the run is to be that the verdict is about.
-        cold: get each way ready in a new process with empty caches first, which tells cold seconds and memory. Needs a
-            function that another process can import; without it, or with False, this process's are given, and say so.
-        record: a folder in which the run record is written; without one it is kept in memory.
-        say: gets a line of progress now and then.
+        steps: timed steps of each way, at least 12; None takes as many as fit into about two seconds, in 12 blocks.
+        total_steps: the length of the run that the verdict is about.
+        cold: get each way ready in a new process with empty caches first, which measures cold seconds and memory. Needs
+            a function that another process can import. Without it, or with False, the figures are this process's, and
+            a note says so.
+        record: a folder in which the run record is written; None keeps it in memory.
+        say: is called with a line of progress now and then.
 
     Raises:
         ConfigError: an argument does not fit, or the model is compiled already.
-        Exception: what the program itself raises in eager.
+        Exception: the program's own, raised in eager.
     """
     asked = _checked(runs, steps, total_steps)  # before the program's own file is run
     source = source_of(workload)
-    tell = say or _silent
     with tempfile.TemporaryDirectory(prefix="hotloop-bench-") as name:
-        job = _Job(source, asked or _sensible(source), Path(name), tell)
+        job = _Job(source, asked or ways_for(source), Path(name), say or (lambda _: None))
         job.baseline()
         if cold:
             job.run_cold()
-        found = job.in_turns(steps)
-    return finish(found, total_steps=total_steps, steps=steps, source=source, record=record)
+        plan = job.in_turns(steps)
+    return finish(plan, total_steps=total_steps, steps=steps, source=source, record=record)
 
 
 class _Job:
-    """The ways of one bench, on their way through it."""
+    """The stages of one bench: eager alone, each way cold in its own process, all ways by turns."""
 
     def __init__(self, source: Source, runs: Sequence[str], folder: Path, say: Callable[[str], None]) -> None:
         self._source, self._folder, self._say = source, folder, say
         self._plan = Plan(tuple(runs))
 
     def baseline(self) -> None:
-        """Make sure that the program as written runs at all: what it raises is the user's to see, before all else."""
+        """Run the program as written first, so that the user sees its own exception before anything else."""
         self._say("eager: the first steps")
         try:
             running, ready = start(BASELINE, self._source.make)
@@ -98,11 +96,13 @@ class _Job:
         running.close()
 
     def run_cold(self) -> None:
-        """Get each way ready in a process of its own, one after another, while this one holds nothing."""
+        """Get each way ready in a process of its own, one after another, while this one holds no GPU memory."""
         if not self._source.name:
             self._plan.notes.append(f"cold seconds are this process's: the workload is {self._source.why}")
             return
-        _let_go(self._plan)
+        gc.collect()
+        if self._plan.device is not None and self._plan.device.type == "cuda":
+            torch.cuda.empty_cache()
         for way in self._plan.ways:
             self._say(f"{way}: getting ready in a process of its own, caches empty")
             try:
@@ -118,7 +118,7 @@ class _Job:
                 return
 
     def in_turns(self, steps: int | None) -> Plan:
-        """Time the ways by turns; those that do not fit into memory together, in groups."""
+        """Time the ways by turns, in groups if they do not all fit into memory together."""
         rounds = Rounds(self._plan, self._start, steps, self._say)
         rounds.run()
         return self._plan
@@ -132,7 +132,7 @@ class _Job:
 
 
 def _checked(runs: Any, steps: Any, total_steps: Any) -> tuple[str, ...]:
-    """Refuse what cannot be meant; gives the names of the ways as hotloop writes them, eager first."""
+    """Check the arguments; return the names of the ways as hotloop writes them, eager first."""
     if os.environ.get(INSIDE):
         raise ConfigError(
             "bench: this file is imported by a bench that is going on; put the call under if __name__ == '__main__':"
@@ -142,31 +142,22 @@ def _checked(runs: Any, steps: Any, total_steps: Any) -> tuple[str, ...]:
             raise ConfigError(f"{name} {value!r}: expected a whole number of {least} or more, or None")
     if runs is None:
         return ()
-    if isinstance(runs, str) or not all(isinstance(one, str) for one in runs) or not runs:
+    if isinstance(runs, str) or not all(isinstance(run, str) for run in runs) or not runs:
         raise ConfigError(f"runs {runs!r}: expected names of tiers or presets, as ('eager', 'full+graph')")
-    if wrong := [one for one in runs if one.strip().lower() in ("auto", "as-given")]:
+    if wrong := [run for run in runs if run.strip().lower() in ("auto", "as-given")]:
         raise ConfigError(
             f"runs {wrong[0]!r}: expected tiers or presets; auto is a choice among them, and no way itself"
         )
-    return tuple(dict.fromkeys([BASELINE, *(parse(one).name for one in runs)]))
+    return tuple(dict.fromkeys([BASELINE, *(parse(run).name for run in runs)]))
 
 
-def _sensible(source: Source) -> tuple[str, ...]:
-    """Give the ways that make sense for a program on its device."""
+def ways_for(source: Source) -> tuple[str, ...]:
+    """Return the ways that make sense for a program on its device."""
     with seeded():
         workload = source.make()
-    holdings = workload.holdings()
-    graphs = any(one.device.type == "cuda" for one in holdings.parameters().values())
-    blocks = Compiled(workload.models()).in_blocks
-    return tuple(one for one in (_GRAPHS if graphs else _NO_GRAPHS) if blocks or not one.startswith("regional"))
-
-
-def _let_go(plan: Plan) -> None:
-    """Have this process hold none of the GPU's memory while others run there."""
-    gc.collect()
-    if plan.device is not None and plan.device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def _silent(line: str) -> None:
-    """Say nothing."""
+    ways = ["eager", "regional", "full"]
+    if any(parameter.device.type == "cuda" for parameter in workload.holdings().parameters().values()):
+        ways = ["eager", "eager+graph", "regional+graph", "full", "full+graph"]
+    if not Compiled(workload.models()).in_blocks:
+        ways = [way for way in ways if not way.startswith("regional")]
+    return tuple(ways)

@@ -1,4 +1,4 @@
-"""From the times of a bench to what they say: which way is faster by more than noise, when it pays, and the verdict."""
+"""Judges the times of a bench: which way is faster by more than noise, from how many steps on it pays, the verdict."""
 
 from __future__ import annotations
 
@@ -15,33 +15,43 @@ if TYPE_CHECKING:
 
 Difference = Literal["faster", "slower", "none"]
 LEAST_PAIRS = 6
-"""Pairs of blocks under which no interval exists (`hotloop.measure.interval`)."""
+"""With fewer pairs of blocks there is no interval (`hotloop.measure.interval`)."""
 BASELINE = "eager"
+_TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """Seconds of a step in one block of a way, and in the block of eager beside it."""
+    """Seconds of a step in a block of a way, and in the block of eager beside it."""
 
     seconds: float
     eager_seconds: float
 
     @property
     def relative(self) -> float:
-        """The step in eager's steps of the same moment: a machine that slows down for both cancels."""
+        """The step's time in eager steps of the same moment: a machine that slows down for both cancels out."""
         return self.seconds / self.eager_seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Ratio:
-    """How many times as long a step of one way takes as one of another: median over pairs, with its 95% interval."""
+    """How many times as long a step of one way takes as of another: median over pairs, with its 95% interval."""
 
     median: float
     low: float
     high: float
 
+    @classmethod
+    def between(cls, one: Sequence[Sample | None], other: Sequence[Sample | None]) -> Ratio:
+        """Compare two ways over the rounds in which both were timed; with too few rounds the interval is unbounded."""
+        pairs = [(a.relative, b.relative) for a, b in zip(one, other, strict=False) if a is not None and b is not None]
+        if not pairs:
+            return cls(math.nan, -math.inf, math.inf)
+        low, high = ratio_interval([a for a, _ in pairs], [b for _, b in pairs])
+        return cls(statistics.median(a / b for a, b in pairs), low, high)
+
     def difference(self, noise: float) -> Difference:
-        """Say what the other way is, against this one: ``none`` where the interval holds 1 or noise explains it.
+        """Return how the other way compares with this one: ``none`` if the interval holds 1 or noise explains it.
 
         Args:
             noise: how far eager is from itself, as a share of its step.
@@ -53,30 +63,21 @@ class Ratio:
         return "none"
 
 
-def ratio(one: Sequence[Sample | None], other: Sequence[Sample | None]) -> Ratio:
-    """Compare two ways over the rounds in which both were timed; with too few, the interval is all numbers."""
-    pairs = [(a.relative, b.relative) for a, b in zip(one, other, strict=False) if a is not None and b is not None]
-    if not pairs:
-        return Ratio(math.nan, -math.inf, math.inf)
-    low, high = ratio_interval([a for a, _ in pairs], [b for _, b in pairs])
-    return Ratio(statistics.median(a / b for a, b in pairs), low, high)
-
-
 def noise_of(again: Sequence[Sample | None]) -> float:
-    """Give how far eager is from itself, from its second blocks of each round: the farther end of the ratio's interval.
+    """Return how far eager is from itself, from its second block of each round: the farther end of the interval.
 
-    Infinite where there are too few blocks: then no difference counts.
+    Infinite if there are too few blocks: then no difference counts.
     """
-    known = [one for one in again if one is not None]
-    if len(known) < LEAST_PAIRS:
+    timed = [sample for sample in again if sample is not None]
+    if len(timed) < LEAST_PAIRS:
         return math.inf
-    low, high = interval([one.relative for one in known])
+    low, high = interval([sample.relative for sample in timed])
     return max(high, 1 / low) - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Steady:
-    """A way's steady step: its median in ms with the 95% interval, and how often as fast as eager it is."""
+    """A way's steady step: its median in ms with the 95% interval, and its speed in times eager's."""
 
     ms: float
     low: float
@@ -84,25 +85,25 @@ class Steady:
     speed: Ratio
     difference: Difference
 
-
-def steady(times: Mapping[str, Sequence[Sample | None]], way: str, noise: float) -> Steady:
-    """Sum a way's blocks up; it has at least one."""
-    known = [1e3 * one.seconds for one in times[way] if one is not None]
-    speed = ratio(times[BASELINE], times[way])
-    found: Difference = "none" if way == BASELINE else speed.difference(noise)
-    return Steady(statistics.median(known), *interval(known), speed, found)
+    @classmethod
+    def of(cls, times: Mapping[str, Sequence[Sample | None]], way: str, noise: float) -> Steady:
+        """Sum up the blocks of a way, which has at least one."""
+        timed = [1e3 * sample.seconds for sample in times[way] if sample is not None]
+        speed = Ratio.between(times[BASELINE], times[way])
+        difference: Difference = "none" if way == BASELINE else speed.difference(noise)
+        return cls(statistics.median(timed), *interval(timed), speed, difference)
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Which way takes the least time, by the length of the run; ``sentence`` says it."""
+    """Which way takes the least time, by the length of the run, and that as a sentence."""
 
     stretches: tuple[Stretch, ...]
     sentence: str
 
     def best(self, steps: int) -> str:
-        """Name the way for a run of so many steps."""
-        return [one.way for one in self.stretches if one.first <= steps][-1]
+        """Name the way that takes the least time in a run of so many steps."""
+        return [stretch.way for stretch in self.stretches if stretch.first <= steps][-1]
 
 
 def conclude(
@@ -111,66 +112,69 @@ def conclude(
     noise: float,
     total_steps: int | None,
 ) -> Verdict:
-    """Give the verdict over the ways that were timed.
+    """Return the verdict over the ways that were timed.
 
     Args:
-        courses: of each, eager first.
-        times: the samples of each.
+        courses: of each way, eager first.
+        times: the samples of each way.
         noise: see `noise_of`.
-        total_steps: how long the run is to be; None where nobody said.
+        total_steps: the length of the run; None if it is not known.
     """
 
     def faster(one: str, other: str) -> bool:
-        return ratio(times[other], times[one]).difference(noise) == "faster"
+        return Ratio.between(times[other], times[one]).difference(noise) == "faster"
 
     stretches = tuple(envelope(courses, faster))
-    known = {one.way: one for one in courses}
-    said = _in_all(stretches, known) if total_steps is None else _at(stretches, known, total_steps)
+    writer = _Writer(stretches, {course.way: course for course in courses})
+    sentence = writer.any_length() if total_steps is None else writer.at(total_steps)
     if len(stretches) == 1 and stretches[0].way == BASELINE:
-        said += _why_eager(courses, times, noise)
-    return Verdict(stretches, said + ".")
+        sentence += writer.why_eager(times, noise)
+    return Verdict(stretches, sentence + ".")
 
 
-def _at(stretches: Sequence[Stretch], courses: Mapping[str, Course], steps: int) -> str:
-    here = [one for one in stretches if one.first <= steps][-1]
-    eager = courses[BASELINE].seconds(steps)
-    said = f"At {steps:,} steps: {here.way}"
-    if here.way != BASELINE:
-        said += f", {eager / courses[here.way].seconds(steps):.3g}\N{MULTIPLICATION SIGN} in all"
-    return said + "".join(f"; {_where(stretches, one)}: {one.way}" for one in stretches if one is not here)
+class _Writer:
+    """Writes the verdict as a sentence."""
 
+    def __init__(self, stretches: Sequence[Stretch], courses: Mapping[str, Course]) -> None:
+        self._stretches, self._courses = stretches, courses
 
-def _in_all(stretches: Sequence[Stretch], courses: Mapping[str, Course]) -> str:
-    if len(stretches) == 1:
-        return f"At any length of the run: {stretches[0].way}{_speed(courses, stretches[0].way)}"
-    said = [f"{_where(stretches, one)}: {one.way}{_speed(courses, one.way)}" for one in reversed(stretches)]
-    text = "; ".join(said)
-    return text[:1].upper() + text[1:]
+    def at(self, steps: int) -> str:
+        """Name the best way for a run of so many steps, and the others with the lengths that they are best for."""
+        best = [stretch for stretch in self._stretches if stretch.first <= steps][-1]
+        sentence = f"At {steps:,} steps: {best.way}"
+        if best.way != BASELINE:
+            ratio = self._courses[BASELINE].seconds(steps) / self._courses[best.way].seconds(steps)
+            sentence += f", {ratio:.3g}{_TIMES} in all"
+        others = [stretch for stretch in self._stretches if stretch is not best]
+        return sentence + "".join(f"; {self._range(stretch)}: {stretch.way}" for stretch in others)
 
+    def any_length(self) -> str:
+        """Name each way with the lengths of a run that it is best for, the longest runs first."""
+        if len(self._stretches) == 1:
+            return f"At any length of the run: {self._with_speed(self._stretches[0].way)}"
+        ranges = [f"{self._range(stretch)}: {self._with_speed(stretch.way)}" for stretch in reversed(self._stretches)]
+        sentence = "; ".join(ranges)
+        return sentence[:1].upper() + sentence[1:]
 
-def _where(stretches: Sequence[Stretch], one: Stretch) -> str:
-    place = stretches.index(one)
-    if place == len(stretches) - 1:
-        return f"from {one.first:,} steps on"
-    below = stretches[place + 1].first
-    return f"below {below:,} steps" if place == 0 else f"from {one.first:,} to {below - 1:,} steps"
+    def _range(self, stretch: Stretch) -> str:
+        place = self._stretches.index(stretch)
+        if place == len(self._stretches) - 1:
+            return f"from {stretch.first:,} steps on"
+        end = self._stretches[place + 1].first
+        return f"below {end:,} steps" if place == 0 else f"from {stretch.first:,} to {end - 1:,} steps"
 
+    def _with_speed(self, way: str) -> str:
+        if way == BASELINE:
+            return way
+        return f"{way} ({self._courses[BASELINE].step_seconds / self._courses[way].step_seconds:.3g}{_TIMES} a step)"
 
-def _speed(courses: Mapping[str, Course], way: str) -> str:
-    if way == BASELINE:
-        return ""
-    return f" ({courses[BASELINE].step_seconds / courses[way].step_seconds:.3g}\N{MULTIPLICATION SIGN} a step)"
-
-
-def _why_eager(courses: Sequence[Course], times: Mapping[str, Sequence[Sample | None]], noise: float) -> str:
-    """Say with figures why nothing else is better: "stay eager" is a verdict like any other."""
-    others = [(ratio(times[BASELINE], times[one.way]), one.way) for one in courses[1:]]
-    if not others:
-        return ", since no other way ran here"
-    speed, way = max(others, key=lambda pair: pair[0].median)
-    share = f"{100 * noise:.2g}%" if math.isfinite(noise) else "unknown"
-    if speed.difference(noise) == "slower":
-        return f"; {way} comes nearest, and its step takes {1 / speed.median:.2f} times eager's"
-    return (
-        f"; {way} comes nearest, and {speed.median:.2f}\N{MULTIPLICATION SIGN} a step is no difference (noise: {share})"
-    )
+    def why_eager(self, times: Mapping[str, Sequence[Sample | None]], noise: float) -> str:
+        """Say with figures why no other way is better: "stay eager" is a verdict as well."""
+        others = [(Ratio.between(times[BASELINE], times[way]), way) for way in self._courses if way != BASELINE]
+        if not others:
+            return ", since no other way ran here"
+        speed, way = max(others, key=lambda pair: pair[0].median)
+        if speed.difference(noise) == "slower":
+            return f"; {way} comes nearest, and its step takes {1 / speed.median:.2f} times eager's"
+        share = f"{100 * noise:.2g}%" if math.isfinite(noise) else "unknown"
+        return f"; {way} comes nearest, and {speed.median:.2f}{_TIMES} a step is no difference (noise: {share})"

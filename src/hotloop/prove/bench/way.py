@@ -1,4 +1,4 @@
-"""One way to run a program, for a bench: gets ready, is timed in blocks, and says of each step what ran."""
+"""A program that runs one way, for a bench: it gets ready, is timed in blocks, and tells how each step ran."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hotloop import presets
 from hotloop.compiling.control import status
 from hotloop.compiling.fallback.availability import missing
 from hotloop.measure import StepClock
-from hotloop.prove.bench.memory import Peak
+from hotloop.prove.bench.memory import PeakMemory
 from hotloop.prove.workloads import seeded
 from hotloop.step import Loop
 from hotloop.step.tiers import parse
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 LIMIT_STEPS = 48
 """Steps that a way may take to get ready: a survey, three proofs of the code and five steps to a graph take 12."""
 READY = 3
-"""Plain steps in a row after which a way is ready; they are not counted as getting ready."""
+"""Plain steps in a row after which a way is ready; they do not count as getting ready."""
 
 
 class NotRunError(Exception):
@@ -40,18 +40,18 @@ class NotRunError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ready:
-    """How a way got ready.
+    """Figures of getting a way ready.
 
     Args:
-        steps: the first steps, up to and with `READY` steady ones; they are real training steps.
-        seconds: that these took, each waited for.
-        steady_seconds: the middle one of the `READY` steady steps, at the machine's speed of that moment.
+        steps: the first steps, including `READY` steady ones; they are real training steps.
+        seconds: of these steps, each waited for.
+        steady_seconds: the median of the `READY` steady steps, at the machine's speed of that moment.
         prepared_steps: steps before the first steady one.
-        prepared_seconds: from the first step's begin to the first steady step's.
-        compile_seconds: of them spent compiling.
-        cache_hits, cache_misses: graphs that were found in Inductor's caches, and those that were not.
-        preparing_bytes: the most memory that was held until then; None where it cannot be told.
-        peak_bytes: the most memory that steady steps hold; None where it cannot be told.
+        prepared_seconds: from the begin of the first step to that of the first steady one.
+        compile_seconds: the part of them spent compiling.
+        cache_hits, cache_misses: graphs found in Inductor's caches, and graphs that were not.
+        preparing_bytes: the most memory held until then; None if it is not known.
+        peak_bytes: the most memory held by steady steps; None if it is not known.
     """
 
     steps: int
@@ -67,12 +67,29 @@ class Ready:
 
     @property
     def cold_seconds(self) -> float:
-        """What getting ready took beyond the steps themselves."""
+        """Seconds of getting ready beyond the steps themselves."""
         return max(0.0, self.seconds - self.steps * self.steady_seconds)
+
+    @property
+    def caches(self) -> str:
+        """The compile caches that it began with: ``empty``, ``warm``, or ``none`` if nothing was compiled."""
+        if not self.cache_hits + self.cache_misses:
+            return "none"
+        return "empty" if self.cache_misses else "warm"
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A block of steps: seconds of a step on average, and how many ran as asked; ``steady``: none did more than run."""
+
+    seconds: float
+    as_asked: int
+    steps: int
+    steady: bool
 
 
 class Running:
-    """A program of its own that runs in one way.
+    """A program of its own that runs one way.
 
     Args:
         name: a tier or a preset.
@@ -89,51 +106,54 @@ class Running:
         self.workload, self.device = workload, self.loop.device
         self._step = self.loop.step(workload.step)
         self.last = ("", "")
-        """What the last step ran in, and what it did (``run``, ``proof``, ...)."""
-        if self.loop.asked != self.tier:
+        """The tier of the last step, and what the step did (``run``, ``proof``, ...)."""
+        try:
+            self._refuse()
+        except NotRunError:
             self.close()
+            raise
+
+    def _refuse(self) -> None:
+        """Raise NotRunError if the way cannot run here."""
+        if self.loop.asked != self.tier:
             disabled = f"HOTLOOP_DISABLE={os.environ.get('HOTLOOP_DISABLE')} is set"
             why = "the model is compiled already" if self.loop.compiled.given else disabled
             raise NotRunError(f"it would run {self.loop.asked.name}: {why}")
-        if (
-            lacking := missing(presets.get(self.tier.settings["preset"]), self.device.type)
-            if self.tier.compiles
-            else ""
-        ):
-            self.close()
-            raise NotRunError(f"this machine cannot run it: {lacking}")
+        if self.tier.compiles:
+            lacking = missing(presets.get(self.tier.settings["preset"]), self.device.type)
+            if lacking:
+                raise NotRunError(f"this machine cannot run it: {lacking}")
         if self.tier.settings.get("regions") == "blocks" and not self.loop.compiled.in_blocks:
-            self.close()
             raise NotRunError("the model has no repeated blocks, so that it would be compiled as a whole: that is full")
 
     def run(self, batch: Any) -> tuple[str, str]:
-        """Run one step; gives what it ran in and what it did."""
+        """Run a step; return the tier that it ran in, and what it did."""
         self._step(*arguments(batch))
         self.last = self.loop.last_ran()
         return self.last
 
     def parts(self) -> dict[str, ComponentStatus]:
-        """Give the status of the models' compiled code, by component; empty where nothing is compiled."""
+        """Return the status of the compiled code by component; empty if nothing is compiled."""
         return status(self.workload.models()).components if self.tier.compiles else {}
 
-    def plain(self, found: tuple[str, str]) -> bool:
-        """Tell whether a step ran as asked, and did nothing besides."""
-        return found == (self.tier.name, "run")
+    def plain(self, ran: tuple[str, str]) -> bool:
+        """Return whether a step ran as asked, and did nothing else."""
+        return ran == (self.tier.name, "run")
 
     def check_tier(self) -> None:
-        """Hold the tier in force against the one that was asked for.
+        """Check that the tier in force is the one that was asked for.
 
         Raises:
             NotRunError: it is another one.
         """
         if self.loop.goal != self.tier:
-            raise NotRunError(f"it went back to {self.loop.goal.name}: {self.why()}")
+            raise NotRunError(f"it went back to {self.loop.goal.name}: {self._why()}")
 
     def check(self) -> None:
-        """Hold what runs against what was asked for.
+        """Check that the tier is in force, and that no compiled code stepped down.
 
         Raises:
-            NotRunError: another tier is in force, or compiled code stepped down.
+            NotRunError: the way does not run as asked.
         """
         self.check_tier()
         for name, part in self.parts().items():
@@ -145,15 +165,79 @@ class Running:
                     f"{name} was asked for {part.requested}, and it or a part of it runs {runs}: {causes}"
                 )
 
-    def why(self) -> str:
-        """Say why its tier does not run, as far as the loop knows."""
-        tiers = [one for one in self.loop.status().tiers if one.why]
-        known, below = {one.name: one.why for one in tiers}, self.tier.without_graph().name
-        declined = (one.why for one in tiers if one.state == "declined")
+    def _why(self) -> str:
+        """Say why the tier does not run, as far as the loop knows."""
+        tiers = [tier for tier in self.loop.status().tiers if tier.why]
+        known, below = {tier.name: tier.why for tier in tiers}, self.tier.without_graph().name
+        declined = (tier.why for tier in tiers if tier.state == "declined")
         return known.get(self.tier.name) or known.get(below) or next(declined, "no reason is known")
 
+    def get_ready(self, batches: Iterator[Any], memory: PeakMemory) -> Ready:
+        """Run until `READY` steps in a row ran as asked and did nothing else; then measure the memory of steady steps.
+
+        Raises:
+            NotRunError: the way does not run as asked, or is not ready after `LIMIT_STEPS`.
+        """
+        ends = self._first_steps(batches)
+        self.check()
+        preparing = memory.bytes(self.device)
+        memory.restart(self.device)
+        for batch in itertools.islice(batches, READY):
+            self.run(batch)
+        prepared = len(ends) - 1 - READY
+        parts = self.parts().values()
+        steady = [after - before for before, after in itertools.pairwise(ends[-READY - 1 :])]
+        return Ready(
+            steps=len(ends) - 1,
+            seconds=ends[-1],
+            steady_seconds=statistics.median(steady),
+            prepared_steps=prepared,
+            prepared_seconds=ends[prepared],
+            compile_seconds=sum(part.compile_seconds for part in parts),
+            cache_hits=sum(part.cache_hits for part in parts),
+            cache_misses=sum(part.cache_misses for part in parts),
+            preparing_bytes=preparing,
+            peak_bytes=memory.bytes(self.device),
+        )
+
+    def _first_steps(self, batches: Iterator[Any]) -> list[float]:
+        """Run the first steps; return the seconds at which each of them was done, beginning with 0."""
+        ends, in_row = [0.0], 0
+        least = READY + 1  # the very first step sets libraries up, even if nothing has to be prepared
+        synchronize(self.device)
+        begin = time.perf_counter()
+        while in_row < READY or len(ends) <= least:
+            if len(ends) > LIMIT_STEPS:
+                tier, kind = self.last
+                raise NotRunError(
+                    f"it was not ready after {LIMIT_STEPS} steps (the last one: {tier}, {kind}): {self._why()}"
+                )
+            ran = self.run(next(batches))
+            synchronize(self.device)
+            ends.append(time.perf_counter() - begin)
+            in_row = in_row + 1 if self.plain(ran) else 0
+            if not in_row:
+                self.check_tier()
+        return ends
+
+    def time_block(self, batches: Sequence[Any]) -> Block:
+        """Time a step for each batch, after an untimed step, since the step before ran another way.
+
+        On a GPU the time is between two CUDA events: the device's time, including its waits for the host.
+        """
+        clock = StepClock(self.device)
+        first = self.run(batches[0])
+        synchronize(self.device)
+        mark = clock.start()
+        ran = [self.run(batch) for batch in batches]
+        clock.stop(mark)
+        synchronize(self.device)
+        (timing,) = clock.take()
+        steady = all(kind == "run" for _, kind in (first, *ran))
+        return Block(timing.seconds / len(ran), sum(map(self.plain, ran)), len(ran), steady)
+
     def close(self) -> None:
-        """Give back what it holds; a failure of that is no result of a bench."""
+        """Release everything that the program holds; a failure of that is no result of a bench."""
         with contextlib.suppress(Exception):
             self.loop.close()
 
@@ -163,97 +247,26 @@ def start(name: str, make: Callable[[], Workload], *, alone: bool = False) -> tu
 
     Args:
         name: of the way.
-        make: gives a new workload.
+        make: makes a new workload.
         alone: this process runs nothing else, so that its memory is the program's.
 
     Raises:
         NotRunError: it does not run as asked here.
-        Exception: what the user's own code raises in eager.
+        Exception: the user's own, raised in eager.
     """
-    memory = Peak(alone=alone)
+    memory = PeakMemory(alone=alone)
     with seeded():
         workload = make()
         running = Running(name, workload)
         try:
-            return running, _get_ready(running, workload.endless(), memory)
+            return running, running.get_ready(workload.endless(), memory)
         except BaseException:
             running.close()
             raise
 
 
-def _get_ready(running: Running, batches: Iterator[Any], memory: Peak) -> Ready:
-    """Run a way until `READY` steps in a row ran as asked and did nothing besides."""
-    ends = _first_steps(running, batches)
-    running.check()
-    preparing = memory.bytes(running.device)
-    memory.again(running.device)
-    for batch in itertools.islice(batches, READY):
-        running.run(batch)
-    prepared = len(ends) - 1 - READY
-    parts = running.parts().values()
-    return Ready(
-        steps=len(ends) - 1,
-        seconds=ends[-1],
-        steady_seconds=statistics.median(after - before for before, after in itertools.pairwise(ends[-READY - 1 :])),
-        prepared_steps=prepared,
-        prepared_seconds=ends[prepared],
-        compile_seconds=sum(part.compile_seconds for part in parts),
-        cache_hits=sum(part.cache_hits for part in parts),
-        cache_misses=sum(part.cache_misses for part in parts),
-        preparing_bytes=preparing,
-        peak_bytes=memory.bytes(running.device),
-    )
-
-
-def _first_steps(running: Running, batches: Iterator[Any]) -> list[float]:
-    """Give the seconds at which each of the first steps was done, the begin first."""
-    ends, row, least = [0.0], 0, READY + 1  # the very first step sets libraries up, also where nothing is prepared
-    synchronize(running.device)
-    begin = time.perf_counter()
-    while row < READY or len(ends) <= least:
-        if len(ends) > LIMIT_STEPS:
-            tier, kind = running.last
-            raise NotRunError(
-                f"it was not ready after {LIMIT_STEPS} steps (the last one: {tier}, {kind}): {running.why()}"
-            )
-        found = running.run(next(batches))
-        synchronize(running.device)
-        ends.append(time.perf_counter() - begin)
-        row = row + 1 if running.plain(found) else 0
-        if not row:
-            running.check_tier()
-    return ends
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A block of steps: seconds of each on average, and how many ran as asked; ``steady``: all did nothing besides."""
-
-    seconds: float
-    as_asked: int
-    steps: int
-    steady: bool
-
-
-def block(running: Running, batches: Sequence[Any]) -> Block:
-    """Time a block of steps, one for each batch, after an untimed one: the step before was another way's.
-
-    On a GPU the time is between two CUDA events, so that it is the device's, with what it waits for the host.
-    """
-    clock = StepClock(running.device)
-    first = running.run(batches[0])
-    synchronize(running.device)
-    mark = clock.start()
-    found = [running.run(batch) for batch in batches]
-    clock.stop(mark)
-    synchronize(running.device)
-    (timing,) = clock.take()
-    steady = all(kind == "run" for _, kind in (first, *found))
-    return Block(timing.seconds / len(found), sum(map(running.plain, found)), len(found), steady)
-
-
 def in_turns(number: int, rounds: int) -> Iterator[list[int]]:
-    """Give the order of so many ways in each round: forward and backward, and each begins once in a while."""
+    """Yield the order of so many ways in each round: forward, then backward, and each begins once in a while."""
     for turn in range(rounds):
         at = turn // 2 % number
         order = [*range(at, number), *range(at)]
