@@ -59,7 +59,7 @@ def test_the_sentence_says_how_fast_what_it_costs_and_where_to_begin():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"advice": []}, "default: 1.2x eager. Nothing to mend was found."),
+        ({"advice": []}, "default: 1.2x eager. Nothing to fix was found."),
         (
             {"settings": {"preset": "default by blocks"}, "advice": []},
             "default by blocks failed: CUDA out of memory. Nothing",
@@ -68,7 +68,7 @@ def test_the_sentence_says_how_fast_what_it_costs_and_where_to_begin():
         ({"measurements": {}, "advice": []}, ""),
         (
             {"measurements": {"ways": {"default": {}}}, "advice": []},
-            "default was not timed. Nothing to mend was found.",
+            "default was not timed. Nothing to fix was found.",
         ),
     ],
 )
@@ -120,7 +120,7 @@ def test_a_record_without_advice_shows_none_of_it(document):
     view = build(older)
     assert (view.diagnosis, view.ways, view.advice) == ("", [], [])
     assert "Advice" not in shown(summary(older))
-    assert shown(draw_diagnosis(view)).startswith("Nothing to mend was found")
+    assert shown(draw_diagnosis(view)).startswith("Nothing to fix was found")
 
 
 def test_the_page_shows_it_escaped(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from hotloop.errors import RecordError
-from hotloop.report import folds, folds_page
+from hotloop.report import folds, terminal
+from hotloop.report.page import render, write_view
 
 EVIL = "<script>alert(1)</script>\"'&\x1b[31m[bold]"
 
@@ -36,7 +37,7 @@ def document(**more):
 
 def text_of(view):
     console = Console(file=io.StringIO(), width=120)
-    console.print(folds.draw(view))
+    console.print(terminal.draw(view))
     return console.file.getvalue()
 
 
@@ -44,10 +45,10 @@ def test_a_reader_sees_that_the_second_fold_compiled_nothing():
     view = folds.build(document())
     assert view.compiled == "Compiled or captured in fold 0: 2 compiles. Nothing in folds 1, 2."
     assert [(row.compiles, row.captured, row.prepared) for row in view.folds] == [("2", "0", "31 s"), ("0", "0", "0"), ("0", "0", "0")]  # fmt: skip
-    for shown in (text_of(view), folds_page.render(view)):
+    for shown in (text_of(view), render(view)):
         for said in ("3 of 3 folds finished.", "0.8100", "0.0100", "inductor", "31 s", view.compiled):
             assert said in shown
-    assert "At the last validation: f1 0.8000" in folds_page.render(view)
+    assert "At the last validation: f1 0.8000" in render(view)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_failed_fold_is_said_with_its_cause():
     view = folds.build(known)
     assert view.sentence == "2 of 3 folds finished, 1 failed. Mean and standard deviation are of the 2 that finished."
     assert (view.tone, view.folds[1].tone) == ("bad", "bad")
-    for shown in (text_of(view), folds_page.render(view)):
+    for shown in (text_of(view), render(view)):
         assert "out of memory" in shown
         assert "a=1" in shown
 
@@ -82,7 +83,7 @@ def test_nothing_in_a_document_acts_as_code_or_markup():
     known["contents"][0] = {"train": {"rows": EVIL, "shares": {EVIL: 0.5}}, "validation": []}
     known["metrics"]["best"] = {EVIL: {"mean": EVIL}}
     view = folds.build(json.loads(json.dumps(known)))
-    page = folds_page.render(view)
+    page = render(view)
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "script-src" not in page  # what is not named falls to default-src 'none'
@@ -93,7 +94,7 @@ def test_nothing_in_a_document_acts_as_code_or_markup():
 
 
 def test_the_page_needs_nothing_else(tmp_path):
-    page = folds_page.write(folds.build(document()), tmp_path / "new" / "report.html").read_text()
+    page = write_view(folds.build(document()), tmp_path / "new" / "report.html").read_text()
     assert not re.search(r"(?:src|href)=\"(?!data:)", page)
     assert [one.name for one in (tmp_path / "new").iterdir()] == ["report.html"]
 

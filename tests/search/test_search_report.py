@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from hotloop.errors import RecordError
-from hotloop.report import study, study_page
+from hotloop.report import page as pages
+from hotloop.report import study, terminal
 
 HOSTILE = "</script><img src=x onerror=alert(1)>{{ 7*7 }}[bold]"
 
@@ -35,7 +36,7 @@ def made(attempts, **more):
 
 def drawn(view):
     console = Console(file=io.StringIO(), width=160)
-    console.print(study_page.draw(view))
+    console.print(terminal.draw(view))
     return console.file.getvalue()
 
 
@@ -49,7 +50,7 @@ def test_what_is_shown():
     assert view.charts[1].axis_log
     assert view.charts[1].axis == "training.learning_rate"
     assert [(row.choice, row.trials) for row in view.choices[0].rows] == [("0.1", 3), ("0", 4)]
-    page = study_page.render(view)
+    page = pages.render(view)
     for text in ("out of memory: no room", "training.num_epochs=1", "80%", "2 trials left", "Best f1"):
         assert text in page
     assert "out of memory" in drawn(view)
@@ -63,7 +64,7 @@ def test_nothing_in_a_document_acts_as_code():
     document["space"] = {HOSTILE: {"kind": "float"}, **document["space"]}
     document["importances"] = {HOSTILE: 0.5}
     view = study.build(document)
-    page = study_page.render(view)
+    page = pages.render(view)
     assert "<img" not in page
     assert page.count("</script>") == 2
     assert "49" not in page.split("</style>")[1].split('<script type="application/json"')[0].replace("1,749", "")
@@ -75,7 +76,7 @@ def test_nothing_in_a_document_acts_as_code():
 )
 def test_a_study_with_little_or_wrong_in_it_is_shown(document):
     view = study.build(document)
-    assert "No trial is complete" in study_page.render(view)
+    assert "No trial is complete" in pages.render(view)
     drawn(view)
 
 

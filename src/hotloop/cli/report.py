@@ -11,14 +11,14 @@ import typer
 from hotloop import record
 from hotloop.cli.printing import console
 from hotloop.errors import ConfigError, HotloopError, MissingExtraError
-from hotloop.report import View, build, folds, folds_page, study, study_page
+from hotloop.report import build, folds, study
 from hotloop.report.page import write_view
 from hotloop.report.terminal import draw
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from hotloop.report import View
     from hotloop.report.folds import FoldsView
+    from hotloop.report.study import StudyView
 
 PAGE = "report.html"
 
@@ -48,26 +48,18 @@ def report(
     if as_json:
         typer.echo(json.dumps({**view.to_dict(), "html": str(page) if page else None}, indent=2))
         return
-    console().print(_drawn(view))
+    console().print(draw(view))
     if page:
         typer.echo(f"\nReport: {page}")
 
 
-def _drawn(view: View | FoldsView) -> RenderableType:
-    return draw(view) if isinstance(view, View) else folds.draw(view)
-
-
-def _write(view: View | FoldsView, target: Path) -> Path:
+def _write(view: View | FoldsView | StudyView, target: Path) -> Path:
     try:
-        return write_view(view, target) if isinstance(view, View) else folds_page.write(view, target)
+        return write_view(view, target)
     except OSError as error:
-        raise _unwritable(target, error) from error
-
-
-def _unwritable(target: Path | None, error: OSError) -> HotloopError:
-    return HotloopError(
-        f"the page {target} cannot be written ({error.strerror or error}): name another file with --html"
-    )
+        raise HotloopError(
+            f"the page {target} cannot be written ({error.strerror or error}): name another file with --html"
+        ) from error
 
 
 def _study(path: Path, html: Path | None, *, as_json: bool) -> None:
@@ -82,13 +74,10 @@ def _study(path: Path, html: Path | None, *, as_json: bool) -> None:
         typer.echo(f"As {study.DOCUMENT} was last written: {error}", err=True)
     view = study.build(study.load(folder))
     target = html or (None if as_json else folder / PAGE)
-    try:
-        page = study_page.write(view, target) if target else None
-    except OSError as error:
-        raise _unwritable(target, error) from error
+    page = _write(view, target) if target else None
     if as_json:
         typer.echo(json.dumps({**view.to_dict(), "html": str(page) if page else None}, indent=2))
         return
-    console().print(study_page.draw(view))
+    console().print(draw(view))
     if page:
         typer.echo(f"\nReport: {page}")

@@ -11,6 +11,7 @@ from rich.console import Console
 from hotloop.cli.printing import INTERRUPTED, console, echo_json
 from hotloop.errors import ConfigError, StepLostError
 from hotloop.report import folds
+from hotloop.report.terminal import draw
 
 if TYPE_CHECKING:
     from hotloop.train.kfold import Study
@@ -95,7 +96,7 @@ def _run_folds(study: Study, overrides: list[str], *, as_json: bool) -> None:
     if as_json:
         echo_json(ended.document)
     else:
-        console().print(folds.draw(folds.build(ended.document)))
+        console().print(draw(folds.build(ended.document)))
     if ended.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if ended.status != "finished":

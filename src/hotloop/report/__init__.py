@@ -1,4 +1,4 @@
-"""A run record as a terminal summary and as one self-contained HTML page; pure, and without torch."""
+"""Reports of runs, cross-validations and searches, for a terminal and as self-contained HTML pages; without torch."""
 
 from __future__ import annotations
 

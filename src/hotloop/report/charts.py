@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotloop.report import occurrences
 from hotloop.report.occurrences import Mark
-from hotloop.report.series import Band, Line, Steps, aligned, line_of, smooth, steady, thin
+from hotloop.report.series import Band, Line, Steps, aligned
 from hotloop.report.text import figure, flat, number, seconds, text, words
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-
-SMOOTHED_FROM = 50
-"""Steps from which a loss gets a smoothed line as well."""
-METRIC_CHARTS = 6
 LINES_PER_CHART = 8
-OTHER_COLUMNS = 4
-"""Charts of columns of the steps that this version does not know."""
-_KNOWN_COLUMNS = {"step", "epoch", "time", "seconds", "loss", "learning_rate", "running"}
-_NO_METRIC = {"step", "epoch", "split", "time"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
-    """One chart: a common axis of steps, a column of values for each line, and what is marked on it.
+    """One chart: a common axis of steps, a column of values for each line, and the marks on it.
 
-    ``styles`` has for each line how it is drawn: ``line``, ``faint`` (raw values behind a smoothed line) or ``dots``.
+    ``styles`` says how each line is drawn: ``line``, ``faint`` (raw values behind a smoothed line) or ``dots``.
     ``log``: a logarithmic axis makes sense, and ``log_first``: it is the better one to start with. ``apart``: its steps
     are not those of the run that the other charts show. ``axis``: what the common axis counts, and ``axis_log``: it is
     a logarithmic one.
@@ -51,6 +43,30 @@ class Chart:
     axis: str = "step"
     axis_log: bool = False
 
+    @classmethod
+    def of(cls, key: str, title: str, lines: Sequence[Line], styles: Sequence[str], **fields: Any) -> Chart:
+        """Return the chart of some lines; without a ``summary`` it gets each line's range, apart from faint lines."""
+        steps, columns = aligned([line.thinned() for line in lines])
+        shown = seconds if fields.setdefault("unit", "") == "s" else figure
+        ranges = []
+        for line, style in zip(lines, styles, strict=True):
+            if style != "faint":
+                first, last, low, high = map(
+                    shown, (line.values[0], line.values[-1], min(line.values), max(line.values))
+                )
+                many = f"over {len(line.values):,} points" if len(line.values) > 1 else "at one point"
+                ranges.append(f"{line.name}: from {first} to {last} {many}, between {low} and {high}")
+        fields.setdefault("summary", "; ".join(ranges))
+        names = [line.name for line in lines]
+        return cls(key=key, title=title, steps=steps, names=names, columns=columns, styles=list(styles), **fields)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the chart as JSON data, its numbers with the digits that a screen can show."""
+        data = dataclasses.asdict(self)
+        data["columns"] = [[None if value is None else float(f"{value:.6g}") for value in c] for c in self.columns]
+        data["steps"] = [int(step) if step.is_integer() else step for step in self.steps]
+        return data
+
 
 @dataclasses.dataclass(frozen=True)
 class MetricRow:
@@ -64,112 +80,102 @@ class MetricRow:
     last: float
     many: int
 
-
-def charts(steps: Steps, metrics: Sequence[Line], events: Sequence[Mapping[str, Any]]) -> list[Chart]:
-    """Make every chart that the record has numbers for."""
-    found = [_loss(steps, metrics), _step_time(steps, events), *_metric_charts(metrics), _rate(steps), *_others(steps)]
-    return [chart for chart in found if chart is not None]
+    @classmethod
+    def of(cls, line: Line) -> MetricRow:
+        """Sum a metric up; its best value is the smallest of a loss or an error, else the largest."""
+        name, values = line.name.lower(), line.values
+        small_is_good = any(word in name for word in ("loss", "error", "perplexity", "seconds", "brier"))
+        best = (min if small_is_good else max)(range(len(values)), key=values.__getitem__)
+        split, _, name = line.name.rpartition(" ")
+        return cls(split, name, values[0], values[best], line.steps[best], values[-1], len(values))
 
 
 def metric_lines(entries: Sequence[Mapping[str, Any]]) -> list[Line]:
-    """Read each metric of each split as a line named ``split metric``, in the order in which they first came."""
+    """Return each metric of each split as a line named ``split metric``, in the order in which they first came."""
     pairs: dict[str, list[tuple[float, float | None]]] = {}
+    apart = {"step", "epoch", "split", "time"}
     for place, entry in enumerate(entries):
         step = number(entry.get("step"))
         split = f"{text(entry['split'])} " if entry.get("split") else ""
-        for key, value in flat({key: value for key, value in entry.items() if key not in _NO_METRIC}):
+        for key, value in flat({key: value for key, value in entry.items() if key not in apart}):
             if number(value) is not None:
                 pairs.setdefault(split + text(key), []).append((float(place) if step is None else step, number(value)))
-    return [line_of(name, points) for name, points in pairs.items()]
+    return [Line.of(name, points) for name, points in pairs.items()]
 
 
-def metric_rows(lines: Sequence[Line]) -> list[MetricRow]:
-    """Sum each metric up; the best is the smallest of what is a loss or an error, and else the largest."""
-    found = []
-    for line in lines:
-        choose: Callable[..., int] = min if _smaller_is_better(line.name) else max
-        best = choose(range(len(line.values)), key=line.values.__getitem__)
-        split, _, name = line.name.rpartition(" ")
-        values = line.values
-        found.append(MetricRow(split, name, values[0], values[best], line.steps[best], values[-1], len(values)))
-    return found
+@dataclasses.dataclass(frozen=True)
+class RunCharts:
+    """The charts of a run's steps, metrics and events."""
 
+    steps: Steps
+    metrics: Sequence[Line]
+    events: Sequence[Mapping[str, Any]]
 
-def _smaller_is_better(name: str) -> bool:
-    return any(word in name.lower() for word in ("loss", "error", "perplexity", "seconds", "brier"))
+    smoothed_from: ClassVar[int] = 50  # steps from which a loss gets a smoothed line as well
+    most_metrics: ClassVar[int] = 6  # charts of metrics that are no shares of 1
+    most_columns: ClassVar[int] = 4  # charts of columns of the steps that this version does not know
 
+    def all(self) -> list[Chart]:
+        """Return every chart that the record has numbers for."""
+        rate = self.column("learning_rate", "learning-rate")
+        return [*self.loss(), *self.step_time(), *self.metric_charts(), *rate, *self.other_columns()]
 
-def _chart(key: str, title: str, lines: Sequence[Line], styles: Sequence[str], **others: Any) -> Chart:
-    steps, columns = aligned([thin(line) for line in lines])
-    unit = others.pop("unit", "")
-    summary = "; ".join(_says(line, unit) for line, style in zip(lines, styles, strict=True) if style != "faint")
-    return Chart(key, title, unit, summary, steps, [line.name for line in lines], columns, list(styles), **others)
+    def loss(self) -> list[Chart]:
+        """Return the chart of the training loss and of each metric that is a loss."""
+        raw = self.steps.line("loss", "training loss")
+        lines, styles = ([raw], ["line"]) if raw else ([], [])
+        if len(raw.values) >= self.smoothed_from:
+            lines, styles = [raw, raw.smoothed("training loss, smoothed")], ["faint", "line"]
+        losses = [line for line in self.metrics if "loss" in line.name.lower()][: LINES_PER_CHART - len(lines)]
+        lines, styles = [*lines, *losses], [*styles, *["dots"] * len(losses)]
+        if not lines:
+            return []
+        positive = all(value > 0 for line in lines for value in line.values)
+        not_finite = self.steps.not_finite("loss")[: occurrences.MARKS]
+        marks = [Mark(step, "not_finite", "Not finite", 1, ()) for step in not_finite]
+        return [Chart.of("loss", "Loss", lines, styles, marks=marks, log=positive, wide=True)]
 
+    def step_time(self) -> list[Chart]:
+        """Return the chart of the steps' seconds, with the events marked and what ran as bands."""
+        line = self.steps.line("seconds", "step time")
+        if not line:
+            return []
+        usual = line.steady or min(line.values)
+        bands = [
+            dataclasses.replace(band, label="eager" if band.label.lower() == "none" else band.label)
+            for band in self.steps.bands()
+        ]
+        chart = Chart.of(
+            "step-time",
+            "Step time",
+            [line],
+            ["line"],
+            unit="s",
+            marks=occurrences.marks(self.events),
+            bands=bands,
+            log=all(value > 0 for value in line.values),
+            log_first=usual > 0 and max(line.values) > 10 * usual,
+            wide=True,
+        )
+        return [chart]
 
-def _says(line: Line, unit: str) -> str:
-    shown = seconds if unit == "s" else figure
-    low, high = shown(min(line.values)), shown(max(line.values))
-    first, last = shown(line.values[0]), shown(line.values[-1])
-    many = f"over {len(line.values):,} points" if len(line.values) > 1 else "at one point"
-    return f"{line.name}: from {first} to {last} {many}, between {low} and {high}"
+    def metric_charts(self) -> list[Chart]:
+        """Return one chart of all metrics between 0 and 1, and a chart of each other metric."""
+        rest = [line for line in self.metrics if "loss" not in line.name.lower()]
+        shares = [line for line in rest if min(line.values) >= 0 and max(line.values) <= 1][:LINES_PER_CHART]
+        others = [line for line in rest if line not in shares][: self.most_metrics]
+        charts = [Chart.of("metrics", "Metrics", shares, ["dots"] * len(shares))] if shares else []
+        return charts + [Chart.of(f"metric-{n}", words(line.name), [line], ["dots"]) for n, line in enumerate(others)]
 
+    def column(self, column: str, key: str) -> list[Chart]:
+        """Return the chart of one column of the steps; none if it holds no number."""
+        line = self.steps.line(column, text(column).replace("_", " "))
+        return [Chart.of(key, words(line.name), [line], ["line"])] if line else []
 
-def _loss(steps: Steps, metrics: Sequence[Line]) -> Chart | None:
-    raw = steps.line("loss", "training loss")
-    lines, styles = [], []
-    if len(raw.values) >= SMOOTHED_FROM:
-        lines, styles = [raw, smooth(raw, "training loss, smoothed")], ["faint", "line"]
-    elif raw:
-        lines, styles = [raw], ["line"]
-    others = [line for line in metrics if "loss" in line.name.lower()][: LINES_PER_CHART - len(lines)]
-    lines, styles = [*lines, *others], [*styles, *["dots"] * len(others)]
-    if not lines:
-        return None
-    positive = all(value > 0 for line in lines for value in line.values)
-    wrong = [Mark(step, "not_finite", "Not finite", 1, ()) for step in steps.not_finite("loss")[: occurrences.MARKS]]
-    return _chart("loss", "Loss", lines, styles, marks=wrong, log=positive, wide=True)
-
-
-def _step_time(steps: Steps, events: Sequence[Mapping[str, Any]]) -> Chart | None:
-    line = steps.line("seconds", "step time")
-    if not line:
-        return None
-    usual = steady(line) or min(line.values)
-    return _chart(
-        "step-time",
-        "Step time",
-        [line],
-        ["line"],
-        unit="s",
-        marks=occurrences.marks(events),
-        bands=[dataclasses.replace(band, label=_ran(band.label)) for band in steps.bands()],
-        log=all(value > 0 for value in line.values),
-        log_first=usual > 0 and max(line.values) > 10 * usual,
-        wide=True,
-    )
-
-
-def _ran(label: str) -> str:
-    return "eager" if label.lower() == "none" else label
-
-
-def _metric_charts(metrics: Sequence[Line]) -> list[Chart]:
-    """Draw what lies between 0 and 1 in one chart, and everything else each in its own."""
-    rest = [line for line in metrics if "loss" not in line.name.lower()]
-    shares = [line for line in rest if min(line.values) >= 0 and max(line.values) <= 1][:LINES_PER_CHART]
-    others = [line for line in rest if line not in shares][:METRIC_CHARTS]
-    found = [_chart("metrics", "Metrics", shares, ["dots"] * len(shares))] if shares else []
-    return found + [_chart(f"metric-{n}", words(line.name), [line], ["dots"]) for n, line in enumerate(others)]
-
-
-def _rate(steps: Steps) -> Chart | None:
-    line = steps.line("learning_rate", "learning rate")
-    return _chart("learning-rate", "Learning rate", [line], ["line"]) if line else None
-
-
-def _others(steps: Steps) -> list[Chart]:
-    """Draw the columns of the steps that are not drawn elsewhere, such as a norm of the gradients."""
-    some = [*steps.entries[:100], *steps.entries[-100:]]
-    keys = sorted({key for entry in some for key in entry} - _KNOWN_COLUMNS)
-    lines = [line for key in keys if (line := steps.line(key, text(key).replace("_", " ")))][:OTHER_COLUMNS]
-    return [_chart(f"column-{n}", words(line.name), [line], ["line"]) for n, line in enumerate(lines)]
+    def other_columns(self) -> list[Chart]:
+        """Return charts of columns of the steps that are not drawn elsewhere, such as a norm of the gradients."""
+        known = {"step", "epoch", "time", "seconds", "loss", "learning_rate", "running"}
+        some = [*self.steps.entries[:100], *self.steps.entries[-100:]]
+        columns = sorted({column for entry in some for column in entry} - known)
+        charts = [chart for column in columns for chart in self.column(column, "")]
+        return [dataclasses.replace(chart, key=f"column-{n}") for n, chart in enumerate(charts[: self.most_columns])]

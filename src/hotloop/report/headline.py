@@ -1,36 +1,31 @@
-"""The top of a report: what ran and how it ended in a sentence or two, and the numbers that matter most."""
+"""The top of a report: what ran and how it ended in a sentence or two, and the most important numbers."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hotloop.report.series import Line, Steps, steady
 from hotloop.report.text import count, figure, flat, line, moment, nth, number, quantity, seconds, short_place
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from hotloop.report.charts import MetricRow
     from hotloop.report.components import Component
     from hotloop.report.occurrences import Tone
+    from hotloop.report.series import Line, Steps
 
 TITLES = ("run_name", "run.name", "name", "recipe", "recipe.name")
-"""Settings that name a run, the first one that is set."""
-_METRICS = ("f1", "auc", "auroc", "accuracy")
-"""Metrics in the order in which the first that was recorded becomes the headline's."""
-_MEASURED = (
-    ("speed_up", "Speed-up", "over eager steps"),
-    ("seconds_saved", "Saved", "before the cost of preparing"),
-    ("samples_per_second", "Throughput", "samples, steady"),
-    ("peak_memory_bytes", "Peak memory", "of the whole run"),
-)
-_NAMED = 3
-"""Components that the verdict names one by one."""
+"""Settings that can name a run; the first that is set does."""
 CARDS = 7
-"""As many as stand in one row."""
-_ABBREVIATED = {"f1", "auc", "auroc"}
+"""The most cards that fit in one row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """Something about the run that a reader must not miss."""
+
+    tone: Tone
+    text: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,152 +40,138 @@ class Headline:
     verdict: str
     notes: tuple[Note, ...]
 
-
-@dataclasses.dataclass(frozen=True)
-class Note:
-    """Something about the run that a reader must not miss."""
-
-    tone: Tone
-    text: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Card:
-    """One of the headline's numbers, with what it is and how it was come by."""
-
-    label: str
-    value: str
-    note: str = ""
-
-
-def headline(document: Mapping[str, Any], steps: Steps, parts: Sequence[Component], *, killed: bool) -> Headline:
-    """Say what ran, how it ended and whether it ran as asked."""
-    status = line(document.get("status"), 40)
-    label = "interrupted (killed)" if killed else status
-    tones: dict[str, Tone] = {"finished": "good", "running": "note", "interrupted": "warn", "pruned": "note"}
-    return Headline(
-        title=_title(document),
-        status=label,
-        tone="warn" if killed else tones.get(status, "bad"),
-        when=moment(document.get("created")),
-        sentence=_sentence(document, steps, label),
-        verdict=_verdict(parts),
-        notes=tuple(_notes(document, steps)),
-    )
-
-
-def cards(measured: Mapping[str, Any], steps: Steps, times: Line, metrics: Sequence[MetricRow]) -> list[Card]:
-    """Choose the headline's numbers; each says where it is from, and what is not known is left out."""
-    found = [_steady(measured, times), _cold(measured, times)]
-    found += [_measured(measured, *each) for each in _MEASURED]
-    found += [
-        _metric(metrics),
-        _loss(steps),
-        _measured(measured, "compile_seconds", "Compile time", "all compiles together"),
-    ]
-    return [card for card in found if card is not None][:CARDS]
-
-
-def _measured(measured: Mapping[str, Any], key: str, label: str, note: str) -> Card | None:
-    known = number(measured.get(key)) is not None
-    return Card(label, _compact(quantity(key, measured[key])), note) if known else None
-
-
-def _compact(shown: str) -> str:
-    """Shorten minutes, so that a duration fits a card in one line."""
-    return shown.replace(" min", " m")
-
-
-def _title(document: Mapping[str, Any]) -> str:
-    settings = dict(flat(document["settings"]))
-    named = next((settings[key] for key in TITLES if isinstance(settings.get(key), str) and settings[key]), None)
-    return line(named, 120) if named else "Training run"
+    @classmethod
+    def of(cls, document: Mapping[str, Any], steps: Steps, parts: Sequence[Component], *, killed: bool) -> Headline:
+        """Return the headline of a run; ``killed``: its process is gone although the record says that it runs."""
+        status = line(document.get("status"), 40)
+        label = "interrupted (killed)" if killed else status
+        tones: dict[str, Tone] = {"finished": "good", "running": "note", "interrupted": "warn", "pruned": "note"}
+        settings = dict(flat(document["settings"]))
+        title = next((settings[key] for key in TITLES if isinstance(settings.get(key), str) and settings[key]), None)
+        return cls(
+            title=line(title, 120) if title else "Training run",
+            status=label,
+            tone="warn" if killed else tones.get(status, "bad"),
+            when=moment(document.get("created")),
+            sentence=_sentence(document, steps, label),
+            verdict=_verdict(parts),
+            notes=tuple(_notes(document, steps)),
+        )
 
 
 def _sentence(document: Mapping[str, Any], steps: Steps, status: str) -> str:
     begun, ended = number(document.get("created")), number(document.get("finished") or document.get("updated"))
     ran = -1.0 if begun is None or ended is None else ended - begun - (number(document.get("idle_seconds")) or 0.0)
     took = f" in {seconds(ran)}" if steps.entries and ran >= 0 else ""
-    # A hot loop does not write every step down, and says how many it did.
+    # A hot loop does not record every step, but it records how many it did.
     measured = document.get("measurements")
-    told = number(measured.get("steps_done")) if isinstance(measured, Mapping) else None
-    done = int(told) if told else len(steps.entries)
-    many = count(done, "step") if done else "no step"
-    said = f"{status[:1].upper()}{status[1:]}: {many}{took}"
+    counted = number(measured.get("steps_done")) if isinstance(measured, Mapping) else None
+    done = int(counted) if counted else len(steps.entries)
     sittings = number(document.get("starts")) or 0
-    if sittings > 1:
-        said += f", in {int(sittings)} sittings"
-    return said + "."
+    starts = f", in {int(sittings)} sittings" if sittings > 1 else ""
+    return f"{status[:1].upper()}{status[1:]}: {count(done, 'step') if done else 'no step'}{took}{starts}."
 
 
-def _verdict(parts: Sequence[Component]) -> str:
-    """Say whether what was asked for is what ran."""
+def _verdict(parts: Sequence[Component], named: int = 3) -> str:
+    """Say whether what was asked for is what ran; at most ``named`` components are named one by one."""
     if not parts:
         return "The record names no component, so it cannot say what ran compiled."
-    if len(parts) > _NAMED and all(part.as_asked for part in parts):
+    if len(parts) > named and all(part.as_asked for part in parts):
         eager = sum(part.state == "eager" for part in parts)
         how = {0: "compiled", len(parts): "eager"}.get(eager, f"{len(parts) - eager} compiled and {eager} eager")
         return f"All {len(parts)} components ran as asked, {how}."
-    order = sorted(parts, key=lambda part: part.as_asked)
-    said = [f"{part.name} {part.sentence}{_because(part)}" for part in order[:_NAMED]]
-    if len(order) > len(said):
-        said.append(f"{len(order) - len(said)} more below")
-    return "; ".join(said) + "."
-
-
-def _because(part: Component) -> str:
-    if part.as_asked or not part.causes:
-        return ""
-    cause = part.causes[0]
-    where = f" ({short_place(cause.where)})" if cause.where else ""
-    return f": {line(cause.reason, 160).rstrip('.')}{where}"
+    phrases = []
+    for part in sorted(parts, key=lambda part: part.as_asked)[:named]:
+        because = ""
+        if part.causes and not part.as_asked:
+            cause = part.causes[0]
+            where = f" ({short_place(cause.where)})" if cause.where else ""
+            because = f": {line(cause.reason, 160).rstrip('.')}{where}"
+        phrases.append(f"{part.name} {part.sentence}{because}")
+    if len(parts) > named:
+        phrases.append(f"{len(parts) - named} more below")
+    return "; ".join(phrases) + "."
 
 
 def _notes(document: Mapping[str, Any], steps: Steps) -> list[Note]:
     notes = []
     if document.get("error") and document.get("status") != "interrupted":
-        tone: Tone = "note" if document.get("status") == "pruned" else "bad"
-        notes.append(Note(tone, line(document["error"], 1000)))
+        notes.append(Note("note" if document.get("status") == "pruned" else "bad", line(document["error"], 1000)))
     wrong = steps.not_finite("loss")
     if wrong:
-        said = f"The loss was not finite in {count(len(wrong), 'step')}, first in step {nth(wrong[0])}."
-        notes.append(Note("warn", said))
+        where = f"{count(len(wrong), 'step')}, first in step {nth(wrong[0])}"
+        notes.append(Note("warn", f"The loss was not finite in {where}."))
     unread = number(document.get("unread_lines"))
     if unread:
-        said = f"{count(int(unread), 'line')} of the record could not be read (a kill tears the last one)."
-        notes.append(Note("warn", said))
+        lines = count(int(unread), "line")
+        notes.append(Note("warn", f"{lines} of the record could not be read (a kill tears the last one)."))
     return notes
 
 
-def _steady(measured: Mapping[str, Any], times: Line) -> Card | None:
-    if number(measured.get("steady_step_ms")) is not None:
-        return Card("Steady step", quantity("steady_step_ms", measured["steady_step_ms"]), "measured")
-    usual = steady(times)
-    return None if usual is None else Card("Steady step", seconds(usual), "median of the later half")
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """One of the headline's numbers, with its name and its source."""
+
+    label: str
+    value: str
+    note: str = ""
 
 
-def _cold(measured: Mapping[str, Any], times: Line) -> Card | None:
-    if number(measured.get("cold_seconds")) is not None:
-        return Card(
-            "Cold time", _compact(quantity("cold_seconds", measured["cold_seconds"])), "first steps and compiles"
-        )
-    return Card("First step", _compact(seconds(times.values[0])), "compiles included") if times else None
+def cards(measured: Mapping[str, Any], steps: Steps, times: Line, metrics: Sequence[MetricRow]) -> list[Card]:
+    """Return the most important numbers of a run, as far as they are known; each says where it comes from.
+
+    Args:
+        measured: the record's measurements; a measured number goes before an estimate.
+        steps: the steps of the run.
+        times: the seconds of the steps.
+        metrics: the metrics of all splits.
+    """
+
+    def card(key: str, label: str, note: str) -> list[Card]:
+        if number(measured.get(key)) is None:
+            return []
+        return [Card(label, _minutes_shortened(quantity(key, measured[key])), note)]
+
+    steady = card("steady_step_ms", "Steady step", "measured")
+    if not steady and times.steady is not None:
+        steady = [Card("Steady step", seconds(times.steady), "median of the later half")]
+    cold = card("cold_seconds", "Cold time", "first steps and compiles")
+    if not cold and times:
+        cold = [Card("First step", _minutes_shortened(seconds(times.values[0])), "compiles included")]
+    found = [
+        *steady,
+        *cold,
+        *card("speed_up", "Speed-up", "over eager steps"),
+        *card("seconds_saved", "Saved", "before the cost of preparing"),
+        *card("samples_per_second", "Throughput", "samples, steady"),
+        *card("peak_memory_bytes", "Peak memory", "of the whole run"),
+        *_best_metric(metrics),
+        *_final_loss(steps),
+        *card("compile_seconds", "Compile time", "all compiles together"),
+    ]
+    return found[:CARDS]
 
 
-def _metric(metrics: Sequence[MetricRow]) -> Card | None:
-    usable = [row for row in metrics if "train" not in row.split.lower()]
-    for wanted in _METRICS:
-        row = next((row for row in usable if row.name.lower() == wanted), None)
-        if row is not None:
-            name = f"Best {row.name.upper() if row.name in _ABBREVIATED else row.name}"
-            return Card(name, figure(row.best), f"{row.split} step {nth(row.best_step)}".strip())
-    return None
+def _minutes_shortened(shown: str) -> str:
+    """Shorten minutes, so that a duration fits a card in one line."""
+    return shown.replace(" min", " m")
 
 
-def _loss(steps: Steps) -> Card | None:
+def _best_metric(metrics: Sequence[MetricRow]) -> list[Card]:
+    """Return the first of the usual metrics that was recorded outside of training."""
+    rows = [row for row in metrics if "train" not in row.split.lower()]
+    for wanted in ("f1", "auc", "auroc", "accuracy"):
+        for row in rows:
+            if row.name.lower() == wanted:
+                name = row.name.upper() if row.name in ("f1", "auc", "auroc") else row.name
+                return [Card(f"Best {name}", figure(row.best), f"{row.split} step {nth(row.best_step)}".strip())]
+    return []
+
+
+def _final_loss(steps: Steps) -> list[Card]:
     loss = steps.line("loss", "loss")
     if not loss:
-        return None
+        return []
     tail = loss.values[-max(1, len(loss.values) // 20) :]
     note = f"mean of the last {len(tail)}" if len(tail) > 1 else "last step"
-    return Card("Final loss", figure(sum(tail) / len(tail)), note)
+    return [Card("Final loss", figure(sum(tail) / len(tail)), note)]

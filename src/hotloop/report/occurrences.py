@@ -2,53 +2,65 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from hotloop.report.text import line, nth, number, place, seconds, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 Tone = Literal["good", "note", "warn", "bad"]
 
 ROWS = 400
-"""Rows of the events table at most; what was left out is counted."""
+"""Rows of the events table at most; the other events are counted."""
 MARKS = 600
 """Marks on a chart at most."""
 REASONS = 3
 """Reasons that a mark names; the others are counted."""
 
-KINDS: dict[str, tuple[str, Tone]] = {
-    "compiled": ("Compiled", "note"),
-    "recompiled": ("Recompiled", "warn"),
-    "graph_break": ("Graph break", "warn"),
-    "fallback": ("Fallback", "bad"),
-    "recompile_limit": ("Recompile limit", "bad"),
-    "frame_eager": ("Frame eager", "warn"),
-    "unavailable": ("Unavailable", "bad"),
-    "no_effect": ("No effect", "bad"),
-    "run_failed": ("Run failed", "bad"),
-    "captured": ("Captured", "note"),
-    "capture_dropped": ("Capture dropped", "warn"),
-    "tier_proven": ("Tier proven", "good"),
-    "tier_declined": ("Tier declined", "warn"),
-    "tier_changed": ("Tier changed", "note"),
-    "step_undone": ("Step undone", "bad"),
-    "host_sync": ("Host sync", "warn"),
-    "host_bound": ("Host-bound", "warn"),
-    "eager_part": ("Eager part", "note"),
-    "checkpoint_outside": ("Checkpoint outside", "warn"),
-    "setting_switched": ("Setting switched", "note"),
-    "sentinel_disagreed": ("Sentinel disagreed", "bad"),
+
+class Kind(NamedTuple):
+    """A kind of event: its label, how serious it is, and what is said of it, with the event's fields filled in.
+
+    An event whose kind has no words is described by its reason.
+    """
+
+    label: str
+    tone: Tone
+    words: str = ""
+
+
+KINDS = {
+    "compiled": Kind("Compiled", "note", "{function}(), {phase} graph"),
+    "recompiled": Kind("Recompiled", "warn"),
+    "graph_break": Kind("Graph break", "warn"),
+    "fallback": Kind("Fallback", "bad", "{from_preset} → {to_preset} ({stage}): {reason}"),
+    "recompile_limit": Kind("Recompile limit", "bad"),
+    "frame_eager": Kind("Frame eager", "warn"),
+    "unavailable": Kind("Unavailable", "bad", "{preset}: {missing}; {running} runs instead"),
+    "no_effect": Kind("No effect", "bad"),
+    "run_failed": Kind("Run failed", "bad"),
+    "captured": Kind("Captured", "note", "{function}(), {operations} operations"),
+    "capture_dropped": Kind("Capture dropped", "warn"),
+    "tier_proven": Kind("Tier proven", "good", "{tier} agrees with its reference on {steps} steps"),
+    "tier_declined": Kind("Tier declined", "warn", "{tier}: {reason}"),
+    "tier_changed": Kind("Tier changed", "note", "{from_tier} → {to_tier}: {reason}"),
+    "step_undone": Kind("Step undone", "bad", "{tier}: {reason}"),
+    "host_sync": Kind("Host sync", "warn"),
+    "host_bound": Kind("Host-bound", "warn", "the device works {busy} of a step, in {kernels} kernels"),
+    "eager_part": Kind("Eager part", "note", "{part}: {share} of a step, {operations} operations"),
+    "checkpoint_outside": Kind("Checkpoint outside", "warn", "torch.utils.checkpoint is around {function}"),
+    "setting_switched": Kind("Setting switched", "note", "{setting}: {before} → {after}, by {by}"),
+    "sentinel_disagreed": Kind("Sentinel disagreed", "bad", "{tier}: {reason}"),
 }
-"""Label and tone of each kind of event, in the order in which a legend names them; of other kinds the name is shown."""
-_SEVERITY: dict[Tone, int] = {"bad": 0, "warn": 1, "note": 2, "good": 3}
+"""Every known kind of event, in the order of a legend."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EventRow:
-    """Equal events as one row. ``cost`` is in seconds; ``about``: it is the extra time of the steps they fell in."""
+    """Equal events as one row. ``cost`` is in seconds; ``about``: it is the extra time of the steps with the events."""
 
     kind: str
     label: str
@@ -64,9 +76,34 @@ class EventRow:
     hint: str
     source: str
 
+    @classmethod
+    def of(cls, group: Sequence[Mapping[str, Any]], extra: Mapping[float, float]) -> EventRow:
+        """Return the row of equal events; ``extra`` are seconds that a step took over the steady ones."""
+        kind = text(group[0].get("kind") or "event")
+        steps = [step for event in group if (step := number(event.get("step"))) is not None]
+        costs = [cost for event in group if (cost := number(event.get("seconds"))) is not None]
+        about = not costs and kind in {"recompiled", "fallback"}
+        if about:
+            costs = [extra[step] for step in set(steps) if step in extra]
+        return cls(
+            kind=kind,
+            label=kind_of(kind).label,
+            tone=kind_of(kind).tone,
+            component=text(group[0].get("component") or ""),
+            first=min(steps, default=None),
+            last=max(steps, default=None),
+            count=len(group),
+            cost=sum(costs) if costs else None,
+            about=about and bool(costs),
+            where=place(group[0]),
+            reason=reason(group[0]),
+            hint=next((line(event["hint"]) for event in group if event.get("hint")), ""),
+            source=next((line(event["source"]) for event in group if event.get("source")), ""),
+        )
+
     @property
     def steps(self) -> str:
-        """The step, or the first and the last; empty where it is not known."""
+        """The step, or the first and the last; empty if unknown."""
         if self.first is None or self.last is None:
             return ""
         first, last = nth(self.first), nth(self.last)
@@ -74,7 +111,7 @@ class EventRow:
 
     @property
     def cost_text(self) -> str:
-        """The cost for people; empty where it is not known."""
+        """The cost for people; empty if unknown."""
         return "" if self.cost is None else f"{'≈ ' if self.about else ''}{seconds(self.cost)}"
 
 
@@ -88,15 +125,22 @@ class Mark:
     count: int
     reasons: tuple[str, ...]
 
+    @classmethod
+    def of(cls, step: float, kind: str, group: Sequence[Mapping[str, Any]]) -> Mark:
+        """Return the mark of events of one kind in one step; the costliest are named."""
+        reasons = []
+        for event in sorted(group, key=lambda event: -(number(event.get("seconds")) or 0.0))[:REASONS]:
+            cost = number(event.get("seconds"))
+            parts = (reason(event), place(event), "" if cost is None else seconds(cost))
+            reasons.append(" · ".join(part for part in parts if part))
+        if len(group) > REASONS:
+            reasons.append(f"and {len(group) - REASONS:,} more")
+        return cls(step, kind, kind_of(kind).label, len(group), tuple(reasons))
 
-def label(kind: str) -> str:
-    """Give the kind of an event for people."""
-    return KINDS[kind][0] if kind in KINDS else line(kind.replace("_", " "), 40).capitalize()
 
-
-def tone(kind: str) -> Tone:
-    """Give how serious a kind of event is."""
-    return KINDS[kind][1] if kind in KINDS else "note"
+def kind_of(name: str) -> Kind:
+    """Return the kind of a name; a kind that this version does not know is labelled by its name."""
+    return KINDS.get(name) or Kind(line(name.replace("_", " "), 40).capitalize(), "note")
 
 
 def rows(events: Sequence[Mapping[str, Any]], extra: Mapping[float, float]) -> tuple[list[EventRow], int]:
@@ -104,142 +148,64 @@ def rows(events: Sequence[Mapping[str, Any]], extra: Mapping[float, float]) -> t
 
     Args:
         events: the record's events.
-        extra: seconds that a step took over the steady ones, the first step left out (its cost has many causes).
+        extra: seconds that a step took over the steady ones, without the first step (its cost has many causes).
 
     Returns:
         The rows, and how many more there are.
     """
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for event in events:
-        key = (_kind(event), text(event.get("component") or ""), place(event), reason(event))
+        key = (text(event.get("kind") or "event"), text(event.get("component") or ""), place(event), reason(event))
         groups.setdefault(key, []).append(event)
-    found = [_row(key, group, extra) for key, group in groups.items()]
-    found.sort(key=lambda row: (-(row.cost or 0.0), _SEVERITY[row.tone], row.first or 0.0))
+    found = [EventRow.of(group, extra) for group in groups.values()]
+    found.sort(key=lambda row: (-(row.cost or 0.0), _severity(row.tone), row.first or 0.0))
     return found[:ROWS], max(0, len(found) - ROWS)
 
 
 def marks(events: Sequence[Mapping[str, Any]]) -> list[Mark]:
-    """Group the events by step and kind; the most serious are kept where there are too many."""
+    """Group the events by step and kind; if there are too many, the most serious are kept."""
     groups: dict[tuple[float, str], list[Mapping[str, Any]]] = {}
     for event in events:
         step = number(event.get("step"))
         if step is not None:
-            groups.setdefault((step, _kind(event)), []).append(event)
-    kept = sorted(groups, key=lambda key: _SEVERITY[tone(key[1])])[:MARKS]  # a stable sort: of equals, the early ones
-    return [_mark(step, kind, groups[step, kind]) for step, kind in sorted(kept)]
+            groups.setdefault((step, text(event.get("kind") or "event")), []).append(event)
+    # The sort is stable: of equally serious kinds the early ones are kept.
+    kept = sorted(groups, key=lambda key: _severity(kind_of(key[1]).tone))[:MARKS]
+    return [Mark.of(step, kind, groups[step, kind]) for step, kind in sorted(kept)]
+
+
+def _severity(tone: Tone) -> int:
+    return ("bad", "warn", "note", "good").index(tone)
 
 
 def reason(event: Mapping[str, Any]) -> str:
-    """Say in one line what happened, by the fields of its kind."""
-    kind = _kind(event)
-    if kind in _REASONS:
-        return line(_REASONS[kind](event))
+    """Say in one line what happened, in the words of the event's kind."""
+    kind = text(event.get("kind") or "event")
+    if kind_of(kind).words:
+        unknown = {"function": "?", "phase": "forward", "busy": "an unknown share", "share": "an unknown share"}
+        fields = collections.defaultdict(lambda: text(None), unknown)
+        for key, value in event.items():
+            share = number(value) if key in ("busy", "share") else None
+            if share is not None:
+                fields[key] = f"{share:.0%}"
+            elif key not in unknown or (value and key in ("function", "phase")):
+                fields[key] = text(value)
+        return line(kind_of(kind).words.format_map(fields) + _addition(kind, event))
     if event.get("reason"):
         return line(event["reason"])
-    known = {"kind", "component", "time", "step", "file", "line", "source", "hint", "seconds"}
-    return line(", ".join(f"{text(key)}: {text(value)}" for key, value in event.items() if key not in known))
+    apart = {"kind", "component", "time", "step", "file", "line", "source", "hint", "seconds"}
+    return line(", ".join(f"{text(key)}: {text(value)}" for key, value in event.items() if key not in apart))
 
 
-def _compiled(event: Mapping[str, Any]) -> str:
-    said = f"{text(event.get('function') or '?')}(), {text(event.get('phase') or 'forward')} graph"
-    if event.get("cudagraphs_skipped"):
+def _addition(kind: str, event: Mapping[str, Any]) -> str:
+    """Say what only some events of a kind have."""
+    outside, said = event.get("outside"), ""
+    if kind == "compiled" and event.get("cudagraphs_skipped"):
         said += f"; CUDA graphs skipped: {text(event['cudagraphs_skipped'])}"
-    if number(event.get("cache_hits")) and not number(event.get("cache_misses")):
+    if kind == "compiled" and number(event.get("cache_hits")) and not number(event.get("cache_misses")):
         said += "; from the cache"
+    if kind == "captured" and isinstance(outside, list | tuple) and outside:
+        said += f"; outside of it: {', '.join(map(text, outside))}"
+    if kind == "tier_proven" and event.get("worst"):
+        said += f"; nearest to its limit: {text(event['worst'])}"
     return said
-
-
-def _fallback(event: Mapping[str, Any]) -> str:
-    rungs = f"{text(event.get('from_preset'))} → {text(event.get('to_preset'))}"
-    return f"{rungs} ({text(event.get('stage'))}): {text(event.get('reason'))}"
-
-
-def _unavailable(event: Mapping[str, Any]) -> str:
-    return f"{text(event.get('preset'))}: {text(event.get('missing'))}; {text(event.get('running'))} runs instead"
-
-
-def _captured(event: Mapping[str, Any]) -> str:
-    outside = event.get("outside")
-    rest = f"; outside of it: {', '.join(map(text, outside))}" if isinstance(outside, list | tuple) and outside else ""
-    return f"{text(event.get('function') or '?')}(), {text(event.get('operations'))} operations{rest}"
-
-
-def _proven(event: Mapping[str, Any]) -> str:
-    said = f"{text(event.get('tier'))} agrees with its reference on {text(event.get('steps'))} steps"
-    return f"{said}; nearest to its limit: {text(event['worst'])}" if event.get("worst") else said
-
-
-def _of_tier(event: Mapping[str, Any]) -> str:
-    return f"{text(event.get('tier'))}: {text(event.get('reason'))}"
-
-
-def _changed(event: Mapping[str, Any]) -> str:
-    return f"{text(event.get('from_tier'))} → {text(event.get('to_tier'))}: {text(event.get('reason'))}"
-
-
-def _share(event: Mapping[str, Any], key: str) -> str:
-    known = number(event.get(key))
-    return "an unknown share" if known is None else f"{known:.0%}"
-
-
-def _busy(event: Mapping[str, Any]) -> str:
-    return f"the device works {_share(event, 'busy')} of a step, in {text(event.get('kernels'))} kernels"
-
-
-def _part(event: Mapping[str, Any]) -> str:
-    return f"{text(event.get('part'))}: {_share(event, 'share')} of a step, {text(event.get('operations'))} operations"
-
-
-def _around(event: Mapping[str, Any]) -> str:
-    return f"torch.utils.checkpoint is around {text(event.get('function'))}"
-
-
-def _switched(event: Mapping[str, Any]) -> str:
-    values = f"{text(event.get('before'))} → {text(event.get('after'))}"
-    return f"{text(event.get('setting'))}: {values}, by {text(event.get('by'))}"
-
-
-_REASONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "compiled": _compiled,
-    "fallback": _fallback,
-    "unavailable": _unavailable,
-    "captured": _captured,
-    "tier_proven": _proven,
-    "tier_declined": _of_tier,
-    "step_undone": _of_tier,
-    "sentinel_disagreed": _of_tier,
-    "tier_changed": _changed,
-    "host_bound": _busy,
-    "eager_part": _part,
-    "checkpoint_outside": _around,
-    "setting_switched": _switched,
-}
-
-
-def _kind(event: Mapping[str, Any]) -> str:
-    return text(event.get("kind") or "event")
-
-
-def _row(key: tuple[str, ...], group: Sequence[Mapping[str, Any]], extra: Mapping[float, float]) -> EventRow:
-    kind, component, where, said = key
-    steps = [step for event in group if (step := number(event.get("step"))) is not None]
-    known = [cost for event in group if (cost := number(event.get("seconds"))) is not None]
-    cost, about = (sum(known), False) if known else (None, False)
-    if cost is None and kind in {"recompiled", "fallback"}:
-        over = [extra[step] for step in set(steps) if step in extra]
-        cost, about = (sum(over), True) if over else (None, False)
-    hint = next((line(event["hint"]) for event in group if event.get("hint")), "")
-    source = next((line(event["source"]) for event in group if event.get("source")), "")
-    span = min(steps, default=None), max(steps, default=None)
-    return EventRow(kind, label(kind), tone(kind), component, *span, len(group), cost, about, where, said, hint, source)
-
-
-def _mark(step: float, kind: str, group: Sequence[Mapping[str, Any]]) -> Mark:
-    by_cost = sorted(group, key=lambda event: -(number(event.get("seconds")) or 0.0))
-    said = []
-    for event in by_cost[:REASONS]:
-        cost, where = number(event.get("seconds")), place(event)
-        said.append(" · ".join(part for part in (reason(event), where, "" if cost is None else seconds(cost)) if part))
-    if len(group) > REASONS:
-        said.append(f"and {len(group) - REASONS:,} more")
-    return Mark(step, kind, label(kind), len(group), tuple(said))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 POINTS = 2000
 """Points of a series that a chart gets at most."""
 STEADY_FROM = 8
-"""Values from which a steady one is estimated."""
+"""Values that are needed to estimate a steady one."""
 BANDS = 200
 """Stretches of "what ran" that a chart gets at most."""
 
@@ -29,8 +29,46 @@ class Line:
     steps: tuple[float, ...]
     values: tuple[float, ...]
 
+    @classmethod
+    def of(cls, name: str, pairs: Iterable[tuple[float, float | None]]) -> Line:
+        """Return the line of (step, value) pairs without missing values; the last of equal steps counts."""
+        known = {step: value for step, value in pairs if value is not None}
+        steps = sorted(known)
+        return cls(name, tuple(steps), tuple(known[step] for step in steps))
+
     def __bool__(self) -> bool:
         return bool(self.steps)
+
+    @property
+    def steady(self) -> float | None:
+        """The median of the later half of the values; None if there are too few for an estimate."""
+        return statistics.median(self.values[len(self.values) // 2 :]) if len(self.values) >= STEADY_FROM else None
+
+    def smoothed(self, name: str) -> Line:
+        """Return the exponential mean over about a fiftieth of the steps, corrected for its start (as in Adam)."""
+        keep = 1 - 1 / max(5, len(self.values) / 50)
+        mean, weight, smoothed = 0.0, 0.0, []
+        for value in self.values:
+            mean = keep * mean + (1 - keep) * value
+            weight = keep * weight + (1 - keep)
+            smoothed.append(mean / weight)
+        return Line(name, self.steps, tuple(smoothed))
+
+    def thinned(self, points: int = POINTS) -> Line:
+        """Return the smallest and the largest of each of ``points / 2`` buckets, and both ends: no spike is lost."""
+        many = len(self.values)
+        if many <= points:
+            return self
+        width = many / (points // 2 - 1)
+        kept = {0, many - 1}
+        start = 0.0
+        while start < many:
+            bucket = range(int(start), min(many, max(int(start) + 1, int(start + width))))
+            kept.add(min(bucket, key=self.values.__getitem__))
+            kept.add(max(bucket, key=self.values.__getitem__))
+            start += width
+        order = sorted(kept)
+        return Line(self.name, tuple(self.steps[i] for i in order), tuple(self.values[i] for i in order))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,99 +82,56 @@ class Band:
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """The steps of a run, ascending, each once: after a resume the later account of a step is the one that counts."""
+    """The steps of a run in ascending order. If a resumed run repeats a step, its last entry counts."""
 
     entries: tuple[Mapping[str, Any], ...]
     numbers: tuple[float, ...]
 
+    @classmethod
+    def read(cls, entries: Sequence[Mapping[str, Any]]) -> Steps:
+        """Put the steps of a record in order; an entry without a number of its own counts by its place."""
+        by_number = {}
+        for place, entry in enumerate(entries):
+            known = number(entry.get("step"))
+            by_number[float(place) if known is None else known] = entry
+        numbers = sorted(by_number)
+        return cls(tuple(by_number[step] for step in numbers), tuple(numbers))
+
     def line(self, key: str, name: str) -> Line:
-        """Read one column, leaving out what is no finite number."""
-        pairs = ((step, number(entry.get(key))) for step, entry in zip(self.numbers, self.entries, strict=True))
-        return line_of(name, pairs)
+        """Return one column as a line, without values that are not finite numbers."""
+        values = (number(entry.get(key)) for entry in self.entries)
+        return Line.of(name, zip(self.numbers, values, strict=True))
 
     def not_finite(self, key: str) -> list[float]:
-        """Find the steps whose value was NaN or infinite."""
+        """Return the steps whose value was NaN or infinite."""
         words = {"nan", "inf", "-inf"}
         return [step for step, entry in zip(self.numbers, self.entries, strict=True) if str(entry.get(key)) in words]
 
     def bands(self, key: str = "running") -> list[Band]:
-        """Group successive steps that ran the same way."""
+        """Group successive steps that ran the same way.
+
+        A run that alternates all the time would fill the page: then each stretch of a fixed width gets the label that
+        most of its steps have.
+        """
         labels = [text(entry[key]) if entry.get(key) is not None else "" for entry in self.entries]
         if sum(a != b for a, b in itertools.pairwise(labels)) >= BANDS:
-            labels = _majority(labels, -(-len(labels) // BANDS))
-        found, at = [], 0
+            width = -(-len(labels) // BANDS)
+            parts = [labels[start : start + width] for start in range(0, len(labels), width)]
+            labels = [label for part in parts for label in [Counter(part).most_common(1)[0][0]] * len(part)]
+        bands, at = [], 0
         for label, group in itertools.groupby(labels):
             length = sum(1 for _ in group)
             if label:
-                found.append(Band(self.numbers[at], self.numbers[at + length - 1], label))
+                bands.append(Band(self.numbers[at], self.numbers[at + length - 1], label))
             at += length
-        return found
-
-
-def read_steps(entries: Sequence[Mapping[str, Any]]) -> Steps:
-    """Put the steps of a record in order; an entry without a number of its own counts by its place."""
-    by_number = {}
-    for place, entry in enumerate(entries):
-        known = number(entry.get("step"))
-        by_number[float(place) if known is None else known] = entry
-    numbers = sorted(by_number)
-    return Steps(tuple(by_number[each] for each in numbers), tuple(numbers))
-
-
-def line_of(name: str, pairs: Iterable[tuple[float, float | None]]) -> Line:
-    """Make a line of pairs, leaving out the missing values and keeping the last of equal steps."""
-    known = {step: value for step, value in pairs if value is not None}
-    steps = sorted(known)
-    return Line(name, tuple(steps), tuple(known[step] for step in steps))
-
-
-def smooth(line: Line, name: str) -> Line:
-    """Smooth by an exponential mean over about a fiftieth of the steps, corrected for its start (as in Adam)."""
-    keep = 1 - 1 / max(5, len(line.values) / 50)
-    mean, weight, smoothed = 0.0, 0.0, []
-    for value in line.values:
-        mean = keep * mean + (1 - keep) * value
-        weight = keep * weight + (1 - keep)
-        smoothed.append(mean / weight)
-    return Line(name, line.steps, tuple(smoothed))
-
-
-def thin(line: Line, points: int = POINTS) -> Line:
-    """Keep the smallest and the largest of each of ``points / 2`` buckets, and both ends: no spike is lost."""
-    many = len(line.values)
-    if many <= points:
-        return line
-    width = many / (points // 2 - 1)
-    kept = {0, many - 1}
-    start = 0.0
-    while start < many:
-        bucket = range(int(start), min(many, max(int(start) + 1, int(start + width))))
-        kept.add(min(bucket, key=line.values.__getitem__))
-        kept.add(max(bucket, key=line.values.__getitem__))
-        start += width
-    order = sorted(kept)
-    return Line(line.name, tuple(line.steps[i] for i in order), tuple(line.values[i] for i in order))
-
-
-def steady(line: Line) -> float | None:
-    """Estimate the steady value: the median of the later half; None where there are too few to tell."""
-    return statistics.median(line.values[len(line.values) // 2 :]) if len(line.values) >= STEADY_FROM else None
+        return bands
 
 
 def aligned(lines: Sequence[Line]) -> tuple[list[float], list[list[float | None]]]:
-    """Put lines on one common ascending axis, None where a line has no value, as chart libraries want it."""
+    """Return one ascending axis of all steps and a column for each line, None where a line has no value."""
     axis = sorted({step for line in lines for step in line.steps})
     columns = []
     for line in lines:
         known = dict(zip(line.steps, line.values, strict=True))
         columns.append([known.get(step) for step in axis])
     return axis, columns
-
-
-def _majority(labels: list[str], width: int) -> list[str]:
-    """Give each stretch of ``width`` steps the label that most of it has: a run that flaps would fill the page."""
-    smoothed: list[str] = []
-    for start in range(0, len(labels), width):
-        part = labels[start : start + width]
-        smoothed += [Counter(part).most_common(1)[0][0]] * len(part)
-    return smoothed

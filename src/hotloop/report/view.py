@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hotloop import record
 from hotloop.report import advice, charts, components, headline, occurrences, ways
-from hotloop.report.series import Line, read_steps, steady
+from hotloop.report.series import Line, Steps
 from hotloop.report.text import count, flat, line, moment, nth, place, quantity, text, words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from hotloop.report.advice import AdviceRow, WayRow
     from hotloop.report.charts import Chart, MetricRow
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
     from hotloop.report.occurrences import EventRow
 
 LINES = 200
-"""Lines of what a run said of one subject that are shown: of files that were left out, for one."""
+"""Lines that are shown of what a run printed about one subject, such as the files that were left out."""
 VALUE_LENGTH = 1000
 """Characters of a setting that are shown."""
-_TITLES = ("title", "choice", "decision", "verdict", "action", "name", "kind")
-"""Keys that can name a decision or a verdict, the first that is set."""
 ENTRIES = 200
-"""Decisions, verdicts and settings beyond this many (times ten for settings) are counted only."""
+"""Decisions, verdicts and (ten times as many) settings that are shown; the others are counted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +36,33 @@ class Entry:
     where: str
     rows: tuple[tuple[str, str], ...]
 
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> Entry:
+        """Return a decision or a verdict of any shape: the first of a few usual keys names it, another says why."""
+        titles = ("title", "choice", "decision", "verdict", "action", "name", "kind")
+        title = next((key for key in titles if entry.get(key)), None)
+        why = next((key for key in ("reason", "text", "message", "summary") if entry.get(key)), None)
+        apart = {title, why, "file", "line", "time"}
+        said = line(entry[why], VALUE_LENGTH) if why else ""
+        if "verdict" in entry and text(entry.get("kind")) in occurrences.KINDS:  # it is an event as well
+            apart |= {"kind", "tier", "worst", "component"}
+            said = occurrences.reason(entry)
+        values = ((key, value) for key, value in flat(entry) if key.split(".")[0] not in apart and value is not None)
+        rows = [(words(key), line(quantity(key, value))) for key, value in values]
+        at = moment(entry.get("time"))
+        return cls(
+            title=line(entry[title], 120) if title else "",
+            text=said,
+            where=place(entry),
+            rows=tuple([*rows, ("Time", at)] if at else rows),
+        )
+
 
 @dataclasses.dataclass(frozen=True)
 class View:
     """Everything that a report shows."""
+
+    template: ClassVar[str] = "page.html.j2"
 
     headline: Headline
     cards: list[Card]
@@ -63,111 +84,84 @@ class View:
     advice_left: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the view as plain JSON data without the charts' columns, which the record itself has."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "charts"}
-        plain = {name: _plain(value) for name, value in fields.items()}
-        plain["charts"] = [{"key": chart.key, "title": chart.title, "summary": chart.summary} for chart in self.charts]
-        return plain
+        """Return the view as plain JSON data without the charts' columns, which the record itself has."""
+        charts = [{"key": chart.key, "title": chart.title, "summary": chart.summary} for chart in self.charts]
+        return {**dataclasses.asdict(dataclasses.replace(self, charts=[])), "charts": charts}
 
 
 def build(document: Mapping[str, Any]) -> View:
-    """Turn a run record's document (`hotloop.record.load`) into what a report shows."""
-    steps = read_steps(document["steps"])
+    """Return what a report shows of a run record's document (`hotloop.record.load`)."""
+    measured, given = document["measurements"], document.get("advice", ())
+    steps = Steps.read(document["steps"])
     times = steps.line("seconds", "step time")
     lines = charts.metric_lines(document["metrics"])
+    metrics = [charts.MetricRow.of(line) for line in lines]
     parts = components.components(document["components"])
     rows, left = occurrences.rows(document["events"], _extra(times))
     return View(
-        headline=headline.headline(document, steps, parts, killed=record.was_killed(document)),
-        cards=headline.cards(document["measurements"], steps, times, charts.metric_rows(lines)),
-        charts=[*ways.charts(document), *charts.charts(steps, lines, document["events"])],
+        headline=headline.Headline.of(document, steps, parts, killed=record.was_killed(document)),
+        cards=headline.cards(measured, steps, times, metrics),
+        charts=[*ways.chart(document), *charts.RunCharts(steps, lines, document["events"]).all()],
         components=parts,
         events=rows,
         events_total=len(document["events"]),
         events_left=left,
-        metrics=charts.metric_rows(lines),
-        measurements=_measurements(document["measurements"], times),
+        metrics=metrics,
+        measurements=list(_measurements(measured, times)),
         told=_told(document.get("told", {})),
-        settings=_rows(document["settings"]),
-        environment=_rows(document["environment"]),
+        settings=_settings(document["settings"]),
+        environment=_settings(document["environment"]),
         decisions=_entries(document["decisions"]),
         verdicts=_entries(document["verdicts"]),
-        diagnosis=ways.verdict(document) or advice.verdict(document),
-        ways=advice.ways(document["measurements"]),
-        advice=advice.advice(document.get("advice", ())),
-        advice_left=max(0, len(document.get("advice", ())) - advice.ROWS),
+        diagnosis=advice.verdict(document),
+        ways=advice.ways(measured),
+        advice=[advice.AdviceRow.read(entry) for entry in given[: advice.ROWS]],
+        advice_left=max(0, len(given) - advice.ROWS),
     )
 
 
 def _extra(times: Line) -> dict[float, float]:
-    """Seconds of each slow step over the steady ones; not of the first, whose cost has many causes."""
-    usual = steady(times)
+    """Return the seconds of each slow step over the steady ones, without the first, whose cost has many causes."""
+    usual = times.steady
     if usual is None:
         return {}
     pairs = zip(times.steps[1:], times.values[1:], strict=True)
     return {step: value - usual for step, value in pairs if value > 2 * usual}
 
 
-def _measurements(known: Mapping[str, Any], times: Line) -> list[tuple[str, str]]:
-    """List every measurement, the unknown ones too, and after them what the steps themselves say."""
+def _measurements(known: Mapping[str, Any], times: Line) -> Iterator[tuple[str, str]]:
+    """Yield every measurement, unknown ones too, and after them the figures of the steps themselves."""
     apart = {"ways", "bench"} if advice.ways(known) else set()  # they have a table and a chart of their own
-    rest = {key: value for key, value in known.items() if key not in apart}
-    rows = [(words(key), line(quantity(key, value), VALUE_LENGTH)) for key, value in flat(rest) if value is not None]
-    usual = steady(times)
-    if usual is not None and "steady_step_ms" not in known:
-        rows.append(("Steady step (median of the later half)", quantity("_seconds", usual)))
+    for key, value in flat({key: value for key, value in known.items() if key not in apart}):
+        if value is not None:
+            yield words(key), line(quantity(key, value), VALUE_LENGTH)
+    if times.steady is not None and "steady_step_ms" not in known:
+        yield "Steady step (median of the later half)", quantity("_seconds", times.steady)
     if times:
-        rows.append((f"First step ({nth(times.steps[0])})", quantity("_seconds", times.values[0])))
-        rows.append(
-            ("All steps together", f"{quantity('_seconds', sum(times.values))} in {count(len(times.values), 'step')}")
-        )
-    return rows
+        yield f"First step ({nth(times.steps[0])})", quantity("_seconds", times.values[0])
+        together = f"{quantity('_seconds', sum(times.values))} in {count(len(times.values), 'step')}"
+        yield "All steps together", together
 
 
 def _told(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Give what the run said before its first step: a subject, and its lines."""
+    """Return what the run printed before its first step: each subject with its lines."""
     rows = []
     for subject, value in values.items():
         lines = value if isinstance(value, list) else [value]
-        said = [line(one, VALUE_LENGTH) for one in lines[:LINES]]
-        said += [f"and {len(lines) - LINES:,} more lines in the record"] if len(lines) > LINES else []
-        rows.append((line(words(subject), 200), "\n".join(said)))
+        shown = [line(each, VALUE_LENGTH) for each in lines[:LINES]]
+        if len(lines) > LINES:
+            shown.append(f"and {len(lines) - LINES:,} more lines in the record")
+        rows.append((line(words(subject), 200), "\n".join(shown)))
     return rows
 
 
-def _rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _settings(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [(line(key, 200), line(value, VALUE_LENGTH)) for key, value in flat(values)]
-    if len(rows) > ENTRIES * 10:
-        rows = [*rows[: ENTRIES * 10], ("…", f"{len(rows) - ENTRIES * 10:,} more in the record")]
-    return rows
+    left = len(rows) - ENTRIES * 10
+    return [*rows[: ENTRIES * 10], ("…", f"{left:,} more in the record")] if left > 0 else rows
 
 
 def _entries(entries: Sequence[Mapping[str, Any]]) -> list[Entry]:
-    found = [_entry(entry) for entry in entries[:ENTRIES]]
-    left = len(entries) - len(found)
-    return [*found, Entry("…", f"{left:,} more in the record", "", ())] if left else found
-
-
-def _entry(entry: Mapping[str, Any]) -> Entry:
-    """Read a decision or a verdict of any shape: the first of a few usual keys names it, another says why."""
-    title = next((key for key in _TITLES if entry.get(key)), None)
-    said = next((key for key in ("reason", "text", "message", "summary") if entry.get(key)), None)
-    # A verdict that is an event as well has the event's words.
-    event = "verdict" in entry and text(entry.get("kind")) in occurrences.KINDS
-    own = line(entry[said], VALUE_LENGTH) if said else ""
-    apart = {title, said, "file", "line", "time"} | ({"kind", "tier", "worst", "component"} if event else set())
-    values = ((key, value) for key, value in flat(entry) if key.split(".")[0] not in apart and value is not None)
-    rows = [(words(key), line(quantity(key, value))) for key, value in values]
-    at = moment(entry.get("time"))
-    return Entry(
-        title=line(entry[title], 120) if title else "",
-        text=occurrences.reason(entry) if event else own,
-        where=place(entry),
-        rows=tuple([*rows, ("Time", at)] if at else rows),
-    )
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+    shown = [Entry.read(entry) for entry in entries[:ENTRIES]]
+    left = len(entries) - len(shown)
+    return [*shown, Entry("…", f"{left:,} more in the record", "", ())] if left else shown

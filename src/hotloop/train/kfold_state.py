@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop import record
 from hotloop.errors import HotloopError
 from hotloop.report import folds as report
-from hotloop.report import folds_page
+from hotloop.report.page import write_view
 from hotloop.train import configure
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class State:
     def write_page(self) -> bool:
         """Write the page of what is known by now; where that fails, say so and go on."""
         try:
-            folds_page.write(report.build(self.document), self.folder / PAGE)
+            write_view(report.build(self.document), self.folder / PAGE)
         except OSError as error:
             self._say(f"The report of the folds cannot be written ({error}); try: hotloop report {self.folder}")
             return False
