@@ -35,18 +35,124 @@ class Guard:
 def guard_of(event: Recompiled) -> Guard:
     """Read the failed guard of a recompile."""
     # torch 2.11 makes a float an input of the code after it changed once, and reads it back as a tensor's item.
-    reason = re.sub(r"___as_tensor\(([^()]+)\)\.item\(\)", r"\1", event.reason.strip())
-    reason = re.sub(r"\.__dict__\[(['\"])(.+?)\1\]", r".\2", reason)
-    if LEFT_BEHIND.search(reason):
-        return Guard("break_value", reason)
-    for read in (_global, _tensor, _length, _object, _size, _equal, _truth):
-        guard = read(reason)
-        if guard is None:
-            continue
-        if guard.cause == "float_attribute" and "dropout" in event.source and 0.0 <= float(guard.values[0]) <= 1.0:
-            return dataclasses.replace(guard, cause="dropout")  # the line hands a probability of another name to one
-        return guard
-    return Guard("other", reason)
+    text = re.sub(r"___as_tensor\(([^()]+)\)\.item\(\)", r"\1", event.reason.strip())
+    text = re.sub(r"\.__dict__\[(['\"])(.+?)\1\]", r".\2", text)
+    if LEFT_BEHIND.search(text):
+        return Guard("break_value", text)
+    guard = _GuardText(text).guard()
+    if guard.cause == "float_attribute" and "dropout" in event.source and 0.0 <= float(guard.values[0]) <= 1.0:
+        return dataclasses.replace(guard, cause="dropout")  # the line passes a probability of another name to a dropout
+    return guard
+
+
+class _GuardText:
+    """torch's text of a guard; each method below `guard` reads one form of it, and returns None for the others."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def guard(self) -> Guard:
+        """Return the guard, by the first form that fits."""
+        forms = (self.setting, self.tensor, self.length, self.object, self.size, self.equal, self.truth)
+        return next((guard for form in forms if (guard := form()) is not None), Guard("other", self.text))
+
+    def setting(self) -> Guard | None:
+        """Read a change of torch's global state."""
+        match = re.match(r"^GLOBAL_STATE changed: (.+)$", self.text)
+        if match is None:
+            return None
+        what = match[1].strip()
+        known = {
+            "grad_mode": Guard("grad_mode"),
+            "inference_mode": Guard("grad_mode"),
+            "num_threads": Guard("threads"),
+            "autocast": Guard("precision", "autocast"),
+            "default_dtype": Guard("precision", "the default dtype"),
+        }
+        return next((guard for word, guard in known.items() if word in what), Guard("setting", what))
+
+    def tensor(self) -> Guard | None:
+        """Read a mismatch of a tensor: its size, stride, dtype, rank, device, requires_grad or dispatch keys."""
+        match = re.match(
+            r"^tensor '(?P<subject>.+)' (?P<what>size|stride|dtype|rank|device|requires_grad|dispatch key set) mismatch"
+            r"(?: at index (?P<dim>\d+))?(?:\. expected (?P<before>.+?))?(?:, actual (?P<after>.+))?$",
+            self.text,
+        )
+        if match is None:
+            return None
+        what, subject = match["what"], match["subject"]
+        if what in ("size", "rank", "stride", "dtype") and "_parameters[" in subject:
+            return Guard("new_object", _name(subject))  # a parameter does not change its size or dtype: it was replaced
+        values = tuple(value for value in (match["before"], match["after"]) if value)
+        cause = {"stride": "strides", "dtype": "precision"}.get(what, what)
+        if what == "dispatch key set":
+            first, second = (set(re.findall(r"\w+", match[side] or "")) for side in ("before", "after"))
+            changed = first ^ second
+            # A tensor that was made in inference mode lacks autograd's keys.
+            if all("Autograd" in key or key == "ADInplaceOrView" for key in changed):
+                return Guard("grad_mode", _name(subject))
+            cause = "device" if {"Dense", "CPU", "CUDA", "Meta", "XPU", "MPS"} & changed else "other"
+        if what == "stride" and values:
+            values = (f"stride {values[0]}", *values[1:])
+        return Guard(cause, _name(subject), values, int(match["dim"]) if match["dim"] else None)
+
+    def length(self) -> Guard | None:
+        """Read a comparison of a container's length."""
+        match = re.match(r"^(?:not )?len\((?P<subject>.+?)\) (?:==|!=|<|>|<=|>=) (?P<value>\d+)$", self.text)
+        return None if match is None else self.grown(match["subject"], (match["value"],))
+
+    def truth(self) -> Guard | None:
+        """Read whether a container is empty."""
+        match = re.match(r"^(?P<not>not )?(?P<subject>[A-Za-z_][\w.\[\]'\"]*)$", self.text)
+        return None if match is None else self.grown(match["subject"], ("0",) if match["not"] else ())
+
+    @staticmethod
+    def grown(subject: str, values: tuple[str, ...]) -> Guard:
+        """Return the guard on a container that grew: a module's modules or hooks, an argument, or another."""
+        place = re.search(r"(?:^|\.)_(?:modules|(?:forward|backward)(?:_pre)?_hooks)$", subject)
+        if place is not None:
+            return Guard("modules", _name(subject[: place.start()]).removeprefix("module") or "the model")
+        return Guard("arguments" if _is_argument(subject) else "growth", _name(subject), values)
+
+    def object(self) -> Guard | None:
+        """Read a check of an object: its identity or type, None, or what it has of its own in place of its class's."""
+        own = re.match(r"^(?:not )?___dict_contains\((['\"])(?P<name>\w+)\1, (?P<subject>.+)\.__dict__\)$", self.text)
+        if own:
+            return Guard("new_object", f"{_name(own['subject'])}.{own['name']}")
+        none = re.match(r"^(?P<subject>\S+) is (?P<value>None|not None)$", self.text)
+        if none:
+            cause = "arguments" if _is_argument(none["subject"]) else "attribute"
+            return Guard(cause, _name(none["subject"]), (none["value"],))
+        checks = r"___check_(?:type_id|obj_id|current_backend|torch_function_mode_stack)\(|(?:id|type)\("
+        replaced = re.match(rf"^(?:{checks})(?P<subject>[^,)]+)", self.text)
+        return Guard("new_object", _name(replaced["subject"])) if replaced else None
+
+    def size(self) -> Guard | None:
+        """Read a comparison of sizes."""
+        # torch compiles a dimension of size 1 apart: this guard says that 2 or more were expected, and 1 came.
+        one = re.match(r"^2 <= (?P<subject>[^<>]+?)\.size\(\)\[(?P<dim>\d+)\]$", self.text)
+        if one:
+            return Guard("size", _name(one["subject"]), ("2 or more", "1"), int(one["dim"]))
+        relation = re.search(r"\.(?:size|stride)\(\)|\bsize\(|^(?:Eq|Ne|Mod)\(|(?:^|[^=])[<>]=?| % ", self.text)
+        return Guard("size_relation", self.text) if relation else None
+
+    def equal(self) -> Guard | None:
+        """Read a comparison with a value: of the mode, an argument, or an attribute."""
+        match = re.match(r"^(?P<subject>[^=!<>]+?) == (?P<value>.+)$", self.text)
+        if match is None:
+            return None
+        subject, value = _name(match["subject"]), match["value"].strip()
+        name = subject.rpartition(".")[2]
+        if name == "training":
+            cause = "train_eval"
+        elif _is_argument(match["subject"]):
+            cause = "arguments"
+        elif re.match(r"^-?(?:\d+\.\d*(?:e-?\d+)?|\d+e-?\d+|nan|inf)$", value):
+            named_as_probability = name == "p" or "drop" in subject.lower()  # `nn.Dropout` calls it ``p``
+            cause = "dropout" if named_as_probability and 0.0 <= float(value) <= 1.0 else "float_attribute"
+        else:
+            cause = "int_attribute" if re.match(r"^-?\d+$", value) else "attribute"
+        return Guard(cause, subject, (value,))
 
 
 def _name(text: str) -> str:
@@ -57,109 +163,6 @@ def _name(text: str) -> str:
     shown = re.sub(r"\bkwargs\[['\"](\w+)['\"]\]", r"\1", shown)
     shown = re.sub(r"\._(?:modules|parameters|buffers)\[(['\"])(.+?)\1\]", r".\2", shown)
     return shown.removeprefix("module.")
-
-
-def _global(reason: str) -> Guard | None:
-    match = re.match(r"^GLOBAL_STATE changed: (.+)$", reason)
-    if match is None:
-        return None
-    what = match[1].strip()
-    known = {
-        "grad_mode": Guard("grad_mode"),
-        "inference_mode": Guard("grad_mode"),
-        "num_threads": Guard("threads"),
-        "autocast": Guard("precision", "autocast"),
-        "default_dtype": Guard("precision", "the default dtype"),
-    }
-    return next((guard for word, guard in known.items() if word in what), Guard("setting", what))
-
-
-def _tensor(reason: str) -> Guard | None:
-    match = re.match(
-        r"^tensor '(?P<subject>.+)' (?P<what>size|stride|dtype|rank|device|requires_grad|dispatch key set) mismatch"
-        r"(?: at index (?P<dim>\d+))?(?:\. expected (?P<before>.+?))?(?:, actual (?P<after>.+))?$",
-        reason,
-    )
-    if match is None:
-        return None
-    what, subject = match["what"], match["subject"]
-    if what in ("size", "rank", "stride", "dtype") and "_parameters[" in subject:
-        return Guard("new_object", _name(subject))  # a parameter does not change its size or dtype: it was replaced
-    values = tuple(value for value in (match["before"], match["after"]) if value)
-    if what == "dispatch key set":
-        cause = _cause_of_keys(*values)
-        return Guard(cause, _name(subject), () if cause == "grad_mode" else values)
-    if what == "stride" and values:
-        values = (f"stride {values[0]}", *values[1:])
-    cause = {"stride": "strides", "dtype": "precision"}.get(what, what)
-    return Guard(cause, _name(subject), values, int(match["dim"]) if match["dim"] else None)
-
-
-def _cause_of_keys(before: str = "", after: str = "") -> str:
-    """Return why dispatch keys changed: inference mode, whose tensors lack autograd's keys, or another device."""
-    first, second = (set(re.findall(r"\w+", keys)) for keys in (before, after))
-    if all("Autograd" in key or key == "ADInplaceOrView" for key in first ^ second):
-        return "grad_mode"
-    return "device" if {"Dense", "CPU", "CUDA", "Meta", "XPU", "MPS"} & (first ^ second) else "other"
-
-
-def _length(reason: str) -> Guard | None:
-    match = re.match(r"^(?:not )?len\((?P<subject>.+?)\) (?:==|!=|<|>|<=|>=) (?P<value>\d+)$", reason)
-    return None if match is None else _grown(match["subject"], (match["value"],))
-
-
-def _truth(reason: str) -> Guard | None:
-    match = re.match(r"^(?:not )?(?P<subject>[A-Za-z_][\w.\[\]'\"]*)$", reason)
-    return None if match is None else _grown(match["subject"], ("0",) if reason.startswith("not ") else ())
-
-
-def _grown(subject: str, values: tuple[str, ...]) -> Guard:
-    """Return the guard on a container's length or emptiness: a module's modules or hooks, an argument, or another."""
-    place = re.search(r"(?:^|\.)_(?:modules|(?:forward|backward)(?:_pre)?_hooks)$", subject)
-    if place is not None:
-        return Guard("modules", _name(subject[: place.start()]).removeprefix("module") or "the model")
-    return Guard("arguments" if _is_argument(subject) else "growth", _name(subject), values)
-
-
-def _object(reason: str) -> Guard | None:
-    # An object has something of its own in the place of its class's, or has it no longer.
-    own = re.match(r"^(?:not )?___dict_contains\((['\"])(?P<name>\w+)\1, (?P<subject>.+)\.__dict__\)$", reason)
-    if own:
-        return Guard("new_object", f"{_name(own['subject'])}.{own['name']}")
-    none = re.match(r"^(?P<subject>\S+) is (?:not )?None$", reason)
-    if none:
-        cause = "arguments" if _is_argument(none["subject"]) else "attribute"
-        return Guard(cause, _name(none["subject"]), ("None" if " not " not in reason else "not None",))
-    checks = r"___check_(?:type_id|obj_id|current_backend|torch_function_mode_stack)\(|(?:id|type)\("
-    replaced = re.match(rf"^(?:{checks})(?P<subject>[^,)]+)", reason)
-    return Guard("new_object", _name(replaced["subject"])) if replaced else None
-
-
-def _size(reason: str) -> Guard | None:
-    # torch compiles a dimension of size 1 apart: this guard says that 2 or more were expected, and 1 came.
-    one = re.match(r"^2 <= (?P<subject>[^<>]+?)\.size\(\)\[(?P<dim>\d+)\]$", reason)
-    if one:
-        return Guard("size", _name(one["subject"]), ("2 or more", "1"), int(one["dim"]))
-    relation = re.search(r"\.(?:size|stride)\(\)|\bsize\(|^(?:Eq|Ne|Mod)\(|(?:^|[^=])[<>]=?| % ", reason)
-    return Guard("size_relation", reason) if relation else None
-
-
-def _equal(reason: str) -> Guard | None:
-    match = re.match(r"^(?P<subject>[^=!<>]+?) == (?P<value>.+)$", reason)
-    if match is None:
-        return None
-    subject, value = _name(match["subject"]), match["value"].strip()
-    name = subject.rpartition(".")[2]
-    if name == "training":
-        cause = "train_eval"
-    elif _is_argument(match["subject"]):
-        cause = "arguments"
-    elif re.match(r"^-?(?:\d+\.\d*(?:e-?\d+)?|\d+e-?\d+|nan|inf)$", value):
-        named_as_probability = name == "p" or "drop" in subject.lower()  # `nn.Dropout` calls it ``p``
-        cause = "dropout" if named_as_probability and 0.0 <= float(value) <= 1.0 else "float_attribute"
-    else:
-        cause = "int_attribute" if re.match(r"^-?\d+$", value) else "attribute"
-    return Guard(cause, subject, (value,))
 
 
 def _is_argument(text: str) -> bool:

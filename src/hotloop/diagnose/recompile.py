@@ -39,7 +39,7 @@ class Recompile(Rule):
         frames = [frame for frame in recompiles(case) if not any(map(frame.is_caused_by, breaks))]
         for group in grouped([(frame, guard_of(frame.event)) for frame in frames], self._key):
             guards = [guard for _, guard in group]
-            yield _kind_of_sizes(guards, case) if guards[0].cause == "size" else guards[0].cause, group
+            yield self.kind_of_sizes(guards, case) if guards[0].cause == "size" else guards[0].cause, group
 
     def _key(self, item: tuple[RecompiledFrame, Guard]) -> tuple[object, ...]:
         frame, guard = item
@@ -50,48 +50,47 @@ class Recompile(Rule):
             return *key, guard.dim
         return key if guard.cause in self.whole else (*key, guard.subject)
 
+    def kind_of_sizes(self, guards: list[Guard], case: Case) -> str:
+        """Return ``ragged_batch`` if the first dimension had one size and an odd smaller one, else ``dynamic_lengths``.
 
-def _kind_of_sizes(guards: list[Guard], case: Case) -> str:
-    """Return ``ragged_batch`` if the first dimension had one size and an odd smaller one, else ``dynamic_lengths``.
+        The run's census of shapes knows all sizes, if it has one. torch alone names the first two only, since it makes
+        a size dynamic at its second value. Without a census, a smaller second size of the first dimension is taken for
+        the odd one.
+        """
+        if guards[0].dim != 0:
+            return "dynamic_lengths"
+        distinct = self.distinct_sizes(guards, case.measurements.get("shapes"))
+        if distinct is None:
+            odd = all(_became_smaller(guard.values) for guard in guards)
+            distinct = len({value for guard in guards for value in guard.values}) if odd else 0
+        return "ragged_batch" if distinct == 2 else "dynamic_lengths"  # noqa: PLR2004 - the usual size and the odd one
 
-    The run's census of shapes knows all sizes, if it has one. torch alone names the first two only, since it makes a
-    size dynamic at its second value. Without a census, a smaller second size of the first dimension is taken for the
-    odd one.
-    """
-    if guards[0].dim != 0:
-        return "dynamic_lengths"
-    known = _distinct_sizes(guards, case.measurements.get("shapes"))
-    if known is not None:
-        return "ragged_batch" if known == 2 else "dynamic_lengths"  # noqa: PLR2004 - the usual size and the odd one
-    values = {value for guard in guards for value in guard.values}
-    odd = len(values) == 2 and all(_became_smaller(guard.values) for guard in guards)  # noqa: PLR2004 - as above
-    return "ragged_batch" if odd else "dynamic_lengths"
+    @staticmethod
+    def distinct_sizes(guards: list[Guard], shapes: object) -> int | None:
+        """Return how many sizes the first dimension of a step's input had, of an input that had the guards' sizes.
+
+        Args:
+            guards: failed guards on sizes.
+            shapes: the record's censuses, each by its step's name; None is returned if no census has such an input.
+        """
+        sizes = [int(value) for guard in guards for value in guard.values if value.isdigit()]
+        counts = []
+        for census in shapes.values() if isinstance(shapes, Mapping) and sizes else ():
+            dims: Any = census.get("varying_dims") if isinstance(census, Mapping) else None
+            for dim in dims if isinstance(dims, list | tuple) else ():
+                if not isinstance(dim, Mapping) or dim.get("dim") != 0:
+                    continue
+                least, most, distinct = (dim.get(key) for key in ("least", "most", "distinct"))
+                if not (isinstance(least, int) and isinstance(most, int) and isinstance(distinct, int)):
+                    continue
+                if least <= min(sizes) and max(sizes) <= most:
+                    counts.append(distinct)
+        return max(counts, default=None)
 
 
 def _became_smaller(sizes: tuple[str, ...]) -> bool:
+    """Return whether the second of two sizes is the smaller one, or 1."""
     if len(sizes) != 2:  # noqa: PLR2004 - a size before and after
         return False
     before, after = sizes
     return after == "1" or (before.isdigit() and after.isdigit() and int(after) < int(before))
-
-
-def _distinct_sizes(guards: list[Guard], shapes: object) -> int | None:
-    """Return how many sizes the first dimension of a step's input had, of an input that had all sizes of the guards.
-
-    Args:
-        guards: failed guards on sizes.
-        shapes: the record's censuses, each by its step's name; None is returned if no census has such an input.
-    """
-    sizes = [int(value) for guard in guards for value in guard.values if value.isdigit()]
-    counts = []
-    for census in shapes.values() if isinstance(shapes, Mapping) and sizes else ():
-        dims: Any = census.get("varying_dims") if isinstance(census, Mapping) else None
-        for dim in dims if isinstance(dims, list | tuple) else ():
-            if not isinstance(dim, Mapping) or dim.get("dim") != 0:
-                continue
-            least, most, distinct = (dim.get(key) for key in ("least", "most", "distinct"))
-            if not (isinstance(least, int) and isinstance(most, int) and isinstance(distinct, int)):
-                continue
-            if least <= min(sizes) and max(sizes) <= most:
-                counts.append(distinct)
-    return max(counts, default=None)

@@ -38,7 +38,7 @@ class AdviceRow:
         rule = line(entry.get("rule") or "advice", 60)
         words = {key: line(entry.get(key) or "", 1_000) for key in ("what", "cause", "change", "source")}
         remedy = next((words for name, words in REMEDIES.items() if name == entry.get("remedy")), "")
-        costs = _costs(entry)
+        costs = cls._costs(entry)
         return cls(
             rule=rule,
             label=rule.replace("_", " ").capitalize(),
@@ -50,21 +50,21 @@ class AdviceRow:
             **words,
         )
 
-
-def _costs(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say what a problem costs, as far as it was measured."""
-    costs = []
-    if step := number(entry.get("milliseconds")):
-        costs.append(f"{seconds(step / 1e3)} a step")
-    if once := number(entry.get("seconds")):
-        costs.append(f"{seconds(once)} once")
-    if compiles := number(entry.get("compiles")):
-        costs.append(count(int(compiles), "compile"))
-    if nbytes := number(entry.get("nbytes")):
-        costs.append(size(nbytes))
-    if (times := number(entry.get("times"))) and times > 1:
-        costs.append(f"seen {figure(times)}x")
-    return tuple(costs)
+    @staticmethod
+    def _costs(entry: Mapping[str, Any]) -> tuple[str, ...]:
+        """Say what a problem costs, as far as it was measured."""
+        costs = []
+        if step := number(entry.get("milliseconds")):
+            costs.append(f"{seconds(step / 1e3)} a step")
+        if once := number(entry.get("seconds")):
+            costs.append(f"{seconds(once)} once")
+        if compiles := number(entry.get("compiles")):
+            costs.append(count(int(compiles), "compile"))
+        if nbytes := number(entry.get("nbytes")):
+            costs.append(size(nbytes))
+        if (times := number(entry.get("times"))) and times > 1:
+            costs.append(f"seen {figure(times)}x")
+        return tuple(costs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +90,7 @@ class WayRow:
         )
         base = number(eager.get("step_ms"))
         speed = number(entry.get("speed")) or (base / step if base and step else None)  # measured in pairs, if it was
-        equal = " (no difference)" if name != "eager" and _no_difference(entry, eager) else ""
+        equal = " (no difference)" if name != "eager" and cls._no_difference(entry, eager) else ""
         between = "" if low is None or high is None else f" ({seconds(low / 1e3)} to {seconds(high / 1e3)})"
         cached = " (cached)" if number(entry.get("cache_hits")) else ""
         return cls(
@@ -102,6 +102,17 @@ class WayRow:
             note=line(entry.get("failed") or "", 1_000),
         )
 
+    @staticmethod
+    def _no_difference(entry: Mapping[str, Any], eager: Mapping[str, Any]) -> bool:
+        """Return whether a way is as fast as eager: as measured in pairs, or else by whether the intervals meet."""
+        if "difference" in entry:
+            return bool(entry["difference"] == "none")
+        ends = [number(figures.get(key)) for figures in (entry, eager) for key in ("step_ms_low", "step_ms_high")]
+        low, high, eager_low, eager_high = ends
+        if low is None or high is None or eager_low is None or eager_high is None:
+            return False
+        return low <= eager_high and eager_low <= high
+
     @property
     def sentence(self) -> str:
         """How fast the way is, or why it did not run."""
@@ -111,17 +122,6 @@ class WayRow:
             times, _, equal = self.against.partition(" ")
             return f"{self.name}: {times} eager {equal}".rstrip() + "."
         return f"{self.name}: {self.step} a step." if self.step else f"{self.name} was not timed."
-
-
-def _no_difference(entry: Mapping[str, Any], eager: Mapping[str, Any]) -> bool:
-    """Return whether a way is as fast as eager: as measured in pairs, or else by whether the intervals meet."""
-    if "difference" in entry:
-        return bool(entry["difference"] == "none")
-    ends = [number(figures.get(key)) for figures in (entry, eager) for key in ("step_ms_low", "step_ms_high")]
-    low, high, eager_low, eager_high = ends
-    if low is None or high is None or eager_low is None or eager_high is None:
-        return False
-    return low <= eager_high and eager_low <= high
 
 
 def ways(measured: Mapping[str, Any]) -> list[WayRow]:

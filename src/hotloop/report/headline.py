@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from hotloop.report.occurrences import Tone
     from hotloop.report.series import Line, Steps
 
-TITLES = ("run_name", "run.name", "name", "recipe", "recipe.name")
-"""Settings that can name a run; the first that is set does."""
-CARDS = 7
-"""The most cards that fit in one row."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Note:
@@ -47,65 +42,66 @@ class Headline:
         label = "interrupted (killed)" if killed else status
         tones: dict[str, Tone] = {"finished": "good", "running": "note", "interrupted": "warn", "pruned": "note"}
         settings = dict(flat(document["settings"]))
-        title = next((settings[key] for key in TITLES if isinstance(settings.get(key), str) and settings[key]), None)
+        titles = (settings.get(key) for key in ("run_name", "run.name", "name", "recipe", "recipe.name"))
+        title = next((title for title in titles if title and isinstance(title, str)), None)
         return cls(
             title=line(title, 120) if title else "Training run",
             status=label,
             tone="warn" if killed else tones.get(status, "bad"),
             when=moment(document.get("created")),
-            sentence=_sentence(document, steps, label),
-            verdict=_verdict(parts),
-            notes=tuple(_notes(document, steps)),
+            sentence=cls._sentence(document, steps, label),
+            verdict=cls._verdict(parts),
+            notes=tuple(cls._notes(document, steps)),
         )
 
+    @staticmethod
+    def _sentence(document: Mapping[str, Any], steps: Steps, status: str) -> str:
+        begun, ended = number(document.get("created")), number(document.get("finished") or document.get("updated"))
+        ran = -1.0 if begun is None or ended is None else ended - begun - (number(document.get("idle_seconds")) or 0.0)
+        took = f" in {seconds(ran)}" if steps.entries and ran >= 0 else ""
+        # A hot loop does not record every step, but it records how many it did.
+        measured = document.get("measurements")
+        counted = number(measured.get("steps_done")) if isinstance(measured, Mapping) else None
+        done = int(counted) if counted else len(steps.entries)
+        sittings = number(document.get("starts")) or 0
+        starts = f", in {int(sittings)} sittings" if sittings > 1 else ""
+        return f"{status[:1].upper()}{status[1:]}: {count(done, 'step') if done else 'no step'}{took}{starts}."
 
-def _sentence(document: Mapping[str, Any], steps: Steps, status: str) -> str:
-    begun, ended = number(document.get("created")), number(document.get("finished") or document.get("updated"))
-    ran = -1.0 if begun is None or ended is None else ended - begun - (number(document.get("idle_seconds")) or 0.0)
-    took = f" in {seconds(ran)}" if steps.entries and ran >= 0 else ""
-    # A hot loop does not record every step, but it records how many it did.
-    measured = document.get("measurements")
-    counted = number(measured.get("steps_done")) if isinstance(measured, Mapping) else None
-    done = int(counted) if counted else len(steps.entries)
-    sittings = number(document.get("starts")) or 0
-    starts = f", in {int(sittings)} sittings" if sittings > 1 else ""
-    return f"{status[:1].upper()}{status[1:]}: {count(done, 'step') if done else 'no step'}{took}{starts}."
+    @staticmethod
+    def _verdict(parts: Sequence[Component], named: int = 3) -> str:
+        """Say whether what was asked for is what ran; at most ``named`` components are named one by one."""
+        if not parts:
+            return "The record names no component, so it cannot say what ran compiled."
+        if len(parts) > named and all(part.as_asked for part in parts):
+            eager = sum(part.state == "eager" for part in parts)
+            how = {0: "compiled", len(parts): "eager"}.get(eager, f"{len(parts) - eager} compiled and {eager} eager")
+            return f"All {len(parts)} components ran as asked, {how}."
+        phrases = []
+        for part in sorted(parts, key=lambda part: part.as_asked)[:named]:
+            because = ""
+            if part.causes and not part.as_asked:
+                cause = part.causes[0]
+                where = f" ({short_place(cause.where)})" if cause.where else ""
+                because = f": {line(cause.reason, 160).rstrip('.')}{where}"
+            phrases.append(f"{part.name} {part.sentence}{because}")
+        if len(parts) > named:
+            phrases.append(f"{len(parts) - named} more below")
+        return "; ".join(phrases) + "."
 
-
-def _verdict(parts: Sequence[Component], named: int = 3) -> str:
-    """Say whether what was asked for is what ran; at most ``named`` components are named one by one."""
-    if not parts:
-        return "The record names no component, so it cannot say what ran compiled."
-    if len(parts) > named and all(part.as_asked for part in parts):
-        eager = sum(part.state == "eager" for part in parts)
-        how = {0: "compiled", len(parts): "eager"}.get(eager, f"{len(parts) - eager} compiled and {eager} eager")
-        return f"All {len(parts)} components ran as asked, {how}."
-    phrases = []
-    for part in sorted(parts, key=lambda part: part.as_asked)[:named]:
-        because = ""
-        if part.causes and not part.as_asked:
-            cause = part.causes[0]
-            where = f" ({short_place(cause.where)})" if cause.where else ""
-            because = f": {line(cause.reason, 160).rstrip('.')}{where}"
-        phrases.append(f"{part.name} {part.sentence}{because}")
-    if len(parts) > named:
-        phrases.append(f"{len(parts) - named} more below")
-    return "; ".join(phrases) + "."
-
-
-def _notes(document: Mapping[str, Any], steps: Steps) -> list[Note]:
-    notes = []
-    if document.get("error") and document.get("status") != "interrupted":
-        notes.append(Note("note" if document.get("status") == "pruned" else "bad", line(document["error"], 1000)))
-    wrong = steps.not_finite("loss")
-    if wrong:
-        where = f"{count(len(wrong), 'step')}, first in step {nth(wrong[0])}"
-        notes.append(Note("warn", f"The loss was not finite in {where}."))
-    unread = number(document.get("unread_lines"))
-    if unread:
-        lines = count(int(unread), "line")
-        notes.append(Note("warn", f"{lines} of the record could not be read (a kill tears the last one)."))
-    return notes
+    @staticmethod
+    def _notes(document: Mapping[str, Any], steps: Steps) -> list[Note]:
+        notes = []
+        if document.get("error") and document.get("status") != "interrupted":
+            notes.append(Note("note" if document.get("status") == "pruned" else "bad", line(document["error"], 1000)))
+        wrong = steps.not_finite("loss")
+        if wrong:
+            where = f"{count(len(wrong), 'step')}, first in step {nth(wrong[0])}"
+            notes.append(Note("warn", f"The loss was not finite in {where}."))
+        unread = number(document.get("unread_lines"))
+        if unread:
+            lines = count(int(unread), "line")
+            notes.append(Note("warn", f"{lines} of the record could not be read (a kill tears the last one)."))
+        return notes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,61 +113,57 @@ class Card:
     note: str = ""
 
 
-def cards(measured: Mapping[str, Any], steps: Steps, times: Line, metrics: Sequence[MetricRow]) -> list[Card]:
-    """Return the most important numbers of a run, as far as they are known; each says where it comes from.
+@dataclasses.dataclass(frozen=True)
+class Cards:
+    """The most important numbers of a run, from its measurements, its steps and their seconds, and its metrics."""
 
-    Args:
-        measured: the record's measurements; a measured number goes before an estimate.
-        steps: the steps of the run.
-        times: the seconds of the steps.
-        metrics: the metrics of all splits.
-    """
+    measured: Mapping[str, Any]
+    steps: Steps
+    times: Line
+    metrics: Sequence[MetricRow]
 
-    def card(key: str, label: str, note: str) -> list[Card]:
-        if number(measured.get(key)) is None:
-            return []
-        return [Card(label, _minutes_shortened(quantity(key, measured[key])), note)]
+    def all(self, most: int = 7) -> list[Card]:
+        """Return the cards that are known; a measured number goes before an estimate."""
+        cold = self.measurement("cold_seconds", "Cold time", "first steps and compiles")
+        if not cold and self.times:
+            cold = [Card("First step", seconds(self.times.values[0]), "compiles included")]
+        steady = self.measurement("steady_step_ms", "Steady step", "measured")
+        if not steady and self.times.steady is not None:
+            steady = [Card("Steady step", seconds(self.times.steady), "median of the later half")]
+        cards = [
+            *steady,
+            *cold,
+            *self.measurement("speed_up", "Speed-up", "over eager steps"),
+            *self.measurement("seconds_saved", "Saved", "before the cost of preparing"),
+            *self.measurement("samples_per_second", "Throughput", "samples, steady"),
+            *self.measurement("peak_memory_bytes", "Peak memory", "of the whole run"),
+            *self.best_metric(),
+            *self.final_loss(),
+            *self.measurement("compile_seconds", "Compile time", "all compiles together"),
+        ]
+        # With minutes shortened, a duration fits a card in one line.
+        return [dataclasses.replace(card, value=card.value.replace(" min", " m")) for card in cards[:most]]
 
-    steady = card("steady_step_ms", "Steady step", "measured")
-    if not steady and times.steady is not None:
-        steady = [Card("Steady step", seconds(times.steady), "median of the later half")]
-    cold = card("cold_seconds", "Cold time", "first steps and compiles")
-    if not cold and times:
-        cold = [Card("First step", _minutes_shortened(seconds(times.values[0])), "compiles included")]
-    found = [
-        *steady,
-        *cold,
-        *card("speed_up", "Speed-up", "over eager steps"),
-        *card("seconds_saved", "Saved", "before the cost of preparing"),
-        *card("samples_per_second", "Throughput", "samples, steady"),
-        *card("peak_memory_bytes", "Peak memory", "of the whole run"),
-        *_best_metric(metrics),
-        *_final_loss(steps),
-        *card("compile_seconds", "Compile time", "all compiles together"),
-    ]
-    return found[:CARDS]
+    def measurement(self, key: str, label: str, note: str) -> list[Card]:
+        """Return the card of one measurement."""
+        known = number(self.measured.get(key)) is not None
+        return [Card(label, quantity(key, self.measured[key]), note)] if known else []
 
-
-def _minutes_shortened(shown: str) -> str:
-    """Shorten minutes, so that a duration fits a card in one line."""
-    return shown.replace(" min", " m")
-
-
-def _best_metric(metrics: Sequence[MetricRow]) -> list[Card]:
-    """Return the first of the usual metrics that was recorded outside of training."""
-    rows = [row for row in metrics if "train" not in row.split.lower()]
-    for wanted in ("f1", "auc", "auroc", "accuracy"):
-        for row in rows:
-            if row.name.lower() == wanted:
-                name = row.name.upper() if row.name in ("f1", "auc", "auroc") else row.name
-                return [Card(f"Best {name}", figure(row.best), f"{row.split} step {nth(row.best_step)}".strip())]
-    return []
-
-
-def _final_loss(steps: Steps) -> list[Card]:
-    loss = steps.line("loss", "loss")
-    if not loss:
+    def best_metric(self) -> list[Card]:
+        """Return the first of the usual metrics that was recorded outside of training."""
+        rows = [row for row in self.metrics if "train" not in row.split.lower()]
+        for wanted in ("f1", "auc", "auroc", "accuracy"):
+            for row in rows:
+                if row.name.lower() == wanted:
+                    name = row.name.upper() if row.name in ("f1", "auc", "auroc") else row.name
+                    return [Card(f"Best {name}", figure(row.best), f"{row.split} step {nth(row.best_step)}".strip())]
         return []
-    tail = loss.values[-max(1, len(loss.values) // 20) :]
-    note = f"mean of the last {len(tail)}" if len(tail) > 1 else "last step"
-    return [Card("Final loss", figure(sum(tail) / len(tail)), note)]
+
+    def final_loss(self) -> list[Card]:
+        """Return the mean of the last twentieth of the losses."""
+        loss = self.steps.line("loss", "loss")
+        if not loss:
+            return []
+        tail = loss.values[-max(1, len(loss.values) // 20) :]
+        note = f"mean of the last {len(tail)}" if len(tail) > 1 else "last step"
+        return [Card("Final loss", figure(sum(tail) / len(tail)), note)]

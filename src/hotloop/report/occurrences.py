@@ -17,8 +17,6 @@ ROWS = 400
 """Rows of the events table at most; the other events are counted."""
 MARKS = 600
 """Marks on a chart at most."""
-REASONS = 3
-"""Reasons that a mark names; the others are counted."""
 
 
 class Kind(NamedTuple):
@@ -126,15 +124,15 @@ class Mark:
     reasons: tuple[str, ...]
 
     @classmethod
-    def of(cls, step: float, kind: str, group: Sequence[Mapping[str, Any]]) -> Mark:
-        """Return the mark of events of one kind in one step; the costliest are named."""
+    def of(cls, step: float, kind: str, group: Sequence[Mapping[str, Any]], named: int = 3) -> Mark:
+        """Return the mark of events of one kind in one step; the costliest are named, the others counted."""
         reasons = []
-        for event in sorted(group, key=lambda event: -(number(event.get("seconds")) or 0.0))[:REASONS]:
+        for event in sorted(group, key=lambda event: -(number(event.get("seconds")) or 0.0))[:named]:
             cost = number(event.get("seconds"))
             parts = (reason(event), place(event), "" if cost is None else seconds(cost))
             reasons.append(" · ".join(part for part in parts if part))
-        if len(group) > REASONS:
-            reasons.append(f"and {len(group) - REASONS:,} more")
+        if len(group) > named:
+            reasons.append(f"and {len(group) - named:,} more")
         return cls(step, kind, kind_of(kind).label, len(group), tuple(reasons))
 
 

@@ -13,10 +13,6 @@ from hotloop.report.text import number, text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-POINTS = 2000
-"""Points of a series that a chart gets at most."""
-STEADY_FROM = 8
-"""Values that are needed to estimate a steady one."""
 BANDS = 200
 """Stretches of "what ran" that a chart gets at most."""
 
@@ -41,8 +37,10 @@ class Line:
 
     @property
     def steady(self) -> float | None:
-        """The median of the later half of the values; None if there are too few for an estimate."""
-        return statistics.median(self.values[len(self.values) // 2 :]) if len(self.values) >= STEADY_FROM else None
+        """The median of the later half of the values; None with fewer than 8, too few for an estimate."""
+        if len(self.values) < 8:  # noqa: PLR2004 - see above
+            return None
+        return statistics.median(self.values[len(self.values) // 2 :])
 
     def smoothed(self, name: str) -> Line:
         """Return the exponential mean over about a fiftieth of the steps, corrected for its start (as in Adam)."""
@@ -54,7 +52,7 @@ class Line:
             smoothed.append(mean / weight)
         return Line(name, self.steps, tuple(smoothed))
 
-    def thinned(self, points: int = POINTS) -> Line:
+    def thinned(self, points: int = 2000) -> Line:
         """Return the smallest and the largest of each of ``points / 2`` buckets, and both ends: no spike is lost."""
         many = len(self.values)
         if many <= points:

@@ -23,8 +23,6 @@ DOCUMENT = "study.json"
 SCHEMA_VERSION = 1
 ROWS = 2000
 """Trials that the page lists at most: the best and the last."""
-SLICES = 24
-"""Settings that get a chart at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +210,7 @@ class _Search:
         return tuple(sorted(shares, key=lambda item: -item[1]))
 
     def charts(self) -> Iterator[Chart]:
-        """Yield the history, and a slice for each setting that is a number of a range."""
+        """Yield the history, and a slice for each of the first 24 settings that is a number of a range."""
         if not self.complete:
             return
         points = [(float(number(attempt.get("number")) or 0), float(attempt["value"])) for attempt in self.complete]
@@ -222,7 +220,7 @@ class _Search:
             so_far.append((max if self.maximize else min)([*so_far[-1:], value]))
         best = Line("best so far", values.steps, tuple(so_far))
         yield self.chart("history", "History", [values, best], "trial", wide=True)
-        for place, (name, about) in enumerate(list(self.space.items())[:SLICES]):
+        for place, (name, about) in enumerate(list(self.space.items())[:24]):
             if not isinstance(about, Mapping) or about.get("kind") == "choices":
                 continue
             pairs = ((number(_values(attempt).get(name)), float(attempt["value"])) for attempt in self.complete)

@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 EVENTS = 12
 """Rows of events that a terminal gets; the page has the others."""
-FIGURES = 3
-"""Figures of a decision that a terminal gets beside its reason; the page has the others."""
-TRIALS = 10
-"""Trials of a search that a terminal gets: the best."""
 _STYLES: dict[Tone, str] = {"good": "green", "note": "cyan", "warn": "yellow", "bad": "bold red"}
 
 
@@ -162,10 +158,11 @@ class _RunDrawing:
         return table if table.row_count else None
 
     def entries(self, entries: Sequence[Entry]) -> RenderableType | None:
+        """Draw decisions or verdicts, each with its first three figures; the page has the others."""
         lines = []
         for entry in entries:
-            rest = ", ".join(f"{key.lower()} {value}" for key, value in entry.rows[:FIGURES])
-            rest += ", …" if len(entry.rows) > FIGURES else ""
+            figures = [f"{key.lower()} {value}" for key, value in entry.rows]
+            rest = ", ".join(figures if len(figures) <= 3 else [*figures[:3], "…"])  # noqa: PLR2004 - see above
             where = (f"  {entry.where} {rest}".rstrip(), "dim")
             lines.append(Text.assemble((entry.title, "bold"), "  ", entry.text, where))
         return Group(*lines) if lines else None
@@ -215,7 +212,7 @@ def _folds(view: FoldsView) -> Iterator[RenderableType]:
 
 
 def _study(view: StudyView) -> Iterator[RenderableType]:
-    """Draw a search: its facts, the best trial, what mattered, and the best trials."""
+    """Draw a search: its facts, the best trial, what mattered, and the ten best trials."""
     yield Text(f"{view.title}: {view.sentence}")
     yield from (Text(f"  {fact}") for fact in view.facts)
     if view.best_value is not None:
@@ -227,7 +224,7 @@ def _study(view: StudyView) -> Iterator[RenderableType]:
     for name in ("trial", "state", view.metric, *(name.rsplit(".", 1)[-1] for name in view.names), "cause"):
         table.add_column(Text(name))
     sign = -1 if view.maximize else 1
-    for row in sorted(view.trials, key=lambda row: (row.state != "complete", sign * (row.value or 0)))[:TRIALS]:
+    for row in sorted(view.trials, key=lambda row: (row.state != "complete", sign * (row.value or 0)))[:10]:
         value = "" if row.value is None else figure(row.value)
         table.add_row(*map(Text, (str(row.number), row.state, value, *row.cells, row.cause)))
     yield table

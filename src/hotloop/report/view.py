@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from hotloop.report.headline import Card, Headline
     from hotloop.report.occurrences import EventRow
 
-LINES = 200
-"""Lines that are shown of what a run printed about one subject, such as the files that were left out."""
-VALUE_LENGTH = 1000
+LENGTH = 1000
 """Characters of a setting that are shown."""
-ENTRIES = 200
-"""Decisions, verdicts and (ten times as many) settings that are shown; the others are counted."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Entry:
         title = next((key for key in titles if entry.get(key)), None)
         why = next((key for key in ("reason", "text", "message", "summary") if entry.get(key)), None)
         apart = {title, why, "file", "line", "time"}
-        said = line(entry[why], VALUE_LENGTH) if why else ""
+        said = line(entry[why], LENGTH) if why else ""
         if "verdict" in entry and text(entry.get("kind")) in occurrences.KINDS:  # it is an event as well
             apart |= {"kind", "tier", "worst", "component"}
             said = occurrences.reason(entry)
@@ -97,10 +93,13 @@ def build(document: Mapping[str, Any]) -> View:
     lines = charts.metric_lines(document["metrics"])
     metrics = [charts.MetricRow.of(line) for line in lines]
     parts = components.components(document["components"])
-    rows, left = occurrences.rows(document["events"], _extra(times))
+    later = zip(times.steps[1:], times.values[1:], strict=True)  # the cost of the first step has many causes
+    usual = times.steady
+    slow = {step: value - usual for step, value in later if value > 2 * usual} if usual is not None else {}
+    rows, left = occurrences.rows(document["events"], slow)
     return View(
         headline=headline.Headline.of(document, steps, parts, killed=record.was_killed(document)),
-        cards=headline.cards(measured, steps, times, metrics),
+        cards=headline.Cards(measured, steps, times, metrics).all(),
         charts=[*ways.chart(document), *charts.RunCharts(steps, lines, document["events"]).all()],
         components=parts,
         events=rows,
@@ -120,21 +119,12 @@ def build(document: Mapping[str, Any]) -> View:
     )
 
 
-def _extra(times: Line) -> dict[float, float]:
-    """Return the seconds of each slow step over the steady ones, without the first, whose cost has many causes."""
-    usual = times.steady
-    if usual is None:
-        return {}
-    pairs = zip(times.steps[1:], times.values[1:], strict=True)
-    return {step: value - usual for step, value in pairs if value > 2 * usual}
-
-
 def _measurements(known: Mapping[str, Any], times: Line) -> Iterator[tuple[str, str]]:
     """Yield every measurement, unknown ones too, and after them the figures of the steps themselves."""
     apart = {"ways", "bench"} if advice.ways(known) else set()  # they have a table and a chart of their own
     for key, value in flat({key: value for key, value in known.items() if key not in apart}):
         if value is not None:
-            yield words(key), line(quantity(key, value), VALUE_LENGTH)
+            yield words(key), line(quantity(key, value), LENGTH)
     if times.steady is not None and "steady_step_ms" not in known:
         yield "Steady step (median of the later half)", quantity("_seconds", times.steady)
     if times:
@@ -143,25 +133,25 @@ def _measurements(known: Mapping[str, Any], times: Line) -> Iterator[tuple[str, 
         yield "All steps together", together
 
 
-def _told(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what the run printed before its first step: each subject with its lines."""
+def _told(values: Mapping[str, Any], most: int = 200) -> list[tuple[str, str]]:
+    """Return what the run printed before its first step: each subject with its lines, of a long list the first."""
     rows = []
     for subject, value in values.items():
         lines = value if isinstance(value, list) else [value]
-        shown = [line(each, VALUE_LENGTH) for each in lines[:LINES]]
-        if len(lines) > LINES:
-            shown.append(f"and {len(lines) - LINES:,} more lines in the record")
+        shown = [line(each, LENGTH) for each in lines[:most]]
+        if len(lines) > most:
+            shown.append(f"and {len(lines) - most:,} more lines in the record")
         rows.append((line(words(subject), 200), "\n".join(shown)))
     return rows
 
 
-def _settings(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    rows = [(line(key, 200), line(value, VALUE_LENGTH)) for key, value in flat(values)]
-    left = len(rows) - ENTRIES * 10
-    return [*rows[: ENTRIES * 10], ("…", f"{left:,} more in the record")] if left > 0 else rows
+def _settings(values: Mapping[str, Any], most: int = 2000) -> list[tuple[str, str]]:
+    rows = [(line(key, 200), line(value, LENGTH)) for key, value in flat(values)]
+    left = len(rows) - most
+    return [*rows[:most], ("…", f"{left:,} more in the record")] if left > 0 else rows
 
 
-def _entries(entries: Sequence[Mapping[str, Any]]) -> list[Entry]:
-    shown = [Entry.read(entry) for entry in entries[:ENTRIES]]
+def _entries(entries: Sequence[Mapping[str, Any]], most: int = 200) -> list[Entry]:
+    shown = [Entry.read(entry) for entry in entries[:most]]
     left = len(entries) - len(shown)
     return [*shown, Entry("…", f"{left:,} more in the record", "", ())] if left else shown
