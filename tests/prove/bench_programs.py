@@ -52,7 +52,7 @@ def ragged():
 
 
 def counting():
-    """Its step changes Python state that decides what it does: no proof can run it twice."""
+    """A step that changes Python state and depends on it: no proof can run the step twice."""
     seen = []
 
     def before(model):
@@ -75,7 +75,7 @@ def compiled():
 
 
 class Trainer:
-    """A step that is a method: it copies with its model."""
+    """A step that is a method, so that it is copied with its model."""
 
     def __init__(self):
         self.model = classifier()

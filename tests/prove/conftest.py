@@ -8,7 +8,7 @@ PROGRAMS = Path(__file__).with_name("doctor_programs.py")
 
 @pytest.fixture
 def line_of():
-    """Gives the number of the line of the programs that carries a mark."""
+    """Return a function that finds the number of the line of the programs that carries a mark."""
     lines = PROGRAMS.read_text(encoding="utf-8").splitlines()
 
     def find(mark):
@@ -26,7 +26,7 @@ def program():
 
 @pytest.fixture(autouse=True)
 def _torchs_own_settings():
-    """Programs under examination change settings of the process."""
+    """Restore torch's settings, which programs under examination change."""
     precision, benchmark = torch.get_float32_matmul_precision(), torch.backends.cudnn.benchmark
     yield
     torch.set_float32_matmul_precision(precision)

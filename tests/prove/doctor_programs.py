@@ -53,17 +53,17 @@ def ragged():
 
 
 def long_epoch():
-    """Its last batch is smaller, and comes long after anybody looks."""
+    """An epoch whose last batch is smaller, and comes after the examined steps."""
     return workload(Net(), sizes=(*[4] * 50, 3))
 
 
 def short_epoch():
-    """The batch after those that the eager steps take is the odd one."""
+    """The eager steps take all batches but the last, which is smaller."""
     return workload(Net(), sizes=(4, 4, 3))
 
 
 def used_up():
-    """Its batches can be read once, and the eager steps read them all."""
+    """Batches that can be read once, and the eager steps read them all."""
     whole = workload(Net(), sizes=[4] * 5)
     return hotloop.Workload(whole.model, whole.optimizer, whole.step, iter(whole.batches))
 

@@ -28,7 +28,7 @@ def allocator(ranker=None, infer=True):
 
 
 def trained_only():
-    """The same without a function of its own for calls between the steps."""
+    """The same program without an ``infer`` of its own."""
     return allocator(infer=False)
 
 
@@ -50,7 +50,7 @@ class Writes(Net):
 
 
 class Program:
-    """One network; ``keep`` holds what each call gave, as a list of losses or a cache of embeddings does."""
+    """A network; ``keep`` holds the output of each call, as a list of losses or a cache of embeddings does."""
 
     def __init__(self, kind=Net, keep=False, call=lambda model, x: model(x)):
         torch.manual_seed(0)
@@ -102,7 +102,7 @@ def failing():
 
 
 def without_room():
-    """Only the compiled program finds no memory."""
+    """A program that runs out of memory when it is compiled only."""
 
     def call(model, x):
         output = model(x)
@@ -114,7 +114,7 @@ def without_room():
 
 
 class Score(nn.Module):
-    """Scores that are only ever compared: the bias is in all of them alike, and its gradient is all rounding."""
+    """Scores that are only compared with each other: the bias is the same in all, so its gradient is all rounding."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +126,7 @@ class Score(nn.Module):
 
 
 def compared():
-    """The inputs are small, and so are all other gradients: that rounding is more of them than limits allow."""
+    """Inputs so small that the other gradients are small too: the rounding exceeds the limits beside them."""
     torch.manual_seed(0)
     model = Score()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

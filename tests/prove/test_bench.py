@@ -1,4 +1,4 @@
-"""A bench of a user's own step: what is timed ran as asked, what did not is listed with its reason."""
+"""A bench of a user's own step: timed ways ran as asked, and the others are listed with their reason."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_way_that_does_not_run_as_asked_is_listed_and_not_timed(what):
 
 
 def test_code_that_stepped_down_is_not_timed(monkeypatch):
-    """A compile that fails on the first graph runs the next rung: that is another way than the one asked for."""
+    """A compile that fails on the first graph runs the next rung, which is another way than the one asked for."""
 
     def broken(*_):
         raise RuntimeError("planted failure")

@@ -1,4 +1,4 @@
-"""Cold ways in processes of their own: empty caches, and whatever ends such a process is a reason, not the bench's end."""
+"""Cold ways in processes of their own: caches are empty, and a process that is killed does not end the bench."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = Path(__file__).with_name("bench_programs.py")
 
 @pytest.fixture
 def program(tmp_path):
-    """Write a file with a function ``make`` in it; gives its name for a command line."""
+    """Return a function that writes a file with a function ``make``, and returns its name for a command line."""
 
     def write(body, head=""):
         path = tmp_path / "cold_program.py"

@@ -1,4 +1,4 @@
-"""``hotloop bench``: what it prints, and its exit codes."""
+"""``hotloop bench``: its output and exit codes."""
 
 from __future__ import annotations
 

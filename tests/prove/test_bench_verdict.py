@@ -19,7 +19,7 @@ TINY = {"eager": (2.1, 16.75), "default": (20.5, 13.21), "eager+graph": (2.2, 1.
 
 
 def samples(ms, eager_ms, jitter=0.002, rounds=12, seed=0):
-    """Blocks whose times jitter, under a machine that is half as fast in some rounds."""
+    """Return blocks whose times jitter, on a machine that is half as fast in some rounds."""
     draw = random.Random(seed)
     found = []
     for turn in range(rounds):

@@ -46,7 +46,7 @@ def folder(tmp_path, broken):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine without a compiler, so that nothing has to be looked at."""
+    """A machine without a compiler, so that nothing has to be gathered."""
     found = Machine(hotloop="0.1.0", torch=gathering.Torch(version="2.13.0"))
     monkeypatch.setattr(gathering, "gather", lambda trials: found)
     return found

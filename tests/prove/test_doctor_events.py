@@ -18,7 +18,7 @@ PROGRAMS = Path(__file__).with_name("doctor_programs.py")
 
 @pytest.fixture
 def events(program):
-    """Examine a program once, and give the events of a class."""
+    """Return a function that examines a program and returns the events of a class."""
 
     def of(name, kind, preset="aot_eager"):
         document = examine(program(name), preset=preset, steps=4)
@@ -110,7 +110,7 @@ def test_the_odd_batch_of_a_long_epoch_is_met(program):
 
 
 def test_the_first_compiled_step_has_the_first_batch_of_an_epoch(program):
-    """However the eager steps before it divide the epoch: code is for the full batches, as in a run."""
+    """The compile is for full batches, as in a run, wherever in the epoch the eager steps ended."""
     document = examine(program("short_epoch"), preset="aot_eager", steps=4)
     (recompiled,) = [one for one in document["events"] if one["kind"] == "recompiled"]
     assert "size mismatch at index 0. expected 4, actual 3" in recompiled["reason"]

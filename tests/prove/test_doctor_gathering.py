@@ -1,4 +1,4 @@
-"""This machine, looked at; what crashes or hangs in a child is an answer."""
+"""The facts of this machine; a child that crashes or hangs is an answer."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""The machine, judged from saved facts of machines that are elsewhere."""
+"""Findings about machines, from their saved facts."""
 
 import dataclasses
 import json

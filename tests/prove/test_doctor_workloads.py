@@ -1,4 +1,4 @@
-"""A workload, examined from its import to its ways side by side, and what is refused before any work."""
+"""A workload examined from its import to its ways side by side; wrong settings are refused before any work."""
 
 import logging
 

@@ -84,7 +84,7 @@ def hoarding():
 
 @pytest.fixture
 def _all_objects_listed():
-    """The suite keeps what was imported, the globals of this module among it, from the collector, which lists it."""
+    """The suite freezes imported objects, this module's globals among them; the collector then does not list them."""
     gc.unfreeze()
     yield
     gc.freeze()
@@ -125,7 +125,7 @@ def test_a_capture_that_is_passed_over_fails():
 
 
 def test_outputs_that_are_not_copied_are_found(monkeypatch):
-    """What this is for: were the copies at the boundary broken, held outputs would change."""
+    """The purpose of the harness: if the copies at the boundary were broken, held outputs would change."""
     monkeypatch.setattr(lifetime, "Outputs", lambda run, tally_of: run)
     found = hotloop.harness(programs.keeps)
     assert {kind for kind, _ in failures(found)} == {"held"}
@@ -212,7 +212,7 @@ def test_a_model_that_is_compiled_already_is_no_eager_to_be_held_against():
 
 
 def loss_alone():
-    """A step as trainers have it, which leaves the backward to somebody else."""
+    """A step without a backward: trainers call the backward themselves."""
     workload = programs.plain()
     return dataclasses.replace(workload, step=lambda x: workload.model(x).sum())
 
@@ -247,7 +247,7 @@ def test_a_workloads_infer_must_be_a_function():
 
 
 class Result:
-    """What a sampler gives back, compared by identity as a class of the user's is."""
+    """A sampler's result, which compares by identity, as a user's class does."""
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_calls_that_give_no_tensors_are_compared_as_far_as_they_can_be(given, to
 
 
 def test_an_array_that_differs_is_found():
-    """Its numbers are looked at as a tensor's are, not only whether it is one."""
+    """The numbers of an array are compared as those of a tensor."""
 
     def make():
         workload = programs.plain()
@@ -299,12 +299,12 @@ def test_the_command_prints_a_verdict_and_its_exit_code_is_the_verdicts(capsys):
 
 
 def rounded_otherwise(output):
-    """What other kernels of the same product give: an ulp off, here and there."""
+    """The result of other kernels for the same product: an ulp off, here and there."""
     return output * (1 + torch.randint(-1, 2, output.shape) * 2.0**-23)
 
 
 def with_kernels_of_its_own(monkeypatch, change):
-    """Have the emulation's graphs round as Inductor's do, and the harness judge them as it judges those on a GPU."""
+    """Make the emulation's graphs round as Inductor's do, and the harness judge them as on a GPU."""
     monkeypatch.setattr(Limits, "rounding", lambda: Limits.compiled("float32"))
     right = emulation._Graph.run
 

@@ -58,7 +58,7 @@ def test_a_backward_that_is_wrong_by_a_thousandth_of_a_percent_is_found_and_name
 
 @pytest.mark.parametrize("factor", [1.0, 2.0])
 def test_gradients_that_the_step_zeroes_in_place_are_compared_as_the_optimizer_found_them(factor, monkeypatch):
-    """Under bfloat16 the update of Adam hides their size, and after the step all are zeros."""
+    """Under bfloat16 the update of Adam hides the size of gradients, and after the step all gradients are zeros."""
     zeroes = functools.partialmethod(torch.optim.Optimizer.zero_grad, set_to_none=False)
     monkeypatch.setattr(torch.optim.Optimizer, "zero_grad", zeroes)
     with wrong("aten.gelu_backward", factor) as planted:
@@ -69,7 +69,7 @@ def test_gradients_that_the_step_zeroes_in_place_are_compared_as_the_optimizer_f
 
 
 def test_the_same_step_with_factor_1_passes():
-    """So that the test above shows what is wrong, and not how it was put in."""
+    """The control for the test above: planting a right operation changes nothing."""
     with wrong("aten.gelu_backward", 1.0) as planted:
         assert hotloop.verify(workload(), "aot_eager").passes
     assert planted
@@ -92,7 +92,7 @@ def test_others_of_the_class_at_fault_are_told():
 
 
 class Functional(nn.Module):
-    """Its own code is at fault, not a child's."""
+    """A module whose own code is at fault, not a child's."""
 
     def __init__(self):
         super().__init__()
@@ -325,7 +325,7 @@ def test_inductor_passes_and_a_wrong_lowering_is_found(monkeypatch):
 
 
 def test_code_on_a_lower_rung_is_not_what_was_asked_for(monkeypatch):
-    """aot_eager's agreement says nothing of Inductor's kernels."""
+    """That aot_eager agrees proves nothing about Inductor's kernels."""
 
     def refuse(*_args):
         raise RuntimeError("planted")

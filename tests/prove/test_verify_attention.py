@@ -31,7 +31,7 @@ _library = torch.library.Library("hotloop_attention", "DEF")
 
 
 def _kernel(name, order):
-    """Define fused attention whose mask is drawn by ``order``, given queries and keys; it gives out and its mask."""
+    """Define fused attention whose mask is drawn by ``order`` from queries and keys; it returns output and mask."""
     _library.define(name + ARGUMENTS, tags=DRAWN)
 
     def fused(query, key, value, attn_bias, _log_sumexp, dropout_p=0.0, is_causal=False, *, scale=None):  # noqa: PLR0917
@@ -69,12 +69,12 @@ def weights(query, key, bias, is_causal, scale=None):
 
 
 def by_place(query, key):
-    """As torch's kernels: numbers belong to places."""
+    """Draw as torch's kernels do: a number belongs to a place."""
     return torch.rand(key.shape[-2], *query.shape[:-1]).movedim(0, -1)
 
 
 def by_value(query, key):
-    """As no kernel of torch's: what is dropped depends on the numbers."""
+    """Draw as no kernel of torch's does: the dropped places depend on the numbers."""
     drawn = torch.rand(*query.shape[:-1], key.shape[-2])
     return drawn.flip(-1) if query.any() else drawn
 
@@ -166,7 +166,7 @@ def test_batches_of_another_size_have_masks_of_theirs():
 
 
 def test_torchs_own_kernels_are_known_by_their_arguments():
-    """And none is taken for one that shows what it drops."""
+    """No other kernel is taken for one that shows its mask."""
     ops = torch.ops.aten
     for kernel in ("flash", "efficient", "cudnn"):
         assert drops_inside(getattr(ops, f"_scaled_dot_product_{kernel}_attention").default)

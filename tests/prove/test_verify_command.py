@@ -1,4 +1,4 @@
-"""``hotloop verify``: exit codes, and what goes to which stream."""
+"""``hotloop verify``: exit codes, and the stream of each output."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_right_compile_exits_with_0_and_prints_the_table(program, capsys):
 
 
 def test_a_graph_break_is_told_once_in_hotloops_words(program):
-    """In a process of its own, where torch is not loaded yet when the command begins."""
+    """The command runs in a process of its own, where torch is not loaded yet."""
     command = [sys.executable, "-m", "hotloop", "verify", f"{program}:breaks", "--preset", "aot_eager", "--steps", "1"]
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     told = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path})

@@ -159,7 +159,7 @@ def test_nothing_is_left_of_it():
 
 
 def test_the_exact_gradient_of_a_float32_step_that_casts():
-    """What a float64 model under its own casts does not have: seven digits more than float32."""
+    """A float64 model with casts of its own lacks the digits beyond float32."""
     made, model = program(Casting)
     x = torch.randn(6, 8)
     wide = wide_step(made, ((x,), {}), WIDE, [])

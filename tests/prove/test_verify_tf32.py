@@ -62,7 +62,7 @@ def test_presets_say_whether_they_autotune():
 
 @pytest.fixture
 def compiler(monkeypatch):
-    """Compile as Triton multiplies, on a machine that is taken for one with TF32; ``factor`` scales what gelu gives."""
+    """Compile as Triton multiplies, as on a machine with TF32; ``factor`` scales the result of gelu."""
     from torch._dynamo.backends.common import aot_autograd
 
     given = {"factor": 1.0}
@@ -93,7 +93,7 @@ def compiler(monkeypatch):
 
 
 def program(optimizer=None):
-    """Layers that no normalisation follows: each makes the lean larger."""
+    """Layers without normalisation: each makes the lean larger."""
     torch.manual_seed(0)
     widths = [16, 64, 64, 64, 64]
     layers = [part for into, out in itertools.pairwise(widths) for part in (nn.Linear(into, out), nn.GELU())]
@@ -101,7 +101,7 @@ def program(optimizer=None):
 
 
 def sgd(parameters):
-    """Its updates lean as gradients do."""
+    """Updates lean as gradients do."""
     return torch.optim.SGD(parameters, 0.1, momentum=0.9)
 
 

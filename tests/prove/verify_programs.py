@@ -65,7 +65,7 @@ def workload(model=None, *, autocast=None, optimizer=None, data=None, **settings
 
 @contextlib.contextmanager
 def wrong(operation="aten.gelu_backward", factor=1.00001, add=0.0, *, alone=None):
-    """Have aot_eager compile one operation wrongly: its result, or the first of them, is too large by a factor.
+    """Make aot_eager compile one operation wrongly: its result, or the first of them, is too large by a factor.
 
     ``alone`` says what happens to a graph that is GELU and nothing else: ``"compile"`` fails, or it fails when it
     is ``"run"``.
