@@ -192,7 +192,7 @@ RUNS = {
     "waiter first": lambda: given_up(0),
     "waiter last": lambda: given_up(1),
     "again": again,
-    "no memory before": lambda: no_memory(trial_run, "_Before"),
+    "no memory before": lambda: no_memory(trial_run, "Snapshot"),
     "no memory between": lambda: no_memory(proof, "StepStart"),
     "shapes": shapes,
     "begun": begun,

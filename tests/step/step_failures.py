@@ -155,7 +155,7 @@ PLACES = {
     "survey": (op_trace._Look, "operation"),
     "compare": (proof, "compare_kinds"),
     "candidate": (graph_proofs.GraphProofs, "candidate"),
-    "copy": (trial_run, "_Before"),
+    "copy": (trial_run, "Snapshot"),
 }
 """Where each stage of a capture and a proof is."""
 

@@ -368,18 +368,18 @@ def test_a_failed_step_holds_no_memory_while_it_is_run_again():
 def test_a_failed_proof_holds_no_memory_while_the_step_is_run_again(stage, monkeypatch):
     copies, alive = [], []
 
-    class Watched(trial_run._Before):
+    class Watched(trial_run.Snapshot):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
             copies.append(weakref.ref(self))
             if stage == "copy" and len(copies) == 2:
                 raise torch.OutOfMemoryError("planted")
 
-    monkeypatch.setattr(trial_run, "_Before", Watched)
+    monkeypatch.setattr(trial_run, "Snapshot", Watched)
     plan = Plan(Failure(stage if stage != "copy" else "none", 3 if stage == "end" else 1, "memory"))
     shape = Shape(steps=8)
     with planted(plan):
-        monkeypatch.setattr(trial_run, "_Before", Watched)
+        monkeypatch.setattr(trial_run, "Snapshot", Watched)
         program = Program(shape, "eager+graph", plan)
         look, note = copies.copy, alive.append  # which no look at the step's Python state follows
         program.optimizer.register_step_pre_hook(lambda *_: note(sum(one() is not None for one in look())))

@@ -199,7 +199,7 @@ def test_what_cannot_be_put_back_is_lost_and_says_so(monkeypatch):
     plan = Plan(Failure("backward kernel", 6))
     with planted(plan), pytest.raises(StepLostError, match="in tier aot_eager, step 7, and could not be undone"):
         Program(Shape(), "aot_eager", plan).train()
-    monkeypatch.setattr(trial_run._Before, "restore", fails)
+    monkeypatch.setattr(trial_run.Snapshot, "restore", fails)
     plan = Plan(Failure("end", 3))
     with (
         planted(plan),

@@ -220,7 +220,7 @@ def test_code_that_fails_in_a_checked_step_is_undone_like_any_other():
 
 
 def test_where_no_copy_of_the_state_fits_the_sentinel_ends_and_the_tier_stays():
-    before = trial_run._Before
+    before = trial_run.Snapshot
 
     def full(program):
         if program.step.__name__ == "train_step" and full.on:
@@ -228,7 +228,7 @@ def test_where_no_copy_of_the_state_fits_the_sentinel_ends_and_the_tier_stays():
         return before(program)
 
     full.on = False
-    with checked_every(PERIOD), mock.patch.object(trial_run, "_Before", full):
+    with checked_every(PERIOD), mock.patch.object(trial_run, "Snapshot", full):
         run = Run("aot_eager", 40, before=lambda step: setattr(full, "on", step > FROM))
     assert run.loop.status().tier == "aot_eager"
     assert "memory" in run.loop._runners[0].sentinel.status.off

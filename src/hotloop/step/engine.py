@@ -1,4 +1,4 @@
-"""What records a step and replays it, as the rooms of `step` see it; implementations are in `capture.engines`."""
+"""The interface of engines, which record a step and replay it; the implementations are in `capture.engines`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Segment(Protocol):
     """A recorded part of a step."""
 
     def replay(self) -> None:
-        """Run it again, on what its tensors hold now."""
+        """Run it again, on the values that its tensors hold now."""
 
 
 class Recording(Protocol):
     """A step that is being recorded; everything recorded has been executed once its segment has ended.
 
     Attributes:
-        replay_seconds: what its segments took to execute, recording them apart; None where that cannot be told.
+        replay_seconds: how long its segments took to execute, without the recording; None if that is unknown.
     """
 
     replay_seconds: float | None
@@ -43,12 +43,12 @@ class Recording(Protocol):
 
 
 class Engine(Protocol):
-    """Records steps on the devices of one type.
+    """A recorder of steps on the devices of one type.
 
     Attributes:
-        name: what messages call it.
-        kernels: whether what a compiler's own kernels do is recorded as well.
-        launches: whether a segment is one launch, which fails before anything of it has run or not at all.
+        name: the name in messages.
+        kernels: whether kernels that a compiler generated are recorded as well.
+        launches: whether a segment is a single launch, which fails before any of it has run or not at all.
     """
 
     name: str
@@ -56,31 +56,37 @@ class Engine(Protocol):
     launches: bool
 
     def begin(self, device: torch.device, *, reports_capturing: bool) -> Recording:
-        """Begin to record; the first segment is open, and code that asks for a capture hears what it is told."""
+        """Begin to record; the first segment is open.
+
+        Args:
+            device: the device of the step.
+            reports_capturing: the value that ``torch.cuda.is_current_stream_capturing()`` reports to the step.
+        """
 
     def ambience(
         self, device: torch.device, *, reports_capturing: bool, asked: Callable[[], None] | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """Run an eager step on the path that a recording will take: stream, and code that looks for a capture."""
+        """Run an eager step on the path that a recording will take: its stream, and the same report of a capture.
+
+        ``asked`` is called when code outside torch asks whether a capture is going on.
+        """
 
     def reference_stream(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """Run an eager step on the stream of recordings, and no more."""
+        """Run an eager step on the stream of recordings, and change nothing else."""
 
 
 _collector_lock = threading.Lock()
-
-
 _collector_was_on: list[bool] = []
-"""For each block under way, whether Python's collector was on when it began."""
+"""For each block in progress, whether Python's garbage collector was on when the block began."""
 
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep Python's collector away while the block runs.
+    """Pause Python's garbage collector while the block runs.
 
-    In a recording it would free what belongs to others: graphs, events, pinned memory. Around a proof, which makes
-    thousands of differences, it would go through all that the program has imported, two or three times: a fifth of
-    what the preparation of a UNet takes on a CPU.
+    In a recording the collector would free objects of others: graphs, events, pinned memory. During a proof, which
+    creates thousands of measurements, it would scan everything the program has imported two or three times: a fifth of
+    the time that preparing a UNet takes on a CPU.
     """
     with _collector_lock:
         _collector_was_on.append(gc.isenabled())

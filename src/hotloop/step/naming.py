@@ -1,4 +1,4 @@
-"""Names for the models and optimizers of a program, and the file that a program's name begins with."""
+"""Names for the models and optimizers of a program, the file that a program's name begins with, and articles."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from hotloop.errors import ConfigError
 
-_One = TypeVar("_One")
+_T = TypeVar("_T")
 
 
 def existing(place: str, name: str) -> Path:
-    """Give the file that a factory's name begins with.
+    """Return the absolute path of the file that a factory's name begins with.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such file.
     """
     path = Path(place).resolve()
     if not path.is_file():
@@ -25,40 +25,46 @@ def existing(place: str, name: str) -> Path:
     return path
 
 
-def named(what: str, given: Any, kind: type[_One]) -> dict[str, _One]:
-    """Name one or several objects: those of a mapping have their names, those of a sequence are numbered."""
+def named(what: str, given: Any, kind: type[_T]) -> dict[str, _T]:
+    """Return one or several objects by name: a mapping has names, and the objects of a sequence are numbered.
+
+    Raises:
+        ConfigError: an object is not of the kind or given twice, there is none, or a name is empty or has a dot.
+    """
     if isinstance(given, Mapping):
-        found = dict(given)
+        objects = dict(given)
     elif isinstance(given, list | tuple):
-        found = {f"{what}[{index}]": one for index, one in enumerate(given)}
+        objects = {f"{what}[{index}]": value for index, value in enumerate(given)}
     else:
-        found = {what: given}
-    wrong = [one for one in found.values() if not isinstance(one, kind)]
-    if wrong or not found:
-        empty = "an empty mapping" if isinstance(given, Mapping) else "an empty sequence"
-        got = _told(wrong[0]) if wrong else empty
+        objects = {what: given}
+    wrong = [value for value in objects.values() if not isinstance(value, kind)]
+    if wrong or not objects:
+        if not objects:
+            got = "an empty mapping" if isinstance(given, Mapping) else "an empty sequence"
+        elif isinstance(wrong[0], type):
+            got = f"the class {wrong[0].__name__}: hand over one that was made of it, {wrong[0].__name__}(...)"
+        else:
+            swapped = isinstance(wrong[0], torch.nn.Module | torch.optim.Optimizer)
+            got = type(wrong[0]).__name__ + (" (the model comes first, then the optimizer)" if swapped else "")
         raise ConfigError(
             f"{what}: expected a {kind.__module__.partition('.')[0]} {kind.__name__} or a sequence, got {got}; a "
             "mapping of names to them will do as well"
         )
     first: dict[int, str] = {}
-    for name, one in found.items():
-        if (before := first.setdefault(id(one), name)) != name:
+    for name, value in objects.items():
+        if (before := first.setdefault(id(value), name)) != name:
             raise ConfigError(f"{what}: {before!r} and {name!r} are one object: name each {kind.__name__} once")
-    if odd := [name for name in found if not isinstance(name, str) or not name.strip() or "." in name]:
+    if odd := [name for name in objects if not isinstance(name, str) or not name.strip() or "." in name]:
         raise ConfigError(f"{what}: {odd[0]!r} is no name; expected text without a dot, which parts names in settings")
-    return found
-
-
-def _told(value: Any) -> str:
-    """Say what a wrong value is, with what may have been meant."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}: hand over one that was made of it, {value.__name__}(...)"
-    swapped = isinstance(value, torch.nn.Module | torch.optim.Optimizer)
-    return type(value).__name__ + (" (the model comes first, then the optimizer)" if swapped else "")
+    return objects
 
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Give the optimizer inside a framework's, which has no hooks of its own (Accelerate's, Fabric's, Lightning's)."""
+    """Return the optimizer inside a framework's wrapper, which has no hooks (Accelerate's, Fabric's, Lightning's)."""
     held = [vars(optimizer).get(name) for name in ("optimizer", "_optimizer")]
-    return next((one for one in held if isinstance(one, torch.optim.Optimizer)), optimizer)
+    return next((inner for inner in held if isinstance(inner, torch.optim.Optimizer)), optimizer)
+
+
+def with_article(name: str) -> str:
+    """Put the article before the name of a type: ``an int``, ``a list``."""
+    return f"{'an' if name[:1].lower() in tuple('aeiou') else 'a'} {name}"

@@ -1,4 +1,4 @@
-"""Why a step cannot be captured or repeated, and the failure of a candidate: small types that every room uses."""
+"""The reason why a step cannot be captured or repeated, and the failure of a candidate: small types for every room."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ class Obstacle:
 
 
 class CandidateFailedError(Exception):
-    """The candidate raised, ``__cause__`` being what; everything it did was undone, unless ``undone`` says no.
+    """The candidate raised; ``__cause__`` is its exception. Everything it did was undone, unless ``undone`` is False.
 
-    ``began``: it had begun to run; else no copy could be made to undo it by, and no other process is waiting in it.
+    ``began``: the candidate had begun to run. Otherwise the copies that would undo it could not be made, and no other
+    process is waiting in the candidate.
     """
 
     def __init__(self, *, undone: bool = True, began: bool = True) -> None:

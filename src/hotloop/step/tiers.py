@@ -1,4 +1,4 @@
-"""Tiers: what a loop is told about a whole step, their names, and which one is a rung below which."""
+"""Tiers: the ways to run a whole step, their names, and what each asks of the compiler."""
 
 from __future__ import annotations
 
@@ -16,48 +16,47 @@ BASES: dict[str, dict[str, Any]] = {
     "full": {"preset": "default", "regions": "whole"},
     "autotune": {"preset": "max-autotune-no-cudagraphs", "regions": "whole"},
 }
-"""What each base asks of `hotloop.compile`; a preset's name is a base as well."""
+"""The arguments for `hotloop.compile` by base; a preset's name is a base as well."""
 NAMED = ("eager", "eager+graph", "regional", "regional+graph", "full", "full+graph", "autotune+graph")
-"""The tiers that `run="auto"` chooses among; on a CPU those without a graph."""
-
+"""The tiers that `run="auto"` chooses among; on a CPU only those without a graph."""
 ASKED = (*NAMED[:-1], "autotune", NAMED[-1])
-"""The tiers that a setting may name; ``auto`` prepares autotuned code for a graph alone."""
+"""The tiers that a setting may name; ``auto`` prepares autotuned code for a graph only."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-    """What a step runs as: what its model is compiled with, and whether it is captured as one graph."""
+    """A way to run a step: what its model is compiled with, and whether it is captured as one graph."""
 
     base: str
     graph: bool = False
 
     @property
     def name(self) -> str:
-        """What settings, status and messages call it."""
+        """The name in settings, status and messages."""
         return self.base + (GRAPH if self.graph else "")
 
     @property
     def compiles(self) -> bool:
-        """Tell whether hotloop compiles the model for it."""
+        """Whether hotloop compiles the model for this tier."""
         return self.base not in ("eager", "as-given")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Give the arguments for `hotloop.compile`."""
+        """The arguments for `hotloop.compile`."""
         return dict(BASES.get(self.base) or {"preset": self.base})
 
     @property
     def makes_kernels(self) -> bool:
-        """Tell whether a compiler makes kernels of its own for it, in the place of torch's."""
+        """Whether a compiler generates kernels for this tier, in place of torch's."""
         return self.compiles and presets.get(self.settings["preset"]).backend == "inductor"
 
     def without_graph(self) -> Tier:
-        """Give the same code, run call by call."""
+        """Return the tier that runs the same code without a graph."""
         return Tier(self.base)
 
 
 def parse(name: str) -> Tier:
-    """Read a tier's or preset's name, with or without ``+graph``, in any case.
+    """Read a tier's or preset's name, with or without ``+graph``, in upper or lower case.
 
     Raises:
         ConfigError: there is no such tier or preset.

@@ -1,4 +1,4 @@
-"""One shape for a user's program: what verify, bench, doctor, the recipes and the background compile all take."""
+"""The one form of a user's program that verify, bench, doctor, the recipes and the background compile all take."""
 
 from __future__ import annotations
 
@@ -20,28 +20,24 @@ if TYPE_CHECKING:
     import types
 
 
-_SHOWN = 60
-"""Characters of a wrong value that an error repeats."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Workload:
-    """A training program: made anew by each call of a factory, which is named as ``file.py:make`` or ``module:make``.
+    """A training program, created anew by each call of a factory, which ``file.py:make`` or ``module:make`` names.
 
     Args:
-        model: an ``nn.Module``, a sequence of them, or a mapping of names to them; the names are then those of the
-            components (``compile.components.lens``).
-        optimizer: an optimizer, or a sequence or mapping of them.
+        model: an ``nn.Module``, a sequence of modules, or a mapping of names to modules; the names are then the names
+            of the components (``compile.components.lens``).
+        optimizer: an optimizer, or a sequence or mapping of optimizers.
         step: the training step, as written for `hotloop.Loop.step`; takes one batch.
-        batches: an iterable of batches, or a function that gives one. A tuple or list is passed as several arguments.
-        loss: gives the loss of a batch without training on it; only what compares losses needs it.
-        metrics: gives a mapping of figures of the model as it is.
-        state: what else the step changes.
-        infer: what is called without gradients between the steps, many times: sampling, an evaluation, an allocator;
-            takes one batch as the step does. Only the harness needs it.
-        before: what each batch goes through right before its step, outside of it: takes a batch, and gives the step's.
-            For what depends on data, or changes Python's state, and so may not be in a step that is captured: an
-            allocator that chooses what the step sees, a schedule of the learning rate.
+        batches: an iterable of batches, or a function that returns one. A tuple or list is passed as several arguments.
+        loss: returns the loss of a batch without training on it; needed only by what compares losses.
+        metrics: returns a mapping of figures of the model as it is.
+        state: other objects that the step changes.
+        infer: a function that is called without gradients between the steps, many times: sampling, an evaluation, an
+            allocator. It takes one batch, as the step does. Only the harness needs it.
+        before: a function that each batch goes through right before its step, outside of it: takes a batch, and returns
+            the step's. For work that depends on data, or changes Python's state, and so may not be in a step that is
+            captured: an allocator that chooses what the step sees, a schedule of the learning rate.
 
     Raises:
         ConfigError: ``step`` cannot be called, or ``batches`` is neither iterable nor a function.
@@ -63,25 +59,24 @@ class Workload:
                 f"Workload step {_shown(self.step)}: expected a function of one batch; the order is "
                 "Workload(model, optimizer, step, batches)"
             )
-        if self.infer is not None and not callable(self.infer):
-            raise ConfigError(f"Workload infer {_shown(self.infer)}: expected a function of one batch, or None")
-        if self.before is not None and not callable(self.before):
-            raise ConfigError(f"Workload before {_shown(self.before)}: expected a function of one batch, or None")
+        for name, function in (("infer", self.infer), ("before", self.before)):
+            if function is not None and not callable(function):
+                raise ConfigError(f"Workload {name} {_shown(function)}: expected a function of one batch, or None")
         if not callable(self.batches) and not isinstance(self.batches, Iterable):
             raise ConfigError(
                 f"Workload batches {_shown(self.batches)}: expected an iterable, or a function that gives one"
             )
 
     def models(self) -> dict[str, torch.nn.Module]:
-        """Give the models by name, as a loop names them: ``model``, ``model[0]`` and on, or their own names.
+        """Return the models by name, as a loop names them: ``model``, ``model[0]`` and so on, or their own names.
 
         Raises:
-            ConfigError: one is no ``nn.Module``.
+            ConfigError: a model is no ``nn.Module``.
         """
         return named("model", self.model, torch.nn.Module)
 
     def holdings(self) -> Holdings:
-        """Give everything that a step may change.
+        """Return everything that a step may change.
 
         Raises:
             ConfigError: a model is no ``nn.Module``, or an optimizer no ``torch.optim.Optimizer``.
@@ -91,16 +86,16 @@ class Workload:
         return Holdings(self.models(), {name: unwrapped(one) for name, one in optimizers.items()}, state)
 
     def read(self) -> Iterator[Any]:
-        """Give the batches once, from the first to the last, as they are read."""
+        """Yield the batches of one pass, as they are read."""
         # Not `yield from`, which would close the program's own generator with this one.
         for batch in self.batches() if callable(self.batches) else self.batches:  # noqa: UP028
             yield batch
 
     def ready(self, batch: Any) -> Any:
-        """Give a batch as its step takes it: as it was read, or as ``before`` makes it.
+        """Return a batch as its step takes it: as it was read, or as ``before`` returns it.
 
         Raises:
-            ConfigError: ``before`` gives nothing.
+            ConfigError: ``before`` returns None.
         """
         if self.before is None:
             return batch
@@ -110,15 +105,15 @@ class Workload:
         return ready
 
     def epoch(self) -> Iterator[Any]:
-        """Give the batches once, from the first to the last, each made ready when it is asked for."""
+        """Yield the batches of one pass, each made ready when it is asked for."""
         for batch in self.read():
             yield self.ready(batch)
 
     def endless(self) -> Iterator[Any]:
-        """Give batches for as long as they are asked for, from the first again after the last.
+        """Yield batches for as long as they are asked for, from the first again after the last.
 
         Raises:
-            ConfigError: there is no batch, at the start or when they begin again (an iterator that is used up).
+            ConfigError: there is no batch, at the start or in a later pass (an iterator that is used up).
         """
         rounds = 0
         while True:
@@ -127,10 +122,9 @@ class Workload:
                 empty = False
                 yield batch
             if empty:
-                used_up = rounds or isinstance(self.batches, Iterator)
-                again = (
-                    " a second time: give a list, a DataLoader, or a function that makes an iterable" if used_up else ""
-                )
+                again = ""
+                if rounds or isinstance(self.batches, Iterator):
+                    again = " a second time: give a list, a DataLoader, or a function that makes an iterable"
                 raise ConfigError(f"Workload batches: expected at least one batch, found none{again}")
             rounds += 1
 
@@ -140,28 +134,29 @@ class Workload:
 
 
 def _shown(value: Any) -> str:
-    """Show a wrong value in an error: what may be a data set, with all its numbers, by its type alone."""
+    """Return a wrong value for an error; a long one, which may be a whole data set, by its type alone."""
     text = repr(value) if value is None or isinstance(value, str | int | float) else ""
-    return text if 0 < len(text) <= _SHOWN else f"of type {type(value).__name__}"
+    longest = 60  # characters
+    return text if 0 < len(text) <= longest else f"of type {type(value).__name__}"
 
 
 def arguments(batch: Any) -> tuple[Any, ...]:
-    """Give a batch as the arguments of a step: a tuple or list is several, all else is one."""
+    """Return a batch as the arguments of a step: a tuple or list is several arguments, anything else is one."""
     several = isinstance(batch, list | tuple) and not hasattr(batch, "_fields")
     return tuple(batch) if several else (batch,)
 
 
 def load_factory(name: str) -> Callable[[], Workload]:
-    """Give the function that ``file.py:function`` or ``module:function`` names; its file is run as an import would.
+    """Return the function that ``file.py:function`` or ``module:function`` names; its file is run as by an import.
 
     Raises:
         ConfigError: the name, the file or the function does not exist, or the function needs arguments.
-        Exception: what the file itself raises when it is imported.
+        Exception: an exception that the file itself raises when it is imported.
     """
     place, _, function = name.rpartition(":")
     if not place or not function:
         raise ConfigError(f"workload {name!r}: expected FILE.py:function or module:function")
-    module = _of_file(place, name) if place.endswith(".py") else _of_module(place, name)
+    module = _load_module(place, name)
     found = getattr(module, function, None)
     if not callable(found):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -169,11 +164,15 @@ def load_factory(name: str) -> Callable[[], Workload]:
         raise ConfigError(
             f"workload {name!r}: {place} has no function {function!r}; it defines {', '.join(made) or 'none'}"
         )
-
-    if needed := _needed(found):
+    try:
+        parameters = list(inspect.signature(found).parameters.values())
+    except (TypeError, ValueError):  # nothing is known of its arguments
+        parameters = []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if needed := [one.name for one in parameters if one.default is one.empty and one.kind not in optional]:
         raise ConfigError(
-            f"workload {name!r}: {function}() needs {needed}: expected a function that is called without arguments; "
-            "give them defaults, or name a function that passes them"
+            f"workload {name!r}: {function}() needs {', '.join(needed)}: expected a function that is called without "
+            "arguments; give them defaults, or name a function that passes them"
         )
 
     def make() -> Workload:
@@ -187,17 +186,17 @@ def load_factory(name: str) -> Callable[[], Workload]:
     return make
 
 
-def _needed(function: Callable[..., Any]) -> str:
-    """Name the arguments that a function cannot be called without; empty where there are none, or nothing tells."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ""
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return ", ".join(one.name for one in parameters if one.default is one.empty and one.kind not in optional)
-
-
-def _of_file(place: str, name: str) -> types.ModuleType:
+def _load_module(place: str, name: str) -> types.ModuleType:
+    """Import the file or module ``place``; ``name`` is the whole name of the workload, for errors."""
+    if not place.endswith(".py"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not place.startswith(error.name):
+                raise
+            raise ConfigError(
+                f"workload {name!r}: there is no module {place!r}; for a file write FILE.py:function"
+            ) from error
     path = existing(place, name)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -205,17 +204,6 @@ def _of_file(place: str, name: str) -> types.ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # as for a script: the file may import its neighbours
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # as an import does: its classes are found by their module's name
+    sys.modules[path.stem] = module  # as an import does: pickle finds its classes by the name of their module
     spec.loader.exec_module(module)
     return module
-
-
-def _of_module(place: str, name: str) -> types.ModuleType:
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is None or not place.startswith(error.name):
-            raise
-        raise ConfigError(
-            f"workload {name!r}: there is no module {place!r}; for a file write FILE.py:function"
-        ) from error

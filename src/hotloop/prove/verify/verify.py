@@ -85,8 +85,7 @@ def verify(  # noqa: PLR0913 - the public settings
     if not isinstance(made, Workload):
         raise ConfigError(f"workload {made!r}: expected a hotloop.Workload, a function that makes one, or its name")
     verification = _Verification(made, settings, reference)
-    program = verification.program
-    before = Snapshot(program.holdings, [program.device]) if isinstance(workload, Workload) else None
+    before = Snapshot(verification.program) if isinstance(workload, Workload) else None
     try:
         with same_random_numbers():
             return verification.verdict(steps, search_seconds if search else 0.0)

@@ -28,8 +28,7 @@ from hotloop.step.guard.fingerprint import Same
 from hotloop.step.guard.optimizer_settings import frozen
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
-from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, RandomState
-from hotloop.step.state.rng_usage import other_threads
+from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, RandomState, other_threads
 from hotloop.step.state.trial_run import alone, before_a_run, undo, wait_for
 from hotloop.step.tiers import Tier
 

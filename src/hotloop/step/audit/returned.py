@@ -12,7 +12,7 @@ import torch
 from hotloop._torch.autograd import was_freed
 from hotloop.measure import flatten, names, unflatten, untracked_attributes
 from hotloop.step.guard.fingerprint import SCALARS
-from hotloop.step.wording import with_article
+from hotloop.step.naming import with_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

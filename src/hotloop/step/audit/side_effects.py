@@ -33,8 +33,7 @@ from hotloop.step.audit.impure_calls import (
 )
 from hotloop.step.audit.op_trace import Listener, own_place, survey
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.state.random_state import PYTHON
-from hotloop.step.state.rng_usage import FROM_PYTHON, drawn_by, is_pythons
+from hotloop.step.state.random_state import FROM_PYTHON, PYTHON, drawn_by, is_pythons
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,9 +11,9 @@ import torch
 from hotloop._torch.dynamo import is_mark
 from hotloop.measure import Unhashed, flatten, signature
 from hotloop.step.guard.fingerprint import SCALARS
+from hotloop.step.naming import with_article
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.places import span_of
-from hotloop.step.wording import with_article
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

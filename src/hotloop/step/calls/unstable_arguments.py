@@ -5,8 +5,8 @@ from __future__ import annotations
 import numbers
 from typing import TYPE_CHECKING, Any
 
+from hotloop.step.naming import with_article
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.wording import with_article
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ import torch
 
 from hotloop._torch.foreach import copies
 from hotloop.step.guard.optimizer_settings import frozen
-from hotloop.step.state.places import is_dense
+from hotloop.step.state.places import span_of
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 """Recorded by their fused kernel, which takes learning rate and step count from the device on CPU and GPU alike."""
@@ -63,7 +63,7 @@ def _no_fused_kernel(optimizer: torch.optim.Optimizer, device: torch.device) -> 
         return (
             "some of its state, or a gradient, has other strides than its parameter, and a fused kernel knows but one"
         )
-    if not all(is_dense(one) for one in parameters):
+    if any(one.layout == torch.strided and one.numel() and span_of(one) != one.numel() for one in parameters):
         return "a parameter is a slice with gaps (weight[:, ::2]), and a fused kernel writes into these"
     # torch 2.13 loses the update where it is vectorised. Who asked for that kernel has it in eager as well.
     asked = all(group.get("fused") for group in optimizer.param_groups)

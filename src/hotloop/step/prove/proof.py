@@ -28,7 +28,7 @@ from hotloop.step.prove.outcomes import Outcome, compare_kinds, judge_kinds
 from hotloop.step.prove.own_gradients import beside_own_gradients
 from hotloop.step.state.memory import in_place
 from hotloop.step.state.random_state import RandomState
-from hotloop.step.state.trial_run import Ready, _copied, alone, undone_if_it_fails
+from hotloop.step.state.trial_run import Ready, alone, copied, undone_if_it_fails
 from hotloop.step.state.undo import StepStart
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
             same_gradients = beside_own_gradients(program.holdings, theirs, updated) if updated else {}
         except Exception as error:
             raise CandidateFailedError from error
-        start, at_start = _copied(saved, ready)
+        start, at_start = copied(saved, ready)
     with draws_noted(program.rng_usage):
         result, at_step = _beside(at_start, reference)
     moved = tuple(program.rng_usage.own(RandomState(devices).moved_since(after))) if compare_random else ()

@@ -60,7 +60,7 @@ def wide_step(
     if why := too_large(program, dtype):
         raise NotRepeatableError(why)
     try:
-        kept = Snapshot(program.holdings, [program.device], everything=False, gradients=False)
+        kept = Snapshot(program, everything=False, gradients=False)
     except Exception as error:
         raise NotRepeatableError(f"what it changes cannot be copied: {describe(error)}") from error
     try:

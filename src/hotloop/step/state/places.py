@@ -1,4 +1,4 @@
-"""The places in memory that tensors have, each once: those that a copy is of, and that are written back from it."""
+"""Elements of tensors as places in memory, each counted once: places are what is copied and written back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a tensor with one of the equal elements along each dimension that it was expanded in."""
+    """Return a view with a single element along each dimension that the tensor was expanded in."""
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)
@@ -22,7 +22,7 @@ def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def overlaps(tensor: torch.Tensor) -> bool:
-    """Tell whether elements of a tensor share memory, as those of an expanded one or of windows in another do."""
+    """Return whether elements of a tensor share memory: it was expanded, or is made of overlapping windows."""
     if tensor.is_contiguous():
         return False
     span = 1
@@ -34,9 +34,10 @@ def overlaps(tensor: torch.Tensor) -> bool:
 
 
 def places_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Give a tensor's memory, each place of it once: of elements that share one, torch writes none but through a view.
+    """Return a view of a tensor's memory in which no two elements share a place.
 
-    Of windows that overlap it is all from the first element to the last.
+    torch refuses to write into elements that share memory. For overlapping windows the view is the whole stretch of
+    memory from the first element to the last.
     """
     if tensor.layout != torch.strided or not overlaps(tensor):
         return tensor
@@ -47,7 +48,7 @@ def places_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def over(places: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """See a copy of a tensor's places as the tensor sees those."""
+    """View a copy of a tensor's places in the way in which the tensor views the places themselves."""
     if places.shape == tensor.shape:
         return places
     if places.dim() == tensor.dim():
@@ -55,24 +56,19 @@ def over(places: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     return places.as_strided(tensor.shape, tensor.stride())
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Tell whether a tensor has all places from its first element to its last."""
-    return tensor.layout != torch.strided or not tensor.numel() or span_of(tensor) == tensor.numel()
-
-
 def span_of(tensor: torch.Tensor) -> int:
-    """Give how many places there are from a tensor's first element to its last."""
+    """Return the number of places from a tensor's first element to its last."""
     return 1 + sum(stride * (size - 1) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def put_back(tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
-    """Have tensors hold what their copies do.
+    """Write the values of copies back into tensors.
 
-    On the host only what differs is written: what nobody changed may lie in memory that cannot be written. And no write
-    counts: a graph of the program's that leads through a tensor finds there what it found.
+    On the host only tensors that differ are written: what nobody changed may lie in memory that cannot be written. The
+    writes are not counted by torch, so autograd graphs of the program that lead through a tensor stay valid.
 
     Args:
-        tensors: each with places of its own (`places_of`).
+        tensors: without shared places (`places_of`).
         copies: of the same shapes and dtypes, on any device.
     """
     changed = differing(tensors, copies)
@@ -80,10 +76,10 @@ def put_back(tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) ->
 
 
 def write(tensors: Sequence[torch.Tensor], copies: Sequence[torch.Tensor]) -> None:
-    """Copy into tensors with places of their own, without that counting as a write."""
+    """Copy into tensors without shared places, and without torch counting that as a write."""
     plain, others = list[int](), list[int]()
-    for place, one in enumerate(tensors):  # torch copies no list into conjugate or negative views
-        (others if one.is_conj() or one.is_neg() else plain).append(place)
+    for place, tensor in enumerate(tensors):  # torch's list copy does not take conjugate or negative views
+        (others if tensor.is_conj() or tensor.is_neg() else plain).append(place)
     with torch.no_grad(), uncounted(tensors):
         copy_all([tensors[place] for place in plain], [copies[place] for place in plain])
         for place in others:

@@ -1,4 +1,4 @@
-"""A copy of everything that a step may change, to undo it by."""
+"""A copy of everything that a step may change, so that the step can be undone."""
 
 from __future__ import annotations
 
@@ -9,51 +9,35 @@ import torch
 from hotloop._torch.fake import uncounted
 from hotloop._torch.foreach import copies, copy_all, differing
 from hotloop.measure.machine import free_bytes
-from hotloop.step.state.bindings import Bindings
+from hotloop.step.state.bindings import Bindings, BufferTables
 from hotloop.step.state.holdings import once
 from hotloop.step.state.memory import Memory, in_place
 from hotloop.step.state.places import over, places_of, put_back, write
 from hotloop.step.state.random_state import RandomState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
-    from hotloop.step.state.holdings import Holdings
-    from hotloop.step.state.rng_usage import RngUsage
-
-_CHUNK_BYTES = 64 * 2**20
-"""Tensors are exchanged in groups of at most this size (or one by one, if larger), so that little extra is needed."""
-
-_SHARE_OF_FREE = 64
-"""On a GPU with much free memory in groups of this part of it: fewer calls take less time."""
+    from hotloop.step.state.program import Program
 
 
 class Snapshot:
     """Everything that a step may change, copied: the step can be undone, or run twice.
 
-    Args:
-        holdings: what may change.
-        devices: where random numbers may be drawn.
-        everything: parameters and optimizer state too; else buffers, other state and gradients only, which is enough
-            as long as no optimizer has stepped.
-        gradients: whether the gradients that exist have to be copied; False where the step never reads them.
-        rng_usage: which random streams the step was seen to draw from, where others may be other threads'.
+    Memory: one copy of the tensors, on their device, or in host memory if that does not fit (`on_host` is True then).
 
-    Memory: one copy of the tensors, on their device; where that does not fit, in host memory (`on_host` is True then).
+    Args:
+        program: the program of the step.
+        everything: copy parameters and optimizer state too; otherwise buffers, other state and gradients only, which
+            is enough as long as no optimizer has stepped.
+        gradients: copy the gradients that exist; False if the step never reads them.
     """
 
-    def __init__(
-        self,
-        holdings: Holdings,
-        devices: Sequence[torch.device],
-        *,
-        everything: bool = True,
-        gradients: bool = True,
-        rng_usage: RngUsage | None = None,
-    ) -> None:
-        self.random, self._rng_usage = RandomState(devices), rng_usage
+    def __init__(self, program: Program, *, everything: bool = True, gradients: bool = True) -> None:
+        holdings = program.holdings
+        self.random, self._rng_usage = RandomState([program.device]), program.rng_usage
         with holdings.still():
-            self.bindings = Bindings(holdings)
+            self.bindings, self._buffers = Bindings(holdings), BufferTables(holdings)
             objects = holdings.objects()
             existing = {f"gradient {name}": one for name, one in holdings.gradients().items() if one is not None}
             self._memory = Memory([*objects.values(), *existing.values()])
@@ -65,18 +49,31 @@ class Snapshot:
                 self.live = once({name: in_place(one) for name, one in others.items()})
             if gradients:
                 self.live = once({**self.live, **{name: in_place(one) for name, one in existing.items()}})
-        sparse = [name for name, one in self.live.items() if one.layout != torch.strided]
-        self._rebound = {name: self.live.pop(name) for name in sparse}
-        self._sparse = {name: one.clone() for name, one in self._rebound.items()}
-        self._places = {name: places_of(one) for name, one in self.live.items()}
-        self.on_host = not _fits(self._places.values())
-        self._copies = dict(zip(self._places, _copies([*self._places.values()], on_host=self.on_host), strict=True))
-        self.saved = {name: over(self._copies[name], one) for name, one in self.live.items()}
+        sparse = [name for name, tensor in self.live.items() if tensor.layout != torch.strided]
+        self._sparse = {name: (self.live[name], self.live.pop(name).clone()) for name in sparse}
+        self._places = {name: places_of(tensor) for name, tensor in self.live.items()}
+        self.on_host = not self._fits_on_devices()
+        places = [*self._places.values()]
+        if self.on_host:
+            made = [torch.empty_like(place, device="cpu", requires_grad=False) for place in places]
+            copy_all(made, places)
+        else:
+            made = copies(places)
+        self._copies = dict(zip(self._places, made, strict=True))
+        self.saved = {name: over(self._copies[name], tensor) for name, tensor in self.live.items()}
+
+    def _fits_on_devices(self) -> bool:
+        """Return whether each GPU has room for the copies, and a fifth more for what the step needs beyond its peak."""
+        needed: dict[torch.device, int] = {}
+        for tensor in self._places.values():
+            if tensor.device.type == "cuda":
+                needed[tensor.device] = needed.get(tensor.device, 0) + tensor.nbytes
+        return all(size * 1.2 <= (free_bytes(device) or 0) for device, size in needed.items())
 
     @property
     def nbytes(self) -> int:
-        """How much memory the copies take."""
-        return sum(_bytes(one) for one in self._copies.values())
+        """How many bytes the copies take."""
+        return sum(copied.nbytes for copied in self._copies.values())
 
     def restore(self) -> None:
         """Undo: values, memory, bindings and random streams are as they were."""
@@ -85,12 +82,15 @@ class Snapshot:
         self._restore_rest()
 
     def exchange(self) -> None:
-        """Undo, and keep in `saved` what the undone step had made in the memory of each tensor."""
+        """Undo, and keep in `saved` the values that the undone step had left in each tensor."""
         self._memory.restore()
         named = list(self._places)
         changed = differing(list(self._places.values()), list(self._copies.values()))
         places = {name: self._places[name] for name in (named[place] for place in changed)}
-        for names in chunks(places, _spare(places.values())):
+        # Larger groups need fewer calls: a GPU with much free memory can spare a 64th of it.
+        devices = {tensor.device for tensor in places.values() if tensor.device.type == "cuda"}
+        spare = min((free_bytes(device) or 0 for device in devices), default=0) // 64
+        for names in chunks(places, spare):
             live, saved = [places[name] for name in names], [self._copies[name] for name in names]
             between = copies(live)
             write(live, saved)
@@ -99,55 +99,28 @@ class Snapshot:
 
     def _restore_rest(self) -> None:
         self.bindings.restore()
-        self.random.restore(leaving=self._rng_usage.others() if self._rng_usage is not None else frozenset())
-        for name, tensor in self._rebound.items():
+        self.random.restore(leaving=self._rng_usage.others())
+        for tensor, copied in self._sparse.values():
             with torch.no_grad(), uncounted([tensor]):
-                tensor.copy_(self._sparse[name])
-
-
-def _copies(tensors: Sequence[torch.Tensor], *, on_host: bool) -> list[torch.Tensor]:
-    if not on_host:
-        return copies(tensors)
-    made = [torch.empty_like(one, device="cpu", requires_grad=False) for one in tensors]
-    copy_all(made, tensors)
-    return made
-
-
-def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _fits(tensors: Iterable[torch.Tensor]) -> bool:
-    """Tell whether a GPU has room for a copy, with a fifth to spare for what the step itself needs beyond its peak."""
-    needed: dict[torch.device, int] = {}
-    for tensor in tensors:
-        if tensor.device.type == "cuda":
-            needed[tensor.device] = needed.get(tensor.device, 0) + _bytes(tensor)
-    return all(size * 1.2 <= (free_bytes(device) or 0) for device, size in needed.items())
-
-
-def _spare(tensors: Iterable[torch.Tensor]) -> int:
-    """Give how many bytes may be held once more without a second thought."""
-    on = {one.device for one in tensors}
-    known = [free_bytes(device) or 0 for device in on if device.type == "cuda"]
-    return min(known, default=0) // _SHARE_OF_FREE
+                tensor.copy_(copied)
+        self._buffers.restore()
 
 
 def chunks(tensors: Mapping[str, torch.Tensor], most: int) -> Iterator[list[str]]:
-    """Give the tensors' names in parts so small that another copy of one is no matter.
+    """Yield the names of tensors in groups, so small that one more copy of a group does not matter.
 
     Args:
-        tensors: by name.
-        most: bytes of a part, if that is more than what never matters.
+        tensors: by name; a tensor that is larger than a group makes a group of its own.
+        most: bytes of a group, but at least 64 MiB.
     """
-    most = max(_CHUNK_BYTES, most)
+    most = max(64 * 2**20, most)
     chunk: list[str] = []
     size = 0
     for name, tensor in tensors.items():
-        if chunk and size + _bytes(tensor) > most:
+        if chunk and size + tensor.nbytes > most:
             yield chunk
             chunk, size = [], 0
         chunk.append(name)
-        size += _bytes(tensor)
+        size += tensor.nbytes
     if chunk:
         yield chunk

@@ -1,4 +1,4 @@
-"""A run of a step that can be undone: what the step may change is copied first, and put back."""
+"""A run of a step that can be undone: everything the step may change is copied first, and put back."""
 
 from __future__ import annotations
 
@@ -11,30 +11,27 @@ import torch
 
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.state.snapshot import Snapshot
-from hotloop.step.state.undo import BufferTables
 
 if TYPE_CHECKING:
     from hotloop.step.state.program import Program
 
-_Made = TypeVar("_Made")
-
-
+_T = TypeVar("_T")
 Ready = Callable[[Exception | None], None]
-"""Called before the step runs, with what kept the copies for it from being made: raises where it must not run."""
+"""Called before the step runs, with the error that kept the copies from being made. Raises if the step must not run."""
 
 
 def alone(error: Exception | None) -> None:
-    """Let a step run where its copies were made, as one process does.
+    """Let a single process run its step if its copies were made.
 
     Raises:
-        CandidateFailedError: they were not.
+        CandidateFailedError: the copies were not made.
     """
     if error is not None:
         raise CandidateFailedError(began=False) from error
 
 
-def _copied(make: Callable[[], _Made], ready: Ready) -> _Made:
-    """Make the copies that a run needs beside it, and hear whether it may begin."""
+def copied(make: Callable[[], _T], ready: Ready) -> _T:
+    """Make the copies that a run needs, and ask ``ready`` whether the run may begin."""
     try:
         made = make()
     except Exception as error:
@@ -44,39 +41,22 @@ def _copied(make: Callable[[], _Made], ready: Ready) -> _Made:
     return made
 
 
-class _Before(Snapshot):
-    """What a step found, with the tensors that its buffers were."""
-
-    def __init__(self, program: Program) -> None:
-        with program.holdings.still():
-            super().__init__(program.holdings, [program.device], rng_usage=program.rng_usage)
-            self._buffers = BufferTables(program.holdings)
-
-    def restore(self) -> None:
-        super().restore()
-        self._buffers.restore()
-
-    def exchange(self) -> None:
-        super().exchange()
-        self._buffers.restore()
-
-
 def before_a_run(program: Program, ready: Ready = alone) -> Snapshot:
-    """Copy what a step may change.
+    """Copy everything that a step may change.
 
     Raises:
-        CandidateFailedError: there is no memory for that.
+        CandidateFailedError: there is no memory for the copies.
     """
-    return _copied(functools.partial(_Before, program), ready)
+    return copied(functools.partial(Snapshot, program), ready)
 
 
-def undone_if_it_fails(program: Program, run: Callable[[], _Made], ready: Ready = alone) -> tuple[_Made, Snapshot]:
-    """Run something that eager would not; where it raises, the step has not begun. Gives what was there before, too.
+def undone_if_it_fails(program: Program, run: Callable[[], _T], ready: Ready = alone) -> tuple[_T, Snapshot]:
+    """Run a candidate, and undo it if it raises; return its result, and the snapshot from before the run.
 
-    Also an interrupt undoes it, and passes: a capture on a GPU has executed nothing, but has left its gradients.
+    An interrupt undoes the run as well, and passes on: a capture on a GPU has executed nothing, but left its gradients.
 
     Raises:
-        CandidateFailedError: it raised.
+        CandidateFailedError: the candidate raised.
     """
     before = before_a_run(program, ready)
     try:
@@ -93,24 +73,24 @@ def undone_if_it_fails(program: Program, run: Callable[[], _Made], ready: Ready 
 
 
 def undo(program: Program, before: Snapshot, failed: Exception | None = None) -> None:
-    """Put back what there was before a run.
+    """Put back the state from before a run.
 
     Args:
-        program: what the run has changed.
-        before: what there was.
-        failed: what the run has raised.
+        program: the program that the run has changed.
+        before: the snapshot from before the run.
+        failed: the exception that the run has raised.
 
     Raises:
-        CandidateFailedError: that cannot be done. Its cause is what the run has raised, if it has.
+        CandidateFailedError: undoing failed. Its cause is the exception of the run, if there was one.
     """
     try:
-        wait_for(program.device)  # what was launched on another stream must not write after what is put back
+        wait_for(program.device)  # work launched on another stream must not write after the values are put back
         before.restore()
-    except Exception as error:  # noqa: BLE001 - a lost GPU is no place to put anything back to
+    except Exception as error:  # noqa: BLE001 - nothing can be put back on a lost GPU
         raise CandidateFailedError(undone=False) from (failed or error)
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a device has done what it was given; a CPU has."""
+    """Wait until a GPU has finished its work; a CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

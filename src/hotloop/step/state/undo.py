@@ -1,22 +1,21 @@
 """Undoing a step that failed before it wrote a parameter: random state, buffers and gradients go back to its start.
 
-It is saved at every step that compiled or captured code runs, so it is made to cost little: buffers are copied in one
-launch into memory that is kept, gradients only where they exist and are read.
+The start is saved at every step that compiled or captured code runs, so saving is made cheap: buffers are copied in one
+launch into memory that is kept, and gradients only where they exist and are read.
 """
 
 from __future__ import annotations
 
 import functools
 import types
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
 from hotloop._torch.fake import is_part, uncounted, version_of
 from hotloop._torch.foreach import copy_all
-from hotloop._torch.hooks import module_tables
-from hotloop.step.state.bindings import Bindings
+from hotloop.step.state.bindings import Bindings, BufferTables
 from hotloop.step.state.holdings import Holdings
 from hotloop.step.state.memory import Memory
 from hotloop.step.state.places import over, overlaps, places_of, put_back
@@ -26,70 +25,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 
-_Copied: TypeAlias = "tuple[Callable[[], torch.Tensor | None], torch.Tensor]"
-"""What gives a gradient as long as there is one, and its copy."""
-
-
-class BufferTables:
-    """Which tensor each buffer of the modules is: a step may put another one in its place, or a first one.
-
-    Args:
-        holdings: whose modules.
-    """
-
-    def __init__(self, holdings: Holdings) -> None:
-        self._holders: list[dict[str, torch.Tensor | None]] = [
-            module_tables(module)[1] for root in holdings.modules.values() for module in root.modules()
-        ]
-        self._tables: list[tuple[dict[str, torch.Tensor | None], dict[str, torch.Tensor | None]]] = []
-        self.save()
-
-    def save(self) -> None:
-        """Note how it is now."""
-        self._tables = [(held, dict(held)) for held in self._holders if held]
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """The buffers that there were."""
-        return [one for _, table in self._tables for one in table.values() if one is not None]
-
-    def restore(self) -> None:
-        """Have the same tensors under the same names; what they hold is not touched."""
-        tables = {id(held): table for held, table in self._tables}
-        for held in self._holders:
-            if held or id(held) in tables:
-                held.clear()
-                held.update(tables.get(id(held), {}))
-
-
 class StepStart:
-    """What a step found at its start.
+    """The state that a step found at its start.
 
     Args:
-        holdings: what it may change.
-        devices: where it may draw random numbers.
+        holdings: everything that the step may change.
+        devices: the devices on which it may draw random numbers.
     """
 
     def __init__(self, holdings: Holdings, devices: Sequence[torch.device]) -> None:
         self.complete = False
-        """Whether all of it was saved: where memory ran out in between, the step has not begun."""
+        """Whether everything was saved; if memory ran out while saving, the step has not begun."""
         self._devices = devices
         self._parameters = list(holdings.parameters().values())
         self._owned = [one for name, one in holdings.parameters().items() if name not in holdings.strangers]
         self._places = Memory(self._owned)
-        others = Holdings({}, {}, holdings.state)
-        others.found = holdings.found
-        self._others = others
+        self._others = Holdings({}, {}, holdings.state)
+        self._others.found = holdings.found
         self._buffers = BufferTables(holdings)
         self._with_buffers = True
-        self._all: list[torch.Tensor] = []
-        self._memory: list[int] = []
+        self._sources: list[torch.Tensor] = []
+        self._addresses: list[int] = []
         self._copies: list[torch.Tensor] = []
         self._live: list[torch.Tensor] = []
         self._gradients: list[torch.Tensor | None] = []
-        self._copied: dict[int, _Copied] = {}
-        """By place: gradients that were copied, and their copies. They are not held: a step that drops its gradients
-        before its forward has their memory for it, as in eager."""
+        self._copied: dict[int, tuple[Callable[[], torch.Tensor | None], torch.Tensor]] = {}
+        """By index of the parameter: a function that returns the gradient while it exists, and the gradient's copy. The
+        gradients are not held: a step that drops them before its forward can reuse their memory, as in eager."""
         self._room: dict[int, torch.Tensor] = {}
         self._versions: list[int] = []
         self._random: RandomState | None = None
@@ -99,8 +61,8 @@ class StepStart:
         """Copy what the coming step may change before it writes a parameter.
 
         Args:
-            gradients: copy those that exist; not needed where the step drops them unread.
-            buffers: copy buffers and other state; not needed where the step runs as a whole or not at all.
+            gradients: copy the gradients that exist; not needed if the step drops them unread.
+            buffers: copy buffers and other state; not needed if the step runs as a whole or not at all.
         """
         self.complete = False
         self._with_buffers = buffers
@@ -109,7 +71,9 @@ class StepStart:
             self._make_room([*self._buffers.tensors, *self._others.other_tensors().values()])
             copy_all(self._copies, self._live)
         found = [parameter.grad for parameter in self._parameters]
-        self._copied = self._copy(found) if gradients else {}
+        self._copied = {}
+        if gradients:
+            self._copy_gradients(found)
         self._gradients = [None if place in self._copied else one for place, one in enumerate(found)]
         self._versions = [version_of(parameter) for parameter in self._owned]
         if self._places.moved():
@@ -118,48 +82,67 @@ class StepStart:
         self._bindings = Bindings(self._others)
         self.complete = True
 
-    def _make_room(self, found: list[torch.Tensor]) -> None:
+    def _make_room(self, sources: list[torch.Tensor]) -> None:
         """Keep the memory of the last step's copies, unless there are other tensors now."""
-        memory = [one.data_ptr() for one in found]
-        if memory == self._memory:
+        addresses = [source.data_ptr() for source in sources]
+        if addresses == self._addresses:
             return
-        self._all, self._memory = found, memory  # held, so that no other tensor gets the same address meanwhile
-        self._live = [places_of(one) for one in found]
-        self._copies = [torch.empty_like(one, requires_grad=False) for one in self._live]
+        # The tensors are held, so that no other tensor gets the same address meanwhile.
+        self._sources, self._addresses = sources, addresses
+        self._live = [places_of(source) for source in sources]
+        self._copies = [torch.empty_like(live, requires_grad=False) for live in self._live]
 
-    def _copy(self, found: Sequence[torch.Tensor | None]) -> dict[int, _Copied]:
+    def _copy_gradients(self, found: Sequence[torch.Tensor | None]) -> None:
         """Copy the gradients that exist, in few launches, into memory that is kept."""
-        copied: dict[int, _Copied] = {}
         dense, places = [], dict[int, int]()
-        for place, one in enumerate(found):
-            if one is None:
+        for place, gradient in enumerate(found):
+            if gradient is None:
                 continue
-            if (first := places.setdefault(id(one), place)) != place:  # of several parameters at once
-                copied[place] = copied[first]
+            if (first := places.setdefault(id(gradient), place)) != place:  # a gradient shared by several parameters
+                self._copied[place] = self._copied[first]
                 continue
-            if one.layout != torch.strided:
-                copied[place] = _way_to(one), one.clone()
-                continue
-            if overlaps(one):
-                copied[place] = _way_to(one), over(places_of(one).detach().clone(), one)
-                continue
-            room = self._room.get(place)
-            if room is None or room.shape != one.shape or room.dtype != one.dtype or room.device != one.device:
-                room = self._room[place] = torch.empty_like(one, requires_grad=False)
-            copied[place] = _way_to(one), room
-            dense.append((room, one))
-        copy_all([room for room, _ in dense], [one for _, one in dense])
-        return copied
+            if gradient.layout != torch.strided:
+                copied = gradient.clone()
+            elif overlaps(gradient):
+                copied = over(places_of(gradient).detach().clone(), gradient)
+            else:
+                copied = self._room_for(place, gradient)
+                dense.append((copied, gradient))
+            self._copied[place] = self._reference(gradient), copied
+        copy_all([room for room, _ in dense], [gradient for _, gradient in dense])
+
+    def _room_for(self, place: int, gradient: torch.Tensor) -> torch.Tensor:
+        room = self._room.get(place)
+        alike = room is not None and (room.shape, room.dtype, room.device) == (
+            gradient.shape,
+            gradient.dtype,
+            gradient.device,
+        )
+        if room is None or not alike:
+            room = self._room[place] = torch.empty_like(gradient, requires_grad=False)
+        return room
+
+    @staticmethod
+    def _reference(gradient: torch.Tensor) -> Callable[[], torch.Tensor | None]:
+        """Return a weak reference to a gradient, or a strong one if no copy could stand in for it.
+
+        A gradient that is a part of somebody's memory (a buffer that all gradients lie in) has to be that part again,
+        and one that can be differentiated has its graph.
+        """
+        if is_part(gradient) or gradient.requires_grad:
+            return lambda: gradient
+        reference: Callable[[], torch.Tensor | None] = TensorWeakRef(gradient)
+        return reference
 
     def wrote(self) -> bool:
-        """Tell whether the step has changed a parameter since, through an optimizer or by hand.
+        """Return whether the step has changed a parameter since, through an optimizer or by hand.
 
-        One that was given other memory (``parameter.data = ...``) is not: what it had is there still.
+        A parameter that was given other memory (``parameter.data = ...``) is not changed: its old memory still exists.
         """
         return [version_of(parameter) for parameter in self._owned] != self._versions
 
     def untouched(self) -> set[int]:
-        """Give the ids of the parameters whose writes count none since, and that have the memory that they had."""
+        """Return the ids of the parameters that torch counted no write for, and that still have the same memory."""
         moved = set(self._places.moved())
         versions = enumerate(zip(self._owned, self._versions, strict=True))
         return {id(one) for place, (one, version) in versions if version_of(one) == version and place not in moved}
@@ -173,14 +156,14 @@ class StepStart:
             self._buffers.restore()
             put_back(self._live, self._copies)
         for place, (parameter, gradient) in enumerate(zip(self._parameters, self._gradients, strict=True)):
-            parameter.grad = self._brought_back(place) if place in self._copied else gradient
+            parameter.grad = self._restored_gradient(place) if place in self._copied else gradient
         self._bindings.restore()
         self._random.restore()
 
-    def _brought_back(self, place: int) -> torch.Tensor:
-        """Give a gradient that was copied, as it was; where nobody has held it, its copy, which is kept no more."""
-        found, copied = self._copied[place]
-        gradient = found()
+    def _restored_gradient(self, place: int) -> torch.Tensor:
+        """Return a copied gradient as it was; if the gradient itself is gone, its copy, which is then given away."""
+        reference, copied = self._copied[place]
+        gradient = reference()
         if gradient is None:
             self._room.pop(place, None)
             return copied
@@ -191,26 +174,14 @@ class StepStart:
             return gradient.copy_(copied)
 
 
-def _way_to(gradient: torch.Tensor) -> Callable[[], torch.Tensor | None]:
-    """Give what gives a gradient while somebody holds it; always, where no copy is the same.
-
-    A part of memory that is somebody's (a buffer that all gradients lie in) is to be that part again, and one that can
-    be differentiated has its graph.
-    """
-    if is_part(gradient) or gradient.requires_grad:
-        return lambda: gradient
-    found: Callable[[], torch.Tensor | None] = TensorWeakRef(gradient)
-    return found
-
-
 class WriteWatch:
-    """Tells whether one of the optimizers has stepped since the step began: from then on it cannot be undone."""
+    """Notes whether an optimizer has stepped since the step began: from then on the step cannot be undone."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.begun = False
         watched = list(optimizers)
-        self._give_back = [_take_hooks(one) for one in watched]
-        self._handles = [one.register_step_pre_hook(self._began) for one in watched]
+        self._undo_hooks = [self._enable_hooks(optimizer) for optimizer in watched]
+        self._handles = [optimizer.register_step_pre_hook(self._began) for optimizer in watched]
 
     def _began(self, *_: Any) -> None:
         self.begun = True
@@ -219,62 +190,62 @@ class WriteWatch:
         """Stop watching."""
         for handle in self._handles:
             handle.remove()
-        for give_back in self._give_back:
-            give_back()
-        self._give_back.clear()
+        for undo in self._undo_hooks:
+            undo()
+        self._undo_hooks.clear()
 
+    @staticmethod
+    def _enable_hooks(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+        """Make hooks work on an optimizer that lacks torch's hook tables, or whose ``step`` calls no hooks.
 
-def _take_hooks(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
-    """Let hooks be put on an optimizer, whoever made its tables of them, and have its steps call them.
+        A wrapper (Lookahead, SAM) may leave out `Optimizer.__init__`, and have tables of its own or none. torch's hook
+        handles refer to a table weakly, which a plain dict does not allow. If ``step`` calls no hooks, nobody learns of
+        its steps, and a recording would freeze its learning rate. Only this instance is changed: others of its class
+        may have no tables.
 
-    A wrapper (Lookahead, SAM) may leave out `Optimizer.__init__` and make tables of its own, or none. What torch gives
-    to take a hook off again refers to the table weakly, which nobody can do with a plain dict. Unless its steps call
-    hooks, nobody hears of them, and a recording freezes its learning rate. This instance alone is changed: others of
-    its class may have no tables.
+        Returns:
+            a function that restores the optimizer's own ``step``.
+        """
+        plain = torch.optim.SGD([torch.zeros(1)])
+        for name, table in vars(plain).items():
+            if name.endswith("_hooks") and not isinstance(own := vars(optimizer).get(name, {}), type(table)):
+                setattr(optimizer, name, type(table)(own))
+        if hasattr(optimizer.step, "hooked"):
+            return lambda: None
+        before = vars(optimizer).get("step")
 
-    Returns:
-        What has its steps be its own again.
-    """
-    plain = torch.optim.SGD([torch.zeros(1)])
-    for name, table in vars(plain).items():
-        if name.endswith("_hooks") and not isinstance(own := vars(optimizer).get(name, {}), type(table)):
-            setattr(optimizer, name, type(table)(own))
-    if hasattr(optimizer.step, "hooked"):
-        return lambda: None
-    before = vars(optimizer).get("step")
+        @functools.wraps(optimizer.step)  # keeps the marks that a scheduler has put on it
+        def bare(called: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            """Step the optimizer that is called, which may be a copy of the optimizer that this was made for."""
+            if before is not None:
+                return before(*args, **kwargs)
+            step: Any = type(called).step
+            if hasattr(step, "hooked"):  # the class was patched since, for another instance: call hooks only once
+                step = step.__wrapped__
+            return step(called, *args, **kwargs)
 
-    @functools.wraps(optimizer.step)  # with the marks that a scheduler has put on it
-    def bare(called: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Step the optimizer that is called, which may be a copy of the one that this was made for."""
-        if before is not None:
-            return before(*args, **kwargs)
-        step: Any = type(called).step
-        if hasattr(step, "hooked"):  # since then, for another instance: hooks are called once
-            step = step.__wrapped__
-        return step(called, *args, **kwargs)
+        calling: Any = torch.optim.Optimizer.profile_hook_step(bare)
+        calling.hooked = True
+        optimizer.step = types.MethodType(calling, optimizer)  # type: ignore[method-assign]
 
-    calling: Any = torch.optim.Optimizer.profile_hook_step(bare)
-    calling.hooked = True
-    optimizer.step = types.MethodType(calling, optimizer)  # type: ignore[method-assign]
+        def undo() -> None:
+            if getattr(vars(optimizer).get("step"), "__func__", None) is not calling:
+                return  # somebody has replaced it since
+            if before is None:
+                del optimizer.step
+            else:
+                optimizer.step = before  # type: ignore[method-assign]
 
-    def give_back() -> None:
-        if getattr(vars(optimizer).get("step"), "__func__", None) is not calling:
-            return  # somebody has put something else there
-        if before is None:
-            del optimizer.step
-        else:
-            optimizer.step = before  # type: ignore[method-assign]
-
-    return give_back
+        return undo
 
 
 def let_go(error: BaseException) -> None:
-    """Drop what an exception's traces keep in memory: all that the failed step had computed."""
+    """Drop the tracebacks of an exception and its causes: their frames hold everything the failed step computed."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:
-        one = waiting.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = None
-            waiting += one.__cause__, one.__context__
+        current = waiting.pop()
+        if current is not None and id(current) not in seen:
+            seen.add(id(current))
+            current.__traceback__ = None
+            waiting += current.__cause__, current.__context__
