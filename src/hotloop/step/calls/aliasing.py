@@ -1,4 +1,4 @@
-"""What tells calls apart beside shapes and values: arguments that are one tensor or share memory, and attributes."""
+"""The parts of a call's key that shapes and values lack: arguments that share memory, and attributes of tensors."""
 
 from __future__ import annotations
 
@@ -16,21 +16,7 @@ from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.places import span_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-_address = torch.Tensor.data_ptr
-_of: Any = torch.Tensor
-_bytes = _of.nbytes.__get__
-_OF_ITS_OWN = "pass it as an argument of its own, or leave it out of the tensor; numbers and texts may stay"
-
-
-class Attribute(NamedTuple):
-    """What a program put on an argument tensor; ``place`` is the tensor's among the leaves."""
-
-    place: int
-    name: str
-    value: Any
-    """What tells it from others: a signature, or an `Unhashed` with its type where its value cannot be followed."""
+    from collections.abc import Sequence
 
 
 class Aliasing(NamedTuple):
@@ -39,7 +25,9 @@ class Aliasing(NamedTuple):
     shared: tuple[tuple[int, int, int], ...]
     """For each tensor the index of the first tensor that is the same object, begins at the same address, overlaps it.
     Empty where each tensor is alone."""
-    attributes: tuple[Attribute, ...]
+    attributes: tuple[tuple[int, str, Any], ...]
+    """The attributes that a program put on argument tensors: index of the leaf, name, and a signature of the value, or
+    an `Unhashed` with its type if the value cannot be followed."""
 
     @classmethod
     def of(cls, leaves: Sequence[Any]) -> Aliasing:
@@ -48,11 +36,19 @@ class Aliasing(NamedTuple):
         About 5 µs for 8 tensors (Python 3.12): tensors are compared pair by pair only where memory overlaps.
         """
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        marked = any(map(vars, tensors))
-        return cls(shared(tensors) if len(tensors) > 1 else (), tuple(_attributes(leaves)) if marked else ())
+        attributes: list[tuple[int, str, Any]] = []
+        if any(map(vars, tensors)):
+            for place, leaf in enumerate(leaves):
+                for name, value in attributes_of(leaf).items() if isinstance(leaf, torch.Tensor) else ():
+                    followed = all(isinstance(one, enum.Enum) or type(one) in SCALARS for one in flatten(value)[0])
+                    cls_ = type(value)
+                    builtin = cls_.__module__ == "builtins"
+                    type_name = cls_.__name__ if builtin else f"{cls_.__module__}.{cls_.__qualname__}"
+                    attributes.append((place, name, signature((value,), {}) if followed else Unhashed(type_name)))
+        return cls(shared(tensors) if len(tensors) > 1 else (), tuple(attributes))
 
     def obstacle(self, names: Sequence[str]) -> Obstacle | None:
-        """Say which attribute of which argument keeps calls from being captured, if one does.
+        """Return the obstacle of an attribute whose value cannot be followed, if there is one.
 
         Args:
             names: of the leaves, as a user knows them.
@@ -60,49 +56,53 @@ class Aliasing(NamedTuple):
         for place, name, value in self.attributes:
             if isinstance(value, Unhashed):
                 what = f"argument {names[place]} has an attribute {name}, {with_article(value.type_name)}"
-                return Obstacle(f"{what}, whose value a recording would freeze", _OF_ITS_OWN)
+                return Obstacle(
+                    f"{what}, whose value a recording would freeze",
+                    "pass it as an argument of its own, or leave it out of the tensor; numbers and texts may stay",
+                )
         return None
 
     def values(self) -> dict[tuple[int, str], Any]:
-        """Give what tells each attribute from others."""
+        """Return the value of each attribute."""
         return {(place, name): value for place, name, value in self.attributes}
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Give what a program put on a tensor: not what hotloop and torch's compiler note there."""
+    """Return the attributes that a program put on a tensor, without those of hotloop and of torch's compiler."""
     return {name: value for name, value in tensor.__dict__.items() if not is_mark(name)}
 
 
-def _attributes(leaves: Sequence[Any]) -> Iterator[Attribute]:
-    for place, leaf in enumerate(leaves):
-        if isinstance(leaf, torch.Tensor):
-            for name, value in attributes_of(leaf).items():
-                parts = flatten(value)[0]
-                followed = all(isinstance(one, enum.Enum) or type(one) in SCALARS for one in parts)
-                cls = type(value)
-                type_name = cls.__name__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
-                yield Attribute(place, name, signature((value,), {}) if followed else Unhashed(type_name))
-
-
 def shared(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]:
-    """Give of each tensor the first that is the same, begins at the same place, has memory in common.
+    """Return for each tensor the first tensor that is the same, begins at the same address, overlaps it, as indices.
 
-    Empty where each is alone: parts of one memory that do not overlap (the gradients of a flat buffer) are.
+    Empty if each tensor is alone. Parts of one memory that do not overlap (the gradients of a flat buffer) are alone.
     """
     spans = [*map(_span, tensors)]
     end = 0
     for begins, ends in sorted(spans):
         if begins < end or not ends:
-            return _relations(tensors, spans)
+            break
         end = ends
-    return ()
+    else:
+        return ()
+    regions, region, end = [0] * len(tensors), 0, 0
+    for place in sorted(range(len(tensors)), key=spans.__getitem__):
+        begins, ends = spans[place]
+        region = begins if begins >= end else region
+        regions[place], end = region, max(end, ends)
+    columns = []
+    for values in ([*map(id, tensors)], [begins for begins, _ in spans], regions):
+        first: dict[int, int] = {}  # 0 is no address, and equal to none
+        columns.append([first.setdefault(value, place) if value else place for place, value in enumerate(values)])
+    relations = [*zip(*columns, strict=True)]
+    return tuple(relations) if any(one != (place,) * 3 for place, one in enumerate(relations)) else ()
 
 
 class Regions:
-    """The memory of some tensors, to be asked whether others lie in it.
+    """The memory of some tensors, as regions in which other tensors are looked up.
 
     Args:
-        tensors: which; those without an address have none.
+        tensors: the tensors; those without an address have no region.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -115,7 +115,7 @@ class Regions:
                 self._ends.append(ends)
 
     def of(self, leaves: Sequence[Any]) -> list[int]:
-        """Give for each the number of the region that it has memory in; -1 where there is none."""
+        """Return for each leaf the number of the region that it has memory in; -1 if it has none in any."""
         return [self._of(leaf) if isinstance(leaf, torch.Tensor) else -1 for leaf in leaves]
 
     def _of(self, tensor: torch.Tensor) -> int:
@@ -125,27 +125,12 @@ class Regions:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Give where the memory of a tensor begins, and where it ends: twice 0 where it has none with an address."""
+    """Return the addresses where a tensor's memory begins and ends; twice 0 if it has none with an address."""
     try:
-        begins = _address(tensor)
-        if tensor.is_contiguous():
-            return begins, begins + _bytes(tensor) if begins else 0
-        return begins, begins + span_of(tensor) * tensor.element_size() if begins else 0
-    except (RuntimeError, NotImplementedError):  # sparse ones, and tensors in name only
+        begins = tensor.data_ptr()
+        if not begins:
+            return 0, 0
+        size = tensor.nbytes if tensor.is_contiguous() else span_of(tensor) * tensor.element_size()
+    except (RuntimeError, NotImplementedError):  # sparse tensors, and wrapper subclasses without memory
         return 0, 0
-
-
-def _relations(tensors: Sequence[torch.Tensor], spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int, int], ...]:
-    regions, region, end = [0] * len(tensors), 0, 0
-    for place in sorted(range(len(tensors)), key=spans.__getitem__):
-        begins, ends = spans[place]
-        region = begins if begins >= end else region
-        regions[place], end = region, max(end, ends)
-    found = [*zip(*map(_firsts, ([*map(id, tensors)], [begins for begins, _ in spans], regions)), strict=True)]
-    return tuple(found) if any(one != (place,) * 3 for place, one in enumerate(found)) else ()
-
-
-def _firsts(values: Sequence[int]) -> list[int]:
-    """Give the place of the first that is equal to each; 0 is no value, and equal to none."""
-    first: dict[int, int] = {}
-    return [first.setdefault(value, place) if value else place for place, value in enumerate(values)]
+    return begins, begins + size

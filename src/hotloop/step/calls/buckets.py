@@ -15,19 +15,19 @@ from hotloop.errors import ConfigError
 from hotloop.measure import bucket_edges
 
 BUCKETS, MULTIPLE = 4, 8
-"""Sizes that are chosen for an argument, at most, and what they are multiples of: tensor cores like that."""
+"""The most sizes that are chosen for an argument, and their common divisor, which tensor cores want."""
 _log = logging.getLogger("hotloop")
 
 
 @dataclasses.dataclass(frozen=True)
 class Pad:
-    """How one argument is padded; nothing is ever padded that was not declared.
+    """The padding of one argument; only declared arguments are ever padded.
 
     Args:
-        dim: the dimension that varies; negative ones count from the last.
-        value: what the new places hold.
-        to: the sizes to pad to; a larger argument stays as it is. None has the loop choose them from the batches
-            that it is given to look at: the four, multiples of 8, that waste the least padding on them.
+        dim: the dimension that varies; a negative number counts from the last.
+        value: the value of the padding.
+        to: the sizes to pad to; a larger argument stays as it is. With None the loop chooses them from the batches that
+            it is given to look at: up to four multiples of 8 that waste the least padding on these batches.
 
     Raises:
         ConfigError: a value does not fit.
@@ -50,7 +50,7 @@ class Pad:
         object.__setattr__(self, "to", tuple(sorted(set(sizes))))
 
     def apply(self, name: str, tensor: Any) -> torch.Tensor:
-        """Pad a tensor to the next size.
+        """Return a tensor padded to the next size.
 
         Raises:
             ConfigError: the argument is no tensor, or has no such dimension.
@@ -60,7 +60,7 @@ class Pad:
         if not -tensor.ndim <= self.dim < tensor.ndim:
             raise ConfigError(f"buckets[{name!r}]: dim {self.dim} does not exist in shape {tuple(tensor.shape)}")
         size = tensor.shape[self.dim]
-        target = next((one for one in self.to or () if one >= size), None)
+        target = next((edge for edge in self.to or () if edge >= size), None)
         if target is None or target == size:
             return tensor
         shape = list(tensor.shape)
@@ -72,7 +72,7 @@ class Buckets:
     """The declared buckets of a loop.
 
     Args:
-        declared: by name: of the step's argument, or a key in an argument that is a mapping.
+        declared: by the name of the step's argument, or by a key in an argument that is a mapping.
 
     Raises:
         ConfigError: an entry is no `Pad`.
@@ -94,18 +94,18 @@ class Buckets:
         return [name for name, pad in self.declared.items() if pad.to is None]
 
     def choose(self) -> list[str]:
-        """Choose the sizes that were left out, from what was padded so far; gives a line on each for people."""
+        """Choose the sizes that were left out, from the batches padded so far; return a line on each for people."""
         lines = []
         for name in self.without_sizes:
-            found = bucket_edges(self._seen[name], BUCKETS, multiple=MULTIPLE)
-            self.declared[name] = dataclasses.replace(self.declared[name], to=found.edges)
-            lines.append(f"buckets[{name!r}]: padded to {found.edges}, of which {found.waste:.0%} is padding")
+            chosen = bucket_edges(self._seen[name], BUCKETS, multiple=MULTIPLE)
+            self.declared[name] = dataclasses.replace(self.declared[name], to=chosen.edges)
+            lines.append(f"buckets[{name!r}]: padded to {chosen.edges}, of which {chosen.waste:.0%} is padding")
         return lines
 
     def of(self, function: Callable[..., Any]) -> Callable[[Any, Any], tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Give the function that pads a call's arguments."""
+        """Return the function that pads the arguments of a call of ``function``."""
         if not self.declared:
-            return _as_they_are
+            return lambda args, kwargs: (args, kwargs)
         signature = inspect.signature(function)
 
         def pad(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -122,13 +122,20 @@ class Buckets:
         return pad
 
     def _padded(self, name: str, value: Any, used: set[str]) -> Any:
+        """Return an argument, padded if it or a key in it is declared; add the names that were found to ``used``."""
         if name in self.declared:
             used.add(name)
             return self._pad(name, value)
         if isinstance(value, Mapping) and any(key in self.declared for key in value):
             changed = {key: self._pad(key, item) for key, item in value.items() if key in self.declared}
-            used.update(changed)  # the caller's set: |= with a dict's keys would make another
-            return _with(value, changed)
+            used.update(changed)
+            if type(value) is dict:
+                return {**value, **changed}
+            # A mapping of the same type; the user's own is not changed.
+            copied = value.copy() if hasattr(value, "copy") else dict(value)
+            for key, item in changed.items():
+                copied[key] = item
+            return copied
         if isinstance(value, dict) and name == "kwargs":
             return {key: self._padded(key, item, used) for key, item in value.items()}
         return value
@@ -136,27 +143,13 @@ class Buckets:
     def _pad(self, name: str, value: Any) -> torch.Tensor:
         pad = self.declared[name]
         padded = pad.apply(name, value)
+        size = padded.shape[pad.dim]
         if pad.to is None:
-            self._seen[name][padded.shape[pad.dim]] += 1
-            return padded
-        if padded.shape[pad.dim] > pad.to[-1] and name not in self._said:
+            self._seen[name][size] += 1
+        elif size > pad.to[-1] and name not in self._said:
             self._said.add(name)
             _log.warning(
                 "buckets[%r]: a batch has size %d, more than the largest bucket %d: it is not padded",
-                name, padded.shape[pad.dim], pad.to[-1],
+                name, size, pad.to[-1],
             )  # fmt: skip
         return padded
-
-
-def _with(value: Any, changed: Mapping[str, torch.Tensor]) -> Any:
-    """Give a mapping of the same type with some items replaced; the user's own is not changed."""
-    if type(value) is dict:
-        return {**value, **changed}
-    copied = value.copy() if hasattr(value, "copy") else dict(value)
-    for key, item in changed.items():
-        copied[key] = item
-    return copied
-
-
-def _as_they_are(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return args, kwargs

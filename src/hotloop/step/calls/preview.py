@@ -1,10 +1,10 @@
-"""A bounded look at a run's batches before its first step, after which the run draws the batches it would have drawn.
+"""A bounded look at a run's batches before its first step; the run then draws the batches it would have drawn.
 
 Samples are read in this process, past the loader's workers and its ``worker_init_fn``. Random streams of Python, NumPy
-and torch are put back, and the generators of loader and samplers; what a look might use up (an iterator, a stream) is
-not read at all. What a data set keeps to itself stays as the look leaves it: a generator of its own has advanced, a
-cache is filled, and a file that is opened at the first sample (HDF5, LMDB) is open here when the workers fork, which
-inherit its handle. Do not give such a data set, or have it begin anew in each process.
+and torch are put back, and the generators of loader and samplers. A source that a look might use up (an iterator, a
+stream) is not read at all. State that a data set keeps to itself stays as the look leaves it: a generator of its own
+has advanced, a cache is filled, and a file that is opened at the first sample (HDF5, LMDB) is open here when the
+workers fork, which inherit its handle. Do not pass such a data set, or let it open its files anew in each process.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from hotloop.step.state.random_state import RandomState
 from hotloop.step.workload import arguments
 
 BATCHES, SECONDS = 64, 0.5
-"""A look ends after so many batches, or after so long, whichever comes first."""
-_MOST_SAMPLES = 1_000_000
-"""Of a larger data set the order of an epoch is not drawn, which finding its last batch would take."""
+"""A look ends after so many batches, or after so many seconds, whichever comes first."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Looked:
-    """How far a look came: batches read, those of one epoch where that is known, and why none was read."""
+    """The outcome of a look: batches read, batches of one epoch if that is known, and why none was read."""
 
     read: int
     total: int | None = None
@@ -37,25 +35,33 @@ class Looked:
 
 
 class _NotLookedAtError(Exception):
-    """Reading these batches could change the run."""
+    """Reading these batches could change the run, or failed."""
 
 
 def look(batches: Any, visit: Callable[[tuple[Any, ...]], None]) -> Looked:
-    """Read some batches, the last one of an epoch among them where it can be had.
+    """Read some batches, with the last batch of an epoch first if it can be reached.
 
     Args:
-        batches: a DataLoader over a data set with numbered samples, a sequence, or a function that gives an iterable.
+        batches: a DataLoader over a data set with numbered samples, a sequence, or a function that returns an iterable.
         visit: called with each batch as the arguments of a step.
 
     Raises:
-        Exception: what ``visit`` raises.
+        Exception: an exception that ``visit`` raises.
     """
     before = RandomState([torch.device("cpu")])
-    generators = [(one, one.get_state()) for one in generators_of(batches)]
+    generators = [(generator, generator.get_state()) for generator in generators_of(batches)]
     total, count, began = None, 0, time.monotonic()
     try:
         total, read = _reader(batches)
-        for batch in _until_it_fails(read):
+        while True:
+            try:
+                batch = next(read)
+            except StopIteration:
+                break
+            except _NotLookedAtError:
+                raise
+            except Exception as error:  # it fails in the run as well, where the user sees it
+                raise _NotLookedAtError(f"reading a batch failed: {type(error).__name__}: {error}") from error
             visit(arguments(batch))
             count += 1
             if time.monotonic() - began > SECONDS:
@@ -64,23 +70,13 @@ def look(batches: Any, visit: Callable[[tuple[Any, ...]], None]) -> Looked:
         return Looked(count, total, str(error))
     finally:
         before.restore()
-        for one, state in generators:
-            one.set_state(state)
+        for generator, state in generators:
+            generator.set_state(state)
     return Looked(count, total, "" if count else "there is no batch to read")
 
 
-def _until_it_fails(read: Iterator[Any]) -> Iterator[Any]:
-    """A batch that cannot be read fails in the run as well, where that is the user's to see."""
-    try:
-        yield from read
-    except Exception as error:
-        if isinstance(error, _NotLookedAtError):
-            raise
-        raise _NotLookedAtError(f"reading a batch failed: {type(error).__name__}: {error}") from error
-
-
 def generators_of(batches: Any) -> list[torch.Generator]:
-    """Give the generators that the order of a loader's samples is drawn from."""
+    """Return the generators that the order of a loader's samples is drawn from."""
     batch_sampler = getattr(batches, "batch_sampler", None)
     holders = [batches, getattr(batches, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
     found = [getattr(holder, "generator", None) for holder in holders]
@@ -88,9 +84,10 @@ def generators_of(batches: Any) -> list[torch.Generator]:
 
 
 def _reader(batches: Any) -> tuple[int | None, Iterator[Any]]:
-    """Give the number of batches of an epoch, and an iterator over some of them, the odd last one first."""
+    """Return the number of batches of an epoch, and an iterator over some of them, the odd last batch first."""
     if isinstance(batches, DataLoader):
-        return _from_loader(batches)
+        order = _order(batches)
+        return len(order), (batches.collate_fn(_fetch(batches.dataset, indices)) for indices in _some(order))
     if isinstance(batches, Sequence):
         return len(batches), iter(_some(batches))
     if callable(batches):
@@ -105,28 +102,26 @@ def _some(batches: Sequence[Any]) -> list[Any]:
     return [*batches[-1:], *batches[: min(BATCHES, len(batches)) - 1]]
 
 
-def _from_loader(loader: DataLoader[Any]) -> tuple[int | None, Iterator[Any]]:
+def _order(loader: DataLoader[Any]) -> list[list[Any]]:
+    """Return the indices of the samples in each batch of an epoch."""
     dataset: Any = loader.dataset
     if isinstance(dataset, IterableDataset):
         raise _NotLookedAtError("the loader's data set is a stream, which a look would use up")
     if loader.batch_sampler is None:
         raise _NotLookedAtError("the loader gives single samples (batch_size=None)")
-    if len(dataset) > _MOST_SAMPLES:
+    most = 1_000_000
+    if len(dataset) > most:
         raise _NotLookedAtError(f"the data set has {len(dataset):,} samples: drawing their order would take too long")
-    order = list(_own_sampler(loader))
-    return len(order), (loader.collate_fn(_fetch(dataset, indices)) for indices in _some(order))
-
-
-def _own_sampler(loader: DataLoader[Any]) -> Any:
-    """Give a sampler that may be iterated: torch's own keep nothing but generators, others may count their epochs."""
-    given: Any = loader.batch_sampler
-    parts = (given, getattr(given, "sampler", None))
-    if all(one is None or type(one).__module__.startswith("torch.utils.data") for one in parts):
-        return given
+    # torch's own samplers keep only generators, and may be iterated; others may count their epochs, and are copied.
+    sampler: Any = loader.batch_sampler
+    parts = (sampler, getattr(sampler, "sampler", None))
+    if all(part is None or type(part).__module__.startswith("torch.utils.data") for part in parts):
+        return list(sampler)
     try:
-        return copy.deepcopy(given, {id(loader.dataset): loader.dataset})
+        copied = copy.deepcopy(sampler, {id(dataset): dataset})
     except Exception as error:
-        raise _NotLookedAtError(f"{type(given).__name__} cannot be copied: {error}") from error
+        raise _NotLookedAtError(f"{type(sampler).__name__} cannot be copied: {error}") from error
+    return list(copied)
 
 
 def _fetch(dataset: Any, indices: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""The shapes that a step sees: which of them compiled code may see, and what to do where there are many."""
+"""The shapes that a step sees: which of them compiled code may see, and what to do if there are many."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RECURS = 3
-"""How often a shape must come before compiled code that has not seen it may: a short last batch never does."""
-_MANY = 0.25
-"""Where more than this share of the latest steps have shapes of their own, waiting for one to recur is no use."""
+"""How often a shape must come before compiled code sees it for the first time: a short last batch never does."""
 _LATEST = 40
-_KNOWN = 4096
-"""Kinds of inputs that are remembered, at most."""
+"""The latest steps, among which new shapes are counted."""
 _ADVISE_AFTER = 100
+"""Steps after which, and in which, sizes that keep changing lead to advice."""
+_KNOWN = 4096
+"""The most kinds of inputs that are remembered."""
 
 
 class Shapes:
-    """Counts the shapes of one step's arguments.
+    """The shapes of one step's arguments, counted.
 
     Args:
         step: the user's function, for the names of its arguments.
-        odd_pays: tells whether a shape with so large a share of the steps is worth a compile; True where nobody knows.
+        odd_pays: returns whether a shape with this share of the steps is worth a compile; True if that is unknown.
     """
 
     def __init__(self, step: Callable[..., Any], odd_pays: Callable[[float], bool] = lambda _: True) -> None:
         self.census = Census()
         self.plan: ShapePlan | None = None
-        """What to do about the shapes that a look at the batches found; None without one."""
+        """The plan for the shapes that a look at the batches found; None without a look."""
         self._step, self._odd_pays = step, odd_pays
         self._ahead, self._fitted = Census(), False
         self._compiled: dict[str, set[Signature]] = collections.defaultdict(set)
@@ -46,7 +46,7 @@ class Shapes:
         self._advised = False
 
     def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Signature:
-        """Count one call's shapes, and give them."""
+        """Count one call's shapes, and return them."""
         inputs = signature(args, kwargs)
         self.census.note(inputs)
         return inputs
@@ -58,7 +58,7 @@ class Shapes:
         self._ahead.note(signature(args, kwargs))
 
     def decide(self, declared: int = 0) -> ShapePlan | None:
-        """Choose what to do about the shapes of the batches to come, where any were seen; as for `plan_shapes`."""
+        """Choose the plan for the shapes of the batches to come, if any were seen; arguments as for `plan_shapes`."""
         seen: collections.Counter[Any] = collections.Counter()
         for inputs, count in self._ahead.counted():
             seen[_shapes(inputs)] += count
@@ -66,19 +66,20 @@ class Shapes:
         return self.plan
 
     def fits(self, inputs: Signature) -> bool:
-        """Tell by its first call whether the step takes batches as they were seen; where not, the plan is dropped."""
+        """Return, at its first call, whether the step takes batches of the kind that was seen; else drop the plan."""
         if self.plan is None or self._fitted:
             return True
         self._fitted = True
-        if _ranks(_shapes(inputs)) not in {_ranks(one) for one in self.plan.seen}:
+        seen = {tuple(map(len, shapes)) for shapes in self.plan.seen}
+        if tuple(map(len, _shapes(inputs))) not in seen:
             self.plan = None
         return self.plan is not None
 
     def mark(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Have the sizes that vary compiled for any value, from the first compile on; it runs at every step."""
+        """Mark the sizes that vary as dynamic, from the first compile on; it runs at every step."""
         if self.plan is None or not self.plan.dynamic:
             return
-        tensors = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
+        tensors = [leaf for leaf in flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         for place, dim in self.plan.dynamic:
             if place < len(tensors) and dim < tensors[place].ndim:
                 mark_dynamic(tensors[place], dim)
@@ -86,24 +87,25 @@ class Shapes:
     # -- at a step -------------------------------------------------------------------------------------------------
 
     def compiled(self, base: str, inputs: Signature) -> bool:
-        """Tell whether compiled code has seen these shapes."""
+        """Return whether compiled code has seen these shapes."""
         return inputs in self._compiled[base]
 
     @property
     def many(self) -> bool:
-        """Tell whether most of the latest steps brought shapes or values of their own."""
-        return len(self._latest) == _LATEST and sum(self._latest) > _MANY * _LATEST
+        """Whether over a quarter of the latest steps had new shapes or values: waiting for a recurrence is vain."""
+        return len(self._latest) == _LATEST and sum(self._latest) > _LATEST / 4
 
     @property
     def one_code(self) -> bool:
-        """Tell whether one code serves all shapes, so that another shape is no other code."""
+        """Whether the same code serves all shapes, so that another shape needs no other code."""
         return self.many or (self.plan is not None and self.plan.choice == "dynamic")
 
     def may_compile(self, base: str, inputs: Signature) -> bool:
-        """Tell whether compiled code should see these shapes; where it has not yet, it is compiled once more.
+        """Return whether compiled code should see these shapes; shapes that are new to it are compiled once more.
 
-        The first shapes may, and those that the plan takes for common; others when they come back often enough for it
-        to pay, or when most steps bring new ones: torch then makes the sizes dynamic, and one code serves all.
+        The first shapes may be compiled, and those that the plan takes for common. Others may if they come back often
+        enough for it to pay, or if most steps bring new shapes: torch then makes the sizes dynamic, and the same code
+        serves all.
         """
         known = self._compiled[base]
         unseen = inputs not in known
@@ -128,20 +130,20 @@ class Shapes:
     # -- advice ----------------------------------------------------------------------------------------------------
 
     def advice_ahead(self) -> str:
-        """Say which argument to put in buckets, from the batches to come; empty where that is no use."""
+        """Return which argument to put in buckets, from the batches to come; empty if buckets are no use."""
         if self.plan is None or self.plan.choice != "dynamic":
             return ""
         self._advised = True
         return self._bucket_advice(self._ahead)
 
     def advice(self) -> str:
-        """Say once which argument to put in buckets, where its sizes keep changing; empty otherwise."""
+        """Return, once, which argument to put in buckets if its sizes keep changing; empty otherwise."""
         due = self.census.steps and self.census.steps % _ADVISE_AFTER == 0
         if self._advised or not due or self.census.new_in_last(_ADVISE_AFTER) < _LATEST:
             return ""
-        found = self._bucket_advice(self.census)
-        self._advised = bool(found)
-        return found
+        advice = self._bucket_advice(self.census)
+        self._advised = bool(advice)
+        return advice
 
     def _bucket_advice(self, census: Census) -> str:
         varying = max(census.varying_dims(), key=lambda dim: dim.distinct, default=None)
@@ -161,7 +163,7 @@ class Shapes:
         )
 
     def argument(self, name: str) -> str:
-        """Give the name that a user knows, and `buckets` takes: of the argument, or of the entry in a mapping."""
+        """Return the name that a user knows, and `buckets` takes: of the argument, or of the entry in a mapping."""
         if "." in name:
             return name.rpartition(".")[2]
         if name.startswith("args["):
@@ -173,7 +175,3 @@ class Shapes:
 
 def _shapes(inputs: Signature) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(leaf.shape) for leaf in inputs.leaves if isinstance(leaf, TensorMeta))
-
-
-def _ranks(shapes: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    return tuple(len(shape) for shape in shapes)

@@ -1,6 +1,6 @@
-"""What records a step and replays it: `torch.cuda.CUDAGraph` on a GPU; on a CPU nothing, or the stand-in of the tests.
+"""Engines that record a step and replay it: `torch.cuda.CUDAGraph` on a GPU; none on a CPU, except in tests.
 
-A recording is a list of segments. It can be cut: what is recorded so far is executed, something runs outside (an
+A recording is a list of segments. It can be cut: the part recorded so far is executed, something runs outside (an
 optimizer that cannot be captured), and a new segment begins.
 """
 
@@ -26,15 +26,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_EMPTY = ".*CUDA Graph is empty.*"
-"""torch's warning about a segment without work: the end of a step after its optimizer, say."""
-
-
 class CudaEngine:
-    """Records into CUDA graphs on a side stream; all graphs of the engine share one memory pool.
+    """An engine that records into CUDA graphs on a side stream; all graphs of the engine share one memory pool.
 
-    Sharing is safe though steps are replayed in any order: what a replay leaves for later is copied out at once
-    (results), or is kept alive while later steps are recorded (gradients), so its memory is given to none of them.
+    Sharing is safe although steps are replayed in any order. Results that outlive a replay are copied out at once, and
+    gradients are kept alive while later steps are recorded, so no recording is given their memory.
     """
 
     name = "cuda"
@@ -45,7 +41,7 @@ class CudaEngine:
         self._pool: _Pool | None = None
 
     def begin(self, device: torch.device, *, reports_capturing: bool) -> Recording:
-        """Begin to record on a side stream, behind what the current one still has to do."""
+        """Begin to record on a side stream, after the work that the current stream still has to do."""
         if self._pool is None or not self._pool.usable:
             self._pool = _Pool(torch.cuda.graph_pool_handle())
         return _CudaRecording(self._pool, _side_stream(device), reports_capturing=reports_capturing)
@@ -54,16 +50,16 @@ class CudaEngine:
     def ambience(
         self, device: torch.device, *, reports_capturing: bool, asked: Callable[[], None] | None = None
     ) -> Iterator[None]:
-        """Run on the side stream; libraries set up what they need there."""
+        """Run on the side stream, where libraries then set up what they need; see `Engine.ambience`."""
         with self.reference_stream(device), reporting_capture(reports_capturing, asked):
             yield
 
     @contextlib.contextmanager
     def reference_stream(self, device: torch.device) -> Iterator[None]:
-        """Run on the side stream: what the step leaves behind of its graph belongs to the stream of recordings."""
+        """Run on the side stream, so that autograd graphs that outlive the step belong to the stream of recordings."""
         side, current = _side_stream(device), torch.cuda.current_stream(device)
-        # What is allocated here is used on the current stream later; the side stream waits for that one before it goes
-        # on, so no memory is given away too early.
+        # Memory allocated here is used on the current stream later. The side stream waits for that stream before it
+        # continues, so no memory is given away too early.
         side.wait_stream(current)
         try:
             with torch.cuda.stream(side):
@@ -72,28 +68,23 @@ class CudaEngine:
             current.wait_stream(side)
 
 
-class _Sides(threading.local):
-    """The side streams of one thread, by device."""
-
-    def __init__(self) -> None:
-        self.streams: dict[int, torch.cuda.Stream] = {}
-
-
-_sides = _Sides()
+_local = threading.local()
+"""Holds ``streams``: the side streams of this thread, by index of the device."""
 
 
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Give the stream that this thread records on, for all its loops: cuBLAS keeps 64 MiB for every stream it sees."""
+    """Return the stream on which this thread records for all its loops: cuBLAS keeps 64 MiB for each stream."""
+    streams: dict[int, torch.cuda.Stream] = vars(_local).setdefault("streams", {})
     index = torch.cuda.current_device() if device.index is None else device.index
-    if index not in _sides.streams:
-        _sides.streams[index] = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
-    return _sides.streams[index]
+    if index not in streams:
+        streams[index] = torch.cuda.Stream(index)  # type: ignore[no-untyped-call]
+    return streams[index]
 
 
 class _Pool:
     """A memory pool that recordings share.
 
-    torch drops a pool with the last graph in it, and captures nothing into it from then on; nor after a failure.
+    torch drops a pool with the last graph in it, and captures nothing into it from then on, nor after a failure.
     """
 
     def __init__(self, handle: Any) -> None:
@@ -120,15 +111,21 @@ class _CudaRecording:
         self._current = torch.cuda.current_stream(side.device)
         torch.cuda.synchronize(side.device)
         free, total = torch.cuda.mem_get_info(side.device)
-        # A recording has memory of its own, and cannot use what was cached outside, nor what garbage holds. Where all
-        # that was ever taken fits in a second time there is no need: to collect takes up to a second, and to give back
-        # and take again a quarter of one, for a UNet.
+        # A recording has memory of its own, and cannot use memory that is cached outside or held by garbage. If all
+        # that was ever taken fits in a second time, nothing has to be freed: collecting takes up to a second for a
+        # UNet, and giving memory back and taking it again a quarter of a second.
         if free < total / 2:
             gc.collect()
             torch.cuda.empty_cache()
         side.wait_stream(self._current)
         self._stack.enter_context(torch.cuda.stream(side))
-        self._stack.enter_context(capture_safe_random())
+        # Activation checkpointing saves and restores the GPU's random state, which torch forbids in a capture. Here
+        # the state is neither read nor set. That is right if nothing random is recomputed, which the audit has checked.
+        nothing = torch.empty(0, dtype=torch.uint8)
+        getting = replaced(torch.cuda, "get_rng_state", lambda _real: lambda *_args, **_kwargs: nothing)
+        setting = replaced(torch.cuda, "set_rng_state", lambda _real: lambda *_args, **_kwargs: None)
+        self._stack.enter_context(getting)
+        self._stack.enter_context(setting)
         self._stack.enter_context(reporting_capture(reports_capturing))
         self._stack.enter_context(stale_streams_overridden())
         self._stack.enter_context(collector_paused())
@@ -140,14 +137,13 @@ class _CudaRecording:
 
     def resume(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
-        # Only this thread's forbidden calls end the capture: a data loader's thread may go on pinning memory.
+        # Only forbidden calls of this thread end the capture: a data loader's thread may go on pinning memory.
         self._graph.capture_begin(pool=self._pool.handle, capture_error_mode="thread_local")
 
     def cut(self) -> Segment:
         graph = self._graph
         assert graph is not None
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=_EMPTY)
+        with self._empty_allowed():
             graph.capture_end()
         self._graph = None  # from here on there is nothing to recover from
         self._pool.add(graph)
@@ -163,11 +159,18 @@ class _CudaRecording:
         try:
             if graph is not None:
                 self._pool.failed = True
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", message=_EMPTY)
+                with self._empty_allowed():
                     recover_from_failed_capture(graph, self._side, self._pool.handle)
         finally:
             self.close()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _empty_allowed() -> Iterator[None]:
+        """Silence torch's warning about a segment without work: the end of a step after its optimizer, say."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*CUDA Graph is empty.*")
+            yield
 
     def close(self) -> None:
         """Go back to the stream that the step was called on."""
@@ -175,99 +178,74 @@ class _CudaRecording:
         self._current.wait_stream(self._side)
 
 
-def reporting_capture(
-    answer: bool,
-    asked: Callable[[], None] | None = None,
-) -> contextlib.AbstractContextManager[None]:
-    """Have code that asks whether a capture is going on hear the same in a recording and in the runs around it.
+def reporting_capture(answer: bool, asked: Callable[[], None] | None = None) -> contextlib.AbstractContextManager[None]:
+    """Make ``torch.cuda.is_current_stream_capturing()`` report the same in a recording and in the runs around it.
 
-    transformers' masks take another path where they hear yes, with other attention kernels. So a recording of eager
-    code says no, where the step's usual path may be captured: it then is that path, kernel by kernel. Where it may not
-    (a mask is read on the host), all hear yes. Code compiled on one path would be compiled anew in the capture of the
-    other, and kill it; it is guarded on the very function that it asked.
+    transformers' masks take another path when it reports True, with other attention kernels. So it reports False for a
+    recording of eager code if the step's usual path may be captured; the recording then is that path, kernel by kernel.
+    If that path may not be captured (a mask is read on the host), it reports True in all runs. Code that was compiled
+    on one path would be recompiled in a capture of the other path, which would end the capture: the code is guarded on
+    the very function that it called.
 
-    An optimizer that asks hears the truth: those of torch 2.11 refuse to step in a capture unless they are capturable,
-    which they are made for the time of a recording only, and one that steps outside of it is in none. So does all of
-    torch where the answer would be no: it must not take a path that a capture forbids.
+    An optimizer always gets the truth: those of torch 2.11 refuse to step in a capture unless they are capturable.
+    They are made capturable only while a recording is made, and an optimizer that steps outside of it is in no capture.
+    So does all of torch if the answer would be False, since it must not take a path that a capture forbids.
 
     Args:
-        answer: what code hears.
-        asked: called when code outside torch has asked.
+        answer: the value that is reported.
+        asked: called when code outside torch has called the function.
     """
 
     def make(real: Callable[[], bool]) -> Callable[[], bool]:
         def answers() -> bool:
-            by_torch = _torch_asks()
+            by_torch, by_optimizer = _callers()
             if asked is not None and not by_torch:
                 asked()
-            return real() if _an_optimizer_asks() or (by_torch and not answer) else answer
+            return real() if by_optimizer or (by_torch and not answer) else answer
 
         return answers
 
     return replaced(torch.cuda, "is_current_stream_capturing", make, constant=True)
 
 
-def traced_path(device: torch.device) -> contextlib.AbstractContextManager[None]:
-    """Run eager code as it is while it is compiled: there, too, transformers takes the path that looks at no mask.
+def _callers() -> tuple[bool, bool]:
+    """Return whether the function that asks is torch's own, and whether an optimizer is stepping in this thread.
 
-    The two paths may have other attention kernels, which draw other dropout masks: then nothing could be compared.
+    torch wraps each optimizer's ``step`` in a function of one file, which is looked for among the frames. A hook could
+    not do that, since none runs after a step that raised.
+    """
+    between = (__file__, inspect.unwrap(replaced).__code__.co_filename)
+    optimizers = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename in between:
+        frame = frame.f_back
+    torch_folder = os.path.join(os.path.dirname(torch.__file__), "")  # noqa: PTH118, PTH120 - compared as strings
+    by_torch = frame is not None and frame.f_code.co_filename.startswith(torch_folder)
+    while frame is not None and frame.f_code.co_filename != optimizers:
+        frame = frame.f_back
+    return by_torch, frame is not None
+
+
+def traced_path(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Run eager code on the path that a compiler traces: there, too, transformers takes the path that reads no mask.
+
+    The two paths may have other attention kernels, which draw other dropout masks; then nothing could be compared.
     """
     return reporting_capture(True) if device.type == "cuda" else contextlib.nullcontext()
 
-
-def _torch_asks() -> bool:
-    """Tell whether the function that asks is torch's own."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename in _BETWEEN:
-        frame = frame.f_back
-    return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
-
-
-def _an_optimizer_asks() -> bool:
-    """Tell whether an optimizer is stepping in this thread: torch wraps each one's ``step`` in a function of one file.
-
-    No hook tells, since none runs after a step that raised.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_filename == _OPTIMIZERS:
-            return True
-        frame = frame.f_back
-    return False
-
-
-@contextlib.contextmanager
-def capture_safe_random() -> Iterator[None]:
-    """Let activation checkpointing save and restore the GPU's random state in a capture, where torch forbids to ask.
-
-    The state is neither read nor set then. That is right where nothing random is recomputed, which the survey of the
-    step has made sure of.
-    """
-    nothing = torch.empty(0, dtype=torch.uint8)
-    with (
-        replaced(torch.cuda, "get_rng_state", lambda _real: lambda *_args, **_kwargs: nothing),
-        replaced(torch.cuda, "set_rng_state", lambda _real: lambda *_args, **_kwargs: None),
-    ):
-        yield
-
-
-_OPTIMIZERS = torch.optim.Optimizer.profile_hook_step.__code__.co_filename
-_TORCH = os.path.join(os.path.dirname(torch.__file__), "")  # noqa: PTH118, PTH120 - compared as strings
-_BETWEEN = (__file__, inspect.unwrap(replaced).__code__.co_filename)
-"""Files of the frames between who asks and who answers."""
 
 _engines: dict[str, Callable[[], Engine]] = {"cuda": CudaEngine}
 
 
 def engine_for(device: torch.device) -> Engine | None:
-    """Give a new engine for a device, or None where steps cannot be captured on it."""
+    """Return a new engine for a device, or None if steps cannot be captured on it."""
     make = _engines.get(device.type)
     return make() if make is not None else None
 
 
 @contextlib.contextmanager
 def using(device_type: str, make: Callable[[], Engine]) -> Iterator[None]:
-    """Have steps on devices of a type recorded by another engine while the block runs."""
+    """Record steps on devices of a type with another engine while the block runs."""
     before = _engines.get(device_type)
     _engines[device_type] = make
     try:

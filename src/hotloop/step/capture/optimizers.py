@@ -1,7 +1,7 @@
-"""Optimizers inside a captured step: device copies of what would be frozen, and which ones stay outside.
+"""Optimizers inside a captured step: device copies of values that would be frozen, and which optimizers stay outside.
 
 A fused or capturable optimizer step can be recorded, with its step counts and learning rates in device tensors that are
-refreshed before a replay. What else is in the parameter groups (weight decay, betas, momentum) is frozen into the
+refreshed before a replay. The rest of the parameter groups (weight decay, betas, momentum) is frozen into the
 recording, so a change drops it. An optimizer that cannot be recorded, or whose frozen settings change all the time,
 runs outside, between two segments.
 """
@@ -32,17 +32,12 @@ _CAPTURABLE = (
     torch.optim.ASGD,
 )
 """Recorded with ``capturable=True``, which torch has on GPUs only."""
-_REPEATABLE = (*_FUSED, *_CAPTURABLE, torch.optim.Adagrad, torch.optim.Adafactor)
-"""Whose step reads nothing but parameters, gradients, state and groups, each parameter's alone."""
-_MOMENTS = (("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"))
-"""The state that each of Adam's betas weighs."""
-_WRONG_SGD = "torch's fused SGD kernel for CPUs leaves most parameters of 16 bits (bfloat16, float16) as they are"
 _moved: weakref.WeakKeyDictionary[torch.optim.Optimizer, set[tuple[int, str]]] = weakref.WeakKeyDictionary()
-"""By optimizer: parameter and key of what eager keeps on the host, and a recording has on the device."""
+"""By optimizer: parameter id and key of each value that eager keeps on the host, and a recording on the device."""
 
 
 def recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
-    """Say why an optimizer's step has to run outside of a recording on a device; empty where it can be recorded."""
+    """Return why an optimizer's step has to run outside of a recording on a device; empty if it can be recorded."""
     kind = type(optimizer)
     if kind in _CAPTURABLE:
         return "" if device.type == "cuda" else f"{kind.__name__} is capturable on a GPU only"
@@ -52,43 +47,44 @@ def recordable(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
 
 
 def _no_fused_kernel(optimizer: torch.optim.Optimizer, device: torch.device) -> str:
-    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "differentiable=True has no fused kernel"
     if any(one.device.type != device.type or not one.is_floating_point() for one in parameters):
         return f"not all of its parameters are floating point on {device.type}, as a fused kernel needs"
     if any(one.grad is not None and one.grad.layout != torch.strided for one in parameters):
         return "sparse gradients have no fused kernel"
-    if any(_viewed_otherwise(optimizer, one) for one in parameters):
+    if any(_strides_differ(optimizer, parameter) for parameter in parameters):
         return (
             "some of its state, or a gradient, has other strides than its parameter, and a fused kernel knows but one"
         )
     if any(one.layout == torch.strided and one.numel() and span_of(one) != one.numel() for one in parameters):
         return "a parameter is a slice with gaps (weight[:, ::2]), and a fused kernel writes into these"
-    # torch 2.13 loses the update where it is vectorised. Who asked for that kernel has it in eager as well.
+    # torch 2.13 loses the update in its vectorised kernel. A user who asked for that kernel has the fault in eager too.
     asked = all(group.get("fused") for group in optimizer.param_groups)
-    small = any(one.itemsize < torch.float32.itemsize for one in parameters)
-    return _WRONG_SGD if type(optimizer) is torch.optim.SGD and device.type == "cpu" and small and not asked else ""
+    narrow = any(parameter.itemsize < torch.float32.itemsize for parameter in parameters)
+    wrong = type(optimizer) is torch.optim.SGD and device.type == "cpu" and narrow and not asked
+    said = "torch's fused SGD kernel for CPUs leaves most parameters of 16 bits (bfloat16, float16) as they are"
+    return said if wrong else ""
 
 
-def _viewed_otherwise(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
-    """Tell whether a parameter was turned after its state was made (``weight.t_()``), or the state or gradient was."""
-    state = optimizer.state.get(parameter, {})
-    tensors = [one for one in (parameter.grad, *state.values()) if isinstance(one, torch.Tensor) and one.ndim]
-    return any(one.shape == parameter.shape and _steps_of(one) != _steps_of(parameter) for one in tensors)
+def _strides_differ(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> bool:
+    """Return whether state or gradient have other strides than the parameter, after ``weight.t_()`` for example."""
 
+    def strides(tensor: torch.Tensor) -> list[int]:  # along dimensions of one element strides may be anything
+        return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
-def _steps_of(tensor: torch.Tensor) -> list[int]:
-    """Give the strides that count: those along dimensions of one element are anything."""
-    return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    values = (parameter.grad, *optimizer.state.get(parameter, {}).values())
+    tensors = [value for value in values if isinstance(value, torch.Tensor) and value.ndim]
+    return any(one.shape == parameter.shape and strides(one) != strides(parameter) for one in tensors)
 
 
 class Recorded:
-    """An optimizer whose step is recorded: its settings on the device, and what was frozen.
+    """An optimizer whose step is recorded: its settings on the device, and the settings that were frozen.
 
     Args:
-        optimizer: one that is `recordable`; its state must exist, so it has stepped before.
-        device: where it is recorded.
+        optimizer: an optimizer that is `recordable`; its state must exist, so it has stepped before.
+        device: the device on which it is recorded.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device) -> None:
@@ -98,26 +94,31 @@ class Recorded:
             for group in optimizer.param_groups
         ]
         self._last = [float(group["lr"]) for group in optimizer.param_groups]
-        self._frozen, self._stepping = frozen(optimizer), _stepping(optimizer)
+        self._frozen, self._step = frozen(optimizer), self._step_now()
+
+    def _step_now(self) -> tuple[Any, ...]:
+        """Return the functions that run as the optimizer's step; a user may replace them."""
+        kind = type(self.optimizer)
+        return kind, kind.step, vars(self.optimizer).get("step")
 
     def refresh(self) -> None:
-        """Bring the learning rates on the device up to date, for the next replay."""
+        """Write the current learning rates to the device, for the next replay."""
         for index, group in enumerate(self.optimizer.param_groups):
             rate, ours = group["lr"], self._rates[index]
             if self._on(ours.device, rate):
-                continue  # the recording reads it; another one in its place is a change
-            if (value := float(rate)) != self._last[index]:  # a tensor on the host is changed in place by schedulers
+                continue  # the recording reads this tensor itself; another tensor in its place is a change
+            if (value := float(rate)) != self._last[index]:  # schedulers change a tensor on the host in place
                 ours.fill_(value)
                 self._last[index] = value
 
     @staticmethod
     def _on(device: torch.device, rate: Any) -> bool:
-        """Tell whether a learning rate is a tensor that a recording can read."""
+        """Return whether a learning rate is a tensor that a recording can read."""
         return isinstance(rate, torch.Tensor) and rate.device.type == device.type
 
     def changed(self) -> str:
-        """Name a setting that differs from the one that was frozen; empty where none does."""
-        if _stepping(self.optimizer) != self._stepping:
+        """Return the name of a setting that differs from the frozen one; empty if none does."""
+        if self._step_now() != self._step:
             return f"the class of {type(self.optimizer).__name__}, or its step"
         now = frozen(self.optimizer)
         if now == self._frozen:
@@ -132,7 +133,7 @@ class Recorded:
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[None]:
-        """Have the groups hold device tensors, and ask for kernels that read them, while a step is recorded."""
+        """Put device tensors into the groups, and ask for kernels that read them, while a step is recorded."""
         kind = type(self.optimizer)
         asked = {"fused": True, "foreach": False} if kind in _FUSED else {"capturable": True}
         if kind in _FUSED and self._rates and self._rates[0].is_cuda and kind is not torch.optim.SGD:
@@ -147,52 +148,51 @@ class Recorded:
                 group.update({key: values[key] for key in ("lr", *asked)})
 
 
-def _stepping(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """Give what runs as an optimizer's step: somebody may put something in its place, as a subclass that decays."""
-    return type(optimizer), type(optimizer).step, vars(optimizer).get("step")
-
-
 def rounded_scalars(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
-    """Give, by key of optimizer state, the relative error of a recorded step's weight for the new gradient.
+    """Return, by key of optimizer state, the relative error of a recorded step's weight for the new gradient.
 
-    A fused Adam kernel on a GPU takes 1 - beta from a beta that was rounded to float32, eager's foreach kernels take it
-    from Python's: of beta2 = 0.999 that is 1.3e-5 of the second moment.
+    A fused Adam kernel on a GPU computes 1 - beta from a beta that was rounded to float32; eager's foreach kernels take
+    1 - beta from Python. For beta2 = 0.999 the error is 1.3e-5 of the second moment.
     """
-    found: dict[str, float] = collections.defaultdict(float)
+    moments = (("exp_avg",), ("exp_avg_sq", "max_exp_avg_sq"))  # the state that each of Adam's betas weighs
+    errors: dict[str, float] = collections.defaultdict(float)
     for optimizer in optimizers:
         for group in optimizer.param_groups if type(optimizer) in _FUSED else ():
-            for beta, keys in zip(group.get("betas", ()), _MOMENTS, strict=False):
+            for beta, keys in zip(group.get("betas", ()), moments, strict=False):
                 rounded = torch.tensor(float(beta), dtype=torch.float32).item()
                 error = abs(rounded - beta) / max(1 - beta, torch.finfo(torch.float64).eps)
                 for key in keys:
-                    found[key] = max(found[key], error)
-    return dict(found)
+                    errors[key] = max(errors[key], error)
+    return dict(errors)
 
 
 def repeatable(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether `step_again` can take a step of this optimizer on copies."""
-    return type(optimizer) in _REPEATABLE
+    """Return whether `step_again` can take a step of this optimizer on copies.
+
+    Its step must read only parameters, gradients, state and groups, and treat each parameter by itself.
+    """
+    return type(optimizer) in (*_FUSED, *_CAPTURABLE, torch.optim.Adagrad, torch.optim.Adafactor)
 
 
 def step_again(
     optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter], gradients: Sequence[torch.Tensor]
 ) -> list[tuple[torch.Tensor, dict[str, Any]]]:
-    """Take the optimizer's step, as eager does, on copies of some of its parameters; it and they are left alone.
+    """Take the optimizer's step, as eager does, on copies of some of its parameters; the originals do not change.
 
     Args:
-        optimizer: one that is `repeatable`.
-        parameters: of its groups, as they are before the step.
-        gradients: theirs, on any device; they are copied.
+        optimizer: an optimizer that is `repeatable`.
+        parameters: some of its parameters, as they are before the step.
+        gradients: the gradients of these parameters, on any device; they are copied.
 
     Returns:
-        each parameter after the step, and the optimizer's state of it.
+        each parameter after the step, and the optimizer's state of the parameter.
     """
     copied = {}
     there = [gradient.detach().to(one.device) for one, gradient in zip(parameters, gradients, strict=True)]
-    for one, values, gradient in zip(parameters, copies(list(parameters)), copies(there), strict=True):
-        copied[id(one)] = torch.nn.Parameter(values)
-        copied[id(one)].grad = gradient
-    # Not a copy of the optimizer, which would read its state anew, and has its hooks.
+    for parameter, values, gradient in zip(parameters, copies(list(parameters)), copies(there), strict=True):
+        copied[id(parameter)] = torch.nn.Parameter(values)
+        copied[id(parameter)].grad = gradient
+    # Not a copy of the optimizer: that would convert its state, and have its hooks.
     again = type(optimizer).__new__(type(optimizer))
     again.defaults = optimizer.defaults
     groups = [
@@ -201,11 +201,11 @@ def step_again(
     ]
     again.param_groups = [group for group in groups if group["params"]]
     again.state = collections.defaultdict(dict)
-    states = [optimizer.state.get(one, {}) for one in parameters]
+    states = [optimizer.state.get(parameter, {}) for parameter in parameters]
     own = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
     own_copies = iter(copies(own))
-    for one, state in zip(parameters, states, strict=True):
-        again.state[copied[id(one)]] = {
+    for parameter, state in zip(parameters, states, strict=True):
+        again.state[copied[id(parameter)]] = {
             key: next(own_copies) if isinstance(value, torch.Tensor) else value for key, value in state.items()
         }
     step = type(again).step
@@ -214,7 +214,7 @@ def step_again(
 
 
 def move_step_counts(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
-    """Put the numbers that unfused optimizers keep on the host (step counts) where a recorded step reads them."""
+    """Move the numbers that unfused optimizers keep on the host (step counts) to the device of a recorded step."""
     for parameter, entry in optimizer.state.items():
         for key, value in entry.items() if isinstance(entry, Mapping) else ():
             if isinstance(value, torch.Tensor) and value.ndim == 0 and value.device.type != device.type:
@@ -223,7 +223,7 @@ def move_step_counts(optimizer: torch.optim.Optimizer, device: torch.device) -> 
 
 
 def return_step_counts(optimizer: torch.optim.Optimizer) -> None:
-    """Put back on the host what was there before, one wait for the device each."""
+    """Move these numbers back to the host; each waits once for the device."""
     moved = _moved.pop(optimizer, set())
     for parameter, entry in optimizer.state.items():
         for key in [key for key in entry if (id(parameter), key) in moved]:
@@ -231,7 +231,7 @@ def return_step_counts(optimizer: torch.optim.Optimizer) -> None:
 
 
 def with_host_step_counts(optimizer: torch.optim.Optimizer, document: dict[str, Any]) -> dict[str, Any]:
-    """A state_dict post-hook: a checkpoint holds these numbers where eager would have them."""
+    """Move these numbers to the host in a checkpoint, as a state_dict post-hook: eager has them there."""
     moved = _moved.get(optimizer, set())
     if not moved:
         return document
@@ -242,7 +242,7 @@ def with_host_step_counts(optimizer: torch.optim.Optimizer, document: dict[str, 
         for index, parameter in zip(group["params"], own["params"], strict=True)
     }
     state = {
-        index: {key: one.cpu() if (ids.get(index), key) in moved else one for key, one in entry.items()}
+        index: {key: value.cpu() if (ids.get(index), key) in moved else value for key, value in entry.items()}
         for index, entry in document["state"].items()
     }
     return {**document, "state": state}
