@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop._torch.upcast import Draw, NotRepeatableError, noting_draws
 from hotloop.measure import flatten, unflatten
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.prove.proof import plain_run, values_of
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
+from hotloop.step.prove.wide_reference import candidates, wide_step
 from hotloop.step.state.program import Call, Program
 from hotloop.step.workload import Workload, arguments
 

@@ -14,6 +14,7 @@ import torch
 
 from hotloop import presets
 from hotloop._torch.products import products_in_tf32
+from hotloop._torch.upcast import Draw, NotRepeatableError, noting_draws
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import ConfigError, HotloopError
@@ -30,7 +31,7 @@ from hotloop.step.prove import culprit, proof
 from hotloop.step.prove.culprit import Culprit
 from hotloop.step.prove.outcomes import Outcome, over_steps
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
+from hotloop.step.prove.wide_reference import candidates, wide_step
 from hotloop.step.state.ambient import compute_dtype
 from hotloop.step.state.program import Call, Program
 from hotloop.step.state.snapshot import Snapshot

@@ -1,15 +1,14 @@
 """Finds the smallest region at fault: parts of a model are compiled alone, on an otherwise eager model, and compared.
 
-What disagrees is halved until one module is left, then that module's children are looked at, and so on down. A module
-whose children agree when each is compiled by itself is the region: its own code, or how its children are fused.
-What cannot be compiled alone is neither innocent nor at fault: the result tells of it.
+The set that disagrees is halved until one module is left. Then that module's children are searched, and so on down. The
+culprit is a module whose children agree when each is compiled by itself: its own code, or how its children are fused.
+A part that cannot be compiled alone is neither innocent nor at fault, and the result names it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import enum
 import inspect
 import time
 from typing import TYPE_CHECKING, Any
@@ -32,15 +31,16 @@ if TYPE_CHECKING:
     from hotloop.step.prove.step_outputs import StepOutputs
     from hotloop.step.state.program import Program
 
-_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict)
-"""Modules that nobody calls: their children are."""
+_SHOWN = 3
+"""The most regions that a message names."""
+NOT_AGAIN = "it did not show again on the same batches, so that no part could be searched for"
 
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """A module: its path from the model's name on, its class, and where its forward is written.
+    """A module: its path from the model's name on, its class, and the place where its forward is written.
 
-    ``inside`` is the innermost module around it whose forward is the user's own, where its own is not.
+    ``inside`` is the innermost module around it whose forward is the user's own, if its own forward is not.
     """
 
     path: str
@@ -49,6 +49,15 @@ class Region:
     line: int | None = None
     inside: Region | None = None
     module: torch.nn.Module | None = dataclasses.field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, path: str, module: torch.nn.Module, around: Region | None = None) -> Region:
+        """Return the region of a module; ``around`` is the innermost module of the user's around it."""
+        function = class_forward(type(module))
+        code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
+        file, line = (code.co_filename, code.co_firstlineno) if code is not None else (None, None)
+        inside = None if file is not None and is_own_file(file) else around
+        return cls(path, type(module).__name__, file, line, inside, module)
 
     @property
     def location(self) -> str:
@@ -60,21 +69,38 @@ class Region:
         return f"{self.path} ({self.kind}{f', {self.location}' if self.file else ''}){around}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the region as plain JSON data."""
+        """Return the region as plain JSON data."""
         inside = self.inside.to_dict() if self.inside is not None else None
         return {"path": self.path, "class": self.kind, "file": self.file, "line": self.line, "inside": inside}
+
+    def children(self) -> list[Region]:
+        """Return the modules directly inside, each once; in place of a list or dictionary, the modules in it."""
+        found: dict[int, Region] = {}
+        around = self if self.file is not None and is_own_file(self.file) else self.inside
+        containers = torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.ParameterList, torch.nn.ParameterDict
+
+        def add(path: str, module: torch.nn.Module) -> None:
+            for name, child in module.named_children():
+                if isinstance(child, containers):  # nobody calls these, only their children
+                    add(f"{path}.{name}", child)
+                elif id(child) not in found:
+                    found[id(child)] = Region.of(f"{path}.{name}", child, around)
+
+        if self.module is not None:
+            add(self.path, self.module)
+        return list(found.values())
 
 
 @dataclasses.dataclass(frozen=True)
 class Culprit:
-    """What a search found.
+    """The result of a search.
 
     Args:
-        regions: the smallest set that was seen to disagree when nothing else is compiled; one, as a rule. Empty where
-            the fault was not found again.
+        regions: the smallest set that was seen to disagree when nothing else is compiled, mostly a single region. Empty
+            if the fault was not found again.
         how: what was found about it, why the search went no further, and what could not be tested alone.
-        tests: sets that were compiled and compared.
-        seconds: what that took.
+        tests: how many sets were compiled and compared.
+        seconds: the time that the search took.
     """
 
     regions: tuple[Region, ...]
@@ -88,32 +114,22 @@ class Culprit:
         return f"{named}{more}: {self.how}" if self.regions else self.how
 
     def to_dict(self) -> dict[str, Any]:
-        """Give what was found as plain JSON data."""
-        regions = [one.to_dict() for one in self.regions]
+        """Return the result as plain JSON data."""
+        regions = [region.to_dict() for region in self.regions]
         return {"regions": regions, "how": self.how, "tests": self.tests, "seconds": self.seconds}
-
-
-_SHOWN = 3
-NOT_AGAIN = "it did not show again on the same batches, so that no part could be searched for"
 
 
 class _OutOfTimeError(Exception):
     """The next test would take longer than there is time."""
 
 
-class Answer(enum.Enum):
-    """What a test of some regions says."""
-
-    DISAGREES, AGREES, UNTESTED = enum.auto(), enum.auto(), enum.auto()
-
-
 class Tests:
-    """Compiles parts of a program's models alone and compares each such step with what eager made of it.
+    """Compiles parts of a program's models alone, and compares each such step with eager's outputs.
 
     Args:
-        program: whose step.
-        models: by name; how they are compiled now is set aside for the time of a test.
-        calls: what runs the step, each with what eager made of it from the state that there is now.
+        program: the program of the step.
+        models: by name; code that is compiled for them now is set aside during a test.
+        calls: functions that run the step, each with eager's outputs from the present state.
         limits: how far compiled code may be from eager.
         settings: the arguments for `hotloop.compile`.
         seconds: how long all tests may take.
@@ -141,11 +157,24 @@ class Tests:
         """Seconds since the search began."""
         return time.perf_counter() - self._began
 
-    def answer(self, regions: Sequence[Region]) -> Answer:
-        """Tell whether the step is wrong with these regions compiled and nothing else, or that nobody can tell.
+    def disagrees_now(self) -> bool:
+        """Return whether the step is wrong with the models compiled as they are.
 
-        Regions that ran eagerly, since no preset of theirs compiled them, are noted in ``untested``; the answer is that
-        of the others.
+        Raises:
+            CandidateFailedError: the step raised.
+        """
+        found: dict[str, list[measure.Comparison]] = {}
+        for run, outputs in self._calls:
+            step = lambda run=run: proof.plain_run(self._program.holdings, run)  # noqa: E731 - one call's
+            for kind, comparison in outputs.compare_run(self._program, step, self._limits).items():
+                found.setdefault(kind, []).append(comparison)
+        return any(not measure.over_steps(comparisons).agrees for comparisons in found.values())
+
+    def disagree(self, regions: Sequence[Region]) -> bool | None:
+        """Return whether the step is wrong with only these regions compiled; None if that could not be tested.
+
+        Regions that ran eagerly, because no preset of theirs compiled them, are noted in ``untested``; the answer is
+        that of the other regions.
 
         Raises:
             _OutOfTimeError: there is no time for another test like the longest so far.
@@ -153,55 +182,69 @@ class Tests:
         if self.spent + self._longest > self._seconds:
             raise _OutOfTimeError
         began = time.perf_counter()
-        modules = [one.module for one in regions if one.module is not None]
+        answer: bool | None = None
         try:
-            with _compiled_alone(self._models, modules, self._settings):
-                answer = Answer.DISAGREES if self.disagrees_now() else Answer.AGREES
+            with self._compiled_alone([region.module for region in regions if region.module is not None]):
+                answer = self.disagrees_now()
                 self._note_eager(regions)
         except CandidateFailedError as error:
             if not error.undone:
                 raise
-            answer = Answer.UNTESTED
             if len(regions) == 1:
                 self.untested[str(regions[0])] = describe(error.__cause__ or error)
         self.done += 1
         self._longest = max(self._longest, time.perf_counter() - began)
         return answer
 
+    @contextlib.contextmanager
+    def _compiled_alone(self, parts: Sequence[torch.nn.Module]) -> Iterator[None]:
+        with paused(self._models.values()):
+            try:
+                for part in parts:
+                    compile_in_place(part, **self._settings)
+                yield
+            finally:
+                for part in parts:
+                    uncompile(part)
+
     def _note_eager(self, regions: Sequence[Region]) -> None:
         """Note the regions that were to be compiled and stepped down to eager."""
         for region in regions:
             parts = status(region.module).components.values() if region.module is not None else ()
-            for one in parts:
-                if one.fallbacks and one.state == "eager":
-                    self.untested[str(region)] = one.causes[0].reason if one.causes else "it ran eagerly"
+            for part in parts:
+                if part.fallbacks and part.state == "eager":
+                    self.untested[str(region)] = part.causes[0].reason if part.causes else "it ran eagerly"
 
-    def disagrees_now(self) -> bool:
-        """Tell whether the step is wrong with the models compiled as they are.
+    def at_fault(self, regions: list[Region]) -> list[Region]:
+        """Return the regions if they disagree, else none; a set that cannot be tested is tested by halves."""
+        answer = self.disagree(regions)
+        if answer is None and len(regions) > 1:
+            middle = len(regions) // 2
+            return self.at_fault(regions[:middle]) or self.at_fault(regions[middle:])
+        return regions if answer else []
 
-        Raises:
-            CandidateFailedError: it raised.
-        """
-        found: dict[str, list[measure.Comparison]] = {}
-        for run, made in self._calls:
-            step = lambda run=run: proof.plain_run(self._program.holdings, run)  # noqa: E731 - one call's
-            for kind, one in made.compare_run(self._program, step, self._limits).items():
-                found.setdefault(kind, []).append(one)
-        return any(not measure.over_steps(each).agrees for each in found.values())
-
-
-@contextlib.contextmanager
-def _compiled_alone(
-    models: Mapping[str, torch.nn.Module], parts: Sequence[torch.nn.Module], settings: Mapping[str, Any]
-) -> Iterator[None]:
-    with paused(models.values()):
+    def others_alike(self, region: Region) -> str:
+        """Return the number of other modules of a region's class if they disagree as well, as a part of a sentence."""
+        waiting = [Region.of(name, model) for name, model in self._models.items()]
+        alike = []
+        while waiting:
+            other = waiting.pop()
+            waiting += other.children()
+            if type(other.module) is type(region.module) and other.module is not region.module:
+                alike.append(other)
         try:
-            for part in parts:
-                compile_in_place(part, **settings)
-            yield
-        finally:
-            for part in parts:
-                uncompile(part)
+            more = bool(alike) and self.disagree(alike)
+        except _OutOfTimeError:
+            return ""
+        return f"; so do others of its class, of which there are {len(alike)}" if more else ""
+
+    def result(self, regions: Sequence[Region], how: str) -> Culprit:
+        """Return the result of the search, which names the regions that could not be tested and may be at fault."""
+        named = [f"{region}: {why}" for region, why in list(self.untested.items())[:_SHOWN]]
+        more = f"; and {len(self.untested) - _SHOWN} more" if len(self.untested) > _SHOWN else ""
+        if named:
+            how += f". Could not be tested alone, and may be at fault: {'; '.join(named)}{more}"
+        return Culprit(tuple(regions), how, self.done, self.spent)
 
 
 def search(models: Mapping[str, torch.nn.Module], tests: Tests, *, shown: bool = False) -> Culprit:
@@ -210,91 +253,26 @@ def search(models: Mapping[str, torch.nn.Module], tests: Tests, *, shown: bool =
     Args:
         models: by name.
         tests: compiles and compares.
-        shown: the whole is known to disagree in these tests; else that is looked at first.
+        shown: the whole model is known to disagree in these tests; otherwise that is tested first.
     """
-    suspects = [_region(name, model) for name, model in models.items()]
+    suspects = [Region.of(name, model) for name, model in models.items()]
     how = ""
     try:
-        if not shown and tests.answer(suspects) is not Answer.DISAGREES:
-            return Culprit((), NOT_AGAIN + _untested(tests), tests.done, tests.spent)
+        if not shown and not tests.disagree(suspects):
+            return tests.result((), NOT_AGAIN)
         while not how:
             if len(suspects) > 1:
-                suspects, how = _halved(suspects, tests)
-                continue
-            parts = children(suspects[0])
-            if not parts:
-                how = "it disagrees when nothing else is compiled" + _others(models, suspects[0], tests)
-            elif found := _at_fault(parts, tests):
+                middle = len(suspects) // 2
+                half = tests.at_fault(suspects[:middle]) or tests.at_fault(suspects[middle:])
+                if not half:
+                    how = "they disagree only when they are compiled together"
+                suspects = half or suspects
+            elif not (parts := suspects[0].children()):
+                how = "it disagrees when nothing else is compiled" + tests.others_alike(suspects[0])
+            elif found := tests.at_fault(parts):
                 suspects = found
             else:
                 how = "its parts agree when each is compiled by itself: its own code, or how they are fused"
     except _OutOfTimeError:
         how = f"the search ended here, after {tests.spent:.0f} s"
-    return Culprit(tuple(suspects), how + _untested(tests), tests.done, tests.spent)
-
-
-def _untested(tests: Tests) -> str:
-    """Say which regions nothing is known of, so that the fault may be in them as well."""
-    told = [f"{region}: {why}" for region, why in list(tests.untested.items())[:_SHOWN]]
-    more = f"; and {len(tests.untested) - _SHOWN} more" if len(tests.untested) > _SHOWN else ""
-    return f". Could not be tested alone, and may be at fault: {'; '.join(told)}{more}" if told else ""
-
-
-def _others(models: Mapping[str, torch.nn.Module], region: Region, tests: Tests) -> str:
-    """Say whether other modules of a region's class disagree as well, as far as there is time to find out."""
-    whole = [_region(name, model) for name, model in models.items()]
-    alike = []
-    while whole:
-        one = whole.pop()
-        whole += children(one)
-        if type(one.module) is type(region.module) and one.module is not region.module:
-            alike.append(one)
-    try:
-        more = bool(alike) and tests.answer(alike) is Answer.DISAGREES
-    except _OutOfTimeError:
-        return ""
-    return f"; so do others of its class, of which there are {len(alike)}" if more else ""
-
-
-def _halved(suspects: list[Region], tests: Tests) -> tuple[list[Region], str]:
-    """Give the half that disagrees by itself; where neither does, all, and that."""
-    middle = len(suspects) // 2
-    for half in (suspects[:middle], suspects[middle:]):
-        if found := _at_fault(half, tests):
-            return found, ""
-    return suspects, "they disagree only when they are compiled together"
-
-
-def _at_fault(group: list[Region], tests: Tests) -> list[Region]:
-    """Give those of a group that disagree, none where it agrees; one that cannot be tested is tested by halves."""
-    answer = tests.answer(group)
-    if answer is Answer.UNTESTED and len(group) > 1:
-        middle = len(group) // 2
-        return _at_fault(group[:middle], tests) or _at_fault(group[middle:], tests)
-    return group if answer is Answer.DISAGREES else []
-
-
-def children(region: Region) -> list[Region]:
-    """Give the modules directly inside a region, those of lists and dictionaries in their place; each once."""
-    found: dict[int, Region] = {}
-
-    around = region if region.file is not None and is_own_file(region.file) else region.inside
-
-    def add(path: str, module: torch.nn.Module) -> None:
-        for name, child in module.named_children():
-            if isinstance(child, _CONTAINERS):
-                add(f"{path}.{name}", child)
-            elif id(child) not in found:
-                found[id(child)] = _region(f"{path}.{name}", child, around)
-
-    if region.module is not None:
-        add(region.path, region.module)
-    return list(found.values())
-
-
-def _region(path: str, module: torch.nn.Module, around: Region | None = None) -> Region:
-    function = class_forward(type(module))
-    code = getattr(inspect.unwrap(function), "__code__", None) if function is not None else None
-    file, line = (code.co_filename, code.co_firstlineno) if code is not None else (None, None)
-    inside = None if file is not None and is_own_file(file) else around
-    return Region(path, type(module).__name__, file, line, inside, module)
+    return tests.result(suspects, how)

@@ -1,4 +1,4 @@
-"""What a proof step came to: its tensors compared by kind, and what several such steps mean together."""
+"""The outcome of a proof step: its tensors compared by kind; and the joint outcome of several such steps."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _HOPELESS = 8.0
-"""So many times its limit no tensor of a right tier is off, at any step."""
-
+"""A tensor of a right tier is never off by this many times its limit, at any step."""
 OF_COMPILED = ("result", "gradient", "buffer")
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One proof step.
+    """The outcome of one proof step.
 
     Args:
-        result: what the reference returned.
+        result: the value that the reference returned.
         comparisons: by kind of tensor, since limits follow a kind's own medians.
-        nbytes: how much memory the copies took.
+        nbytes: bytes of memory that the copies took.
         on_host: the copies did not fit on the GPU.
-        random_moved: random streams that the two left at different positions.
-        failed: why the two could not be compared; the step itself is done.
+        random_moved: random streams that the two runs left at different positions.
+        failed: why the two runs could not be compared; the step itself is done.
     """
 
     result: Any
@@ -46,12 +45,12 @@ class Outcome:
 
     @property
     def agrees(self) -> bool:
-        """Tell whether values and random positions agree."""
+        """Whether values and random positions agree."""
         return all(one.agrees for one in self.comparisons.values()) and not self.random_moved and not self.failed
 
     @property
     def hopeless(self) -> bool:
-        """Tell whether no further step can make it agree: it is past its limits by far, or not comparable at all."""
+        """Whether no further step can make it agree: it is far past its limits, or cannot be compared at all."""
         if self.random_moved or self.failed:
             return True
         return any(
@@ -61,19 +60,19 @@ class Outcome:
 
     @property
     def may_be_noise(self) -> bool:
-        """Tell whether all that disagrees are numbers, as kernels make them that are not deterministic."""
+        """Whether only numbers disagree, in a way that kernels which are not deterministic could cause."""
         numbers = all(one.may_be_rounding for one in self.comparisons.values())
         return numbers and not self.random_moved and not self.failed
 
     @property
     def undecided(self) -> bool:
-        """Tell whether nothing speaks against the two but that rounding leaves nothing to tell by."""
-        failures = [each for one in self.comparisons.values() for each in one.failures]
-        return bool(failures) and all(each.measure == BLIND for each in failures)
+        """Whether the only objection is that rounding is so large that nothing can be told."""
+        failures = [failure for one in self.comparisons.values() for failure in one.failures]
+        return bool(failures) and all(failure.measure == BLIND for failure in failures)
 
     @property
     def why(self) -> str:
-        """Say in one line what does not agree."""
+        """What does not agree, in one line."""
         if self.failed:
             return f"the comparison failed: {self.failed}"
         if self.random_moved:
@@ -82,14 +81,14 @@ class Outcome:
 
     @property
     def worst(self) -> str:
-        """Say which tensor is nearest to its limit, and how near."""
+        """The tensor that is nearest to its limit, and how near."""
         nearest = max(self.comparisons.values(), key=lambda one: one.nearness, default=None)
         if nearest is None or nearest.worst is None:
             return "all equal"
         return f"{nearest.worst.name}, at {nearest.nearness:.0%} of its limit"
 
 
-def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, and how far they may be apart
+def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, their common start, and how far they may be apart
     ours: dict[str, torch.Tensor | None],
     theirs: dict[str, torch.Tensor | None],
     start: dict[str, torch.Tensor],
@@ -100,19 +99,20 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
     draws: Sequence[Mapping[str, Difference]] = (),
     same_gradients: Mapping[str, Difference] = MappingProxyType({}),
 ) -> dict[str, Comparison]:
-    """Compare what two ways made of one step, one kind of tensor at a time: limits follow a kind's own medians.
+    """Compare the values that two runs of one step produced, by kind of tensor: limits follow a kind's own medians.
 
     Args:
         ours: eager's values, named by `hotloop.step.prove.proof.values_of`.
-        theirs: the candidate's.
-        start: the parameters before the step, to compare their updates; compiled code's only.
+        theirs: the candidate's values.
+        start: the parameters before the step, to compare their updates; needed for compiled code only.
         limits: how far the two may be apart.
-        spread: how far eager is from itself, by tensor.
+        spread: the difference of eager from itself, by tensor.
         wide: the values of the step in more bits.
         scalars: relative errors of an optimizer's scalars, by key.
-        draws: how far other roundings of eager's step are from it, in place of ``wide`` and ``spread``.
-        same_gradients: how far parameters and optimizer state of a recording are from what eager's optimizer makes of
-            the recording's own gradients (of parameters that `Survey.updated` names); these are judged by that.
+        draws: the differences of other roundings of eager's step from it, in place of ``wide`` and ``spread``.
+        same_gradients: the difference of a recording's parameters and optimizer state from the values that eager's
+            optimizer computes from the recording's own gradients. The parameters that `Survey.updated` names are judged
+            by this difference.
     """
     compiled = limits.compute_dtype is not None
     by_kind = [_by_kind(side) for side in (ours, theirs, wide or {})]
@@ -121,33 +121,37 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, what they began with, 
     for kind in dict.fromkeys((*by_kind[0], *by_kind[1])):
         one, other, beyond = (side.get(kind, {}) for side in by_kind)
         drawn = [draw.get(kind, {}) for draw in of_draws]
-        if compiled and kind == "parameter" and not start:
-            continue
         if compiled and kind == "parameter":
-            found["update"] = _held(
-                beyond, updates_of(one, start), updates_of(other, start), limits.of_updates(), drawn=drawn
-            )
-        elif not compiled or kind in OF_COMPILED:
-            of_kind = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
-            known = own_steps.get(kind, {})
+            if not start:
+                continue
+            one, other = updates_of(one, start), updates_of(other, start)
+            kind_limits, kind_spread, known, key = limits.of_updates(), None, {}, "update"
+        elif compiled and kind not in OF_COMPILED:
+            continue
+        else:
+            kind_limits = dataclasses.replace(limits, scalars=scalars.get(kind.rpartition(" ")[2], 0.0))
+            kind_spread, known, key = spreads.get(kind), own_steps.get(kind, {}), kind
             one, other = ({name: each for name, each in side.items() if name not in known} for side in (one, other))
-            held = _held(beyond, one, other, of_kind, spread=spreads.get(kind), drawn=drawn)
-            found[kind] = held.with_same_gradients(known, of_kind) if known else held
+        if drawn:
+            held = measure.compare_with_roundings(one, other, kind_limits, drawn)
+        else:
+            held = compare_with_reference(beyond, one, other, kind_limits, spread=kind_spread)
+        found[key] = held.with_same_gradients(known, kind_limits) if known else held
     return found
 
 
 def judge_kinds(
     found: Mapping[str, Difference], mismatches: Sequence[Mismatch], limits: Limits
 ) -> dict[str, Comparison]:
-    """Judge by kind, as compiled code is, how far two runs of eager's were found to be apart.
+    """Judge the differences between two eager runs by kind, with the limits of compiled code.
 
     Args:
         found: by tensor, named by `hotloop.step.prove.proof.values_of`.
-        mismatches: what could not be measured.
-        limits: of compiled code.
+        mismatches: tensors whose difference could not be measured.
+        limits: the limits of compiled code.
     """
     differing = _by_kind(found)
-    unlike = _by_kind({one.name: one for one in mismatches})
+    unlike = _by_kind({mismatch.name: mismatch for mismatch in mismatches})
     return {
         kind: measure.judge(differing.get(kind, {}), list(unlike.get(kind, {}).values()), limits)
         for kind in OF_COMPILED
@@ -155,40 +159,26 @@ def judge_kinds(
     }
 
 
-def _held(  # noqa: PLR0913 - two sides, and all that tells how far they may be apart
-    beyond: Mapping[str, torch.Tensor | None],
-    ours: Mapping[str, torch.Tensor | None],
-    theirs: Mapping[str, torch.Tensor | None],
-    limits: Limits,
-    *,
-    spread: Mapping[str, Difference] | None = None,
-    drawn: Sequence[Mapping[str, Difference]],
-) -> Comparison:
-    if drawn:
-        return measure.compare_with_roundings(ours, theirs, limits, drawn)
-    return compare_with_reference(beyond, ours, theirs, limits, spread=spread)
-
-
 def _by_kind(values: Mapping[str, _T]) -> dict[str, dict[str, _T]]:
-    """Tell kinds apart: gradients may be thousands of times as noisy as the parameters that they move."""
+    """Group values by kind: gradients may be thousands of times as noisy as the parameters that they move."""
     found: dict[str, dict[str, _T]] = {}
-    for name, one in values.items():
-        found.setdefault(kind_of(name), {})[name] = one
+    for name, value in values.items():
+        found.setdefault(kind_of(name), {})[name] = value
     return found
 
 
 @functools.lru_cache(1 << 14)
 def kind_of(name: str) -> str:
-    """Give the kind of tensor that a name is of; kinds of optimizer state are told apart by their key."""
+    """Return the kind of tensor that a name belongs to; each key of optimizer state is a kind of its own."""
     first = name.partition(" ")[0].partition("[")[0].partition(".")[0]
     return f"{first} {name.rpartition(': ')[2]}" if first == "optimizer" else first
 
 
 def updates_of(side: dict[str, torch.Tensor | None], start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
-    """Give what a step added to each parameter, by the parameter's name."""
+    """Return the change of each parameter in a step, by the parameter's name."""
     return {
-        name: None if one is None else one.to(start[name].device) - start[name]
-        for name, one in side.items()
+        name: None if value is None else value.to(start[name].device) - start[name]
+        for name, value in side.items()
         if name in start
     }
 
@@ -199,9 +189,9 @@ def over_steps(outcomes: Sequence[Outcome], *, scatter: bool = False) -> Outcome
 
 
 def verdict(outcomes: Sequence[Outcome], spread: Mapping[str, Difference]) -> Outcome:
-    """Join the outcomes of several steps of a recording, by what is known by now of how far eager is from itself.
+    """Join the outcomes of several steps of a recording, with the latest spread of eager from itself.
 
-    Where eager repeats itself exactly, no step may be past a limit; else what does not stay is noise
+    If eager repeats itself exactly, no step may be past a limit. Otherwise a difference that does not persist is noise
     (`hotloop.measure.over_noisy_steps`).
     """
     noisy = any(one.rms_difference > 0 for one in spread.values())
@@ -215,11 +205,10 @@ def verdict(outcomes: Sequence[Outcome], spread: Mapping[str, Difference]) -> Ou
 
 
 def _joined(outcomes: Sequence[Outcome], join: Callable[[str, Sequence[Comparison]], Comparison]) -> Outcome:
-    last = outcomes[-1]
     kinds = dict.fromkeys(kind for one in outcomes for kind in one.comparisons)
     joined = {
         kind: join(kind, [one.comparisons[kind] for one in outcomes if kind in one.comparisons]) for kind in kinds
     }
     moved = tuple(dict.fromkeys(name for one in outcomes for name in one.random_moved))
     failed = next((one.failed for one in outcomes if one.failed), "")
-    return dataclasses.replace(last, comparisons=joined, random_moved=moved, failed=failed)
+    return dataclasses.replace(outcomes[-1], comparisons=joined, random_moved=moved, failed=failed)

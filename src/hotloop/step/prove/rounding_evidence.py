@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from hotloop._torch.fake import uncounted
+from hotloop._torch.upcast import Draw, NotRepeatableError, noting_draws
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import BLIND, DRAWS, Limits
 from hotloop.measure.limits import SPREADS
@@ -24,7 +25,7 @@ from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import OF_COMPILED
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.prove.wide_reference import Draw, NotRepeatableError, candidates, noting_draws, wide_step
+from hotloop.step.prove.wide_reference import candidates, wide_step
 from hotloop.step.state.places import overlaps, write
 
 if TYPE_CHECKING:
