@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from hotloop.compiling.fallback.causes import describe
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import wide_reference
-from hotloop.step.state.places import over, overlaps, places_of, put_back
+from hotloop.step.state.memory import over, overlaps, places_of, put_back
 
 TIERS = (GRAPH, "aot_eager")
 
@@ -161,7 +161,7 @@ def test_each_place_goes_back_to_its_bits_and_no_write_counts(name):
     copy = places.clone()
     assert torch.equal(over(copy, tensor), tensor) or name == "nan"
     was, version = tensor.clone(), tensor._version
-    with mock.patch("hotloop.step.state.places.copy_all") as copied:
+    with mock.patch("hotloop.step.state.memory.copy_all") as copied:
         put_back([places], [copy])
     assert not copied.call_args.args[0]
     places.copy_(~places if tensor.dtype == torch.bool else places.nan_to_num(1) + 1)

@@ -36,7 +36,7 @@ class Recording(Protocol):
         """Begin a new segment."""
 
     def abandon(self) -> None:
-        """Give the recording up, in whatever state it is, and close it."""
+        """Abandon the recording, in whatever state it is, and close it."""
 
     def close(self) -> None:
         """Leave the recording, after the last segment has ended."""

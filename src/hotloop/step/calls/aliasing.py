@@ -13,7 +13,7 @@ from hotloop.measure import Unhashed, flatten, signature
 from hotloop.step.guard.fingerprint import SCALARS
 from hotloop.step.naming import with_article
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.state.places import span_of
+from hotloop.step.state.memory import span_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from hotloop.step.calls.aliasing import attributes_of
-from hotloop.step.state.memory import view_of
-from hotloop.step.state.places import overlaps, span_of, unexpanded
+from hotloop.step.state.memory import overlaps, span_of, unexpanded, view_of
 
 
 class Inputs:

@@ -26,7 +26,7 @@ from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import OF_COMPILED
 from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import candidates, wide_step
-from hotloop.step.state.places import overlaps, write
+from hotloop.step.state.memory import overlaps, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -11,8 +11,7 @@ from hotloop._torch.foreach import copies, copy_all, differing
 from hotloop.measure.machine import free_bytes
 from hotloop.step.state.bindings import Bindings, BufferTables
 from hotloop.step.state.holdings import once
-from hotloop.step.state.memory import Memory, in_place
-from hotloop.step.state.places import over, places_of, put_back, write
+from hotloop.step.state.memory import Memory, in_place, over, places_of, put_back, write
 from hotloop.step.state.random_state import RandomState
 
 if TYPE_CHECKING:

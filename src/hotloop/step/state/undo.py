@@ -17,8 +17,7 @@ from hotloop._torch.fake import is_part, uncounted, version_of
 from hotloop._torch.foreach import copy_all
 from hotloop.step.state.bindings import Bindings, BufferTables
 from hotloop.step.state.holdings import Holdings
-from hotloop.step.state.memory import Memory
-from hotloop.step.state.places import over, overlaps, places_of, put_back
+from hotloop.step.state.memory import Memory, over, overlaps, places_of, put_back
 from hotloop.step.state.random_state import RandomState
 
 if TYPE_CHECKING:
@@ -111,15 +110,10 @@ class StepStart:
             self._copied[place] = self._reference(gradient), copied
         copy_all([room for room, _ in dense], [gradient for _, gradient in dense])
 
-    def _room_for(self, place: int, gradient: torch.Tensor) -> torch.Tensor:
+    def _room_for(self, place: int, like: torch.Tensor) -> torch.Tensor:
         room = self._room.get(place)
-        alike = room is not None and (room.shape, room.dtype, room.device) == (
-            gradient.shape,
-            gradient.dtype,
-            gradient.device,
-        )
-        if room is None or not alike:
-            room = self._room[place] = torch.empty_like(gradient, requires_grad=False)
+        if room is None or room.shape != like.shape or room.dtype != like.dtype or room.device != like.device:
+            room = self._room[place] = torch.empty_like(like, requires_grad=False)
         return room
 
     @staticmethod
