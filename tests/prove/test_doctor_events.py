@@ -9,9 +9,8 @@ import torch.nn.functional as F
 
 from hotloop import events as ev
 from hotloop.diagnose.host_sync import IN_A_SCALER
-from hotloop.prove.doctor import device_profile
 from hotloop.prove.doctor.examining import examine
-from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts
+from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts, busy_event, kernel_intervals
 
 PROGRAMS = Path(__file__).with_name("doctor_programs.py")
 
@@ -178,11 +177,11 @@ def test_a_framework_that_switches_tf32_on_is_named_and_the_program_itself_is_no
 
 
 def test_how_busy_a_device_is_comes_from_the_union_of_its_kernels():
-    found = device_profile.busy_event([(0, 100), (50, 150), (400, 450), (400, 410)], 2, 1e-3)
+    found = busy_event([(0, 100), (50, 150), (400, 450), (400, 410)], 2, 1e-3)
     assert (found.busy, found.kernels, found.step_seconds) == (pytest.approx(0.1), 2, 1e-3)
-    assert device_profile.busy_event([(0, 5_000)], 1, 1e-3).busy == 1.0  # a profile's clock may run ahead
-    assert device_profile.busy_event([], 1, 1e-3) is None
-    assert device_profile.busy_event([(0, 1)], 1, 0.0) is None
+    assert busy_event([(0, 5_000)], 1, 1e-3).busy == 1.0  # a profile's clock may run ahead
+    assert busy_event([], 1, 1e-3) is None
+    assert busy_event([(0, 1)], 1, 0.0) is None
 
 
 def test_on_a_gpu_a_read_of_what_is_on_the_host_is_no_sync():
@@ -201,7 +200,7 @@ def test_on_a_gpu_each_part_has_a_range_of_its_own_in_the_profile():
         loss.backward()
     names = {event.name for event in profile.events() if event.name.startswith("hotloop eager part ")}
     assert len(names) >= 2
-    assert device_profile.kernel_intervals(profile) == []
+    assert kernel_intervals(profile) == []
     parts.set_seconds(dict.fromkeys(names, 0.5))
     found = parts.events(4.0)
     assert "loss" in [one.part for one in found]
@@ -216,7 +215,7 @@ def test_annotations_of_a_profile_are_no_kernels():
         return types.SimpleNamespace(time_range=span, device_type=device, is_user_annotation=note)
 
     entries = [event(0, 9, "CPU", note=False), event(1, 3, "CUDA", note=False), event(0, 9, "CUDA", note=True)]
-    assert device_profile.kernel_intervals(types.SimpleNamespace(events=lambda: entries)) == [(1, 3)]
+    assert kernel_intervals(types.SimpleNamespace(events=lambda: entries)) == [(1, 3)]
 
 
 def test_several_models_are_components_by_name(tmp_path):

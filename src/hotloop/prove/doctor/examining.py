@@ -25,8 +25,7 @@ from hotloop.compiling.observe import watch
 from hotloop.diagnose import diagnose
 from hotloop.errors import CompiledRunError, ConfigError
 from hotloop.measure import Census, StepClock, machine, signature, typical
-from hotloop.prove.doctor.device_profile import host_bound
-from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts
+from hotloop.prove.doctor.step_operations import EagerObserver, EagerParts, host_bound
 from hotloop.prove.doctor.switches import Switches
 from hotloop.prove.doctor.ways import EAGER, Way, Ways
 from hotloop.record import RunRecord

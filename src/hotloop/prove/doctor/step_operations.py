@@ -1,7 +1,7 @@
-"""Observes one step operation by operation.
+"""Observes one step: its operations, and on a GPU its kernels.
 
 An eager step shows where Python waits for the device and what is checkpointed; a compiled step shows what runs outside
-of compiled code.
+of compiled code. A profile shows how busy a step keeps the GPU.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from hotloop._torch.dispatch import host_read, name_of, observing, tensors_in
 from hotloop._torch.frames import stack_of
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER
-from hotloop.prove.doctor.device_profile import busy_seconds, kernel_intervals, profiled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from hotloop._torch.frames import Stack
 
@@ -42,6 +41,7 @@ _LEAST_SHARE, _MOST_PARTS = 0.01, 10
 """Parts below this share of a step are no events; at most so many are."""
 _LOSS_OPERATION = re.compile(r"aten\.(\w*_loss\w*|binary_cross_entropy\w*|kl_div|_ctc_loss|_log_softmax)$")
 _LOSS_LINE = re.compile(r"\bloss\w*\s*[+]?=|\bloss_\w+\(|\bcriterion\w*\(|cross_entropy")
+PROFILED_STEPS = 3
 _RANGE = "hotloop eager part "
 """The ranges in a profile that belong to a part begin so."""
 
@@ -300,3 +300,62 @@ class EagerParts(StepObserver):
 def source_of(place: Place | None) -> str:
     """Return the text of a line; empty if it is not known."""
     return linecache.getline(*place).strip() if place else ""
+
+
+def host_bound(run: Callable[[], Any], device: torch.device, step_seconds: float) -> ev.HostBound | None:
+    """Profile a few steps, and return the event that says how busy they keep a GPU; None on a CPU.
+
+    Args:
+        run: runs one step.
+        device: where the step runs.
+        step_seconds: of a step without a profile, since a profile slows Python down.
+    """
+    if device.type != "cuda":
+        return None
+    torch.cuda.synchronize(device)
+    with profiled(torch.profiler.ProfilerActivity.CUDA) as profile:
+        for _ in range(PROFILED_STEPS):
+            run()
+        torch.cuda.synchronize(device)
+    return busy_event(kernel_intervals(profile), PROFILED_STEPS, step_seconds)
+
+
+def profiled(*activities: Any) -> torch.profiler.profile:
+    """Return a profile of the block's work. Without accumulation torch warns that each cycle forgets its events."""
+    return torch.profiler.profile(activities=activities, acc_events=True)
+
+
+def kernel_intervals(profile: Any) -> list[tuple[float, float]]:
+    """List the begin and end of each kernel and copy on the device, in microseconds."""
+    return [
+        (event.time_range.start, event.time_range.end)
+        for event in profile.events()
+        if event.device_type.name == "CUDA" and not event.is_user_annotation
+    ]
+
+
+def busy_seconds(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the seconds in which at least one kernel ran: kernels of several streams overlap.
+
+    Args:
+        intervals: begin and end of each kernel, in microseconds.
+    """
+    length, end = 0.0, float("-inf")
+    for begin, until in sorted(intervals):
+        length += max(0.0, until - max(begin, end))
+        end = max(end, until)
+    return length / 1e6
+
+
+def busy_event(intervals: list[tuple[float, float]], steps: int, step_seconds: float) -> ev.HostBound | None:
+    """Return the event for the kernels of some steps; None if no kernel ran.
+
+    Args:
+        intervals: begin and end of each kernel, in microseconds.
+        steps: in which these kernels ran.
+        step_seconds: of a step without a profile.
+    """
+    if not intervals or step_seconds <= 0:
+        return None
+    share = min(1.0, busy_seconds(intervals) / steps / step_seconds)
+    return ev.HostBound(busy=share, step_seconds=step_seconds, kernels=round(len(intervals) / steps))
