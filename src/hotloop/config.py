@@ -80,10 +80,8 @@ def component_config(  # noqa: PLR0913 - the settings of hotloop.compile
         raise ConfigError(f"ladder {ladder!r}: expected a sequence of presets, e.g. ('aot_eager', 'none')")
 
     def resolve(chosen: str | Preset) -> Preset:
-        found = presets.get(chosen)
-        if found.backend == "eager":
-            return found
-        return found.with_(dynamic=dynamic, options=options)
+        known = presets.get(chosen)
+        return known if known.backend == "eager" else known.with_(dynamic=dynamic, options=options)
 
     training = resolve(preset)
     return ComponentConfig(

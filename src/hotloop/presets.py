@@ -267,7 +267,7 @@ def from_mapping(name: str, mapping: Mapping[str, Any]) -> Preset:
 
 
 def expected(wrong: str, valid: Iterable[str]) -> str:
-    """Phrase what was expected: the nearest valid names first, then all of them."""
+    """Say what was expected: the nearest valid names first, then all of them."""
     names = sorted(valid)
     near = difflib.get_close_matches(wrong, names, n=2, cutoff=0.5)
     hint = f"did you mean {' or '.join(repr(name) for name in near)}? " if near else ""

@@ -152,8 +152,7 @@ class _Boundary:
             return False
         free, needed = standing.free_memory_bytes, option.memory_bytes
         if free is not None and needed is not None and needed > free:
-            need = f"{option.tier} needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free"
-            self.refusals.append(need)
+            self.refusals.append(f"{option.tier} needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free")
             return False
         return self.is_faster(option)
 

@@ -16,7 +16,6 @@ gain of 1.0 to 1.2 there.
 from __future__ import annotations
 
 import dataclasses
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from hotloop.decide.options import Option, number
@@ -56,67 +55,63 @@ class Prior:
 CAPTURED = Range(0.0, 0.3, 0.9)
 """Share of the eager step in which the device waits for launches; measured 0.89, 0.61, 0.03, 0.01, 0.05."""
 
-CUDA: Mapping[str, Prior] = MappingProxyType(
-    {
-        "eager+graph": Prior(
-            gain=Range(0.98, 1.0, 1.02), prepare=Range(0.1, 0.3, 0.9), swap=None, chance=0.95, rows="eager + graph"
-        ),
-        "regional": Prior(
-            gain=Range(0.84, 1.15, 1.66),
-            prepare=Range(5.6, 10.0, 77.0),
-            swap=Range(1.0, 1.5, 2.0),
-            chance=0.7,
-            rows="xlmr, gpt, unet: regional",
-        ),
-        "regional+graph": Prior(
-            gain=Range(1.0, 1.2, 1.45),
-            prepare=Range(10.0, 13.0, 80.0),
-            swap=Range(1.1, 1.6, 2.2),
-            chance=0.8,
-            rows="xlmr, unet: regional + graph; gpt: regional, head and loss too",
-        ),
-        "full": Prior(
-            gain=Range(1.05, 1.2, 1.58),
-            prepare=Range(17.0, 30.0, 126.0),
-            swap=Range(1.5, 5.0, 7.0),
-            chance=0.7,
-            rows="all: default",
-        ),
-        "full+graph": Prior(
-            gain=Range(1.0, 1.3, 2.6),
-            prepare=Range(18.0, 30.0, 132.0),
-            swap=Range(2.0, 5.2, 8.0),
-            chance=0.8,
-            rows="xlmr, unet: default + graph; inception, gpt: reduce-overhead",
-        ),
-        "autotune+graph": Prior(
-            gain=Range(0.95, 1.35, 2.7),
-            prepare=Range(150.0, 200.0, 400.0),
-            swap=Range(3.0, 8.0, 15.0),
-            chance=0.5,
-            rows="tiny: Inductor + CUDA graphs, shape padding, max_autotune, dynamic; xlmr: over 200 s",
-        ),
-    }
-)
+CUDA: Mapping[str, Prior] = {
+    "eager+graph": Prior(
+        gain=Range(0.98, 1.0, 1.02), prepare=Range(0.1, 0.3, 0.9), swap=None, chance=0.95, rows="eager + graph"
+    ),
+    "regional": Prior(
+        gain=Range(0.84, 1.15, 1.66),
+        prepare=Range(5.6, 10.0, 77.0),
+        swap=Range(1.0, 1.5, 2.0),
+        chance=0.7,
+        rows="xlmr, gpt, unet: regional",
+    ),
+    "regional+graph": Prior(
+        gain=Range(1.0, 1.2, 1.45),
+        prepare=Range(10.0, 13.0, 80.0),
+        swap=Range(1.1, 1.6, 2.2),
+        chance=0.8,
+        rows="xlmr, unet: regional + graph; gpt: regional, head and loss too",
+    ),
+    "full": Prior(
+        gain=Range(1.05, 1.2, 1.58),
+        prepare=Range(17.0, 30.0, 126.0),
+        swap=Range(1.5, 5.0, 7.0),
+        chance=0.7,
+        rows="all: default",
+    ),
+    "full+graph": Prior(
+        gain=Range(1.0, 1.3, 2.6),
+        prepare=Range(18.0, 30.0, 132.0),
+        swap=Range(2.0, 5.2, 8.0),
+        chance=0.8,
+        rows="xlmr, unet: default + graph; inception, gpt: reduce-overhead",
+    ),
+    "autotune+graph": Prior(
+        gain=Range(0.95, 1.35, 2.7),
+        prepare=Range(150.0, 200.0, 400.0),
+        swap=Range(3.0, 8.0, 15.0),
+        chance=0.5,
+        rows="tiny: Inductor + CUDA graphs, shape padding, max_autotune, dynamic; xlmr: over 200 s",
+    ),
+}
 
-CPU: Mapping[str, Prior] = MappingProxyType(
-    {
-        "regional": Prior(
-            gain=Range(0.95, 1.05, 1.15),
-            prepare=Range(5.0, 15.0, 40.0),
-            swap=Range(2.0, 5.0, 15.0),
-            chance=0.5,
-            rows="none: a CPU's usual gain",
-        ),
-        "full": Prior(
-            gain=Range(0.95, 1.1, 1.2),
-            prepare=Range(10.0, 30.0, 60.0),
-            swap=Range(3.0, 10.0, 25.0),
-            chance=0.5,
-            rows="none: a CPU's usual gain",
-        ),
-    }
-)
+CPU: Mapping[str, Prior] = {
+    "regional": Prior(
+        gain=Range(0.95, 1.05, 1.15),
+        prepare=Range(5.0, 15.0, 40.0),
+        swap=Range(2.0, 5.0, 15.0),
+        chance=0.5,
+        rows="none: a CPU's usual gain",
+    ),
+    "full": Prior(
+        gain=Range(0.95, 1.1, 1.2),
+        prepare=Range(10.0, 30.0, 60.0),
+        swap=Range(3.0, 10.0, 25.0),
+        chance=0.5,
+        rows="none: a CPU's usual gain",
+    ),
+}
 
 _PROOF_STEPS = 4
 _SECONDS_A_BYTE = 0.2e-9

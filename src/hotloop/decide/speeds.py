@@ -32,7 +32,7 @@ class Speeds:
         self._rejected: dict[str, int] = {}
 
     def see(self, tier: str, seconds: float) -> None:
-        """Take the median seconds of the last steps in the tier in force: some 100, to outvote a short slow spell.
+        """Record the median seconds of the last steps in the tier in force: some 100, to outvote a short slow spell.
 
         In the base tier the median is what a step takes. In another tier only a step that became *faster* is believed,
         and taken to hold for all tiers. A slower step may be the tier's own fault, which only a trial can show.
@@ -45,7 +45,7 @@ class Speeds:
             self._set_base(base)
 
     def recall(self, base_seconds: float, ratios: Mapping[str, tuple[float, float]]) -> None:
-        """Take the results of an earlier run of this process; results of this run replace them."""
+        """Record the results of an earlier run of this process; results of this run replace them."""
         if number(base_seconds):
             self._set_base(base_seconds)
             self._ratios |= {tier: ratio for tier, ratio in ratios.items() if tier != self._base}
@@ -59,7 +59,7 @@ class Speeds:
         self._base_low = seconds if self._base_low is None else min(seconds, self._base_low)
 
     def record(self, trial: Trial, steps_left: int) -> None:
-        """Take the result of a trial; a trial that was broken off, or beside a tier of unknown speed, is ignored.
+        """Record the result of a trial; a trial that was broken off, or beside a tier of unknown speed, is ignored.
 
         Args:
             trial: the trial.
@@ -79,7 +79,7 @@ class Speeds:
             self.reject(trial.candidate, steps_left)
 
     def switch(self, before: str, after: str, steps_left: int) -> None:
-        """Note that ``after`` is in force now, and reject ``before``, so that the run does not go back and forth.
+        """Record that ``after`` is in force now, and reject ``before``, so that the run does not go back and forth.
 
         Tiers are rejected beside the tier that beat them. Back in the base tier that tier is gone, so they may be tried
         again.
@@ -89,7 +89,7 @@ class Speeds:
         self.reject(before, steps_left)
 
     def reject(self, tier: str, steps_left: int) -> None:
-        """Note that ``tier`` was no better, or its background compile given up; the base tier is never rejected."""
+        """Record that ``tier`` was no better, or its background compile given up; the base tier is never rejected."""
         if tier != self._base:
             self._rejected[tier] = steps_left
 

@@ -104,11 +104,7 @@ RAISED = Problem(
 
 
 def _is_branch(reason: str) -> bool:
-    """Return whether tracing stopped at a branch on a tensor.
-
-    torch says "data-dependent branching" to people; when it meets the line again it only names its own
-    ``generic_jump``.
-    """
+    """Return whether tracing stopped at a branch on a tensor; at its second stop there torch says ``generic_jump``."""
     return "ata-dependent branching" in reason or reason.startswith("generic_jump")
 
 

@@ -1,4 +1,4 @@
-"""A captured step is recorded anew again and again."""
+"""A captured step is recorded again and again for the same reason."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from hotloop.diagnose.words import count
 
 
 class CaptureDropped(Rule):
-    """Recordings of one step function that are dropped more than once for the same reason."""
-
     problems = (
         Problem(
             rule="capture_dropped",
-            kind="capture_dropped",
             symptom="a captured step is recorded again and again",
             cause="a recording freezes every setting and attribute that the step reads; one of them keeps changing",
             cost="each time, the steps that audit, warm up and record",

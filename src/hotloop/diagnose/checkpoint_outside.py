@@ -1,4 +1,4 @@
-"""Activation checkpointing is around the compiled part instead of inside it."""
+"""Activation checkpointing is around compiled code instead of inside it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
 
 
 class CheckpointOutside(Rule):
-    """Activation checkpointing around compiled code."""
-
     problems = (
         Problem(
             rule="checkpoint_outside",
-            kind="checkpoint_outside",
             symptom="activation checkpointing wraps compiled code from outside",
             cause="the recomputation calls the compiled code a second time as a whole: the compiler cannot choose "
             "what to keep, nor fuse the recomputation into the backward",

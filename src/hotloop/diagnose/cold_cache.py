@@ -1,4 +1,4 @@
-"""Everything was compiled anew although an earlier start of the run had compiled it."""
+"""A later start of a run finds nothing in the compile caches and compiles everything again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from hotloop.diagnose.words import count, figure
 
 
 class ColdCache(Rule):
-    """A later start of a run that finds nothing in the compile caches."""
-
     problems = (
         Problem(
             rule="cold_cache",
-            kind="cold_cache",
             symptom="a run that was started before compiles everything again",
             cause="the compile caches did not outlive the process: they are in a temporary folder, in a container "
             "that is gone, or switched off",

@@ -1,4 +1,4 @@
-"""A container was compiled, and its call is not what runs."""
+"""A container was compiled, but its own call is never entered."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
 
 
 class Container(Rule):
-    """Compiled containers whose own call is never entered."""
-
     problems = (
         Problem(
             rule="container",
-            kind="container",
             symptom="a container was compiled, and reaches no graph",
             cause="a ModuleList or ModuleDict has no call of its own, and torch's own module.compile() skips the call "
             "of a Sequential: only what is inside them is called",

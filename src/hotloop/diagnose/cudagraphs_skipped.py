@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from typing import ClassVar
 
 from hotloop import events as ev
 from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
@@ -18,8 +19,6 @@ _skipped = functools.partial(
 
 
 class CudagraphsSkipped(Rule):
-    """Compiled graphs that run without CUDA graphs although the preset asks for them."""
-
     problems = (
         _skipped(
             kind="cpu",
@@ -59,18 +58,13 @@ class CudagraphsSkipped(Rule):
             change="fix what the reason names, or ask for preset default, which uses no CUDA graphs",
         ),
     )
-    kinds_by_text = (
-        ("cpu device", "cpu"),
-        ("multiple devices", "devices"),
-        ("mutated inputs", "mutation"),
-        ("input storage mutation", "mutation"),
-        ("symbolic shapes", "dynamic"),
-        ("dynamic", "dynamic"),
-        ("incompatible op", "operator"),
-        ("control flow operator", "operator"),
-        ("index_put_", "operator"),
-        ("sparsity", "operator"),
-    )  # words of torch's reason, and the problem behind them
+    torch_words: ClassVar = {
+        "cpu": "cpu device",
+        "devices": "multiple devices",
+        "mutation": "mutated inputs|input storage mutation",
+        "dynamic": "symbolic shapes|dynamic",
+        "operator": "incompatible op|control flow operator|index_put_|sparsity",
+    }  # patterns of torch's reason for each problem
 
     def find(self, case: Case) -> Found:
         """Yield one advice per reason and place."""
@@ -93,7 +87,7 @@ class CudagraphsSkipped(Rule):
 
     def kind_of(self, reason: str) -> str:
         """Return the kind of the problem behind torch's reason."""
-        return next((kind for text, kind in self.kinds_by_text if text in reason), "other")
+        return next((kind for kind, words in self.torch_words.items() if re.search(words, reason)), "other")
 
     def place_in(self, reason: str) -> tuple[str | None, int | None, str]:
         """Return file, line and text of the innermost stack frame in the reason that is not torch's."""

@@ -6,12 +6,9 @@ from hotloop.diagnose.rule import Case, Found, Problem, Rule
 
 
 class Disabled(Rule):
-    """A run under HOTLOOP_DISABLE."""
-
     problems = (
         Problem(
             rule="disabled",
-            kind="disabled",
             symptom="HOTLOOP_DISABLE is set",
             cause="the variable makes everything run eager, to rule hotloop out as a cause",
             cost="all that compiling and capturing would have saved",

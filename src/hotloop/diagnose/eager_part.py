@@ -1,4 +1,4 @@
-"""A head, a loss or another part of the step's work runs outside of compiled code."""
+"""A head, a loss or another part of a step runs outside of compiled code."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from hotloop.diagnose.words import count, figure
 
 
 class EagerPart(Rule):
-    """Parts of a step that run eager beside the compiled module."""
-
     problems = (
         Problem(
             rule="eager_part",
-            kind="eager_part",
             symptom="a head or loss is left eager",
             cause="code that is called outside the compiled module runs operation by operation, without fusion",
             cost="the part's time at eager speed; what compiling it would save was not measured",
@@ -32,9 +29,6 @@ class EagerPart(Rule):
             yield self.problem().advice(
                 f"{event.part} runs eager: {count(event.operations, 'operation')}, {event.share:.0%} of the step's "
                 f"work{took}",
-                component=event.component,
-                file=event.file,
-                line=event.line,
-                source=event.source,
+                **case.place(event),
                 times=len(group),
             )

@@ -1,4 +1,4 @@
-"""Something runs on a lower rung than was asked for: a preset failed, or this machine cannot run it."""
+"""A preset failed to compile, this machine cannot run it, or its code failed while it ran."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from hotloop.diagnose.words import count
 
 
 class Fallback(Rule):
-    """Presets that failed to compile, that this machine cannot run, or whose code failed while it ran."""
-
     problems = (
         Problem(
             rule="fallback",

@@ -1,4 +1,4 @@
-"""A function that could not be traced and stays eager."""
+"""A line keeps a whole function eager, since it cannot be traced."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from hotloop.diagnose.rule import Advice, Case, Found, Problem, Rule, grouped
 
 
 class FrameEager(Rule):
-    """Lines that keep a whole function eager."""
-
     problems = (
         Problem(
             rule="frame_eager",
-            kind="frame_eager",
             symptom="a whole function stays eager",
             cause="tracing stopped where it cannot go on in a new graph: inside try, with, or a loop over a generator",
             cost="everything in that function runs at eager speed; what it calls may still be compiled",

@@ -6,14 +6,12 @@ import re
 
 from hotloop import events as ev
 from hotloop.diagnose.breaks import PROBLEMS, cause_of, what_of
-from hotloop.diagnose.compiles import count, recompiles, resumed_at
+from hotloop.diagnose.recompile import count, recompiles, resumed_at
 from hotloop.diagnose.rule import Advice, Case, Found, Rule, grouped
 from hotloop.diagnose.words import times
 
 
 class GraphBreak(Rule):
-    """Places that break graphs; inside an installed package, each line of the program that leads there."""
-
     problems = PROBLEMS
 
     def find(self, case: Case) -> Found:

@@ -1,4 +1,4 @@
-"""The device waits for the host: it stands idle between kernels."""
+"""The device waits for the host and stands idle between kernels."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from hotloop.diagnose.words import count, figure
 
 
 class HostBound(Rule):
-    """Steps in which the device stands idle for too long."""
-
     problems = (
         Problem(
             rule="host_bound",
-            kind="host_bound",
             symptom="steps are host-bound: the device stands idle between kernels",
             cause="Python and the launches take longer than the kernels",
             cost="the idle time of every step",

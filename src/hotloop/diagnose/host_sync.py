@@ -18,12 +18,9 @@ SCALED = (
 
 
 class HostSync(Rule):
-    """Lines of a step that read a value on the host."""
-
     problems = (
         Problem(
             rule="host_sync",
-            kind="host_sync",
             symptom="a step waits for the device at a line",
             cause="a value is read on the host (.item(), float(), print, .cpu(), a branch): on a GPU nothing can be "
             "launched ahead, and the step cannot be captured",

@@ -1,4 +1,4 @@
-"""A way to run steps needs more memory than eager, or nearly all there is."""
+"""A way to run steps needs more memory than eager, or nearly all of the device's."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from hotloop.diagnose.words import size
 
 
 class Memory(Rule):
-    """Peaks of memory: of each measured way against eager, and of all against the device."""
-
     problems = (
         Problem(
             rule="memory",

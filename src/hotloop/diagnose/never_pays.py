@@ -9,12 +9,9 @@ from hotloop.diagnose.words import figure
 
 
 class NeverPays(Rule):
-    """Ways to run that are faster than eager, but not by enough for the length of the run."""
-
     problems = (
         Problem(
             rule="never_pays",
-            kind="never_pays",
             symptom="a compile never pays in the steps planned",
             cause="its saving per step, times the planned steps, is less than its compiles take",
             cost="the compile's seconds, less what it saved",

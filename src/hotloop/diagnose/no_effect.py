@@ -1,27 +1,24 @@
-"""A compile that was asked for and takes no effect."""
+"""A compile was asked for, but the component runs eager, as a whole or in part."""
 
 from __future__ import annotations
+
+import functools
 
 from hotloop import events as ev
 from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
 
-_COST = "all of it: the component runs eager"
+_no_effect = functools.partial(Problem, rule="no_effect", cost="all of it: the component runs eager")
 
 
 class NoEffect(Rule):
-    """Components that run eager, as a whole or in part, although a compile of them was asked for."""
-
     problems = (
-        Problem(
-            rule="no_effect",
+        _no_effect(
             kind="bypassed",
             symptom="the model is trained, but its compiled call is never entered",
             cause="hotloop.compile replaces the call model(x); model.forward(x) and other methods bypass it",
-            cost=_COST,
             change="call the model itself, model(x), or compile what is called: m.method = hotloop.compile(m.method)",
         ),
-        Problem(
-            rule="no_effect",
+        _no_effect(
             kind="put_off",
             symptom="a call of one process ran eager, since its compile was postponed",
             cause="other processes waited in a collective, which fails after its timeout, or did not answer: a "
@@ -30,50 +27,41 @@ class NoEffect(Rule):
             change="call hotloop.compile in every process, and have all of them compile at the same step: pad "
             "batches, and drop the short last one",
         ),
-        Problem(
-            rule="no_effect",
+        _no_effect(
             kind="offloaded",
             symptom="a part that is offloaded layer by layer stays eager",
             cause="its layers are loaded and unloaded by hooks between them, which no graph can hold",
-            cost=_COST,
             change="offload it as a whole (enable_model_cpu_offload) or by blocks, which are compiled",
         ),
-        Problem(
-            rule="no_effect",
+        _no_effect(
             kind="offloaded_late",
             symptom="a part is offloaded after it was compiled",
             cause="offloading puts hooks between its modules; no graph can hold a hook, so each breaks, and is "
             "compiled again and again",
-            cost=_COST,
             change="turn offloading on first, then call compile of hotloop.integrations.diffusers (again): parts that "
             "are offloaded as a whole or by blocks are compiled inside of the hooks",
         ),
-        Problem(
-            rule="no_effect",
+        _no_effect(
             kind="offloaded_around",
             symptom="of a part that is offloaded, only the repeated blocks are compiled",
             cause="hooks around its call move it to the device and back, which no graph can hold",
             cost="what it computes outside of these blocks runs operation by operation",
             change="do not offload the part if it fits on the device: then it is compiled whole",
         ),
-        Problem(
-            rule="no_effect",
+        _no_effect(
             kind="no_graph",
             symptom="no tensor operation of a component reaches a graph",
             cause="its call does no work that torch traces: it calls code that is skipped, or compiled separately",
-            cost=_COST,
             change="compile the module or function that does the work",
         ),
-        Problem(
-            rule="no_effect",
+        _no_effect(
             kind="transform",
             symptom="a compiled model is called under a transform of torch.func",
             cause="torch cannot compile a part of a function that grad, vmap or the like transform",
             cost="these calls run eager",
             change="compile the function that applies the transform instead",
         ),
-        Problem(
-            rule="no_effect",
+        _no_effect(
             kind="method",
             symptom="a step method is left eager, and the modules that it calls are compiled",
             cause="it reads values that change from step to step (self.global_step, a metric's count), so torch would "
@@ -82,12 +70,10 @@ class NoEffect(Rule):
             change="move what it computes beside its modules into a module, or read the changing values outside of "
             "the method",
         ),
-        Problem(
-            rule="no_effect",
+        _no_effect(
             kind="copy",
             symptom="a copy of a compiled model is eager",
             cause="deepcopy and pickling drop the compile, in torch as well",
-            cost=_COST,
             change="call hotloop.compile on the copy",
         ),
     )

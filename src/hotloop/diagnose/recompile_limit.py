@@ -1,4 +1,4 @@
-"""The recompile limit was reached: what compiles from then on, and what filled it."""
+"""A function reached the recompile limit: torch does not compile it any more."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from hotloop.diagnose.words import count
 
 
 class RecompileLimit(Rule):
-    """Functions that torch does not compile any more."""
-
     problems = (
         Problem(
             rule="recompile_limit",
-            kind="recompile_limit",
             symptom="a function was compiled as often as torch allows",
             cause="torch compiles one function 8 times at most (torch._dynamo.config.recompile_limit), and runs it "
             "eager for anything unseen after that, silently",

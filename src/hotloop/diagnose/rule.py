@@ -102,7 +102,7 @@ class Problem:
 
     Args:
         rule: the rule's name.
-        kind: the problem's name within the rule; the rule's own name if the rule has only one problem.
+        kind: the problem's name within the rule; by default the rule's own name, for a rule with only one problem.
         symptom: what is seen, as a sentence without figures.
         cause: why it happens.
         cost: what it costs, in words; figures are the advice's.
@@ -111,12 +111,15 @@ class Problem:
     """
 
     rule: str
-    kind: str
+    kind: str = ""
     symptom: str
     cause: str
     cost: str
     change: str
     remedy: Remedy | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", self.kind or self.rule)
 
     def advice(self, what: str, **fields: Any) -> Advice:
         """Return advice in this problem's words; ``fields`` are figures, the place, and words that replace these."""

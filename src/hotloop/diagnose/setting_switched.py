@@ -1,4 +1,4 @@
-"""Somebody changed a setting of torch's that changes numerics or speed: a framework that switches TF32 on."""
+"""Other code than the program changed a setting of torch's that affects numerics or speed, such as TF32."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
 
 
 class SettingSwitched(Rule):
-    """Settings of torch's that other code than the program's changed."""
-
     problems = (
         Problem(
             rule="setting_switched",

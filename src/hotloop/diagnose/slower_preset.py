@@ -10,12 +10,9 @@ NOISE = 1.03
 
 
 class SlowerPreset(Rule):
-    """Ways to run that were measured to be slower than eager."""
-
     problems = (
         Problem(
             rule="slower_preset",
-            kind="slower_preset",
             symptom="a preset or tier is slower than eager",
             cause="the model is too small, or too often broken into parts, for compiled code to make up for the cost "
             "of its calls: guards and launches cost 20 to 60 µs each",

@@ -1,4 +1,4 @@
-"""Compiling by blocks makes a step slower than compiling whole, or the other way round."""
+"""A preset was measured whole and by blocks, and the slower of the two is in use."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from hotloop.diagnose.words import figure
 
 
 class SlowerRegions(Rule):
-    """Presets that were measured both whole and by blocks."""
-
     problems = (
         Problem(
             rule="slower_regions",
-            kind="slower_regions",
             symptom="the choice of regions makes a step slower",
             cause="each region is a call of its own, with its guards, and nothing is fused across its border",
             cost="the difference at every step; compiling by blocks costs fewer seconds",

@@ -8,12 +8,9 @@ from hotloop.diagnose.words import count, several
 
 
 class StepUndone(Rule):
-    """Steps that a `hotloop.Loop` undid and ran eagerly."""
-
     problems = (
         Problem(
             rule="step_undone",
-            kind="step_undone",
             symptom="a step failed in its tier and was undone",
             cause="compiled or captured code failed where eager does not; no parameter had been written, so the step "
             "was repeated in eager",

@@ -1,4 +1,4 @@
-"""A loop could not run a tier, or found that it does not agree with its reference."""
+"""A `hotloop.Loop` could not run a tier, or the tier did not agree with its reference."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from hotloop.diagnose.words import several
 
 
 class TierDeclined(Rule):
-    """Tiers that a `hotloop.Loop` declined."""
-
     problems = (
         Problem(
             rule="tier_declined",
-            kind="tier_declined",
             symptom="a tier is declined",
             cause="the step does something that a tier cannot repeat, or the tier did not agree with its reference",
             cost="what the tier would have saved a step, if it was measured",

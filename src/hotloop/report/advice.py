@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hotloop.remedies import REMEDIES
-from hotloop.report.text import count, figure, in_package, line, number, place, seconds, short_place, size
+from hotloop.report.text import count, figure, line, number, place, seconds, short_place, size
 
 if TYPE_CHECKING:
     from hotloop.report.occurrences import Tone
@@ -44,7 +45,7 @@ class AdviceRow:
             label=rule.replace("_", " ").capitalize(),
             tone="warn" if costs else "note",
             component=line(entry.get("component") or "", 80),
-            where=in_package(place(entry)),
+            where=re.split(r"[/\\](?:site|dist)-packages[/\\]", place(entry))[-1],  # shown from the package's name on
             costs=costs,
             remedy=f"hotloop.Loop {remedy}" if remedy else "",
             **words,

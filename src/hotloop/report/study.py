@@ -14,7 +14,7 @@ from hotloop.report.series import Line
 from hotloop.report.text import count, figure, line, moment, number, seconds, text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from hotloop.report.occurrences import Tone
@@ -168,6 +168,7 @@ class _Search:
         self.space: Mapping[str, Any] = space if isinstance(space, Mapping) else {}
         self.metric = line(document.get("metric"), 60)
         self.maximize = document.get("direction") != "minimize"
+        self.better: Callable[[list[float]], float] = max if self.maximize else min
         self.attempts = [attempt for attempt in document["trials"] if isinstance(attempt, Mapping)]
         complete = (attempt for attempt in self.attempts if attempt.get("state") == "complete")
         self.complete = [attempt for attempt in complete if number(attempt.get("value")) is not None]
@@ -217,7 +218,7 @@ class _Search:
         values = Line.of(self.metric, points)
         so_far: list[float] = []
         for value in values.values:
-            so_far.append((max if self.maximize else min)([*so_far[-1:], value]))
+            so_far.append(self.better([*so_far[-1:], value]))
         best = Line("best so far", values.steps, tuple(so_far))
         yield self.chart("history", "History", [values, best], "trial", wide=True)
         for place, (name, about) in enumerate(list(self.space.items())[:24]):
@@ -247,12 +248,7 @@ class _Search:
                 if name in _values(attempt):
                     by_choice.setdefault(text(_values(attempt)[name]), []).append(float(attempt["value"]))
             rows = [
-                ChoiceRow(
-                    choice=line(choice, 80),
-                    trials=len(values),
-                    best=(max if self.maximize else min)(values),
-                    median=statistics.median(values),
-                )
+                ChoiceRow(line(choice, 80), len(values), self.better(values), statistics.median(values))
                 for choice, values in by_choice.items()
             ]
             if rows:

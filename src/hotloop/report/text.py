@@ -126,11 +126,6 @@ def place(entry: Mapping[str, Any]) -> str:
     return text(file) if at is None else f"{text(file)}:{text(at)}"
 
 
-def in_package(where: str) -> str:
-    """Return a place in an installed package from the package's name on, and any other place as it is."""
-    return re.split(r"[/\\](?:site|dist)-packages[/\\]", where)[-1]
-
-
 def short_place(where: str, parts: int = 2) -> str:
     """Return the end of a long path: its last folders and the file."""
     pieces = re.split(r"[/\\]", where)
