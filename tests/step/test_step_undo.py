@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from hotloop.compiling.fallback.causes import describe
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import wide_reference
-from hotloop.step.state.memory import over, overlaps, places_of, put_back
+from hotloop.step.state.memory import overlaps, places_of, put_back, viewed_like
 
 TIERS = (GRAPH, "aot_eager")
 
@@ -159,7 +159,7 @@ def test_each_place_goes_back_to_its_bits_and_no_write_counts(name):
     places = places_of(tensor)
     assert not overlaps(places)
     copy = places.clone()
-    assert torch.equal(over(copy, tensor), tensor) or name == "nan"
+    assert torch.equal(viewed_like(copy, tensor), tensor) or name == "nan"
     was, version = tensor.clone(), tensor._version
     with mock.patch("hotloop.step.state.memory.copy_all") as copied:
         put_back([places], [copy])

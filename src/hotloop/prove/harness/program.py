@@ -14,7 +14,7 @@ from hotloop.measure import flatten, unflatten
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.prove.proof import plain_run, values_of
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.prove.wide_reference import candidates, wide_step
+from hotloop.step.prove.wide_reference import wide_step, wider_dtypes
 from hotloop.step.state.program import Call, Program
 from hotloop.step.workload import Workload, arguments
 
@@ -93,7 +93,7 @@ class Subject:
                 return plain_run(self.holdings, lambda: step(*call))
 
         StepOutputs.of(program, noted)
-        for dtype in candidates(compute_dtype):
+        for dtype in wider_dtypes(compute_dtype):
             try:
                 return wide_step(program, (call, {}), dtype, draws)
             except NotRepeatableError as error:

@@ -31,7 +31,7 @@ from hotloop.step.prove import culprit, proof
 from hotloop.step.prove.culprit import Culprit
 from hotloop.step.prove.outcomes import Outcome, over_steps
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.prove.wide_reference import candidates, wide_step
+from hotloop.step.prove.wide_reference import wide_step, wider_dtypes
 from hotloop.step.state.ambient import compute_dtype
 from hotloop.step.state.program import Call, Program
 from hotloop.step.state.snapshot import Snapshot
@@ -253,7 +253,7 @@ class _Verification:
         Raises:
             ConfigError: the user asked for a dtype that is not wider than the step's own.
         """
-        self._dtypes = list(candidates(compute))
+        self._dtypes = list(wider_dtypes(compute))
         if self._asked == "eager":
             self._dtypes, self._why = [], "as asked"
         elif self._asked != "auto":

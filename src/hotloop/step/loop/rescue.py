@@ -12,7 +12,7 @@ from hotloop._torch.dynamo import is_compile_error
 from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import CompiledRunError, StepLostError
 from hotloop.step.obstacle import Obstacle
-from hotloop.step.state.undo import StepStart, let_go
+from hotloop.step.state.undo import StepStart, drop_tracebacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +74,7 @@ class Rescue:
             except Exception:  # noqa: BLE001 - no matter why: half of the step is still there
                 raise self._lost(error, tier, "and could not be undone") from error
         obstacle = obstacle_of(error)
-        let_go(error)
+        drop_tracebacks(error)
         return self.rung_down(run, tier, obstacle)
 
     def rung_down(self, run: Callable[[], Any], tier: Tier, obstacle: Obstacle) -> Any:
@@ -100,7 +100,7 @@ class Rescue:
         if not failed.undone:
             raise self._lost(error, tier, "and could not be undone") from error
         obstacle = obstacle_of(error)
-        let_go(failed)
+        drop_tracebacks(failed)
         return obstacle
 
     def _check_alive(self, error: Exception, tier: Tier) -> None:

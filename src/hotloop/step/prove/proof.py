@@ -75,7 +75,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
             step has not been run then: the state is as before.
         Exception: the reference raised, which is then the user's own error.
     """
-    before, theirs, after = tried(program, candidate, ready)
+    before, theirs, after = run_and_undo(program, candidate, ready)
 
     def saved() -> tuple[dict[str, torch.Tensor], StepStart]:
         start = _start(before) if limits.compute_dtype is not None else {}
@@ -195,7 +195,7 @@ def _find_unseen_writes(
             found.append(in_place(parameter))
 
 
-def tried(
+def run_and_undo(
     program: Program, run: Run, ready: Ready = alone
 ) -> tuple[Snapshot, dict[str, torch.Tensor | None], RandomState]:
     """Run a candidate and undo it; return the snapshot, the values the candidate left, and its random positions."""
@@ -259,7 +259,7 @@ def spread_of(
         CandidateFailedError: the first run raised. The step has not been run then: the state is as before.
         Exception: the second run raised, which is then the user's own error.
     """
-    _, first, _ = tried(program, once)
+    _, first, _ = run_and_undo(program, once)
     result, at_step = again()
     try:
         second = values_of(program.holdings, result, at_step)

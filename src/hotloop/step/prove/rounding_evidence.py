@@ -25,7 +25,7 @@ from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import OF_COMPILED
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.prove.wide_reference import candidates, wide_step
+from hotloop.step.prove.wide_reference import wide_step, wider_dtypes
 from hotloop.step.state.memory import overlaps, write
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def in_more_bits(runner: Runner, call: Call) -> dict[str, torch.Tensor | None] |
     with aside(runner):
         if loop.surveyed.draws_random:
             StepOutputs.of(program, noted)
-        for dtype in candidates(loop.surveyed.compute_dtype()):
+        for dtype in wider_dtypes(loop.surveyed.compute_dtype()):
             try:
                 return wide_step(program, call, dtype, draws)
             except NotRepeatableError as error:

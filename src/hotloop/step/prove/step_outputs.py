@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop.measure import differences
 from hotloop.step.prove.outcomes import OF_COMPILED, compare_kinds, kind_of, updates_of
-from hotloop.step.prove.proof import parameters_of, tried
+from hotloop.step.prove.proof import parameters_of, run_and_undo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class StepOutputs:
         Raises:
             CandidateFailedError: the step raised; the state is as before.
         """
-        before, ours, _ = tried(program, run)
+        before, ours, _ = run_and_undo(program, run)
         start = parameters_of(before.live, on_host=before.on_host)
         judged = (name for name in ours if kind_of(name) in (*OF_COMPILED, "parameter"))
         values = {name: None if (value := ours[name]) is None else value.detach().clone() for name in judged}
@@ -65,7 +65,7 @@ class StepOutputs:
         Raises:
             CandidateFailedError: the candidate raised; the state is as before.
         """
-        return self.compare(tried(program, run)[1], limits, draws)
+        return self.compare(run_and_undo(program, run)[1], limits, draws)
 
     def compare(
         self,
@@ -84,7 +84,7 @@ class StepOutputs:
         Raises:
             CandidateFailedError: the run raised; the state is as before.
         """
-        before, theirs, _ = tried(program, run)
+        before, theirs, _ = run_and_undo(program, run)
         their_start = parameters_of(before.live, on_host=before.on_host)
         ours, theirs = (
             {name: value for name, value in values.items() if kind_of(name) in OF_COMPILED} | updates_of(values, start)

@@ -31,7 +31,7 @@ _COUNT = "step"
 """An optimizer's count of its steps: fused kernels need it in float32, and only powers are computed from it."""
 
 
-def candidates(compute_dtype: str) -> tuple[torch.dtype, ...]:
+def wider_dtypes(compute_dtype: str) -> tuple[torch.dtype, ...]:
     """Return the dtypes that can judge a step's compute dtype, widest first: float64, and float32 if that is wider."""
     if compute_dtype == "float64":
         return ()

@@ -103,7 +103,7 @@ class Holdings:
         return self._cached("buffers", self._find_buffers)
 
     def _find_buffers(self) -> dict[str, torch.Tensor]:
-        return once(
+        return distinct_views(
             {prefix + name: buffer for prefix, module in self._prefixes() for name, buffer in module.named_buffers()}
         )
 
@@ -136,7 +136,7 @@ class Holdings:
         Tensors on the meta device hold nothing, and are left out.
         """
         objects = self.objects()
-        return once({name: in_place(tensor) for name, tensor in objects.items() if not tensor.is_meta})
+        return distinct_views({name: in_place(tensor) for name, tensor in objects.items() if not tensor.is_meta})
 
     def objects(self) -> dict[str, torch.Tensor]:
         """Return what `tensors` names, as the objects that the program knows; also those that share memory."""
@@ -164,7 +164,7 @@ class Holdings:
         return {name: parameter.grad for name, parameter in self.parameters().items()}
 
 
-def once(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def distinct_views(named: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Leave out tensors that are the same view of the same memory as an earlier entry: tied weights, for example."""
     first: dict[int, torch.Tensor] = {}
     known: set[tuple[Any, ...]] = set()

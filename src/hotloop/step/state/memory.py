@@ -161,7 +161,7 @@ def places_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((span_of(tensor),), (1,))
 
 
-def over(places: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+def viewed_like(places: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """View a copy of a tensor's places in the way in which the tensor views the places themselves."""
     if places.shape == tensor.shape:
         return places

@@ -10,8 +10,8 @@ from hotloop._torch.fake import uncounted
 from hotloop._torch.foreach import copies, copy_all, differing
 from hotloop.measure.machine import free_bytes
 from hotloop.step.state.bindings import Bindings, BufferTables
-from hotloop.step.state.holdings import once
-from hotloop.step.state.memory import Memory, in_place, over, places_of, put_back, write
+from hotloop.step.state.holdings import distinct_views
+from hotloop.step.state.memory import Memory, in_place, places_of, put_back, viewed_like, write
 from hotloop.step.state.random_state import RandomState
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ class Snapshot:
             else:
                 buffers = {f"buffer {name}": one for name, one in holdings.buffers().items()}
                 others = {**buffers, **holdings.other_tensors()}
-                self.live = once({name: in_place(one) for name, one in others.items()})
+                self.live = distinct_views({name: in_place(one) for name, one in others.items()})
             if gradients:
-                self.live = once({**self.live, **{name: in_place(one) for name, one in existing.items()}})
+                self.live = distinct_views({**self.live, **{name: in_place(one) for name, one in existing.items()}})
         sparse = [name for name, tensor in self.live.items() if tensor.layout != torch.strided]
         self._sparse = {name: (self.live[name], self.live.pop(name).clone()) for name in sparse}
         self._places = {name: places_of(tensor) for name, tensor in self.live.items()}
@@ -59,7 +59,7 @@ class Snapshot:
         else:
             made = copies(places)
         self._copies = dict(zip(self._places, made, strict=True))
-        self.saved = {name: over(self._copies[name], tensor) for name, tensor in self.live.items()}
+        self.saved = {name: viewed_like(self._copies[name], tensor) for name, tensor in self.live.items()}
 
     def _fits_on_devices(self) -> bool:
         """Return whether each GPU has room for the copies, and a fifth more for what the step needs beyond its peak."""

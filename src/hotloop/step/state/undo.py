@@ -17,7 +17,7 @@ from hotloop._torch.fake import is_part, uncounted, version_of
 from hotloop._torch.foreach import copy_all
 from hotloop.step.state.bindings import Bindings, BufferTables
 from hotloop.step.state.holdings import Holdings
-from hotloop.step.state.memory import Memory, over, overlaps, places_of, put_back
+from hotloop.step.state.memory import Memory, overlaps, places_of, put_back, viewed_like
 from hotloop.step.state.random_state import RandomState
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class StepStart:
             if gradient.layout != torch.strided:
                 copied = gradient.clone()
             elif overlaps(gradient):
-                copied = over(places_of(gradient).detach().clone(), gradient)
+                copied = viewed_like(places_of(gradient).detach().clone(), gradient)
             else:
                 copied = self._room_for(place, gradient)
                 dense.append((copied, gradient))
@@ -233,7 +233,7 @@ class WriteWatch:
         return undo
 
 
-def let_go(error: BaseException) -> None:
+def drop_tracebacks(error: BaseException) -> None:
     """Drop the tracebacks of an exception and its causes: their frames hold everything the failed step computed."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
