@@ -6,7 +6,7 @@ import json
 import pytest
 
 from hotloop.presets import NAMES
-from hotloop.prove.doctor.facts import Folder, Gpu, Machine, Package, Torch, Trial
+from hotloop.prove.doctor.facts import Folder, Gpu, Machine, Package, Torch, TriedCompile
 from hotloop.prove.doctor.findings import LEVELS, sentence
 from hotloop.prove.doctor.judging import judge
 
@@ -21,7 +21,7 @@ T4 = Gpu(name="T4", capability=(7, 5), memory_bytes=15 * GB, free_bytes=15 * GB,
 GOOD = Machine(
     cpus=16, memory_bytes=128 * GB, available_bytes=120 * GB, driver="580.82", driver_cuda=(13, 0), compiler="/usr/bin/g++",
     compiler_version="g++ 13.2", triton="3.6.0", torch=TORCH, gpus=(H100,), cache=CACHE,
-    trials=(Trial(device="cpu", seconds=14.0), Trial(device="cuda", seconds=9.0)),
+    trials=(TriedCompile(device="cpu", seconds=14.0), TriedCompile(device="cuda", seconds=9.0)),
 )  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def test_a_missing_compiler(fields, said):
 
 
 def test_a_trial_that_failed_has_its_remedy():
-    bad = Trial(device="cuda", seconds=3.0, reason="CalledProcessError: gcc", hint="install python3-dev")
+    bad = TriedCompile(device="cuda", seconds=3.0, reason="CalledProcessError: gcc", hint="install python3-dev")
     assert only(machine(trials=(bad,)), "compile", "problem").endswith("gcc -> install python3-dev")
 
 

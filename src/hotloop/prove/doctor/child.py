@@ -1,7 +1,7 @@
 """The program that the doctor runs in a child process; its last line is one JSON object.
 
 ``torch`` prints the facts of torch and its GPUs (`hotloop.prove.doctor.facts.Machine`). A device type tries a compile
-of three lines there, backward included, and compares with eager (`hotloop.prove.doctor.facts.Trial`).
+of three lines there, backward included, and compares with eager (`hotloop.prove.doctor.facts.TriedCompile`).
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def three_lines(x: torch.Tensor) -> torch.Tensor:
     return (shifted * shifted).sum()
 
 
-def trial(device: str) -> dict[str, Any]:
+def try_compile(device: str) -> dict[str, Any]:
     """Compile three lines on a device; return ``seconds``, with ``reason`` and ``hint`` if it failed."""
     began = time.monotonic()
     try:
@@ -141,4 +141,4 @@ def _compile(device: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(facts() if sys.argv[1] == "torch" else trial(sys.argv[1])))  # noqa: T201 - the answer
+    print(json.dumps(facts() if sys.argv[1] == "torch" else try_compile(sys.argv[1])))  # noqa: T201 - the answer

@@ -41,7 +41,7 @@ class Torch:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Trial:
+class TriedCompile:
     """A compile of three lines that was tried on a device type; ``reason`` and ``hint`` are empty if it worked."""
 
     device: str
@@ -97,7 +97,7 @@ class Machine:
     gpus: tuple[Gpu, ...] = ()
     cache: Folder | None = None
     packages: tuple[Package, ...] = ()
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[TriedCompile, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain JSON data."""
@@ -115,7 +115,7 @@ class Machine:
             fields["torch"] = Torch(**_tuples(torch))
         if isinstance(cache := fields.get("cache"), Mapping):
             fields["cache"] = Folder(**cache)
-        for name, kind in (("gpus", Gpu), ("packages", Package), ("trials", Trial)):
+        for name, kind in (("gpus", Gpu), ("packages", Package), ("trials", TriedCompile)):
             fields[name] = tuple(kind(**_tuples(entry)) for entry in fields.get(name, ()))
         return cls(**_tuples(fields))
 

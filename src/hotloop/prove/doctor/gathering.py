@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop import host
-from hotloop.prove.doctor.facts import Folder, Machine, Package, Torch, Trial
+from hotloop.prove.doctor.facts import Folder, Machine, Package, Torch, TriedCompile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -124,14 +124,15 @@ def ask(arguments: Sequence[str], *, limit_s: float, environment: Mapping[str, s
     return Answer(None, lines[-1].strip()[:_LONGEST])
 
 
-def try_compile(device: str) -> Trial:
+def try_compile(device: str) -> TriedCompile:
     """Try a compile in a child process, with an empty cache of its own."""
     with tempfile.TemporaryDirectory(prefix="hotloop-doctor-", ignore_cleanup_errors=True) as home:
         environment = {name: value for name, value in os.environ.items() if name not in _DISABLING}
         environment |= {"TORCHINDUCTOR_CACHE_DIR": home, "TRITON_CACHE_DIR": str(Path(home, "triton"))}
         environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
         answer = ask(["-m", _CHILD, device], limit_s=TRIAL_S, environment=environment)
-    return Trial(device=device, reason=answer.error) if answer.data is None else Trial(device=device, **answer.data)
+    result = {"reason": answer.error} if answer.data is None else answer.data
+    return TriedCompile(device=device, **result)
 
 
 def _packages() -> Iterator[Package]:

@@ -27,8 +27,8 @@ from hotloop.measure import Limits
 from hotloop.presets import Preset
 from hotloop.prove.harness.held_outputs import HeldOutputs
 from hotloop.prove.harness.lockstep import Lockstep
-from hotloop.prove.harness.program import Subject, noting_calls
 from hotloop.prove.harness.result import REMEDY, Finding, Harness
+from hotloop.prove.harness.subject import Subject, noting_calls
 from hotloop.prove.workloads import same_random_numbers, seeded, source_of, survey_training
 from hotloop.step.compiled import Compiled
 from hotloop.step.state.ambient import compute_dtype
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from hotloop.compiling.control import ComponentStatus
     from hotloop.config import Regions
-    from hotloop.prove.harness.program import Calls
+    from hotloop.prove.harness.subject import Calls
     from hotloop.step import Workload
 
 _log = logging.getLogger("hotloop")

@@ -14,8 +14,8 @@ import torch
 from hotloop.errors import StaleOutputError
 from hotloop.measure import compare_with_reference, flatten, over_steps
 from hotloop.measure.tree import names
-from hotloop.prove.harness.program import Calls, noting_calls
 from hotloop.prove.harness.result import REMEDY, Finding
+from hotloop.prove.harness.subject import Calls, noting_calls
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.prove.proof import plain_run, values_of
 from hotloop.step.state.random_state import RandomState
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hotloop.measure import Comparison, Limits
-    from hotloop.prove.harness.program import Subject
+    from hotloop.prove.harness.subject import Subject
 
 _REPORT_IT = "train without this preset, and report it: this is a bug of the compiler's or of ours"
 _NO_ROOM = (
