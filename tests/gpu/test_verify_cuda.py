@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.capture import captures_waited_for
-from hotloop._torch.upcast import noting_draws
+from hotloop._torch.upcast import recording_draws
 from hotloop.step.prove import sentinel
 
 pytestmark = [
@@ -122,7 +122,7 @@ def test_a_fused_kernels_mask_is_drawn_again(kernel, keys):
         plain = F.scaled_dot_product_attention(query, key, value, dropout_p=0.2)
         after = torch.cuda.get_rng_state()
         torch.cuda.set_rng_state(state)
-        with noting_draws(draws):
+        with recording_draws(draws):
             noted = F.scaled_dot_product_attention(query, key, value, dropout_p=0.2)
     assert torch.equal(plain, noted)
     assert torch.equal(after, torch.cuda.get_rng_state())

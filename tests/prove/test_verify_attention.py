@@ -15,7 +15,7 @@ from verify_programs import batches, workload, wrong
 
 import hotloop
 from hotloop._torch.attention import drops_inside
-from hotloop._torch.upcast import NotRepeatableError, noting_draws
+from hotloop._torch.upcast import NotRepeatableError, recording_draws
 from hotloop.step.prove import proof
 from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import wide_step
@@ -116,7 +116,7 @@ def wide_and_eager(model):
     x, draws = torch.randn(8, 16), []
 
     def noted():
-        with noting_draws(draws):
+        with recording_draws(draws):
             return proof.plain_run(program.holdings, lambda: step(x))
 
     plain = StepOutputs.of(program, lambda: proof.plain_run(program.holdings, lambda: step(x)))

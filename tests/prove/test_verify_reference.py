@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils import checkpoint
 
-from hotloop._torch.upcast import NotRepeatableError, noting_draws, widened
+from hotloop._torch.upcast import NotRepeatableError, recording_draws, widened
 from hotloop.measure import differences
 from hotloop.step.prove import proof
 from hotloop.step.prove.step_outputs import StepOutputs
@@ -107,7 +107,7 @@ def draws_of(made, call):
     found = []
 
     def noted():
-        with noting_draws(found):
+        with recording_draws(found):
             return proof.plain_run(made.holdings, lambda: made.step(*call[0]))
 
     return StepOutputs.of(made, noted), found

@@ -1,4 +1,4 @@
-"""Stands around the compiled backward of one graph, so that a failure while it runs can be named."""
+"""Wraps the compiled backward of a graph, so that its failures can be named and kept graphs stay right."""
 
 from __future__ import annotations
 
@@ -8,45 +8,40 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from hotloop._torch.ledger import CapabilityMissingError, private
+from hotloop._torch.ledger import private_or
 from hotloop._torch.settings import kept_graph, outside_cudagraphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-
 _VIEWS = 4
 """Views on the way from an output of a graph to the graph's own node."""
-_NEAREST = 64
-"""Nodes of a graph that are asked whether they were freed."""
-_ALIGNED = 16
-"""Bytes that Inductor's kernels take addresses to be multiples of."""
 
 
 def keeps_graph_probe() -> Callable[[], bool]:
-    """Give the function that tells whether the backward in progress is to keep its graph (``retain_graph=True``)."""
-    try:
-        asked: Callable[[], bool] = private("torch._C._autograd:_get_current_graph_task_keep_graph")
-    except CapabilityMissingError:
-        return lambda: True  # then every backward runs on copies
-    return asked
+    """Return the function that says whether the backward in progress is to keep its graph (``retain_graph=True``).
+
+    Where this torch has no such function, every backward runs on copies, as if it kept its graph.
+    """
+    probe: Callable[[], bool] = private_or("torch._C._autograd:_get_current_graph_task_keep_graph", lambda: True)
+    return probe
 
 
 class Around(Protocol):
     """What is to be done around each run of a compiled backward; ``node`` is the autograd node of its forward."""
 
     def before(self, node: Any) -> None:
-        """Called before it; an exception ends the backward."""
+        """Run before the backward; an exception ends the backward."""
 
     def after(self, node: Any, gradients: tuple[Any, ...], *, kept: bool) -> tuple[Any, ...]:
-        """Called after it with what it hands out, and gives what is handed out instead.
+        """Run after the backward with its gradients, and return the gradients to hand out.
 
         ``kept``: the graph is kept for another backward.
         """
 
 
 def compiled_nodes(outputs: Any) -> list[Any]:
-    """Give the autograd nodes of compiled graphs that made ``outputs``, also where an output is a view of theirs."""
+    """List the autograd nodes of the compiled graphs that made ``outputs``, or made the bases of views in them."""
     found: dict[int, Any] = {}
     for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
         node = output.grad_fn if isinstance(output, torch.Tensor) else None
@@ -65,17 +60,13 @@ def _is_compiled(node: Any) -> bool:
 
 
 def in_backward() -> bool:
-    """Tell whether this thread is running a backward; False where this torch does not tell."""
-    try:
-        task: int = private("torch._C:_current_graph_task_id")()
-    except CapabilityMissingError:
-        return False
-    return task != -1
+    """Return whether this thread is running a backward; False where this torch does not say."""
+    return bool(private_or("torch._C:_current_graph_task_id", lambda: -1)() != -1)
 
 
 def nodes_of(values: Iterable[Any]) -> list[Any]:
-    """Give what autograd has of each value; None of what is no tensor, or has none."""
-    return [one.grad_fn if isinstance(one, torch.Tensor) else None for one in values]
+    """Return the autograd node of each value; None for a value that is no tensor, or has none."""
+    return [value.grad_fn if isinstance(value, torch.Tensor) else None for value in values]
 
 
 def guard_backward(
@@ -84,60 +75,68 @@ def guard_backward(
     around: Around | None = None,
     written: Sequence[tuple[Any, Any]] = (),
 ) -> bool:
-    """Wrap the backward of the autograd function that made ``outputs``; True once it is found.
+    """Wrap the backward of the autograd function that made ``outputs``; return whether the function was found.
 
-    AOTAutograd makes one class a graph, so this touches no other graph of ours; one of plain ``torch.compile``'s, whose
-    outputs this graph hands on, may come first, and be wrapped as well. ``explain`` maps an exception that escapes from
-    the compiled backward to the one to raise. ``written``: what autograd had of each input before the graph ran, and
-    has now; a graph may write what it makes into them, and hand out nothing.
+    AOTAutograd makes a class for each graph, so other graphs of hotloop's are not touched. A graph of plain
+    ``torch.compile`` whose outputs this graph hands on may come first, and be wrapped as well.
+
+    Args:
+        outputs: of the graph.
+        explain: maps an exception that escapes from the compiled backward to the exception to raise.
+        around: runs around each backward.
+        written: the autograd nodes of each input before the graph ran and after. A graph may write its results into
+            its inputs, and return nothing.
     """
-    run_kept = _run_kept if around is None else _run_kept_outside_cudagraphs
     found = False
-    for function in _functions(outputs, written):
-        inner = function.backward
-        keeps_graph = keeps_graph_probe()
-
-        def backward(ctx: Any, *gradients: Any, inner: Any = inner, keeps_graph: Any = keeps_graph) -> Any:
-            try:
-                if keeps_graph():
-                    return run_kept(inner, ctx, gradients)
-                return inner(ctx, *gradients)
-            except Exception as error:
-                raised = error if _while_unpacking(error) else explain(error)
-                if raised is error:
-                    raise
-                raise raised from error
-
+    for function in _unguarded_functions(outputs, written):
         function._hotloop_guarded = True  # noqa: SLF001 - ours, on torch's class
-        function.backward = staticmethod(backward if around is None else _surrounded(backward, around, keeps_graph))
+        function.backward = staticmethod(_guarded(function.backward, explain, around))
         found = True
         if around is not None:
             break
     return found
 
 
-def _run_kept(inner: Callable[..., Any], ctx: Any, gradients: tuple[Any, ...]) -> Any:
-    """Run a compiled backward that keeps its graph for another."""
-    with kept_graph():
-        return inner(_Intact(ctx), *gradients)
+def _guarded(
+    inner: Callable[..., Any], explain: Callable[[Exception], Exception], around: Around | None
+) -> Callable[..., Any]:
+    keeps_graph = keeps_graph_probe()
 
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        try:
+            if not keeps_graph():
+                return inner(ctx, *gradients)
+            with kept_graph():
+                if around is None:
+                    return inner(_Intact(ctx), *gradients)
+                # A CUDA graph of a backward was recorded while the saved tensors died in it. torch refuses to replay it
+                # where they live on, having dropped its inputs, and records wrongly the second time: kernels run here.
+                with outside_cudagraphs():
+                    return inner(_Aligned(_Intact(ctx)), *_aligned(gradients))
+        except Exception as error:
+            raised = error if _while_unpacking(error) else explain(error)
+            if raised is error:
+                raise
+            raise raised from error
 
-def _run_kept_outside_cudagraphs(inner: Callable[..., Any], ctx: Any, gradients: tuple[Any, ...]) -> Any:
-    """Run it by its kernels.
+    if around is None:
+        return backward
 
-    A CUDA graph of a backward was recorded while what the forward saved died in it. torch refuses to replay it where
-    that lives on, having dropped its inputs, and records wrongly the second time.
-    """
-    with kept_graph(), outside_cudagraphs():
-        return inner(_Aligned(_Intact(ctx)), *_aligned(gradients))
+    def surrounded(ctx: Any, *gradients: Any) -> Any:
+        kept = keeps_graph()
+        around.before(ctx)
+        made = backward(ctx, *gradients)
+        return around.after(ctx, made if isinstance(made, tuple) else (made,), kept=kept)
+
+    return surrounded
 
 
 class _Intact:
     """An autograd node that hands out copies of the activations which its compiled backward may write over.
 
-    A compiled backward is free to put what it computes where the forward had put what it saved (torch's donated
-    buffers): that saves memory, and the next backward of a kept graph would read what is there then. Code without
-    donation cannot be had for certain, since Inductor's cache of compiled code does not tell the two kinds apart.
+    A compiled backward may write its results over what the forward saved (torch's donated buffers). That saves memory,
+    but the next backward of a kept graph would read the overwritten values. Code without donation cannot be had for
+    certain, since Inductor's cache of compiled code does not distinguish the two kinds.
     """
 
     def __init__(self, node: Any) -> None:
@@ -146,36 +145,28 @@ class _Intact:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._node, name)
         if name == "saved_tensors":
-            return _copies(value, _donated(self._node))
-        return _copies(value, None) if name == "_tensors_no_vc_check" else value
+            return self._copies(value, self._donated())
+        return self._copies(value, None) if name == "_tensors_no_vc_check" else value
 
+    def _donated(self) -> set[int] | None:
+        """Return the places of the saved tensors that the backward may write over; None where it may be any."""
+        metadata: Any = getattr(self._node._forward_cls, "metadata", None)  # noqa: SLF001 - in the ledger
+        places = getattr(metadata, "bw_donated_idxs", None)  # among the backward's arguments, of which sizes come first
+        return None if places is None else {place - metadata.num_symints_saved_for_bw for place in places}
 
-def _donated(node: Any) -> set[int] | None:
-    """Give the places of what a node has saved that its backward may write over; None where it may be any."""
-    metadata: Any = getattr(node._forward_cls, "metadata", None)  # noqa: SLF001 - in the ledger
-    places = getattr(metadata, "bw_donated_idxs", None)  # among the backward's arguments, of which sizes come first
-    return None if places is None else {place - metadata.num_symints_saved_for_bw for place in places}
-
-
-def _copies(saved: Any, places: set[int] | None) -> Any:
-    """Copy what was saved at some places of a list or tuple, or at all."""
-    return type(saved)(
-        _copy(one) if (places is None or place in places) and _may_be_written(one) else one
-        for place, one in enumerate(saved)
-    )
-
-
-def _may_be_written(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided and not value.requires_grad
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copy a tensor with its strides, which compiled code relies on, also where they leave gaps or overlap."""
-    if not tensor.numel():
-        return tensor
-    length = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    memory = tensor.as_strided((length,), (1,)).clone()
-    return memory.as_strided(tensor.shape, tensor.stride())
+    @staticmethod
+    def _copies(saved: Any, places: set[int] | None) -> Any:
+        """Copy the saved tensors at some places of a list or tuple, or all of them."""
+        copied = list(saved)
+        for place, tensor in enumerate(saved):
+            writable = isinstance(tensor, torch.Tensor) and tensor.layout == torch.strided and not tensor.requires_grad
+            if writable and tensor.numel() and (places is None or place in places):
+                # With its strides, on which compiled code relies, also where they leave gaps or overlap.
+                steps = zip(tensor.shape, tensor.stride(), strict=True)
+                length = 1 + sum((size - 1) * stride for size, stride in steps)
+                memory = tensor.as_strided((length,), (1,)).clone()
+                copied[place] = memory.as_strided(tensor.shape, tensor.stride())
+        return type(saved)(copied)
 
 
 class _Aligned:
@@ -189,27 +180,27 @@ class _Aligned:
 
 
 def _aligned(value: Any) -> Any:
-    """Give a tensor, or a list or tuple of them, with those copied that lie on an address Inductor does not expect."""
+    """Return a tensor, or a list or tuple of tensors, with copies of those whose address Inductor does not expect."""
     if isinstance(value, (tuple, list)):
-        return type(value)(_aligned(one) for one in value) if type(value) in (tuple, list) else value
-    if type(value) is torch.Tensor and value.is_cuda and value.data_ptr() % _ALIGNED:
+        return type(value)(_aligned(item) for item in value) if type(value) in (tuple, list) else value
+    if type(value) is torch.Tensor and value.is_cuda and value.data_ptr() % 16:  # bytes, by Inductor's kernels
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(value)
     return value
 
 
-def _functions(outputs: Any, written: Sequence[tuple[Any, Any]]) -> Iterator[Any]:
-    """Give the autograd functions of the graphs that made some values, without those that have their guard."""
-    # A graph whose input was made by another one may hand that on: its backward has its guard.
+def _unguarded_functions(outputs: Any, written: Sequence[tuple[Any, Any]]) -> Iterator[Any]:
+    """Yield the autograd functions of the graphs that made some values, without those that are wrapped already."""
+    # A graph may hand on an input that another graph made: that graph's backward is wrapped already.
     into = [_source_of(after) for before, after in written if after is not before]
-    for node in (*compiled_nodes(outputs), *(one for one in into if one is not None)):
+    for node in (*compiled_nodes(outputs), *(node for node in into if node is not None)):
         if not hasattr(node._forward_cls, "_hotloop_guarded"):  # noqa: SLF001 - in the ledger
             yield node._forward_cls  # noqa: SLF001 - in the ledger
 
 
 def _source_of(node: Any) -> Any:
-    """Give the compiled graph's node that made what was copied into a tensor, or into the tensor that it is a view of.
+    """Return the node of the compiled graph whose result was copied into a tensor, or into its base if it is a view.
 
-    What is copied comes last among what a copy hangs on, after what was there before.
+    The copied value is the last input of a copy's node, after the value that was there before.
     """
     for _ in range(_VIEWS):
         if node is None or _is_compiled(node):
@@ -218,18 +209,8 @@ def _source_of(node: Any) -> Any:
     return None
 
 
-def _surrounded(backward: Callable[..., Any], around: Around, keeps_graph: Callable[[], bool]) -> Callable[..., Any]:
-    def surrounded(ctx: Any, *gradients: Any) -> Any:
-        kept = keeps_graph()
-        around.before(ctx)
-        made = backward(ctx, *gradients)
-        return around.after(ctx, made if isinstance(made, tuple) else (made,), kept=kept)
-
-    return surrounded
-
-
 def _while_unpacking(error: Exception) -> bool:
-    """Tell whether saved tensors could not be had, which eager raises too.
+    """Return whether saved tensors could not be read, which eager raises too.
 
     The graph was freed by an earlier backward, an input was changed in place, or an unpack hook (a checkpoint's)
     raised.
@@ -244,19 +225,20 @@ def _while_unpacking(error: Exception) -> bool:
 
 
 def was_freed(tensor: torch.Tensor) -> bool:
-    """Tell whether a backward has freed some of a tensor's graph, so that none can go through it again.
+    """Return whether a backward has freed some of a tensor's graph, so that no other backward can go through it.
 
-    What a node has saved cannot be read once it is freed, and can before; a graph that saved nothing is never freed.
-    A loss tells by its first nodes, so of a large graph only the nearest ones are asked.
+    The saved values of a node can be read until it is freed; a graph that saved nothing is never freed. A freed loss
+    shows it in its first nodes, so only the nearest 64 nodes are asked.
     """
     waiting, seen = collections.deque([tensor.grad_fn]), set[Any]()
-    while waiting and len(seen) < _NEAREST:
+    nearest = 64
+    while waiting and len(seen) < nearest:
         node = waiting.popleft()
         if node is None or node in seen:
             continue
         seen.add(node)
         names = ["saved_tensors"] if hasattr(type(node), "saved_tensors") else []
-        for name in names or [one for one in dir(type(node)) if one.startswith("_saved_")]:
+        for name in names or [attribute for attribute in dir(type(node)) if attribute.startswith("_saved_")]:
             try:
                 getattr(node, name)
             except RuntimeError:

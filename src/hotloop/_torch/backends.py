@@ -1,19 +1,24 @@
-"""The compilers behind the presets' backends, as functions from a graph to a callable."""
+"""The compilers behind the presets' backends, and which of them this torch has.
+
+A build may come without Inductor, a platform without dynamo.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hotloop._torch.ledger import private
+from hotloop._torch.ledger import capability, private
 from hotloop._torch.settings import caching_apart
 
 Compiler = Callable[[Any, Any], Callable[..., Any]]
 
 
 def inductor(mode: str | None, options: Mapping[str, Any], dynamic: bool | None) -> Compiler:
-    """Give Inductor with a mode or options.
+    """Return Inductor with a mode or options.
 
     Raises:
         RuntimeError: torch does not know an option, or its value has the wrong type.
@@ -23,19 +28,21 @@ def inductor(mode: str | None, options: Mapping[str, Any], dynamic: bool | None)
     compile_graph = private("torch._inductor.compile_fx:compile_fx")
 
     def compiler(graph: Any, inputs: Any) -> Callable[..., Any]:
-        with caching_apart("hotloop"):  # not with what plain torch.compile has put together of mixed-up backwards
-            made: Callable[..., Any] = compile_graph(graph, inputs, inner_compile=_told_apart(), config_patches=patches)
+        with caching_apart("hotloop"):  # plain torch.compile's entries may hold backwards that were mixed up
+            made: Callable[..., Any] = compile_graph(
+                graph, inputs, inner_compile=_compiler_of_one(), config_patches=patches
+            )
         return made
 
     return compiler
 
 
-def _told_apart() -> Callable[..., Any]:
-    """Give Inductor's compiler of one forward or backward, with a cache that knows what a backward may write over.
+def _compiler_of_one() -> Callable[..., Any]:
+    """Return Inductor's compiler of a forward or backward, with cache entries by what a backward may write over.
 
-    Inductor's own does not: one backward graph may belong to a forward that keeps what it has saved to itself, and to
-    one that hands it out as well (a loss, and a loss beside its detached logits). Code for the first writes over what
-    the second's caller holds.
+    Inductor's own cache ignores that. The same backward graph may belong to a forward that keeps its saved tensors to
+    itself, and to a forward that also returns them (a loss, and a loss beside its detached logits). Code for the first
+    writes over the tensors that the second's caller holds.
     """
     inner = private("torch._inductor.compile_fx:compile_fx_inner")
 
@@ -52,7 +59,7 @@ def _told_apart() -> Callable[..., Any]:
 
 
 def aot_eager() -> Compiler:
-    """Give ahead-of-time tracing with eager kernels."""
+    """Return the compiler that traces ahead of time and runs eager kernels."""
     compiler: Compiler = private("torch._dynamo.backends.registry:lookup_backend")("aot_eager")
     return compiler
 
@@ -64,13 +71,38 @@ def eager(graph: Any, _inputs: Any) -> Callable[..., Any]:
 
 
 def forget_failed_libraries() -> None:
-    """Forget which C++ libraries were asked for: one that failed is not compiled again before.
+    """Forget which C++ libraries were compiled, so that a library that failed is compiled again.
 
     Raises:
         CapabilityMissingError: this torch keeps them elsewhere.
     """
-    for path in (
-        "torch._inductor.codecache:CppCodeCache",
-        "torch._inductor.codecache:CppPythonBindingsCodeCache",
-    ):
+    for path in ("torch._inductor.codecache:CppCodeCache", "torch._inductor.codecache:CppPythonBindingsCodeCache"):
         private(path).cache_clear()
+
+
+@functools.cache
+def dynamo_missing() -> str:
+    """Return why nothing can be traced with this torch; empty where it can be."""
+    try:
+        spec = importlib.util.find_spec("torch._dynamo")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        return "this torch has no torch._dynamo"
+    return capability(
+        "compile",
+        "torch._dynamo.callback:callback_handler",
+        "torch._dynamo.utils:get_compilation_metrics",
+        "torch._dynamo:config",
+        "torch._functorch:config",
+    ).reason
+
+
+@functools.cache
+def inductor_missing() -> str:
+    """Return why there is no Inductor; empty where there is."""
+    try:
+        importlib.import_module("torch._inductor.compile_fx")
+    except ImportError as error:
+        return f"this torch has no working Inductor ({error})"
+    return capability("inductor", "torch:_TorchCompileInductorWrapper").reason

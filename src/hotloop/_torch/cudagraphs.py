@@ -1,7 +1,7 @@
-"""CUDA graphs inside torch.compile: which generation runs, and what lies in their memory.
+"""CUDA graphs inside torch.compile: which generation runs, and which tensors lie in their memory.
 
-torch keeps the graphs of a thread in one tree with one pool of memory. What a graph leaves is overwritten once a graph
-of a new generation runs: ``docs/cudagraph-lifetime.md`` has the rule.
+torch keeps the graphs of a thread in one tree with one pool of memory. The outputs of a graph are overwritten once a
+graph of a new generation runs: ``docs/cudagraph-lifetime.md`` has the rule.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GraphOutput:
-    """One output of a CUDA graph: ``kind`` is ``forward``, ``backward`` or ``inference``, ``index`` its place there.
+    """An output of a CUDA graph: ``kind`` is ``forward``, ``backward`` or ``inference``, ``index`` its place there.
 
-    ``storage`` identifies its memory among what is alive; ``file`` and ``line`` are the user's, of the operation.
+    ``storage`` identifies its memory among the memory that is alive. ``file`` and ``line`` are the user's, of the
+    operation that made it.
     """
 
     name: str
@@ -39,79 +40,79 @@ class GraphOutput:
     def __str__(self) -> str:
         whose = f" of component {self.component!r}" if self.component else ""
         made = f", made at {self.file}:{self.line}" if self.file else ""
-        what = {"backward": "gradient"}.get(self.kind, "output")
+        what = "gradient" if self.kind == "backward" else "output"
         return f"{what} {self.index} ({self.name}, {list(self.shape)}, {self.dtype}) of the {self.kind}{whose}{made}"
 
 
 class Memory(Protocol):
-    """What knows the memory of CUDA graphs: torch's own trees, or what stands in for them without a GPU."""
+    """The memory of CUDA graphs: of torch's own trees, or of a stand-in without a GPU."""
 
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Tell whether a tensor lies in the memory of the graphs that ran in this thread's generation."""
+        """Return whether a tensor lies in the memory of the graphs that ran in this thread's generation."""
 
     def alive(self) -> Iterable[GraphOutput]:
-        """Give what the graphs of this thread's generation left and somebody still holds."""
+        """Yield the outputs of the graphs of this thread's generation that somebody still holds."""
 
     def forward_waits(self) -> bool:
-        """Tell whether torch takes a forward of this thread to wait for its backward."""
+        """Return whether torch believes that a forward of this thread waits for its backward."""
 
     def ends_generation(self) -> bool:
-        """Tell whether somebody has marked a step since a graph of this thread ran: the next one overwrites."""
+        """Return whether a step was marked since a graph of this thread ran: the next graph overwrites."""
 
     def backward_ran(self) -> None:
-        """A backward of this thread ran outside of the graphs: torch is to take no forward to wait any more."""
+        """Tell torch that a backward of this thread ran outside of the graphs, so that no forward waits any more."""
 
     def renew_outputs(self) -> None:
-        """Have each graph of this thread hand out new tensors.
+        """Make each graph of this thread return new tensors.
 
-        torch hands out the same ones from replay to replay, so what holds the tensors of a forward that was given up
-        would hold those of the next one.
+        torch returns the same tensors from replay to replay. So an object that holds the outputs of a forward which was
+        given up would hold the outputs of the next forward.
         """
 
 
 def mark() -> None:
-    """Begin a step: the next graph that runs may overwrite what the earlier ones left."""
+    """Begin a step: the next graph that runs may overwrite the outputs of earlier graphs."""
     torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
 
 def marked() -> int:
-    """Give the counter of marked steps, which torch counts down from zero: zero where nobody marks."""
+    """Return the counter of marked steps, which torch counts down from zero: zero where nobody marks."""
     counter: int = private("torch._inductor.cudagraph_trees:MarkStepBox").mark_step_counter
     return counter
 
 
 def generation() -> int:
-    """Give the generation in force: of the marked steps, else of the calls of compiled code."""
+    """Return the generation in force: of the marked steps, else of the calls of compiled code."""
     counted: int = marked() or private("torch._dynamo.mutation_guard:GenerationTracker").generation
     return counted
 
 
 def forget_graphs() -> None:
-    """Free all CUDA graphs of this thread, as Inductor does when torch forgets what it compiled."""
+    """Free all CUDA graphs of this thread, as Inductor does when torch forgets its compiled code."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         private("torch._inductor.cudagraph_trees:reset_cudagraph_trees")()
 
 
 def accumulates(node: Any) -> bool:
-    """Tell whether the backward in progress adds the gradient of a leaf to its ``.grad``.
+    """Return whether the backward in progress adds the gradient of a leaf to its ``.grad``.
 
-    It does not where it hands the gradient to its caller (``torch.autograd.grad``), or where nobody asked for it.
+    It does not where it returns the gradient to its caller (``torch.autograd.grad``), or where nobody asked for it.
     """
     try:
         runs: bool = private("torch._C:_will_engine_execute_node")(node)
-    except (CapabilityMissingError, RuntimeError):  # the latter is how torch answers for a leaf that is handed out
+    except (CapabilityMissingError, RuntimeError):  # torch raises RuntimeError for a leaf whose gradient is returned
         return False
     return runs
 
 
 def skips() -> int:
-    """Give how often torch has passed a capture over in this process."""
+    """Return how often torch has skipped a capture in this process."""
     counted: int = private("torch._dynamo.utils:counters")["inductor"]["cudagraph_skips"]
     return counted
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Give what identifies a tensor's memory while it is alive; zero where it has none of its own."""
+    """Return a number that identifies a tensor's memory while it is alive; zero where it has none of its own."""
     if tensor.layout != torch.strided:
         return 0
     key: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - in the ledger
@@ -119,7 +120,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 class MemoryReference:
-    """Leads to a tensor's memory without keeping it alive, and keeps its address from being given out again."""
+    """A reference to a tensor's memory that does not keep it alive, but keeps its address from being used again."""
 
     __slots__ = ("_reference",)
 
@@ -127,23 +128,23 @@ class MemoryReference:
         self._reference = private("torch.multiprocessing.reductions:StorageWeakRef")(tensor.untyped_storage())
 
     def alive(self) -> bool:
-        """Tell whether anybody holds the memory."""
+        """Return whether anybody holds the memory."""
         return not self._reference.expired()
 
     @property
     def key(self) -> int:
-        """What `storage_key` gives for tensors of this memory."""
+        """The `storage_key` of tensors in this memory."""
         key: int = self._reference.cdata
         return key
 
     def storage(self) -> torch.UntypedStorage:
-        """Give the memory, which must be alive."""
+        """Return the memory, which must be alive."""
         storage: torch.UntypedStorage = torch.UntypedStorage._new_with_weak_ptr(self.key)  # noqa: SLF001 - ledger
         return storage
 
 
 def is_fake(value: Any) -> bool:
-    """Tell whether a tensor has no memory, since somebody is tracing."""
+    """Return whether a tensor is fake and has no memory, since torch is tracing."""
     return isinstance(value, private("torch._subclasses.fake_tensor:FakeTensor"))
 
 
@@ -165,9 +166,21 @@ class Trees:
                 for index, (storage, tensor) in enumerate(
                     zip(node.outputs_weakrefs, node.tensor_weakrefs, strict=False)
                 ):
-                    if storage is not None and (key := storage()) is not None:
-                        trace = traces[index] if index < len(traces) else None
-                        yield _described(index, kind, key, trace, tensor() if tensor is not None else None)
+                    if storage is None or (key := storage()) is None:
+                        continue
+                    held = tensor() if tensor is not None else None
+                    trace = traces[index] if index < len(traces) else None
+                    file, line = last_user_frame(trace or "") or (None, None)
+                    yield GraphOutput(
+                        name=f"{kind}[{index}]",
+                        index=index,
+                        kind=kind,
+                        shape=tuple(held.shape) if held is not None else (),
+                        dtype=str(held.dtype).removeprefix("torch.") if held is not None else "a view of it is held",
+                        file=file,
+                        line=line,
+                        storage=key,
+                    )
 
     def forward_waits(self) -> bool:
         """See `Memory`."""
@@ -192,46 +205,37 @@ class Trees:
                 node.remove_node_cached_tensors()
 
     def _nodes(self) -> Iterator[tuple[Any, Any]]:
-        """Give the manager and the graph that ran last, for each GPU on which any did."""
+        """Yield the manager and the graph that ran last, for each GPU on which any graph ran."""
         for manager in self._managers():
             if manager.current_node is not None:
                 yield manager, manager.current_node
 
     def _managers(self) -> Iterator[Any]:
-        """Give this thread's manager for each GPU that has one."""
-        found = private("torch._inductor.cudagraph_trees:get_obj")
-        containers = found(private("torch._inductor.cudagraph_trees:local"), "tree_manager_containers")
+        """Yield this thread's manager for each GPU that has a manager."""
+        get = private("torch._inductor.cudagraph_trees:get_obj")
+        containers = get(private("torch._inductor.cudagraph_trees:local"), "tree_manager_containers")
         for container in list(containers.values()):
             if container.tree_manager is not None:
                 yield container.tree_manager
 
 
-def _described(index: int, kind: str, key: int, trace: str | None, tensor: torch.Tensor | None) -> GraphOutput:
-    file, line = last_user_frame(trace or "") or (None, None)
-    shape = tuple(tensor.shape) if tensor is not None else ()
-    dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else "a view of it is held"
-    return GraphOutput(
-        name=f"{kind}[{index}]", index=index, kind=kind, shape=shape, dtype=dtype, file=file, line=line, storage=key
-    )
-
-
-_trees = Trees()
-_stand_in: list[Memory] = []
+_in_use: list[Memory] = [Trees()]
+"""torch's trees, and the stand-ins that were put in their place."""
 
 
 def memory() -> Memory:
-    """Give what knows the memory of CUDA graphs now."""
-    return _stand_in[-1] if _stand_in else _trees
+    """Return the memory of CUDA graphs that is in use: torch's, or a stand-in."""
+    return _in_use[-1]
 
 
 @contextlib.contextmanager
 def stand_in(memory: Memory) -> Iterator[None]:
-    """Have another answer than torch's trees while the block runs, in which nobody has marked a step yet."""
+    """Put a stand-in in the place of torch's trees while the block runs, with no step marked yet."""
     box = private("torch._inductor.cudagraph_trees:MarkStepBox")
     before, box.mark_step_counter = box.mark_step_counter, 0
-    _stand_in.append(memory)
+    _in_use.append(memory)
     try:
         yield
     finally:
-        _stand_in.remove(memory)
+        _in_use.remove(memory)
         box.mark_step_counter = before

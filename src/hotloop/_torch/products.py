@@ -24,26 +24,24 @@ _FACTORS = {
     "aten.convolution": (0, 1),
     "aten.convolution_backward": (0, 1, 2),
 }
-"""Which arguments of an operation are factors; attention's fused kernels are the same in eager and compiled code."""
-_UNUSED = 13
-"""Bits of float32 that TF32 has not."""
+"""Which arguments of an operation are factors. Eager and compiled code use the same fused kernels for attention."""
 
 
 def products_in_tf32(how: Literal["rounded", "cut"]) -> contextlib.AbstractContextManager[Any]:
-    """Give a context in which the factors of float32 products are TF32 numbers, on any hardware."""
+    """Return a context in which the factors of float32 products are TF32 numbers, on any hardware."""
 
     def handle(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         factors = _FACTORS.get(name_of(operation), ())
-        given = (in_tf32(one, how) if index in factors else one for index, one in enumerate(args))
+        given = (in_tf32(value, how) if index in factors else value for index, value in enumerate(args))
         return operation(*given, **kwargs)
 
     return observing(handle)
 
 
 def in_tf32(tensor: torch.Tensor, how: Literal["rounded", "cut"]) -> torch.Tensor:
-    """Give float32 numbers with the bits that TF32 has, rounded to nearest or cut; others as they are."""
+    """Return float32 numbers with the bits that TF32 has, rounded to nearest or cut; other numbers as they are."""
     if tensor.dtype != torch.float32:
         return tensor
-    bits = tensor.view(torch.int32)
-    half = 1 << (_UNUSED - 1) if how == "rounded" else 0
-    return torch.bitwise_and(bits + half, -1 << _UNUSED).view(torch.float32)
+    bits, unused = tensor.view(torch.int32), 13
+    half = 1 << (unused - 1) if how == "rounded" else 0
+    return torch.bitwise_and(bits + half, -1 << unused).view(torch.float32)

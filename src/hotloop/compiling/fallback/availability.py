@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hotloop._torch.backends import dynamo_missing, inductor_missing
 from hotloop._torch.ledger import capability
-from hotloop._torch.parts import dynamo_missing, inductor_missing
 from hotloop.compiling.fallback.emulation import emulation_of
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.upcast import Draw, NotRepeatableError, noting_draws
+from hotloop._torch.upcast import Draw, NotRepeatableError, recording_draws
 from hotloop.measure import flatten, unflatten
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.prove.proof import plain_run, values_of
@@ -89,7 +89,7 @@ class Subject:
         draws: list[Draw] = []
 
         def noted() -> Any:
-            with noting_draws(draws):
+            with recording_draws(draws):
                 return plain_run(self.holdings, lambda: step(*call))
 
         StepOutputs.of(program, noted)

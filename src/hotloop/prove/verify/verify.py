@@ -14,7 +14,7 @@ import torch
 
 from hotloop import presets
 from hotloop._torch.products import products_in_tf32
-from hotloop._torch.upcast import Draw, NotRepeatableError, noting_draws
+from hotloop._torch.upcast import Draw, NotRepeatableError, recording_draws
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import ConfigError, HotloopError
@@ -231,7 +231,7 @@ class _Verification:
 
         def noted() -> Any:
             self._draws.clear()
-            with noting_draws(self._draws):
+            with recording_draws(self._draws):
                 return self._eagerly(run)
 
         again = functools.partial(self._eagerly, run)

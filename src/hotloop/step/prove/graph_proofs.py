@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
-from hotloop._torch.deterministic import stilled
+from hotloop._torch.deterministic import without_randomness
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import Limits, StepClock, flatten
 from hotloop.step.capture.invariants import Invariants
@@ -172,11 +172,11 @@ class GraphProofs:
         """Tell whether the step on the path of a capture is the same but for the random numbers that it draws."""
 
         def on_path() -> Any:
-            with stilled(), self._loop.eager():
+            with without_randomness(), self._loop.eager():
                 return self._on_path(run, reports_capturing=True)
 
         def plain() -> Any:
-            with stilled(), self._loop.eager():
+            with without_randomness(), self._loop.eager():
                 return self.on_stream_of_recordings(run)
 
         try:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from hotloop._torch.fake import uncounted
-from hotloop._torch.upcast import Draw, NotRepeatableError, noting_draws
+from hotloop._torch.upcast import Draw, NotRepeatableError, recording_draws
 from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import BLIND, DRAWS, Limits
 from hotloop.measure.limits import SPREADS
@@ -71,7 +71,7 @@ def in_more_bits(runner: Runner, call: Call) -> dict[str, torch.Tensor | None] |
     draws: list[Draw] = []
 
     def noted() -> Any:
-        with noting_draws(draws):
+        with recording_draws(draws):
             return proof.plain_run(program.holdings, functools.partial(runner.step, *call[0], **call[1]))
 
     with aside(runner):
