@@ -1,4 +1,4 @@
-"""Whose code a running operation belongs to, by the frames of its Python stack: compiled code, a module, the user's."""
+"""The code that a running operation belongs to, by its Python stack: compiled code, a module, the user's code."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Stack:
     """A Python stack, read from the inside out.
 
     Args:
-        compiled: it runs in compiled code.
-        tracing: it runs while dynamo traces, and is no work of the step.
+        compiled: whether it runs in compiled code.
+        tracing: whether it runs while dynamo traces, and is no work of the step.
         place: file and line of the innermost frame that is not torch's: of an installed package, or of the program.
-        own: file and line of the innermost frame of the program's own; `place` where there is none.
-        modules: the modules whose call is going on, the outermost first.
-        checkpointed: file and line of the call of ``torch.utils.checkpoint``, with the modules called inside of it.
-        scaling: it runs in the ``step`` of a GradScaler.
+        own: file and line of the innermost frame of the program itself; `place` where there is none.
+        modules: the modules that are being called, the outermost first.
+        checkpointed: file and line of the call of ``torch.utils.checkpoint``, with the modules called inside it.
+        scaling: whether it runs in the ``step`` of a GradScaler.
     """
 
     compiled: bool
@@ -75,7 +75,7 @@ def stack_of(frame: FrameType | None) -> Stack:
 
 @functools.cache
 def _kind(code: CodeType) -> str:
-    """Tell what a frame of a code object is; most are nothing that matters."""
+    """Classify the frames of a code object; an empty text for most, which do not matter."""
     file = code.co_filename
     if file.startswith(_compiled_folders()) or "torchinductor_" in file:
         return "compiled"
@@ -92,7 +92,7 @@ def _kind(code: CodeType) -> str:
 
 @functools.cache
 def _compiled_folders() -> tuple[str, ...]:
-    """Give the folders of torch's own run-time of compiled code, and of the code that Inductor wrote."""
+    """Return the folders of torch's own run-time of compiled code, and of the code that Inductor wrote."""
     home = os.path.dirname(torch.__file__)  # noqa: PTH120 - compared as strings
     folders = [os.path.join(home, name, "") for name in _COMPILED]  # noqa: PTH118
     if where := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):

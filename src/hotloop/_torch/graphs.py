@@ -1,7 +1,8 @@
-"""What a traced graph carries beside its nodes: module stacks, example values, the user's lines."""
+"""The facts that a traced graph carries beside its nodes: module stacks, example values, the user's lines."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -15,10 +16,6 @@ from torch import fx
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_GENERATED = ("torchinductor_", "hotloop-compiled-")
-"""In the names of folders that Inductor writes code into: torch's own, and that of a process that shares its code."""
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
@@ -38,7 +35,7 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def module_stack(node: fx.Node) -> list[tuple[str, str]]:
-    """Give the modules that a node was traced in, outermost first, as (path, qualified class name)."""
+    """Return the modules that a node was traced in, outermost first, as (path, qualified class name)."""
     stack = node.meta.get("nn_module_stack") or {}
     return [
         (path, kind if isinstance(kind, str) else f"{kind.__module__}.{kind.__qualname__}")
@@ -47,13 +44,13 @@ def module_stack(node: fx.Node) -> list[tuple[str, str]]:
 
 
 def bodies(node: fx.Node, graph: fx.GraphModule) -> list[fx.GraphModule]:
-    """Give the graphs that a node takes as arguments: the body of an activation checkpoint, the branches of a cond."""
+    """Return the graphs that are arguments of a node: the body of an activation checkpoint, the branches of a cond."""
     held = [getattr(graph, str(arg.target), None) for arg in node.all_input_nodes if arg.op == "get_attr"]
     return [body for body in held if isinstance(body, fx.GraphModule)]
 
 
 def aliases(values: list[Any]) -> tuple[int, ...]:
-    """Give for each value the position of the first that shares its memory; -1 for what has none."""
+    """Return for each value the position of the first value that shares its memory; -1 for a value without memory."""
     seen: dict[int, int] = {}
     places: list[int] = []
     for position, value in enumerate(values):
@@ -64,41 +61,41 @@ def aliases(values: list[Any]) -> tuple[int, ...]:
 
 
 def example_of(node: fx.Node) -> Any:
-    """Give the example of what a node makes, a fake tensor mostly; None where it has none."""
+    """Return the example of a node's result, mostly a fake tensor; None where it has none."""
     return node.meta.get("example_value", node.meta.get("val"))
 
 
 def memory_of(node: fx.Node) -> frozenset[int] | None:
-    """Give the pieces of memory that what a node makes lies in; None where that is not known."""
+    """Return the pieces of memory that a node's result lies in; None where they are unknown."""
     example = example_of(node)
     if example is None and node.op in {"call_module", "placeholder"}:
         return None
     tensors = list(_tensors(example))
-    if any(one.layout != torch.strided for one in tensors):
+    if any(tensor.layout != torch.strided for tensor in tensors):
         return None
-    return frozenset(one.untyped_storage()._cdata for one in tensors)  # noqa: SLF001 - in the ledger
+    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)  # noqa: SLF001 - in the ledger
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, tuple | list):
-        for one in value:
-            yield from _tensors(one)
+        for item in value:
+            yield from _tensors(item)
     elif isinstance(value, dict):
         yield from _tensors(list(value.values()))
 
 
 def user_line(graph: fx.GraphModule) -> tuple[str, int] | None:
-    """Give file and line of the first node of a graph that came from code outside torch."""
+    """Return file and line of the first node of a graph that came from code outside torch."""
     for node in graph.graph.nodes:
-        if (trace := node.meta.get("stack_trace")) and (found := last_user_frame(trace)):
-            return found
+        if (trace := node.meta.get("stack_trace")) and (place := last_user_frame(trace)):
+            return place
     return None
 
 
 def first_failure(graph: fx.GraphModule, inputs: list[Any]) -> tuple[Exception, tuple[str, int] | None] | None:
-    """Run a graph node by node; give what it raises, and the user's line of the node that raised it, or None."""
+    """Run a graph node by node; return its exception and the user's line of the node that raised it, or None."""
     runner = _Steps(graph)
     try:
         runner.run(*inputs)
@@ -108,7 +105,7 @@ def first_failure(graph: fx.GraphModule, inputs: list[Any]) -> tuple[Exception, 
 
 
 class _Steps(fx.Interpreter):
-    """Remembers which line of the user's it is at."""
+    """Interpreter that remembers the stack trace of the current node."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)
@@ -121,68 +118,67 @@ class _Steps(fx.Interpreter):
 
 
 def last_user_frame(text: str) -> tuple[str, int] | None:
-    """Give the innermost frame outside torch's own files from a formatted stack."""
-    frames = [(file, int(line)) for file, line in _FRAME.findall(text) if is_user_file(file)]
+    """Return the innermost frame outside torch's own files from a formatted stack."""
+    formatted = re.findall(r'File "([^"]+)", line (\d+)', text)
+    frames = [(file, int(line)) for file, line in formatted if is_user_file(file)]
     return frames[-1] if frames else None
 
 
 def is_user_file(file: str) -> bool:
-    """Tell whether a file is neither torch's, triton's, Python's importing, ours, nor generated by Inductor."""
-    return not (file.startswith(("<", *_library_folders())) or any(name in file for name in _GENERATED))
+    """Return whether a file is neither torch's, triton's, Python's importing, ours, nor generated by Inductor."""
+    # Folders of generated code: torch's own, and that of a process that shares its compiles.
+    generated = "torchinductor_" in file or "hotloop-compiled-" in file
+    return not (generated or file.startswith(("<", *_library_folders())))
 
 
 @functools.lru_cache(maxsize=4096)
 def is_own_file(file: str) -> bool:
-    """Tell whether a file is the program's own: no installed package, and no part of Python."""
+    """Return whether a file is the program's own: no installed package, and no part of Python."""
     if file.startswith(_standard_library()) or not is_user_file(file):
         return False
     folders = pathlib.Path(file).parents
-    if any(one.name in {"site-packages", "dist-packages"} for one in folders):
+    if any(folder.name in {"site-packages", "dist-packages"} for folder in folders):
         return False
-    return not any(_is_installed(one) for one in folders)
+    return not any(_is_installed(folder) for folder in folders)
 
 
 def package_of(file: str) -> str:
-    """Give the folder of the installed package that a file is in, or the file of a single module; empty for others."""
+    """Return the folder of the installed package that a file is in, or the file of a single module; else empty."""
     if is_own_file(file) or not is_user_file(file) or file.startswith(_standard_library()):
         return ""
     parts = (pathlib.Path(file), *pathlib.Path(file).parents)
-    for one in parts:
-        if one.parent.name in {"site-packages", "dist-packages"} or _is_installed(one):
-            return file if one is parts[0] else os.path.join(one, "")  # noqa: PTH118
+    for part in parts:
+        if part.parent.name in {"site-packages", "dist-packages"} or _is_installed(part):
+            return file if part is parts[0] else os.path.join(part, "")  # noqa: PTH118
     return ""
 
 
 @functools.lru_cache(maxsize=4096)
 def _is_installed(folder: pathlib.Path) -> bool:
-    """Tell whether a folder is a package that an installer left a note of beside it (``pip install --target``)."""
-    notes = folder.parent.glob("*.dist-info/RECORD")
-    return any(line.startswith(f"{folder.name}/") for note in notes for line in _lines(note))
-
-
-def _lines(file: pathlib.Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):  # somebody else's, or no text: then it tells nothing
-        return []
+    """Return whether an installer left a record of a package beside its folder (``pip install --target``)."""
+    for record in folder.parent.glob("*.dist-info/RECORD"):
+        with contextlib.suppress(OSError, UnicodeDecodeError):  # a record of somebody else's, or no text
+            if any(line.startswith(f"{folder.name}/") for line in record.read_text(encoding="utf-8").splitlines()):
+                return True
+    return False
 
 
 @functools.lru_cache(maxsize=4096)
 def is_standard_library(file: str) -> bool:
-    """Tell whether a file is a part of Python, beside which packages may be installed."""
+    """Return whether a file is a part of Python; packages may be installed beside Python's files."""
     return file.startswith(_standard_library()) and not {"site-packages", "dist-packages"} & {*pathlib.Path(file).parts}
 
 
 @functools.cache
 def _standard_library() -> tuple[str, ...]:
-    """Give the folders that Python's own modules may be in."""
+    """Return the folders that Python's own modules may be in."""
     paths = sysconfig.get_paths()
     return tuple({os.path.join(paths[name], "") for name in ("stdlib", "platstdlib")})  # noqa: PTH118
 
 
 @functools.cache
 def _library_folders() -> tuple[str, ...]:
-    """Give the folders of code that is not the user's, Inductor's cache wherever it was put among them."""
+    """Return the folders of code that is not the user's, among them Inductor's cache wherever it is."""
     torch_home = os.path.dirname(torch.__file__)  # noqa: PTH120 - compared as strings, millions of times
     ours = os.path.dirname(os.path.dirname(__file__))  # noqa: PTH120
     folders = [torch_home, ours, os.path.dirname(importlib.__file__)]  # noqa: PTH120

@@ -1,4 +1,4 @@
-"""Where torch keeps hooks, and what a module holds: each change there is one that a recording has not seen."""
+"""The places where torch keeps hooks, and the contents of a module: a recording does not know of changes there."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GLOBAL = (
 
 
 def gradient_hooks(parameter: torch.Tensor) -> tuple[Any, ...]:
-    """Give the numbers of the hooks that run as a parameter's gradient is made: a recording holds what they did."""
+    """Return the numbers of the hooks that run as a parameter's gradient is made: a recording holds their work."""
     hooks, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001 - in the ledger
     return (tuple(hooks) if hooks else None, tuple(after) if after else None)
 
@@ -38,20 +38,20 @@ _after = _descriptors._post_accumulate_grad_hooks.__get__  # noqa: SLF001 - in t
 
 
 def hooks_of_gradients(parameters: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
-    """Give `gradient_hooks` of each; nothing at all where none has any, as before most replays."""
+    """Return `gradient_hooks` of each parameter; an empty list where none has hooks, as before most replays."""
     if not any(map(_before, parameters)) and not any(map(_after, parameters)):
         return []
     return [*map(gradient_hooks, parameters)]
 
 
 def gradient_hook_functions(parameter: torch.Tensor) -> list[Callable[..., Any]]:
-    """Give those hooks themselves."""
+    """Return the hooks that run as a parameter's gradient is made."""
     hooks, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks  # noqa: SLF001 - in the ledger
     return [*map(_of_many, (hooks or {}).values()), *(after or {}).values()]
 
 
 def _of_many(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Give what a hook of `torch.autograd.graph.register_multi_grad_hook` calls, and any other hook itself."""
+    """Return the function that `register_multi_grad_hook` wrapped in a hook; any other hook as it is."""
     if isinstance(hook, types.FunctionType) and hook.__globals__ is vars(torch.autograd.graph):
         closure = dict(zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True))
         if "fn" in closure:
@@ -61,30 +61,30 @@ def _of_many(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Accumulators:
-    """The hooks of the nodes that add gradients to parameters (``register_prehook``), which no tensor tells of.
+    """The hooks of the nodes that add gradients to parameters (``register_prehook``), which tensors do not list.
 
-    A node gives no list of its hooks: one of ours that is put there and taken off again leads to their table. That
-    takes microseconds for each parameter, so it is done again only after somebody has put a hook on something. A node
-    that nobody else keeps is made for the look, and is gone after it.
+    A node has no public list of its hooks. So a hook of our own is put there and removed again: its handle leads to the
+    table of hooks. That takes microseconds per parameter, so it is repeated only after somebody has put a hook on
+    anything. A node that nobody else keeps is made for this, and is gone afterwards.
     """
 
     def __init__(self) -> None:
         self._tensors: dict[int, torch.Tensor] = {}
         self._earlier: dict[int, torch.Tensor] = {}
         self._tables: dict[int, list[weakref.ref[_Table]]] = {}
-        """Of those that have hooks; weakly, as with a node its hooks are gone as well."""
+        """By tensor with hooks: the tables, weakly, since the hooks of a node go with it."""
         self._at = _hooks_ever()
 
     @contextlib.contextmanager
     def chosen(self) -> Iterator[None]:
-        """Watch, from then on, those tensors alone that the block asks for."""
+        """Watch, from the end of the block on, only the tensors that the block asks for."""
         self._earlier, self._tensors = self._tensors, {}
         yield
         self._tables = {key: tables for key, tables in self._tables.items() if key in self._tensors}
         self._earlier = {}
 
     def of(self, tensor: torch.Tensor) -> dict[int, Callable[..., Any]]:
-        """Give the hooks of a tensor's node, by their numbers; from now on they are among those that are watched."""
+        """Return the hooks of a tensor's node, by their numbers; the tensor is watched from now on."""
         self._look_again()
         if self._tensors.get(id(tensor)) is not tensor:
             self._tensors[id(tensor)] = tensor
@@ -93,7 +93,7 @@ class Accumulators:
         return {number: hook for table in self._live(id(tensor)) for number, hook in table.items()}
 
     def now(self) -> list[int]:
-        """Give the numbers of all hooks."""
+        """Return the numbers of all hooks of the watched tensors."""
         self._look_again()
         return [number for tensor in self._tables for table in self._live(tensor) for number in table]
 
@@ -115,11 +115,11 @@ class Accumulators:
 
 class _Looks:
     hooks = 0
-    """How many hooks our looks have put: else two that look in turns would have each other look again for ever."""
+    """How many hooks of our own were put: else two watchers in turns would make each other look again for ever."""
 
 
 def _hooks_ever() -> int:
-    """Give a number that is another one after any hook was put on anything, but for ours."""
+    """Return a number that changes after any hook was put on anything, except for our own."""
     return RemovableHandle.next_id - _Looks.hooks
 
 
@@ -128,15 +128,15 @@ def _nothing(*_: Any) -> None:
 
 
 def _tables(tensor: torch.Tensor) -> list[weakref.ref[_Table]]:
-    """Give the tables with hooks of the node that accumulates a tensor's gradient."""
+    """Return the non-empty tables of hooks of the node that accumulates a tensor's gradient."""
     if not tensor.requires_grad or not tensor.is_leaf:
         return []
     try:
         with torch.inference_mode(mode=False), torch.enable_grad():
-            # As torch itself gets at it; some layouts have no views.
+            # As torch itself reaches the node; some layouts have no views.
             way = tensor.view_as(tensor) if tensor.layout == torch.strided else tensor.clone()
         node: Any = way.grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    except Exception:  # noqa: BLE001 - a class of somebody's, or a parameter that is yet to be made, without views
+    except Exception:  # noqa: BLE001 - a subclass without views, or a lazy parameter
         return []
     found = []
     for register in (node.register_prehook, node.register_hook):
@@ -149,12 +149,12 @@ def _tables(tensor: torch.Tensor) -> list[weakref.ref[_Table]]:
 
 
 def module_tables(module: torch.nn.Module) -> tuple[_Table, _Table, _Table]:
-    """Give what a module holds by name: its parameters, buffers and children."""
+    """Return the tables of a module by name: its parameters, buffers and children."""
     return module._parameters, module._buffers, module._modules  # noqa: SLF001 - in the ledger
 
 
 def module_hooks(module: torch.nn.Module) -> tuple[_Table, ...]:
-    """Give the hooks that run with one module, by their numbers."""
+    """Return the hooks that run with a module, by their numbers."""
     return (
         module._forward_hooks,  # noqa: SLF001 - in the ledger, as the others
         module._forward_pre_hooks,  # noqa: SLF001
@@ -164,12 +164,12 @@ def module_hooks(module: torch.nn.Module) -> tuple[_Table, ...]:
 
 
 def optimizer_hooks(optimizer: torch.optim.Optimizer) -> tuple[_Table, ...]:
-    """Give the hooks that run with one optimizer's steps, by their numbers."""
+    """Return the hooks that run with an optimizer's steps, by their numbers."""
     return optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks  # noqa: SLF001 - in the ledger
 
 
 def first_after_step(optimizer: torch.optim.Optimizer, hook: Callable[..., None]) -> RemovableHandle:
-    """Register a hook that runs after an optimizer's steps, before all others that do."""
+    """Register a hook that runs after an optimizer's steps, before all other such hooks."""
     handle = optimizer.register_step_post_hook(hook)
     table = optimizer_hooks(optimizer)[1]
     for number in [one for one in table if one != handle.id]:
@@ -178,11 +178,11 @@ def first_after_step(optimizer: torch.optim.Optimizer, hook: Callable[..., None]
 
 
 def global_hooks() -> list[_Table]:
-    """Give the hooks that run with every module's calls and every optimizer's steps, by their numbers."""
+    """Return the hooks that run with every module's calls and every optimizer's steps, by their numbers."""
     found = []
     for path in _GLOBAL:
         try:
             found.append(private(path))
-        except CapabilityMissingError:  # a torch without such hooks has none to look at
+        except CapabilityMissingError:  # this torch has no such hooks
             continue
     return found

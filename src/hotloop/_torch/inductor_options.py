@@ -1,4 +1,4 @@
-"""Inductor's options as the installed torch defines them, read from its source: torch is never imported here."""
+"""Inductor's options as the installed torch defines them, read from its source: torch is not imported here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ import functools
 import importlib.util
 from pathlib import Path
 
-_CONFIG = "torch._inductor.config"
-
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One option: ``triton.cudagraphs``, its type as written, its default as written."""
+    """An option like ``triton.cudagraphs``, with its type and default as written in the source."""
 
     name: str
     type: str
@@ -22,11 +20,11 @@ class Option:
 
 @functools.cache
 def list_options() -> tuple[Option, ...]:
-    """Give every option of torch._inductor.config, sorted by name; empty where torch has no Inductor."""
+    """Return every option of torch._inductor.config, sorted by name; empty where torch has no Inductor."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return ()
-    source = Path(spec.submodule_search_locations[0], *_CONFIG.split(".")[1:]).with_suffix(".py")
+    source = Path(spec.submodule_search_locations[0], *["torch", "_inductor", "config"][1:]).with_suffix(".py")
     if not source.is_file():
         return ()
     tree = ast.parse(source.read_text(encoding="utf-8"))

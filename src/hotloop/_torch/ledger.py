@@ -170,8 +170,8 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         (
-            "torch._inductor.compile_fx torch._inductor.compile_fx:compile_fx torch._inductor.compile_fx:compile_fx_inner "
-            "torch.compiler:config"
+            "torch._inductor.compile_fx torch._inductor.compile_fx:compile_fx "
+            "torch._inductor.compile_fx:compile_fx_inner torch.compiler:config"
         ),
         "Inductor with cache entries of our own: its cache mixes up backwards that write over different tensors",
         "no Inductor rung",
@@ -259,10 +259,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     ),
     (
         "torch._guards:TracingContext",
-        (
-            "which inputs of a graph are parameters and buffers (writing into those does not prevent a capture), and what "
-            "a backward that is compiled may write over"
-        ),
+        "inputs of a graph that are parameters or buffers, which a capture may write; what a backward overwrites",
         "the emulation takes a graph that updates buffers for one that is not captured",
     ),
     (
@@ -350,7 +347,8 @@ _ROWS: tuple[tuple[str, ...], ...] = (
     (
         (
             "Module._forward_hooks Module._forward_pre_hooks Module._backward_hooks Module._backward_pre_hooks "
-            "Tensor._post_accumulate_grad_hooks Optimizer._optimizer_step_pre_hooks Optimizer._optimizer_step_post_hooks "
+            "Tensor._post_accumulate_grad_hooks "
+            "Optimizer._optimizer_step_pre_hooks Optimizer._optimizer_step_post_hooks "
             "torch.nn.modules.module:_global_forward_hooks torch.nn.modules.module:_global_forward_pre_hooks "
             "torch.nn.modules.module:_global_backward_hooks torch.nn.modules.module:_global_backward_pre_hooks "
             "torch.optim.optimizer:_global_optimizer_pre_hooks torch.optim.optimizer:_global_optimizer_post_hooks"
@@ -363,13 +361,27 @@ LEDGER = tuple(PrivateName(path, *facts) for paths, *facts in _ROWS for path in 
 _PATHS = frozenset(name.path for name in LEDGER)
 
 
-@functools.cache
 def private(path: str) -> Any:
     """Return the object behind a ``module:attribute`` of the ledger.
 
     Raises:
         CapabilityMissingError: this torch does not have it; the message says what is lost.
     """
+    found, missing = _look_up(path)
+    if missing:
+        raise CapabilityMissingError(missing)
+    return found
+
+
+def private_or(path: str, default: Any) -> Any:
+    """Return the object behind a path of the ledger, or a default where this torch does not have it."""
+    found, missing = _look_up(path)
+    return default if missing else found
+
+
+@functools.cache
+def _look_up(path: str) -> tuple[Any, str]:
+    """Return the object behind a path, and why it is missing; empty where it is there."""
     if path not in _PATHS:
         raise KeyError(f"{path} is not in the ledger of private torch names")
     module, _, attribute = path.partition(":")
@@ -377,21 +389,10 @@ def private(path: str) -> Any:
         home = importlib.import_module(module)
         if not hasattr(home, attribute):  # perhaps a module that nobody has imported yet
             importlib.import_module(f"{module}.{attribute}")
-        return getattr(home, attribute)
+        return getattr(home, attribute), ""
     except (ImportError, AttributeError) as error:
         entry = next(name for name in LEDGER if name.path == path)
-        raise CapabilityMissingError(
-            f"{path} is missing in this torch ({error}); without it: {entry.without}"
-        ) from error
-
-
-@functools.cache
-def private_or(path: str, default: Any) -> Any:
-    """Return the object behind a path of the ledger, or a default where this torch does not have it."""
-    try:
-        return private(path)
-    except CapabilityMissingError:
-        return default
+        return None, f"{path} is missing in this torch ({error}); without it: {entry.without}"
 
 
 def capability(name: str, *paths: str) -> Capability:

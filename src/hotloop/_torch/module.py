@@ -2,8 +2,8 @@
 
 torch's own in-place compile hands ``_call_impl`` to dynamo, which skips it as library code and looks for user frames
 below: an ``nn.Sequential`` has none, so nothing is compiled. A root function of ours is traced, and inlines the rest.
-The recompile limit belongs to the code object, so each thing that should be compiled apart gets a copy with a code
-object of its own.
+The recompile limit belongs to the code object, so each component that is compiled apart gets a copy with a code object
+of its own.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
 _PREFIX = "hotloop_root_"
-_DROPOUT = "drop"
 _numbers = itertools.count()
-_KEPT = 1024
 _inlined: collections.OrderedDict[str, Inlined] = collections.OrderedDict()
-"""What each root calls, by the root's name; the newest only."""
+"""The function that each root calls, by the root's name; only the newest 1024."""
 
 
 class Inlined(NamedTuple):
@@ -45,21 +43,21 @@ def _call_function(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def is_scripted(module: torch.nn.Module) -> bool:
-    """Tell whether torch.jit made a module: what it holds is not Python's, and it takes no hooks."""
+    """Return whether torch.jit made a module: its contents are not Python's, and it takes no hooks."""
     return isinstance(module, torch.jit.ScriptModule)
 
 
 def class_forward(kind: type[torch.nn.Module]) -> Callable[..., Any] | None:
-    """Give the forward of a module's class; None for that of scripted modules, each of which has its own."""
+    """Return the forward of a module's class; None for the class of scripted modules, which have their own forwards."""
     return getattr(kind, "forward", None)
 
 
 class Method:
-    """A method of a module's class, as something to trace: it holds the module weakly, as whoever calls it does not.
+    """A method of a module's class, to be traced: it holds the module weakly, unlike a bound method.
 
     Args:
-        module: whose method.
-        name: its name.
+        module: the module.
+        name: of the method.
     """
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:
@@ -67,22 +65,22 @@ class Method:
         self.__name__ = name
 
     def module(self) -> Any:
-        """Give the module."""
+        """Return the module, or None where it is gone."""
         return self._module()
 
     def bound(self) -> Any:
-        """Give the plain method."""
+        """Return the plain bound method."""
         module = self._module()
         return types.MethodType(getattr(type(module), self.name), module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it."""
+        """Call the method."""
         module = self._module()
         return getattr(type(module), self.name)(module, *args, **kwargs)
 
 
 def module_of(target: Any) -> torch.nn.Module | None:
-    """Give the module that a target is, or is a method of; None for a function."""
+    """Return the module that a target is, or is a method of; None for a function."""
     if isinstance(target, Method):
         found: torch.nn.Module | None = target.module()
         return found
@@ -90,47 +88,47 @@ def module_of(target: Any) -> torch.nn.Module | None:
 
 
 def eager_call(target: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a module with its hooks, or a function, past any compiled entry of its own."""
+    """Call a module with its hooks, or a function, without any compiled entry of its own."""
     return (_call_module if isinstance(target, torch.nn.Module) else _call_function)(target, *args, **kwargs)
 
 
 def root_function(name: str, *, module: bool, inlined: Inlined | None = None) -> Callable[..., Any]:
-    """Make a root for dynamo to trace: called with the target first, it has a code object of its own.
+    """Make a root function for dynamo to trace, with a code object of its own. Its first argument is the target.
 
     Args:
-        name: what messages call it.
+        name: its name in messages.
         module: whether it calls a module, with its hooks, or a function.
-        inlined: what it calls, as far as that is known; `inlined_in` gives it back.
+        inlined: the function that it calls, where it is known; `inlined_in` returns it.
     """
     source = _call_module if module else _call_function
-    # A number of its own as well: dynamo remembers which sizes and floats have varied by file, line and name.
+    # The name has a number: dynamo remembers by file, line and name which sizes and floats have varied.
     number = next(_numbers)
     safe = "".join(c if c.isalnum() else "_" for c in name)
     code = source.__code__.replace(co_name=f"{_PREFIX}{number}_{safe}")
     if inlined is not None:
         _inlined[code.co_name] = inlined
-        while len(_inlined) > _KEPT:
+        while len(_inlined) > 1024:  # noqa: PLR2004 - see there
             _inlined.popitem(last=False)
     return types.FunctionType(code, source.__globals__, code.co_name)
 
 
 def plain_call() -> Callable[..., Any]:
-    """Give what calls a module with its hooks, as ``module.compile()`` has it: dynamo traces the forward alone."""
+    """Return the call of a module with its hooks, as in ``module.compile()``: dynamo traces the forward only."""
     call: Callable[..., Any] = torch.nn.Module._call_impl  # noqa: SLF001 - in the ledger
     return call
 
 
 def root_name(function_name: str | None) -> str | None:
-    """Give the name that `root_function` was made with, or None for any other function."""
+    """Return the name that a root function was made with, or None for any other function."""
     if not function_name or not function_name.startswith(_PREFIX):
         return None
     return function_name.removeprefix(_PREFIX).partition("_")[2]
 
 
 def inlined_by(target: Any) -> Inlined | None:
-    """Say where a module's forward, or a function, begins and what its parameters are called.
+    """Return where a module's forward, or a function, begins, and the names of its parameters.
 
-    None for what is not written in Python.
+    None for a function that is not written in Python.
     """
     function = target.forward if isinstance(target, torch.nn.Module) else target
     function = function.bound() if isinstance(function, Method) else function
@@ -145,17 +143,17 @@ def inlined_by(target: Any) -> Inlined | None:
 
 
 def inlined_in(function_name: str | None) -> Inlined | None:
-    """Give what the root of that name calls, or None for any other function."""
+    """Return the function that the root of a name calls, or None for any other function."""
     return _inlined.get(function_name) if function_name else None
 
 
 def get_entry(module: torch.nn.Module) -> Callable[..., Any] | None:
-    """Give what the module's call is routed to, or None when it is eager."""
+    """Return the function that a module's call is routed to, or None where it runs eager."""
     return module._compiled_call_impl  # noqa: SLF001 - in the ledger
 
 
 def set_entry(module: torch.nn.Module, entry: Callable[..., Any] | None) -> None:
-    """Route the module's call to ``entry``; None takes it off and leaves no trace in ``__dict__``."""
+    """Route a module's call to ``entry``; None removes the entry without a trace in ``__dict__``."""
     if entry is None:
         module.__dict__.pop("_compiled_call_impl", None)
     else:
@@ -163,19 +161,16 @@ def set_entry(module: torch.nn.Module, entry: Callable[..., Any] | None) -> None
 
 
 def settings_of(module: torch.nn.Module) -> tuple[Hashable, ...] | None:
-    """Give what a module's code is compiled for beside its class: settings as printed, tensors' shapes, dropout.
+    """Return what a module's compiled code depends on beside its class: settings as printed, shapes, dropout.
 
     None where it cannot be read: lazy parameters have no shape yet, and ``extra_repr`` is the user's code.
     """
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
     try:
         shapes = tuple((key, tuple(tensor.shape), tensor.dtype) for key, tensor in own)
-        return module.extra_repr(), shapes, _dropouts(module)
+        # dynamo compiles once for each value of a plain number, such as a dropout probability.
+        plain = vars(module).items()
+        dropouts = tuple((name, value) for name, value in plain if type(value) is float and "drop" in name.lower())
+        return module.extra_repr(), shapes, dropouts
     except Exception:  # noqa: BLE001 - whatever it raises, it must not end the run
         return None
-
-
-def _dropouts(module: torch.nn.Module) -> tuple[tuple[str, float], ...]:
-    """Give the dropout probabilities that a module keeps as plain numbers: dynamo compiles once for each value."""
-    own = vars(module).items()
-    return tuple((name, value) for name, value in own if type(value) is float and _DROPOUT in name.lower())

@@ -1,4 +1,4 @@
-"""Changes torch's private settings for a while, and only the ones that exist."""
+"""Changes torch's private settings for a while, and only settings that exist."""
 
 from __future__ import annotations
 
@@ -13,16 +13,13 @@ from hotloop._torch.versions import check
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SETTINGS_OF_A_THREAD = (2, 12)
-"""From this version on dynamo's settings belong to a thread."""
 _TRITON = "torch._inductor.config:triton"
-_COMPILERS = "torch.compiler:config"
 _TRACING_LOG = "torch._dynamo.convert_frame"
 
 
 @contextlib.contextmanager
 def patched(path: str, **values: Any) -> Iterator[None]:
-    """Set ``values`` on the settings module behind a ledger path, and restore them at the end.
+    """Set ``values`` on the settings module behind a ledger path while the block runs, and restore them after it.
 
     Raises:
         KeyError: a setting does not exist in this torch, which would otherwise be a silent no-op.
@@ -43,23 +40,24 @@ def patched(path: str, **values: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def backward_with_forward() -> Iterator[None]:
-    """Compile the backward graph while the forward is compiled, before any gradient has moved."""
+    """Compile the backward graph together with the forward in the block, before any gradient has moved."""
     with patched("torch._functorch:config", force_non_lazy_backward_lowering=True):
         yield
 
 
 @contextlib.contextmanager
 def caching_apart(tag: str) -> Iterator[None]:
-    """Compile with entries of torch's caches that are another tag's for who compiles without it."""
-    with patched(_COMPILERS, cache_key_tag=f"{private(_COMPILERS).cache_key_tag}, {tag}"):
+    """Compile with entries of torch's caches that carry a tag, so that compiles without the tag do not find them."""
+    path = "torch.compiler:config"
+    with patched(path, cache_key_tag=f"{private(path).cache_key_tag}, {tag}"):
         yield
 
 
 @contextlib.contextmanager
 def kept_graph() -> Iterator[None]:
-    """Run a compiled backward with ``retain_graph=True``, which torch refuses where it may write over what was saved.
+    """Run a compiled backward with ``retain_graph=True``, which torch refuses where it may write over saved tensors.
 
-    It asks the setting of now, not how the backward was compiled.
+    torch asks for the setting at run time, not for how the backward was compiled.
     """
     if not hasattr(private("torch._functorch:config"), "donated_buffer"):
         yield
@@ -75,8 +73,8 @@ def kept_graph() -> Iterator[None]:
 def outside_cudagraphs() -> Iterator[None]:
     """Run a compiled backward by its kernels, not by the CUDA graph that it was recorded in.
 
-    The setting names the sizes that are captured, and is read at each call. Inputs are not aligned for it then, as
-    they are on the way into a graph.
+    The setting names the sizes that are captured, and is read at each call. Inputs are then not aligned, as they would
+    be on the way into a graph.
     """
     with (
         patched(_TRITON, cudagraph_capture_sizes=()),
@@ -86,13 +84,13 @@ def outside_cudagraphs() -> Iterator[None]:
 
 
 def captures() -> bool:
-    """Tell whether CUDA graphs are used now: see `outside_cudagraphs`."""
+    """Return whether CUDA graphs are used now: see `outside_cudagraphs`."""
     return private(_TRITON).cudagraph_capture_sizes is None
 
 
 @contextlib.contextmanager
 def _in_backward(path: str, name: str, value: Any) -> Iterator[None]:
-    """Set a setting where a backward looks: since torch 2.12 that is a copy of its caller's, which the call stashed."""
+    """Set a setting where a backward reads it: since torch 2.12 in a copy of its caller's context."""
     try:
         stashed = private("torch._C:_get_obj_in_tls")("context")
     except (CapabilityMissingError, RuntimeError):  # torch 2.11 has no such copy
@@ -111,8 +109,8 @@ def _in_backward(path: str, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_tracing() -> Iterator[None]:
-    """Keep dynamo's warnings off the log while the block runs, where whoever runs it hears of them as events."""
-    import torch  # noqa: F401, PLC0415 - puts its handlers on the log
+    """Keep dynamo's warnings off the log while the block runs; its caller gets them as events."""
+    import torch  # noqa: F401, PLC0415 - its import puts handlers on the log
 
     logger: logging.Logger | None = logging.getLogger(_TRACING_LOG)
     room = _TRACING_LOG.rpartition(".")[0]
@@ -136,10 +134,10 @@ def quiet_tracing() -> Iterator[None]:
 class CompileWindow:
     """The settings of one compile: opened by torch's start callback, closed when the component's call returns.
 
-    They must outlive torch's end callback, since dynamo reads ``suppress_errors`` after it; and they must not be set
-    on every call, since that costs 1.5 µs. Since torch 2.12 dynamo's settings belong to a thread, and both callbacks
-    and the call run in the one that compiles; on 2.11 they are the process's, so there the first window to open saves
-    what the last one to close restores.
+    The settings must outlive torch's end callback, since dynamo reads ``suppress_errors`` after it. They must not be
+    set on every call, since that costs 1.5 µs. Since torch 2.12 dynamo's settings belong to a thread, and callbacks and
+    call run in the thread that compiles. In torch 2.11 they belong to the process: there the first window to open saves
+    the values that the last window to close restores.
     """
 
     _lock = threading.RLock()
@@ -158,11 +156,11 @@ class CompileWindow:
             values["skip_tensor_guards_with_matching_dict_tags"] = False
         self._values = {name: value for name, value in values.items() if hasattr(self._config, name)}
         self._before: dict[str, Any] | None = None
-        self._shared = check() < _SETTINGS_OF_A_THREAD
+        self._shared = check() < (2, 12)
         self._quiet = _Quiet() if suppress else None
 
     def open(self) -> None:
-        """Set them, once."""
+        """Set the settings, once."""
         if self._before is not None:
             return
         with self._lock:
@@ -175,7 +173,7 @@ class CompileWindow:
             logging.getLogger(_TRACING_LOG).addFilter(self._quiet)
 
     def close(self) -> None:
-        """Restore what `open` found."""
+        """Restore the settings that `open` found."""
         if self._before is None:
             return
         with self._lock:
@@ -196,7 +194,7 @@ class CompileWindow:
 
 
 class _Quiet(logging.Filter):
-    """Keeps dynamo's pages of traceback off the log, for failures in this thread that hotloop tells in one line."""
+    """Filter that keeps dynamo's tracebacks off the log, for failures in this thread that hotloop reports in a line."""
 
     def __init__(self) -> None:
         super().__init__()

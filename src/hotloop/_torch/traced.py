@@ -1,4 +1,4 @@
-"""Compiles a graph of dynamo's ahead of time with eager kernels, and tells what each graph of it takes and gives."""
+"""Compiles a graph of dynamo's ahead of time with eager kernels, and reports inputs and outputs of each graph of it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,13 @@ from hotloop._torch.ledger import private
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Kind = Literal["forward", "backward", "inference"]
-_Place = tuple[str, int] | None
-_KEYS = re.compile(r"\[['\"]?([^'\"\]]+)['\"]?\]")
-_TABLES = ("_modules", "_parameters", "_buffers")
+    Kind = Literal["forward", "backward", "inference"]
+    Place = tuple[str, int] | None
 
 
 @dataclasses.dataclass(frozen=True)
 class TracedGraph:
-    """One graph: forward, backward, or inference.
+    """A graph: forward, backward, or inference.
 
     Args:
         kind: which of the three.
@@ -39,25 +37,42 @@ class TracedGraph:
     kind: Kind
     graph: fx.GraphModule
     inputs: tuple[str, ...]
-    outputs: tuple[tuple[str, _Place], ...]
-    written: dict[int, _Place]
-    unsafe: tuple[str, _Place] | None
+    outputs: tuple[tuple[str, Place], ...]
+    written: dict[int, Place]
+    unsafe: tuple[str, Place] | None
+
+    @classmethod
+    def read(cls, kind: Kind, graph: fx.GraphModule, names: tuple[str, ...]) -> TracedGraph:
+        """Read a graph that was traced from inputs of these names."""
+        nodes = list(graph.graph.nodes)
+        placeholders = [node for node in nodes if node.op == "placeholder"]
+        named = kind != "backward" and len(names) == len(placeholders)
+        inputs = names if named else tuple(node.name for node in placeholders)
+        made = nodes[-1].args[0]
+        results = made if isinstance(made, list | tuple) else (made,)
+        gradients = kind == "backward" and len(results) == len(names)
+        outputs = tuple(
+            (f"of {names[index]}" if gradients else getattr(result, "name", "constant"), _line(result))
+            for index, result in enumerate(results)
+        )
+        written = {} if kind == "backward" else _written(nodes, placeholders)
+        return cls(kind, graph, inputs, outputs, written, _unsafe(nodes))
 
     def call(self, args: list[Any]) -> Any:
         """Run its operations."""
         return self.graph.forward(*args)
 
     def constants(self) -> set[int]:
-        """Give the memory of the tensors that the graph holds itself."""
+        """Return the memory of the tensors that the graph holds itself."""
         return {storage_key(value) for value in vars(self.graph).values() if isinstance(value, torch.Tensor)}
 
 
 def compile_traced(
     graph: fx.GraphModule, inputs: list[Any], make: Callable[[TracedGraph], Callable[[list[Any]], Any]]
 ) -> Callable[..., Any]:
-    """Compile one of dynamo's graphs; ``make`` gives for each graph what runs it.
+    """Compile a graph of dynamo's; ``make`` returns for each traced graph the function that runs it.
 
-    That is called with a list of the inputs, which it may empty, as Inductor's compiled code is.
+    The function is called with a list of the inputs, which it may empty, as Inductor's compiled code does.
 
     Raises:
         CapabilityMissingError: this torch has no ahead-of-time tracing to build on.
@@ -66,7 +81,14 @@ def compile_traced(
 
     def compiler(kind: Kind) -> Callable[[fx.GraphModule, list[Any]], Callable[[list[Any]], Any]]:
         def compile_one(traced: fx.GraphModule, _inputs: list[Any]) -> Callable[[list[Any]], Any]:
-            return _boxed(make(_read(kind, traced, names)))
+            run = make(TracedGraph.read(kind, traced, names))
+
+            @functools.wraps(run)
+            def boxed(args: list[Any]) -> Any:
+                return run(args)
+
+            boxed._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001 - it takes a list; in the ledger
+            return boxed
 
         return compile_one
 
@@ -74,45 +96,19 @@ def compile_traced(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        keep_inference_input_mutations=True,  # as Inductor has it: what a graph writes into shows in the graph
+        keep_inference_input_mutations=True,  # as in Inductor: writes into inputs show in the graph
     )
     compiled: Callable[..., Any] = backend(graph, inputs)
     return compiled
 
 
-def _boxed(run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Say that a callable takes a list of its inputs."""
-
-    @functools.wraps(run)
-    def boxed(args: list[Any]) -> Any:
-        return run(args)
-
-    boxed._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001 - in the ledger
-    return boxed
-
-
-def _read(kind: Kind, traced: fx.GraphModule, names: tuple[str, ...]) -> TracedGraph:
-    nodes = list(traced.graph.nodes)
-    placeholders = [node for node in nodes if node.op == "placeholder"]
-    given = names if kind != "backward" and len(names) == len(placeholders) else tuple(n.name for n in placeholders)
-    made = nodes[-1].args[0]
-    outputs = made if isinstance(made, list | tuple) else (made,)
-    gradients = kind == "backward" and len(outputs) == len(names)
-    described = tuple(
-        (f"of {names[index]}" if gradients else getattr(one, "name", "constant"), _line(one))
-        for index, one in enumerate(outputs)
-    )
-    written = {} if kind == "backward" else _written(nodes, placeholders)
-    return TracedGraph(kind, traced, given, described, written, _unsafe(nodes))
-
-
-def _written(nodes: list[fx.Node], placeholders: list[fx.Node]) -> dict[int, _Place]:
-    """Give the inputs that are written into, without parameters and buffers, whose memory stays where it is."""
+def _written(nodes: list[fx.Node], placeholders: list[fx.Node]) -> dict[int, Place]:
+    """Return the inputs that are written into, without parameters and buffers, whose memory stays where it is."""
     context = private("torch._guards:TracingContext").try_get()
     metadata = getattr(context, "fw_metadata", None)
     static = set(getattr(metadata, "static_input_indices", None) or ())
     places = {node: index for index, node in enumerate(placeholders)}
-    found: dict[int, _Place] = {}
+    found: dict[int, Place] = {}
     for node in nodes:
         target = node.args[0] if node.target is torch.ops.aten.copy_.default else None
         if isinstance(target, fx.Node) and target in places and places[target] not in static:
@@ -120,8 +116,8 @@ def _written(nodes: list[fx.Node], placeholders: list[fx.Node]) -> dict[int, _Pl
     return found
 
 
-def _unsafe(nodes: list[fx.Node]) -> tuple[str, _Place] | None:
-    """Find an operation that a capture does not allow: its result's size, or what Python does next, needs the data."""
+def _unsafe(nodes: list[fx.Node]) -> tuple[str, Place] | None:
+    """Find an operation that a capture does not allow: its result's size, or Python's next step, needs the data."""
     names = ("cudagraph_unsafe", "data_dependent_output")
     forbidden = {tag for name in names if (tag := getattr(torch.Tag, name, None)) is not None}
     for node in nodes:
@@ -132,24 +128,26 @@ def _unsafe(nodes: list[fx.Node]) -> tuple[str, _Place] | None:
 
 
 def _is_sized(node: fx.Node) -> bool:
-    """Tell whether a result's sizes follow from the inputs' sizes: by whole numbers they do, by a mask they do not."""
+    """Return whether a result's sizes follow from the inputs' sizes: after indexing by numbers, not by a mask."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # noqa: PLC0415 - brings sympy
 
     made = node.meta.get("val")
     return isinstance(made, torch.Tensor) and not free_unbacked_symbols(made)
 
 
-def _line(node: Any) -> _Place:
+def _line(node: Any) -> Place:
     return last_user_frame(node.meta.get("stack_trace") or "") if isinstance(node, fx.Node) else None
 
 
 def _name(node: fx.Node) -> str:
-    """Give an input as the user knows it: a parameter's path, or where it stands among the arguments."""
+    """Return an input's name as the user knows it: a parameter's path, or its place among the arguments."""
     source = getattr(node, "_dynamo_source", None)
     text = getattr(source, "name", "")
     text = str(text() if callable(text) else text)
     if not text:
         return node.name
-    if any(table in text for table in _TABLES):
-        return ".".join(key for table, key in re.findall(r"\.(_\w+)" + _KEYS.pattern, text) if table in _TABLES)
+    tables = ("_modules", "_parameters", "_buffers")
+    if any(table in text for table in tables):
+        keys = re.findall(r"\.(_\w+)\[['\"]?([^'\"\]]+)['\"]?\]", text)
+        return ".".join(key for table, key in keys if table in tables)
     return re.sub(r"^L\['(\w+)'\]", r"\1", text)

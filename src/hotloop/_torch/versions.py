@@ -1,4 +1,4 @@
-"""Which torch this is, and whether hotloop supports it."""
+"""The installed version of torch, and whether hotloop supports it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import re
 from hotloop.errors import UnsupportedTorchError
 
 OLDEST, NEWEST = (2, 11), (2, 13)
-_log = logging.getLogger("hotloop")
 
 
 def parse(version: str) -> tuple[int, int]:
-    """Give (major, minor) of a version like ``2.13.0+cpu`` or ``2.14.0a0+git``.
+    """Return (major, minor) of a version like ``2.13.0+cpu`` or ``2.14.0a0+git``.
 
     Raises:
         UnsupportedTorchError: it does not start with two numbers.
@@ -26,7 +25,7 @@ def parse(version: str) -> tuple[int, int]:
 
 @functools.cache
 def check() -> tuple[int, int]:
-    """Give the installed torch's (major, minor); say once if it is newer than what was tested.
+    """Return the installed torch's (major, minor); warn once if it is newer than the versions that were tested.
 
     Raises:
         UnsupportedTorchError: torch is older than hotloop supports.
@@ -40,7 +39,7 @@ def check() -> tuple[int, int]:
             f"pip install 'torch>={OLDEST[0]}.{OLDEST[1]}'"
         )
     if found > NEWEST:
-        _log.warning(
+        logging.getLogger("hotloop").warning(
             "hotloop was tested on torch %d.%d to %d.%d; this is %s. What this torch lacks runs eager and says so.",
             *OLDEST,
             *NEWEST,

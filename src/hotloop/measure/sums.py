@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hotloop._torch.foreach import multiplied, norms, scaled, subtracted
+from hotloop._torch.foreach import norms, pairwise
 from hotloop.measure.machine import free_bytes
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class _Batch:
         bunches = list(_bunches(self.parts))
         tables = []
         for bunch in bunches:
-            difference = subtracted([self.parts[n].c for n in bunch], [self.parts[n].r for n in bunch])
+            difference = pairwise("sub", [self.parts[n].c for n in bunch], [self.parts[n].r for n in bunch])
             tables.append(norms(difference, math.inf)[:, None])
         joined = {part.place for part in self.parts}
         others = [place for place in range(len(self.pairs)) if place not in joined]
@@ -140,7 +140,7 @@ class _Batch:
             ones, others = [light[n].r.float() for n in bunch], [light[n].c.float() for n in bunch]
             tables.append(norms(ones, math.inf)[:, None])
             if light[bunch[0]].r.dtype != torch.float32:  # a difference in fewer bits is rounded
-                tables.append(norms(subtracted(others, ones), math.inf)[:, None])
+                tables.append(norms(pairwise("sub", others, ones), math.inf)[:, None])
         read = (value for (value,) in _read(tables))
         scales: dict[int, tuple[float, float]] = {}
         most: dict[int, float] = {}
@@ -217,10 +217,10 @@ def _scale(largest: float) -> float:
 def _scaled_sums(parts: Sequence[_Part], scales: Sequence[tuple[float, float]]) -> torch.Tensor:
     """Return |r|, <r, d>, |d| and |r^2| of each part, of shape [parts, 4]; r and d are divided by their scales."""
     ones, others = [part.r.float() for part in parts], [part.c.float() for part in parts]
-    d = scaled(subtracted(others, ones), [1.0 / of_d for _, of_d in scales])
-    r = scaled(ones, [1.0 / of_r for of_r, _ in scales])
+    d = pairwise("mul", pairwise("sub", others, ones), [1.0 / of_d for _, of_d in scales])
+    r = pairwise("mul", ones, [1.0 / of_r for of_r, _ in scales])
     products = torch.stack([torch.dot(a.reshape(-1), b.reshape(-1)) for a, b in zip(r, d, strict=True)])
-    squares = norms(multiplied(r, r))
+    squares = norms(pairwise("mul", r, r))
     return torch.stack([norms(r), products, norms(d), squares], dim=1)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.fx.passes.split_module import split_module
 
-from hotloop._torch.fake import fake_mode, on_fakes, to_fake, version_of
+from hotloop._torch.fake import FakeMode, version_of
 from hotloop._torch.graphs import aliases, bodies, module_stack
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def split(
     # The values that tracing left in the nodes do not serve as inputs: they are as after the last change in place.
     walk = _Walk(joined)
     with torch.random.fork_rng(devices=[]):
-        walk.run(*(to_fake(value, walk.mode) for value in inputs))
+        walk.run(*map(walk.mode.fake, inputs))
     if walk.refused:
         return walk.refused
     keys = [piece.key() for piece in walk.pieces]
@@ -193,7 +193,7 @@ class _Walk(fx.Interpreter):
 
     def __init__(self, joined: fx.GraphModule) -> None:
         super().__init__(joined)
-        self.mode = fake_mode()
+        self.mode = FakeMode()
         self.pieces: list[_Piece] = []
         self.refused = ""
         self._inputs: dict[int, Any] = {}  # by id, and kept: the interpreter frees values, and an id may come again
@@ -204,13 +204,13 @@ class _Walk(fx.Interpreter):
         return value
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return to_fake(super().get_attr(target, args, kwargs), self.mode)
+        return self.mode.fake(super().get_attr(target, args, kwargs))
 
     def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG002 - fx calls it so
         piece = self.fetch_attr(target)
         self.pieces.append(_Piece(str(target), piece, list(args)))
         before = [self._state(value) for value in args]
-        with on_fakes(self.mode):
+        with self.mode.running():
             result = piece.forward(*args)
         if before != [self._state(value) for value in args]:
             self.refused = f"{target} changes in place what another piece made"

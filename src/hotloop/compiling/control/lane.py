@@ -109,7 +109,7 @@ class Lane:
                 self._settle()
             active.tally, active.put_off, put_off = previous, put_off, active.put_off
             active.skips_rendezvous, active.executed = skips_rendezvous, executed
-        if put_off and (refused is None or dynamo.is_put_off(refused)):
+        if put_off and (refused is None or dynamo.RaisedError(refused).is_put_off):
             self._after_postponed(put_off, before)
             return result if refused is None else eager_call(target, *args, **kwargs)
         if differs:
@@ -173,9 +173,10 @@ class Lane:
         A bug in dynamo may raise any exception.
         """
         nothing_ran = self.tally.executed == before
-        if dynamo.is_other_tracer(error):
+        raised = dynamo.RaisedError(error)
+        if raised.is_other_tracer:
             return nothing_ran
-        if dynamo.is_limit_flag(error) or not (dynamo.is_compile_error(error) or dynamo.in_tracing(error)):
+        if raised.is_limit_flag or not (raised.is_compile_error or raised.in_tracing):
             return False
         return nothing_ran or not self.tally.suppress
 
@@ -200,11 +201,12 @@ class Lane:
         An exception that eager raises too is the user's own, and the component may be compiled another time.
         ``history``: how many failures were known and how many graphs had run when the call began.
         """
-        if dynamo.is_other_tracer(error):  # it refuses only while the other trace goes on
+        raised = dynamo.RaisedError(error)
+        if raised.is_other_tracer:  # it refuses only while the other trace goes on
             return eager_call(target, *args, **kwargs)
         failed, executed = history
         strict = self.config.strict
-        broke = self.config.fullgraph and dynamo.is_graph_break(error)
+        broke = self.config.fullgraph and raised.is_graph_break
         result = None
         try:
             if strict or broke:
@@ -218,7 +220,7 @@ class Lane:
             raise error
         if strict:
             raise refusal.strict_error(self.tally.component, error)
-        if dynamo.is_limit(error):  # code that was compiled before goes on running; the event is noted already
+        if raised.is_limit:  # code that was compiled before goes on running; the event is noted already
             self._ran_eager(target, root)
         else:
             # torch's own event knows the user's line; the exception is the second best.

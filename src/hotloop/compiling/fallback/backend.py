@@ -17,7 +17,7 @@ from torch import fx
 from hotloop import events as ev
 from hotloop._torch import backends, cudagraphs
 from hotloop._torch.autograd import guard_backward, nodes_of
-from hotloop._torch.dynamo import is_signal
+from hotloop._torch.dynamo import RaisedError
 from hotloop._torch.graphs import copy_graph, first_failure, is_user_file, user_line
 from hotloop._torch.settings import backward_with_forward
 from hotloop.compiling.apply import Cut, split
@@ -88,7 +88,7 @@ class LadderBackend:
             compile_piece = functools.partial(self._compile, made=made)
             joined = split(copy_graph(graph), inputs, self.cut, compile_piece)
         except Exception as error:
-            if is_signal(error) or isinstance(error, CompileFailedError):
+            if RaisedError(error).is_signal or isinstance(error, CompileFailedError):
                 raise
             joined = describe(error)  # cutting is our own doing, and no reason not to compile
         if not isinstance(joined, str):
@@ -108,7 +108,7 @@ class LadderBackend:
             try:
                 run = _compiled_soundly(rung, candidate, inputs, pristine)
             except Exception as error:
-                if is_signal(error):
+                if RaisedError(error).is_signal:
                     raise
                 failure = failure_of(error, pristine)
                 if self.strict:
@@ -151,7 +151,7 @@ def _compiled_soundly(
     try:
         return _compiled(rung, graph, inputs)
     except Exception as error:
-        if is_signal(error) or not headers.removed(error):
+        if RaisedError(error).is_signal or not headers.removed(error):
             raise
     return _compiled(rung, copy_graph(pristine), inputs)
 

@@ -75,7 +75,7 @@ class Collector:
             hindered = active.tally.hindered()
             active.put_off = active.put_off or hindered or ("" if active.skips_rendezvous else self.ask())
             if hindered and active.tally.executed == active.executed:  # else each function in the call is tried
-                raise dynamo.left(hindered)
+                raise dynamo.leave_call(hindered)
             if active.put_off:
                 raise dynamo.put_off(active.put_off)
         self._dirty = True

@@ -8,7 +8,7 @@ import torch
 
 from hotloop import events as ev
 from hotloop._torch.dispatch import place_of
-from hotloop._torch.dynamo import is_compile_error
+from hotloop._torch.dynamo import RaisedError
 from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import CompiledRunError, StepLostError
 from hotloop.step.obstacle import Obstacle
@@ -162,7 +162,7 @@ _NOT_COMPILED = (
 
 def is_compiled_codes(error: Exception) -> bool:
     """Tell whether compiled code failed, rather than the user's; of memory that ran out, in whose hands it did."""
-    if isinstance(error, CompiledRunError) or is_compile_error(error):
+    if isinstance(error, CompiledRunError) or RaisedError(error).is_compile_error:
         return True
     trace = error.__traceback__ if isinstance(error, torch.OutOfMemoryError) else None
     while trace is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from hotloop._torch.fake import is_part, uncounted, version_of
+from hotloop._torch.fake import is_view, uncounted, version_of
 from hotloop._torch.foreach import copy_all
 from hotloop.step.state.bindings import Bindings, BufferTables
 from hotloop.step.state.holdings import Holdings
@@ -123,7 +123,7 @@ class StepStart:
         A gradient that is a part of somebody's memory (a buffer that all gradients lie in) has to be that part again,
         and one that can be differentiated has its graph.
         """
-        if is_part(gradient) or gradient.requires_grad:
+        if is_view(gradient) or gradient.requires_grad:
             return lambda: gradient
         reference: Callable[[], torch.Tensor | None] = TensorWeakRef(gradient)
         return reference
