@@ -72,7 +72,7 @@ def wait(child, seconds=300):
 
 
 def gone(pid, seconds=60):
-    """Tell whether a process has ended; one that nobody has waited for yet has."""
+    """Return whether a process has ended; it may still have to be waited for."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

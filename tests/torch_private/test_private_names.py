@@ -35,7 +35,7 @@ def own_names(tree):
 
 
 def private_uses(file):
-    """Give the private torch names a file uses: what it asks the ledger for, imports, and foreign attributes."""
+    """Return the private torch names that a file uses: those asked of the ledger, imported, and foreign attributes."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     asked, imported, attributes = set(), set(), set()
     own = own_names(tree)

@@ -60,7 +60,7 @@ class Memory(Protocol):
         """Return whether a step was marked since a graph of this thread ran: the next graph overwrites."""
 
     def backward_ran(self) -> None:
-        """Tell torch that a backward of this thread ran outside of the graphs, so that no forward waits any more."""
+        """Mark that a backward of this thread ran outside of the graphs, so that torch lets no forward wait."""
 
     def renew_outputs(self) -> None:
         """Make each graph of this thread return new tensors.
