@@ -21,10 +21,12 @@ class Option:
 @functools.cache
 def list_options() -> tuple[Option, ...]:
     """Return every option of torch._inductor.config, sorted by name; empty where torch has no Inductor."""
+    config = "torch._inductor.config"
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
         return ()
-    source = Path(spec.submodule_search_locations[0], *["torch", "_inductor", "config"][1:]).with_suffix(".py")
+    _, *inside = config.split(".")
+    source = Path(spec.submodule_search_locations[0], *inside).with_suffix(".py")
     if not source.is_file():
         return ()
     tree = ast.parse(source.read_text(encoding="utf-8"))
