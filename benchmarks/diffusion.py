@@ -172,10 +172,9 @@ def auto(size, total, what, device, pairs):
         while done < total and quiet < QUIET:
             steps = min(AUTO_STEPS, total - done)
             spent, done = spent + program.timed(steps, run), done + steps
-            busy = loop.auto.trial is not None or loop.auto.preparing or loop.auto.background.tier is not None
-            quiet = 0 if busy else quiet + steps
-        loop.auto.close()  # the steps that are timed come after the run
-        while loop.auto.trial is not None:
+            quiet = 0 if loop.policy.busy else quiet + steps
+        loop.policy.close()  # the steps that are timed come after the run
+        while loop.policy.trial is not None:
             program.timed(1, run)
         found = {
             "told": total,

@@ -85,7 +85,7 @@ def measured(loop, train_step, batch, votes):
             found.append(1e3 * (time.perf_counter() - begin))
         return statistics.median(found)
 
-    vote = median(lambda: loop.peers.agree(Vote.YES), votes)
+    vote = median(lambda: loop.context.peers.agree(Vote.YES), votes)
     step = median(lambda: train_step(*batch), votes)
     before = torch.compiler.set_enable_guard_collectives(True)
     for _ in range(4):  # in a process's own pace: guards of both are compared from here on

@@ -111,7 +111,7 @@ def cost(model, x, y, blocks, *, keeps):
     """What saving the start of a step costs, with gradients that are there (``keeps``) and without."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     loop = hotloop.Loop(model, optimizer, run="eager")
-    start = StepStart(loop.holdings, [loop.device])
+    start = StepStart(loop.context.holdings, [loop.context.device])
 
     def step():
         nn.functional.cross_entropy(model(x), y).backward()

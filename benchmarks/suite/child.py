@@ -253,9 +253,9 @@ def run_auto(bench):
         settle(bench, turns, result, begin)
     note_decisions(turns.running.loop, result)
     bench.keep()
-    turns.running.loop.auto.close()  # the run is over: a child that still compiles would disturb what follows
+    turns.running.loop.policy.close()  # the run is over: a child that still compiles would disturb what follows
     for _ in range(_BLOCK):
-        if turns.running.loop.auto.trial is None:
+        if turns.running.loop.policy.trial is None:
             break
         turns.step()
     twin = bench.turns("eager")
@@ -269,13 +269,12 @@ def run_auto(bench):
 
 def settle(bench, turns, result, begin):
     """Run on until nothing is prepared or tried any more, or for so long that it is not waited for."""
-    auto = turns.running.loop.auto
+    policy = turns.running.loop.policy
     until = time.perf_counter() + (_LONGEST_SECONDS if bench.size == "gpu" else 5)
     quiet = 0
     while quiet < 2 * _BLOCK and time.perf_counter() < until and turns.done < bench.row.told:
         turns.step()
-        busy = auto.trial is not None or auto.preparing or auto.background.tier is not None
-        quiet = 0 if busy else quiet + 1
+        quiet = 0 if policy.busy else quiet + 1
     synchronize(bench.device)
     result["real"][str(turns.done)] = round(time.perf_counter() - begin, 4)
     result["settled"] = quiet >= 2 * _BLOCK

@@ -247,7 +247,7 @@ def test_a_rate_that_is_a_tensor_on_the_host_stays_live():
 def test_a_loop_is_captured_after_all_recordings_of_another_were_dropped():
     """A pool ends with the last graph in it, and nothing may be captured into it again."""
     _, model, loop = small_program("eager+graph")
-    loop.course.forget_recordings()
+    loop.transitions.forget_recordings()
     del model
     assert loop.status().tier == "eager+graph"
     torch.cuda.empty_cache()

@@ -130,7 +130,7 @@ def test_each_aspect_ratio_has_one_recording():
             for rows in batches.epoch_order(data, 4, 0, epoch):
                 assert step([data.take(rows)]).isfinite()
         assert loop.status().tier == "eager+graph", loop.status().decisions
-        variants = loop._runners[0].variants.values()
-        assert [one.captured is not None for one in variants] == [True] * 3, "; ".join(
+        variants = loop._runners[0].capturing.kinds.values()
+        assert [one.recording is not None for one in variants] == [True] * 3, "; ".join(
             str(one.declined) for one in variants
         )

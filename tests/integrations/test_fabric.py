@@ -63,7 +63,7 @@ def test_what_the_user_compiled_is_recognised_and_reapplied_as_fabric_does(reapp
     original = model.get_submodule("_original_module")
     assert ("_orig_mod" in dict(original.named_children())) == (reapply is False)  # Fabric's own _reapply_compile
     loop = fabric_loop(fabric, model, optimizer, run="full")
-    assert loop.given == "as-given"
+    assert loop.context.base_tier.name == "as-given"
     loop.close()
 
 

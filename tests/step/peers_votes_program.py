@@ -54,7 +54,7 @@ def trained(kind, run, steps, *, before=None, rows=lambda step: 6, also=None):
                 before(number)
             step(*batch(number, rows(number)))
     left = {name: one.detach().clone() for name, one in model.named_parameters()}
-    told = (loop.status(), loop.peers.unanswered, sorted(loop._said)) if loop else None
+    told = (loop.status(), loop.context.peers.unanswered, sorted(loop.context.reports.said)) if loop else None
     if loop:
         loop.close()
     return left, told
@@ -114,11 +114,11 @@ def begun():
     """Count a collective of a group that was made after the loop, and a vote."""
     _, loop, _ = made("local", "aot_eager")
     group = dist.new_group([0, 1])
-    counts = [loop.peers.begun()]
+    counts = [loop.context.peers.begun()]
     dist.all_reduce(torch.ones(1, device=DEVICE), group=group)
-    counts.append(loop.peers.begun())
-    loop.peers.agree(peers.Vote.YES)
-    counts.append(loop.peers.begun())
+    counts.append(loop.context.peers.begun())
+    loop.context.peers.agree(peers.Vote.YES)
+    counts.append(loop.context.peers.begun())
     loop.close()
     return [count - counts[0] for count in counts]
 
@@ -138,11 +138,11 @@ def given_up(first):
     _, loop, _ = made("local", "aot_eager")
     dist.all_reduce = all_reduce
     try:
-        found = [loop.peers.agree(peers.Vote.YES).name for _ in range(5)]
+        found = [loop.context.peers.agree(peers.Vote.YES).name for _ in range(5)]
     finally:
         dist.all_reduce = real
     dist.barrier()
-    told = loop.peers.unanswered
+    told = loop.context.peers.unanswered
     loop.close()
     return {"votes": found, "unanswered": told}
 
@@ -152,7 +152,7 @@ def again():
     told = []
     for error, ours in ((RuntimeError("planted"), True), (RuntimeError("Connection closed by peer"), False)):
         _, loop, _ = made("local", "aot_eager")
-        told.append(str(loop.peers.lost(error, "in step 1", ours=ours)))
+        told.append(str(loop.context.peers.lost(error, "in step 1", ours=ours)))
         dist.barrier()
         loop.close()
     return told

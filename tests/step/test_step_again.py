@@ -389,8 +389,10 @@ def test_a_step_that_is_decorated_anew_is_let_go_of_and_stays_counted(asked):
             for _ in range(8):
                 train_step(torch.ones(4, 8))
             held.append(weakref.ref(scale))
-            calls.append(loop.calls)
-            recordings += [weakref.ref(one.captured) for one in loop._runners[-1].variants.values() if one.captured]
+            calls.append(loop._calls())
+            recordings += [
+                weakref.ref(one.recording) for one in loop._runners[-1].capturing.kinds.values() if one.recording
+            ]
         del scale
         gc.collect()
         assert [one() is not None for one in held] == [False, False, False, True]

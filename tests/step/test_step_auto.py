@@ -12,8 +12,8 @@ from hotloop.cache import BackgroundUnavailableError, Done, Failed
 from hotloop.decide import Facts
 from hotloop.measure import Timing
 from hotloop.step import compiled, tiers
-from hotloop.step.loop.transitions import Course
-from hotloop.step.policy import auto, background, history_store
+from hotloop.step.loop.transitions import Transitions
+from hotloop.step.policy import auto, background, history_store, states
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018, "as-given": 0.010}
 
@@ -215,7 +215,7 @@ def with_recorder(loop):
         def request(self, settings):
             return settings
 
-    loop.auto.background._recorder = Noted()
+    loop.policy.background._recorder = Noted()
 
 
 def test_a_background_compile_that_fails_is_a_declined_tier_with_its_reason(child):
@@ -224,7 +224,7 @@ def test_a_background_compile_that_fails_is_a_declined_tier_with_its_reason(chil
     assert child.started
     status = ours[2].status()
     assert status.tier == "eager"
-    assert "full" in ours[2].auto._declined
+    assert "full" in ours[2].policy.candidates.declined
     assert_same(ours, train("eager", 80))
 
 
@@ -275,12 +275,12 @@ def test_the_swap_finds_all_that_the_child_compiled(tmp_path, monkeypatch):
             return loss
 
         end = time.monotonic() + 300
-        while loop.goal.name == "eager" and time.monotonic() < end:
+        while loop.tier.name == "eager" and time.monotonic() < end:
             step(torch.randn(4, 8))
-            time.sleep(0.05 if loop.auto.background.tier else 0)
+            time.sleep(0.05 if loop.policy.background.tier else 0)
         step(torch.randn(4, 8))
-        assert any(line.startswith("full: compiled in the background") for line in loop._said)
-        found = loop.compiled.status().components["model"]
+        assert any(line.startswith("full: compiled in the background") for line in loop.context.reports.said)
+        found = loop.context.compiled.status().components["model"]
     assert (found.running, found.state, found.cache_misses) == ("default", "compiled", 0)
     assert found.cache_hits > 0
 
@@ -329,23 +329,23 @@ def stepping(model=None, total_steps=50_000):
 def test_what_a_child_compiles_is_offered_with_what_is_left_of_it(monkeypatch, spent, left):
     """One that is late is taken to need as long again."""
     loop, _ = stepping()
-    background = loop.auto.background
+    background = loop.policy.background
     background.tier, background._since = "full", 1_000.0
     monkeypatch.setattr(time, "monotonic", lambda: 1_000.0 + spent)
-    (offer,) = background.offers("full", Facts(device="cpu", eager_seconds=0.1), None)
+    (offer,) = background.options("full", Facts(device="cpu", eager_seconds=0.1), None)
     assert offer.background_seconds == left
 
 
 def test_a_child_that_is_late_says_that_the_program_compiles_slowly(child, monkeypatch):
     """A UNet's child took 131 s, not 35, so a compile in the foreground seemed a tenth of that, and took 189 s."""
     loop, _ = stepping()
-    background, now = loop.auto.background, [1_000.0]
+    background, now = loop.policy.background, [1_000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     with_recorder(loop)
-    loop.auto._speeds.see("eager", 0.1)
+    loop.policy.speeds.see("eager", 0.1)
 
     def in_the_foreground():
-        offers = loop.auto.offers.options("eager", proven=(), declined=(), paired=None)
+        offers = loop.policy.candidates.options("eager")
         return next(one for one in offers if one.tier == "full" and one.background_seconds is None).prepare_seconds
 
     background.start(tiers.parse("regional"), None, 35.0)
@@ -371,16 +371,16 @@ def test_no_two_calls_alike_gives_the_try_up(monkeypatch):
         for size in range(1, 80):
             step(torch.randn(size, 1))
         assert loop.status().tier == "eager"
-        assert "eager+graph" in loop.auto._declined
+        assert "eager+graph" in loop.policy.candidates.declined
 
 
 def spending(monkeypatch, *seconds):
     """Have a preparation seem to have taken so long before each of its steps."""
 
     def spent(self):
-        return ([0.0, *seconds])[min(self.loop.steps - self._began, len(seconds))]
+        return ([0.0, *seconds])[min(self.steps, len(seconds))]
 
-    monkeypatch.setattr(auto.Auto, "_spent", spent)
+    monkeypatch.setattr(states.Preparing, "spent", property(spent))
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_preparation_that_would_cost_more_than_may_be_lost_is_given_up(seconds
     assert status.tier == "eager"
     assert any(line.startswith(f"eager+graph given up: it took {seconds[-1]:.2f} s") for line in status.decisions)
     assert not any("eager+graph would" in line for line in status.decisions[1:])
-    assert all(one.captured is None for one in ours[2]._runners[0]._variants["eager"].values())
+    assert all(one.recording is None for one in ours[2]._runners[0].capturing._kinds["eager"].values())
     assert_same(ours, train("eager", 40))
 
 
@@ -410,7 +410,8 @@ def test_one_dear_step_of_a_preparation_is_lost_already_and_no_reason_to_give_it
 
 def test_once_a_recording_was_replayed_what_it_saves_allows_for_the_rest(monkeypatch):
     spending(monkeypatch, 0.0, 0.3, 0.6, 1.2, 2.4)
-    monkeypatch.setattr(auto.Auto, "replay_saves", lambda self, _: setattr(self, "_replay_saves", 0.008))
+    replay_saves = auto.Auto.replay_saves
+    monkeypatch.setattr(auto.Auto, "replay_saves", lambda self, _: replay_saves(self, 0.008))
     with hotloop.testing.captured_step_emulation():
         ours = train("auto", 40, total=400)
     assert ours[2].status().tier == "eager+graph"
@@ -429,7 +430,7 @@ def test_two_eager_steps_begin_on_an_idle_device_and_tell_whether_launches_hold_
     monkeypatch.setattr(Clock, "start", lambda _self, *, alone: begun.append(alone))
     _, _, loop = train("auto", 8, total=400)
     assert [step for step, one in enumerate(begun) if one] == [3, 4]
-    assert loop.auto.offers.waiting == [pytest.approx(0.9)] * 2
+    assert loop.policy.candidates.host_shares == [pytest.approx(0.9)] * 2
 
 
 def test_auto_closes_to_eager_and_the_record_is_finished():
@@ -438,7 +439,7 @@ def test_auto_closes_to_eager_and_the_record_is_finished():
         with loop:
             pass
         assert loop.record.document["status"] == "finished"
-    assert loop.plain
+    assert loop.bypassed
 
 
 def test_every_step_is_timed_until_something_is_decided_and_one_in_eight_from_then_on():
@@ -451,7 +452,7 @@ def test_every_step_is_timed_until_something_is_decided_and_one_in_eight_from_th
 
 def test_the_calls_for_a_child_are_noted_before_the_first_decision():
     _, _, loop = train("auto", 12, total=90)
-    assert loop.auto.background.possible("full")
+    assert loop.policy.background.possible("full")
 
 
 def test_a_child_of_a_factory_is_told_what_the_step_needs_and_not_what_proofs_needed(child, monkeypatch):
@@ -459,9 +460,13 @@ def test_a_child_of_a_factory_is_told_what_the_step_needs_and_not_what_proofs_ne
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: needed[0])
-    _, _, loop = train("auto", 12, total=90, prepared=lambda loop: setattr(loop, "workload", "programs.py:make"))
+
+    def made_anew(loop):
+        object.__setattr__(loop.policy.context, "workload", "programs.py:make")
+
+    _, _, loop = train("auto", 12, total=90, prepared=made_anew)
     needed[0] = 50  # a proof
-    loop.auto.background.start(tiers.parse("full"), None, None)
+    loop.policy.background.start(tiers.parse("full"), None, None)
     assert child.started[-1][0].peak_bytes == 7
 
 
@@ -471,10 +476,10 @@ def test_of_several_kinds_of_calls_one_is_captured_before_another_is_begun():
         begun = set()
         for number in range(80):
             step(torch.randn((4, 6, 8)[number % 3], 8))
-            if loop.auto.preparing:
-                begun |= {one.key for one in loop._runners[0].variants.values() if one.begun}
+            if loop.policy.preparing:
+                begun |= {one.key for one in loop._runners[0].capturing.kinds.values() if one.begun}
         assert len(begun) == 1
-        assert sum(one.proven for one in loop._runners[0].variants.values()) == 3
+        assert sum(one.proven for one in loop._runners[0].capturing.kinds.values()) == 3
         assert loop.status().tier == "eager+graph"
 
 
@@ -488,14 +493,14 @@ def test_a_kind_of_call_that_does_not_come_back_holds_nobody_up():
 
 
 def test_what_a_tier_needs_imported_is_part_of_its_cost(monkeypatch):
-    aim = Course.aim
+    set_tier = Transitions.set_tier
 
     def slowly(self, tier, reason):
         time.sleep(0.2 if tier.graph else 0.0)
-        aim(self, tier, reason)
+        set_tier(self, tier, reason)
 
-    monkeypatch.setattr(Course, "aim", slowly)
+    monkeypatch.setattr(Transitions, "set_tier", slowly)
     with hotloop.testing.captured_step_emulation():
         loop = train("auto", 10, total=50_000)[2]
-        assert loop.auto.preparing
-        assert loop.auto._spent() >= 0.2
+        assert loop.policy.preparing
+        assert loop.policy.state.spent >= 0.2

@@ -4,7 +4,7 @@ import torch
 
 import hotloop
 from hotloop.decide import Decision
-from hotloop.step.loop.runner import Runner
+from hotloop.step.loop.runner import StepRunner
 from hotloop.step.policy import auto
 from hotloop.testing import captured_step_emulation
 
@@ -13,20 +13,20 @@ def test_a_trial_of_a_tier_that_stands_ready_begins_with_the_step_at_hand(monkey
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     turns = []
-    plain = Runner.run
+    plain = StepRunner.run
 
     def run(self, args, kwargs, tier):
-        if self.loop.auto.trial is not None:
-            turns.append((tier.name, self.loop.auto.turn.tier))
+        if (trial_and_turn := loop.policy.turn()) is not None:
+            turns.append((tier.name, trial_and_turn[1].tier))
         return plain(self, args, kwargs, tier)
 
     def decide(standing, options):
         return Decision(action="try", tier="eager+graph", reason="planted", numbers={}, ask_again_in_steps=1)
 
-    monkeypatch.setattr(Runner, "run", run)
+    monkeypatch.setattr(StepRunner, "run", run)
     monkeypatch.setattr(auto, "decide", decide)
     with captured_step_emulation(), hotloop.Loop(model, optimizer) as loop:
-        loop.auto._proven.add("eager+graph")
+        loop.policy.candidates.proven.add("eager+graph")
 
         @loop.step
         def train_step(x):

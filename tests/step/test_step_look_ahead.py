@@ -85,7 +85,7 @@ def test_two_frequent_lengths_have_code_of_their_own():
     loop, compiled = loop_over(Words(), sentences([16, 24] * 10))
     assert "2 lengths make up 100% of 20 batches looked at: code for each" in said(loop)[0]
     assert len(compiled) == 2
-    (status,) = loop.compiled.status().components.values()
+    (status,) = loop.context.compiled.status().components.values()
     assert status.recompiles == 1  # the second is static as well, not dynamic: no third for what comes again
 
 

@@ -258,7 +258,7 @@ def test_what_an_optimizer_writes_is_not_copied_at_each_step(fused):
         step(x, y)
     loop.close()
     assert loop.status().tier == "aot_eager"
-    assert loop.holdings.found == []
+    assert loop.context.holdings.found == []
 
 
 @pytest.mark.parametrize("run", ["aot_eager", "eager+graph"])
@@ -392,9 +392,9 @@ def test_only_a_loop_that_captures_looks_at_its_step_on_another_stream(monkeypat
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
     with captured_step_emulation(), hotloop.Loop(model, optimizer, run=tier) as loop:
-        on_path, entered = loop.engine.ambience, []
+        on_path, entered = loop.context.engine.ambience, []
         monkeypatch.setattr(
-            loop.engine, "ambience", lambda *args, **more: entered.append(args) or on_path(*args, **more)
+            loop.context.engine, "ambience", lambda *args, **more: entered.append(args) or on_path(*args, **more)
         )
 
         @loop.step

@@ -130,7 +130,7 @@ def test_a_launch_that_fails_before_the_first_segment_is_undone():
         two = Two("eager+graph", Plan(Failure("launch", 10, place=0)), second=torch.optim.RMSprop)
     with planted(two.plan):
         two.train(14)
-    assert (two.loop.status().undone, two.loop.goal.name) == (1, "eager")
+    assert (two.loop.status().undone, two.loop.tier.name) == (1, "eager")
     two.loop.close()
 
 
@@ -142,8 +142,8 @@ def test_an_outside_optimizer_that_cannot_be_called_after_a_segment_wrote(monkey
         two = Two("eager+graph", Plan(), second=torch.optim.RMSprop)
         two.train(10)
         assert two.loop.status().tier == "eager+graph"
-        second = two.loop._runners[0].variants
-        (recording,) = [one.captured for one in second.values() if one.captured is not None]
+        second = two.loop._runners[0].capturing.kinds
+        (recording,) = [one.recording for one in second.values() if one.recording is not None]
         broken = torch.OutOfMemoryError("planted between two segments")
 
         def fails(self, parameters):
@@ -250,7 +250,8 @@ def test_a_lost_context_ends_the_run(gpu, run, stage, step):
         def due(stage, **how):
             error = real(stage, **how)
             if error is not None:  # from here on the loop believes that it runs on a GPU, which is lost
-                gpu.lost, program.loop.device = True, DEVICE
+                gpu.lost = True
+                object.__setattr__(program.loop.context, "device", DEVICE)
             return error
 
         plan.due = due
@@ -270,7 +271,7 @@ def test_a_sound_gpu_is_asked_and_the_step_undone(gpu):
     shape, plan = Shape(), Plan(Failure("backward kernel", 7))
     with planted(plan):
         program = Program(shape, "aot_eager", plan)
-        program.loop.device = DEVICE
+        object.__setattr__(program.loop.context, "device", DEVICE)
         program.train()
         assert gpu.waited == [DEVICE]
         assert program.loop.status().undone == 1
@@ -516,6 +517,6 @@ def test_code_of_a_proof_that_captures_for_itself_waits_for_the_gpu_before_it_re
     def captures():
         Graph().capture_end()
 
-    proof.plain_run(program.loop.holdings, captures)
+    proof.plain_run(program.loop.context.holdings, captures)
     captures()
     assert done == ["captured", "waited", "captured"]

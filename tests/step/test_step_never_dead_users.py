@@ -204,7 +204,7 @@ def test_it_costs_no_tier(tier, at, place):
     assert type(run.raised) is Mine
     same_bits(theirs, ours)
     assert not [one.reason for one in events if isinstance(one, ev.TierDeclined | ev.StepUndone)]
-    assert run.loop.goal.name == tier
+    assert run.loop.tier.name == tier
     assert run.status.undone == 0
 
 
@@ -360,7 +360,7 @@ def test_an_interrupt_passes_at_once_and_the_loop_goes_on(tier, kind):
         _, begun_never = eager(skips=at)
         undone = not equal(stopped.left_there, run.left_there)
         same_bits(begun_never if undone else theirs, ours)
-        assert run.loop.goal.name == tier
+        assert run.loop.tier.name == tier
 
 
 def equal(reference, found):
@@ -392,7 +392,7 @@ def test_an_interrupt_in_our_own_code_leaves_the_step_as_if_it_had_not_begun(sta
     assert type(run.raised) is KeyboardInterrupt
     _, theirs = eager(skips=failure.fired[0])
     same_bits(theirs, ours)
-    assert run.loop.goal.name == "eager+graph"
+    assert run.loop.tier.name == "eager+graph"
     assert nothing_is_left_on()
 
 

@@ -164,7 +164,7 @@ def test_a_scaler_that_was_not_named_is_found(both):
 
 def test_the_scale_grows_in_replays(both):
     run = both.equal(scaled(without_unscaling, steps=32), exact=True)
-    assert run.loops[0].holdings.state[0].get_scale() == 2.0**14
+    assert run.loops[0].context.holdings.state[0].get_scale() == 2.0**14
 
 
 def test_a_scaler_that_is_switched_off(both):

@@ -11,9 +11,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import hotloop
 from hotloop import events as ev
 from hotloop._torch.dispatch import name_of
-from hotloop.step.calls import call_kind
 from hotloop.step.capture.optimizers import step_again
-from hotloop.step.prove import code_proofs, proof
+from hotloop.step.prove import code_proofs, noise, proof
 from hotloop.testing import captured as stand_in
 
 __all__ = ["cpu"]
@@ -69,7 +68,7 @@ def test_a_flip_at_one_proof_step_is_noise_and_not_measured_again(cpu, spreads, 
 
 def test_a_small_fault_at_each_replay_is_measured_again_and_declined(cpu, spreads):
     declined_with(cpu, training(), "does not agree", "gradient of norm.bias", tape=flips(3e-4, *range(1, 20)))
-    assert len(spreads) == call_kind.SPREADS
+    assert len(spreads) == noise.MOST
 
 
 def test_a_fault_at_two_of_three_replays_is_declined(cpu, spreads):
@@ -157,7 +156,7 @@ def test_a_little_noise_hides_no_code_that_is_wrong_at_some_steps(monkeypatch, w
             proofs.append(kwargs)
             return prove_step(*args, **kwargs)
 
-        monkeypatch.setattr(code_proofs, "prove_step", prove)
+        monkeypatch.setattr(proof, "prove_step", prove)
         Noisy("aot_eager", 30, before=before, sentinel=0)
     assert run[0].told(ev.TierDeclined)
     assert run[0].loop.status().tier == "eager"
@@ -172,11 +171,9 @@ def test_noise_that_an_earlier_run_saw_counts_though_this_ones_repeats_are_equal
         seen.update({name: dataclasses.replace(one, relative=1e-4, rms_difference=1e-4) for name, one in found.items()})
         return result, found
 
-    note_spread = call_kind.Variant.note_spread
+    note_spread = noise.Noise.note
     monkeypatch.setattr(proof, "spread_of", spread)
-    monkeypatch.setattr(
-        call_kind.Variant, "note_spread", lambda self, found, _=None: note_spread(self, found, dict(seen))
-    )
+    monkeypatch.setattr(noise.Noise, "note", lambda self, found, _=None: note_spread(self, found, dict(seen)))
     assert proven(cpu, flips(3e-4, 1), monkeypatch)
 
 

@@ -118,7 +118,7 @@ def test_kernels_that_differ_more_than_they_did_are_no_fault_of_a_recording(stal
         with (
             captured_step_emulation(),
             mock.patch.object(captured, "Tape", Stale),
-            mock.patch.object(sentinel, "SPREADS", 1),
+            mock.patch.object(sentinel.noise, "MOST", 1),
             checked_every(PERIOD),
         ):
             run = Run("eager+graph", 90, before=spoil, noisy=True)
@@ -209,7 +209,7 @@ def test_code_that_fails_in_a_checked_step_is_undone_like_any_other():
             fault.fails = RuntimeError("illegal kernel") if step == FROM else None
 
         # The step that fails is a checked one.
-        with mock.patch.object(sentinel.Sentinel, "due", lambda self: self._loop.steps == FROM):
+        with mock.patch.object(sentinel.Sentinel, "due", lambda self: self._context.progress.steps == FROM):
             run = Run("aot_eager", 40, before=breaks)
     eager = Run(None, 40).left()
     assert all(torch.equal(a, b) for a, b in zip(eager, run.left(), strict=True))

@@ -13,7 +13,7 @@ from torch import nn
 
 import hotloop
 from hotloop.errors import ConfigError
-from hotloop.step.loop.runner import Runner
+from hotloop.step.loop.runner import StepRunner
 from hotloop.testing import captured_step_emulation
 
 
@@ -22,7 +22,7 @@ def parts():
     return model, torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
 
 
-@pytest.mark.parametrize("name", [f"{__file__}:parts", f"{__file__}:Runner", "step_programs:batches"])
+@pytest.mark.parametrize("name", [f"{__file__}:parts", f"{__file__}:StepRunner", "step_programs:batches"])
 def test_a_workload_that_is_there_is_not_run_for_it(name):
     hotloop.Loop(*parts(), workload=name).close()
 
@@ -141,7 +141,7 @@ def test_kernels_that_the_stand_in_cannot_replay_are_refused_before_any_work(ask
 
 def test_auto_leaves_kernels_that_cannot_be_replayed_out():
     with captured_step_emulation(), hotloop.Loop(*parts()) as loop:
-        assert [name for name in loop.auto.offers.names() if name.endswith("+graph")] == [GRAPH]
+        assert [name for name in loop.policy.candidates.names() if name.endswith("+graph")] == [GRAPH]
 
 
 def plain(run="eager"):
@@ -153,7 +153,7 @@ def forbid(monkeypatch):
     def never(*_args, **_kwargs):
         raise AssertionError("a step that runs eager is looked after")
 
-    monkeypatch.setattr(Runner, "run", never)
+    monkeypatch.setattr(StepRunner, "run", never)
 
 
 def test_eager_calls_the_function_itself(monkeypatch):
@@ -253,7 +253,7 @@ def test_a_tier_is_named_in_any_case(name):
 def test_a_closed_loop_runs_steps_eager_and_leaves_nothing_behind():
     with captured_step_emulation():
         loop, step, model = plain(GRAPH)
-        (optimizer,) = loop.holdings.optimizers.values()
+        (optimizer,) = loop.context.holdings.optimizers.values()
         train_step = loop.step(step)
         data = list(batches("cpu", STEPS))
         for x, y in data[:10]:
@@ -274,7 +274,7 @@ def test_a_loop_is_a_context_manager_that_closes_also_when_the_program_fails():
         with pytest.raises(KeyError, match="own"), loop:
             loop.step(step)(*next(batches("cpu")))
             raise KeyError("own")
-        assert loop.plain
+        assert loop.bypassed
         assert loop.record.document["status"] != "running"
 
 
@@ -317,8 +317,8 @@ def test_loops_with_an_optimizer_each_and_one_after_another_are_not_spoken_of(ca
 def test_numpys_whole_numbers_are_whole_numbers():
     model = nn.Linear(4, 1)
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.125), total_steps=np.int64(5))
-    assert loop.total_steps == 5
-    assert type(loop.total_steps) is int
+    assert loop.context.total_steps == 5
+    assert type(loop.context.total_steps) is int
 
 
 def test_what_is_handed_over_in_the_wrong_place_or_as_a_class_is_told():

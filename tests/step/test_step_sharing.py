@@ -11,7 +11,7 @@ from hotloop.compiling import apply
 from hotloop.decide import Facts
 from hotloop.errors import ConfigError
 from hotloop.measure import Timing
-from hotloop.step.policy import auto, background, history, history_store
+from hotloop.step.policy import auto, background, history, history_store, states
 from hotloop.step.prove import proof
 
 TIMES = {"eager": 0.010, "eager+graph": 0.002, "full": 0.009, "full+graph": 0.0018}
@@ -113,8 +113,8 @@ def test_the_second_run_starts_from_the_firsts_verdict_and_proves_its_own_record
 def test_another_dropout_is_another_program():
     with hotloop.testing.captured_step_emulation():
         first, other, again = (trial(dropout=value, steps=1)[2] for value in (0.25, 0.5, 0.25))
-    assert other.auto.earlier.program is not first.auto.earlier.program
-    assert again.auto.earlier.program is first.auto.earlier.program
+    assert other.policy.history.program is not first.policy.history.program
+    assert again.policy.history.program is first.policy.history.program
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -124,11 +124,11 @@ def test_only_code_that_this_process_holds_is_counted_as_there(held):
     if held:
         model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.25), nn.Linear(16, 1))
         hotloop.compile(model, "aot_eager")(torch.randn(4, 8))
-    first = trial(steps=1)[2].auto.earlier
+    first = trial(steps=1)[2].policy.history
     first.program.eager_seconds, first.program.ratios = 0.01, dict.fromkeys(("full", "eager+graph"), (0.5, 0.6))
-    second = trial(steps=1)[2].auto.earlier
+    second = trial(steps=1)[2].policy.history
     facts = Facts(device="cpu", eager_seconds=0.01)
-    recalled = {name: second.recalled(name, facts, None) for name in ("full", "eager+graph", "regional")}
+    recalled = {name: second.recalled_option(name, facts, None) for name in ("full", "eager+graph", "regional")}
     assert [name for name, option in recalled.items() if option] == (["full"] if held else []) + ["eager+graph"]
     assert all(option.recalled for option in recalled.values() if option)
 
@@ -171,10 +171,10 @@ def test_runs_that_share_carry_the_credit_from_one_to_the_next():
         saved = first.status().seconds_saved
         first.close()
     left = history_store.carried_seconds()
-    assert left == pytest.approx(0.02 * 0.010 * 60 + saved - first.auto._prepare_seconds - first.auto._trial_seconds)
-    spent = trial(runs=4.5, steps=1)[2].auto._standing()
+    assert left == pytest.approx(0.02 * 0.010 * 60 + saved - first.policy.prepare_seconds - first.policy.trial_seconds)
+    spent = trial(runs=4.5, steps=1)[2].policy._standing()
     assert (spent.runs, spent.carried_seconds) == (4.5, left)
-    assert trial(steps=1)[2].auto._standing().carried_seconds == 0.0
+    assert trial(steps=1)[2].policy._standing().carried_seconds == 0.0
 
 
 class Child:
@@ -211,7 +211,7 @@ def with_recorder(loop):
         def request(self, settings):
             return settings
 
-    loop.auto.background._recorder = Noted()
+    loop.policy.background._recorder = Noted()
 
 
 SLOW = {**TIMES, "eager": 1.0, "full": 0.4}
@@ -222,7 +222,7 @@ def test_a_child_that_compiles_goes_on_for_the_next_run_and_ends_with_the_last(c
     first.close()
     assert [one.stopped for one in children] == [False]
     second = trial(times=SLOW, total=100_000, steps=20, runs=2)[2]
-    assert second.auto.background.tier == "full"
+    assert second.policy.background.tier == "full"
     assert len(children) == 1
     second.close()
     third = trial(times=SLOW, total=100_000, steps=20, runs=1)[2]
@@ -245,18 +245,18 @@ def test_a_number_of_runs_that_cannot_be_is_refused(runs):
 def test_a_number_of_runs_that_no_float_holds_is_taken_as_very_many():
     model = torch.nn.Linear(2, 1)
     with hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.5), runs=10**400) as loop:
-        assert loop.runs == 1e12
+        assert loop.context.runs == 1e12
 
 
 def test_the_second_run_expects_a_capture_to_take_what_the_first_took(monkeypatch):
-    offered, recalled = [], history.Earlier.recalled
+    offered, recalled = [], history.History.recalled_option
 
     def noting(self, *args):
         offered.append(recalled(self, *args))
         return offered[-1]
 
-    monkeypatch.setattr(history.Earlier, "recalled", noting)
-    monkeypatch.setattr(auto.Auto, "_spent", lambda self: 0.125)
+    monkeypatch.setattr(history.History, "recalled_option", noting)
+    monkeypatch.setattr(states.Preparing, "spent", 0.125)
     with hotloop.testing.captured_step_emulation():
         trial()
         offered.clear()
@@ -277,29 +277,31 @@ def test_noise_that_an_earlier_run_saw_is_allowed_in_a_later_one(monkeypatch):
     with hotloop.testing.captured_step_emulation():
         trial()
         second = trial(rate=2**-7)[2]
-    [variant] = [one for runner in second._runners for one in runner.variants.values() if one.spread]
-    assert [one.relative for one in variant.measured[0].values()] == [0.0] * len(variant.spread)
-    assert {one.relative for name, one in variant.spread.items() if name.startswith("parameter")} == {1e-6}
+    [noise] = [
+        one.state.recorded.noise for runner in second._runners for one in runner.capturing.kinds.values() if one.begun
+    ]
+    assert [one.relative for one in noise._measured[0].values()] == [0.0] * len(noise.spread)
+    assert {one.relative for name, one in noise.spread.items() if name.startswith("parameter")} == {1e-6}
 
 
 def test_a_known_tier_that_is_not_switched_to_is_left_after_its_proof(monkeypatch):
     """Proving aims at the tier: where `decide` then stays, steps must not run on in it, untimed and told as eager."""
     with hotloop.testing.captured_step_emulation():
         trial()
-        decide, known, proven = auto.decide, auto.Auto._known_faster, []
+        decide, known, proven = auto.decide, auto.Auto._skip_trial, []
 
         def stays(standing, options):
             decision = decide(standing, options)
             return dataclasses.replace(decision, action="stay") if proven else decision
 
-        def notes(self, tier):
+        def notes(self, tier, prepared):
             proven.append(tier)
-            known(self, tier)
+            return known(self, tier, prepared)
 
         monkeypatch.setattr(auto, "decide", stays)
-        monkeypatch.setattr(auto.Auto, "_known_faster", notes)
+        monkeypatch.setattr(auto.Auto, "_skip_trial", notes)
         loop = trial(rate=2**-7)[2]
     assert any("eager+graph: proven in" in line for line in decisions(loop))
-    assert loop.goal.name == loop.auto.in_force.name == "eager"
+    assert loop.tier.name == loop.policy.in_force.name == "eager"
     assert loop.last_ran() == ("eager", "run")
     assert eager_steps(loop) >= 40

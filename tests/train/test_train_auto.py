@@ -297,7 +297,7 @@ def test_events_are_said_in_the_words_that_people_look_for(event, line):
 
 
 def test_a_lost_step_is_not_hidden_by_a_device_that_is_lost_with_it(train, monkeypatch):
-    from hotloop.step.loop.runner import Runner
+    from hotloop.step.loop.runner import StepRunner
     from hotloop.step.loop.stepping import Stepping
     from hotloop.step.policy.auto import Auto
 
@@ -314,7 +314,7 @@ def test_a_lost_step_is_not_hidden_by_a_device_that_is_lost_with_it(train, monke
             raise RuntimeError("CUDA error: device-side assert triggered")
         plain(self)
 
-    monkeypatch.setattr(Runner, "run", lose)
+    monkeypatch.setattr(StepRunner, "run", lose)
     monkeypatch.setattr(Stepping, "settle", settle)
     monkeypatch.setattr(Auto, "close", lambda *_: stopped.append(True))
     with pytest.raises(StepLostError, match="planted"):

@@ -217,8 +217,8 @@ def test_each_aspect_ratio_has_one_graph_of_its_own_and_no_more(tier, sizes):
             assert status.tier == tier, status.decisions
             assert any(f"{sizes} declared sizes" in str(one) for one in status.decisions)
             if tier == "eager+graph":
-                variants = loop._runners[0].variants.values()
-                assert [one.captured is not None for one in variants] == [True] * sizes
+                variants = loop._runners[0].capturing.kinds.values()
+                assert [one.recording is not None for one in variants] == [True] * sizes
             else:
-                part = loop.compiled.status().components["model"]
+                part = loop.context.compiled.status().components["model"]
                 assert part.modes["training"]["compiles"] == sizes, "one a size: none is compiled for any size"

@@ -20,17 +20,17 @@ LOSES_A_STEP = textwrap.dedent("""
     # Python runs this before anything else, in every process of the test.
     from hotloop.errors import StepLostError
     from hotloop.step.loop import stepping
-    from hotloop.step.loop.runner import Runner
+    from hotloop.step.loop.runner import StepRunner
 
     stepping._UNTIMED = 0  # every step goes by the runner
-    plain = Runner.run
+    plain = StepRunner.run
 
     def run(self, args, kwargs, tier):
-        if self.loop.steps + 1 == {step}:
+        if self.context.progress.steps + 1 == {step}:
             raise StepLostError(f"planted failure in tier {{tier.name}}, step {step}: the step cannot be undone.")
         return plain(self, args, kwargs, tier)
 
-    Runner.run = run
+    StepRunner.run = run
 """)
 
 

@@ -91,7 +91,7 @@ class Automatic(Compiling):
 
     def _shared(self) -> str:
         """Say who shares what is compiled; nothing where this run is alone, or the last."""
-        later = (self._loop.runs or 1.0) - 1.0
+        later = (self._loop.context.runs or 1.0) - 1.0
         if later < 0.5:  # noqa: PLR2004 - rounds to none
             return ""
         return f"; what is compiled serves about {later:,.0f} later {'run' if round(later) == 1 else 'runs'} as well"
@@ -135,13 +135,16 @@ class Automatic(Compiling):
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
         """Keep the loop's code out: another mode is another compile, which seldom pays. What was asked for runs."""
-        with self._loop.eager(), self._between.in_force() if self._between is not None else contextlib.nullcontext():
+        with (
+            self._loop.context.eager(),
+            self._between.in_force() if self._between is not None else contextlib.nullcontext(),
+        ):
             yield
 
     def status(self) -> dict[str, dict[str, Any]]:
         """Give each component's status as plain data. Of the step, the loop's models alone are ever compiled."""
         tier = self._in_force
-        found = self._loop.compiled.status().components if tier.compiles else {}
+        found = self._loop.context.compiled.status().components if tier.compiles else {}
         disabled = {"reason": DISABLED.removeprefix(f"{PREFIX} "), "stage": "disabled"}
         causes = [disabled] if self._disabled else []
         rest = Tier("eager", tier.graph)
@@ -191,15 +194,15 @@ class Automatic(Compiling):
     @property
     def _in_force(self) -> Tier:
         """The tier that was decided; the last step may have been another's, in a trial."""
-        return self._loop.auto.in_force if self._loop.auto is not None else self._loop.goal
+        return self._loop.policy.in_force
 
     @property
     def _disabled(self) -> bool:
-        return self._loop.auto is None
+        return not self._loop.policy.chooses
 
     def _seen(self) -> LoopStatus:
         """Give the loop's status without asking the device, which may be lost: `after_step` has done that."""
-        return self._loop.account.status()
+        return self._loop.status(settle=False)
 
 
 def _state(tier: Tier) -> str:

@@ -221,7 +221,7 @@ class HotLoop(pl.Callback):
         settings = {"total_steps": int(left) if math.isfinite(left) and left > 0 else None, **self._settings}
         self._owned = OwnedStep(trainer, pl_module, {"run": self.run, **settings})
         asked = None if self._auto else parse(self.run)
-        if self._owned.reads_index and self._owned.loop.engine is not None and (asked is None or asked.graph):
+        if self._owned.reads_index and self._owned.loop.context.engine is not None and (asked is None or asked.graph):
             self._fit.notes.append(_BY_NUMBER)
         if asked == Tier("eager"):
             self._fit.notes.append(f"run={self.run!r} was asked for: steps run eager, and none is timed")
@@ -256,7 +256,7 @@ class HotLoop(pl.Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Leave the module as it was, whatever ended the fit; the exception goes its way."""
         if self._owned is not None:
-            self._owned.loop.account.failed(exception)
+            self._owned.loop.failed(exception)
         if self._current is not None:
             said = str(exception).strip().partition("\n")[0]
             self._current.ended = f"{type(exception).__name__}{f': {said}' if said else ''}"

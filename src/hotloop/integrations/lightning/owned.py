@@ -105,12 +105,16 @@ class OwnedStep:
 
     def seen(self) -> Seen:
         """Give the status of the loop and of the compiled model, and the record: as they were, once it is closed."""
-        return self._seen or (self.loop.status(), self.loop.compiled.status(), self.loop.record)
+        return self._seen or (self.loop.status(), self.loop.context.compiled.status(), self.loop.record)
 
     def compiled_with(self) -> dict[str, Any]:
         """Give the arguments for `hotloop.compile` of what is in force; empty where nothing is compiled."""
-        tier = self.loop.goal
-        return self.loop.compiled.settings(tier) if tier.compiles and self.loop.compiled.base == tier.base else {}
+        tier = self.loop.tier
+        return (
+            self.loop.context.compiled.settings(tier)
+            if tier.compiles and self.loop.context.compiled.base == tier.base
+            else {}
+        )
 
     def close(self) -> None:
         """Leave the module as it was, and give back what the loop holds."""

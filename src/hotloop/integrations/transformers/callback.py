@@ -259,7 +259,7 @@ class HotLoop(TrainerCallback):
         )
         if self._asked:
             instead = "which chooses by measuring" if self.tier is None else "which was named"
-            self.loop.decided(
+            self.loop.context.reports.decided(
                 f"torch_compile=True of TrainingArguments (preset {self._asked['preset']}) gives way to "
                 f"run={self.run!r}, {instead}; to compile so in any case: HotLoop(run={self._asked['preset']!r})",
                 {"action": "give way"},

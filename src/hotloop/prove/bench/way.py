@@ -158,7 +158,7 @@ class Running:
     def __init__(self, name: str, workload: Workload) -> None:
         self.name, self.tier = name, parse(name)
         self.loop = Loop(workload.model, workload.optimizer, state=workload.state, run=name)
-        self.workload, self.device = workload, self.loop.device
+        self.workload, self.device = workload, self.loop.context.device
         self._step = self.loop.step(workload.step)
         self.last = ("", "")
         """The tier of the last step, and what the step did (``run``, ``proof``, ...)."""
@@ -170,15 +170,15 @@ class Running:
 
     def _refuse(self) -> None:
         """Raise NotRunError if the way cannot run here."""
-        if self.loop.asked != self.tier:
+        if self.loop.policy.start != self.tier:
             disabled = f"HOTLOOP_DISABLE={os.environ.get('HOTLOOP_DISABLE')} is set"
-            why = "the model is compiled already" if self.loop.compiled.given else disabled
-            raise NotRunError(f"it would run {self.loop.asked.name}: {why}")
+            why = "the model is compiled already" if self.loop.context.compiled.given else disabled
+            raise NotRunError(f"it would run {self.loop.policy.start.name}: {why}")
         if self.tier.compiles:
             lacking = missing(presets.get(self.tier.settings["preset"]), self.device.type)
             if lacking:
                 raise NotRunError(f"this machine cannot run it: {lacking}")
-        if self.tier.settings.get("regions") == "blocks" and not self.loop.compiled.in_blocks:
+        if self.tier.settings.get("regions") == "blocks" and not self.loop.context.compiled.in_blocks:
             raise NotRunError("the model has no repeated blocks, so that it would be compiled as a whole: that is full")
 
     def run(self, batch: Any) -> tuple[str, str]:
@@ -201,8 +201,8 @@ class Running:
         Raises:
             NotRunError: it is another one.
         """
-        if self.loop.goal != self.tier:
-            raise NotRunError(f"it went back to {self.loop.goal.name}: {self._why()}")
+        if self.loop.tier != self.tier:
+            raise NotRunError(f"it went back to {self.loop.tier.name}: {self._why()}")
 
     def check(self) -> None:
         """Check that the tier is in force, and that no compiled code stepped down.

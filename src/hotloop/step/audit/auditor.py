@@ -30,15 +30,12 @@ from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
 from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, RandomState, other_threads
 from hotloop.step.state.trial_run import alone, before_a_run, undo, wait_for
-from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from hotloop.step.calls.call_kind import Variant
-    from hotloop.step.loop.loop import Loop
-    from hotloop.step.loop.runner import Runner
-    from hotloop.step.state.program import Program
+    from hotloop.step.context import DecoratedStep
+    from hotloop.step.rescue import Rescue
     from hotloop.step.state.snapshot import Snapshot
     from hotloop.step.state.trial_run import Ready
 
@@ -98,83 +95,107 @@ class _Looked:
         return bool(self.seen.written_found) or any(one.not_repeatable for one in self.all_obstacles())
 
 
-class Looking:
-    """What one runner has seen of its step."""
+class StepAuditor:
+    """Runs a decorated step eagerly and observes what it does, and what Python state it reads.
 
-    def __init__(self, loop: Loop, runner: Runner, program: Program) -> None:
-        self._loop, self._runner, self._program = loop, runner, program
+    Args:
+        step: the decorated step.
+        rescue: explains a run that failed, and is told when there is more to undo.
+    """
+
+    def __init__(self, step: DecoratedStep, rescue: Rescue) -> None:
+        self._step, self._context, self._program, self._rescue = step, step.context, step.program, rescue
         self._python: Mapping[str, Any] | None = None
         self._watch: python_state.Watch | None = None
         self._objects: list[Any] = []
         self._moving: dict[str, int] = {}
         self._blind = ""
-        """Why the last look around failed; empty where it did not."""
+        """Why the last look at Python state failed; empty where it did not."""
 
     def look_again(self) -> None:
-        """Something changed between two steps: what is reached from now on is compared with itself."""
+        """Compare what the step reads from now on with itself: something changed between two steps."""
         self._python = None
 
     @collector_paused()
-    def survey(self, variant: Variant, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
-        """Run the step eagerly and look at it: a real step."""
-        self._runner.kind = "survey"
-        engine = self._loop.engine
+    def audit(
+        self, run: Callable[[], Any], args: Any, kwargs: Any, *, reports_capturing: bool
+    ) -> tuple[Any, Survey | None]:
+        """Run the step eagerly and observe it: a real step.
+
+        Args:
+            run: the step.
+            args: its arguments.
+            kwargs: its named arguments.
+            reports_capturing: the answer for code of the step that asks whether a capture is going on.
+
+        Returns:
+            The step's result, and what was seen; None in place of that where another thread trained meanwhile.
+        """
+        step, context = self._step, self._context
+        step.doing = "survey"
+        engine = context.engine
         asked: list[bool] = []
-        # On the way of the capture: code that looks for one (masks in transformers) must not be judged by another path.
-        # Where none can come, cuBLAS need not keep its memory for another stream.
+        # The audit takes the path of the capture: code that asks for one (masks in transformers) must not be judged by
+        # another path. Where no capture can come, cuBLAS need not keep its memory for another stream.
         ambience: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if engine is not None and self._loop.may_capture:
+        if engine is not None and context.progress.may_capture:
             ambience = engine.ambience(
-                self._program.device, reports_capturing=variant.reports_capturing, asked=lambda: asked.append(True)
+                self._program.device, reports_capturing=reports_capturing, asked=lambda: asked.append(True)
             )
         try:
             looked = self._look_at(run, args, kwargs, ambience)
         except CandidateFailedError as error:
-            failed = self._runner.rescue.candidate_failed(error, Tier(self._loop.given))
+            failed = self._rescue.candidate_failed(error, context.base_tier)
             looked = None
-        if looked is None:
-            result = self._runner.eagerly(run)  # what it raises as well is the user's own
-            variant.seen = Survey(obstacles=[failed])
-            self._loop.decided(f"{self._runner.name} could not be looked at, so it is not captured: {failed}", {})
-            return result
-        result, seen = looked.result, looked.seen
-        if threads.another_trains(self._loop):  # it began meanwhile: what was seen may be its doing
-            self._runner.look_later()
-            return result
-        obstacles = looked.obstacles
-        leaves = flatten(result)[0]
-        tensors = [(number, one) for number, one in enumerate(leaves) if isinstance(one, torch.Tensor)]
-        seen.on_host = [number for number, one in tensors if one.device.type == "cpu"]
-        waits = any(one.grad_fn is not None and not was_freed(one) for _, one in tensors)
-        if waits and not seen.stepped and looked.gradients == self._gradients():
+        if looked is None:  # outside of the except clause, so that what eager raises does not carry our exception along
+            result = step.eagerly(run)
+            context.reports.decided(f"{step.name} could not be looked at, so it is not captured: {failed}", {})
+            return result, Survey(obstacles=[failed])
+        if threads.another_trains(context):  # it began meanwhile: what was seen may be its doing
+            return looked.result, None
+        seen = looked.seen
+        # Strangers come first: what such an optimizer does (Adam reads its counts on the host) would seem the step's.
+        seen.obstacles = [*looked.strangers, *seen.obstacles, *looked.obstacles, *self._of_result(looked, args, kwargs)]
+        seen.asked = bool(asked)
+        said = str(looked.heard)
+        if said and context.progress.may_capture and not seen.obstacles:
+            context.reports.say_once(f"{step.name}: {said}. {_SAID_OUTSIDE}", logging.WARNING)
+        step.note_not_repeatable(seen.obstacles)
+        progress = context.progress
+        progress.audits += 1
+        progress.draws_random |= seen.random_operations > 0
+        progress.matrix_dtypes |= seen.matrix_dtypes
+        return looked.result, seen
+
+    def _of_result(self, looked: _Looked, args: Any, kwargs: Any) -> list[Obstacle]:
+        """List what in the step's result keeps it from being captured; note which tensors of it are on the host."""
+        leaves = flatten(looked.result)[0]
+        tensors = [(number, leaf) for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        looked.seen.on_host = [number for number, tensor in tensors if tensor.device.type == "cpu"]
+        obstacles = []
+        waits = any(tensor.grad_fn is not None and not was_freed(tensor) for _, tensor in tensors)
+        if waits and not looked.seen.stepped and looked.gradients == self._gradients():
             obstacles.append(Obstacle(_WAITS, _BACKWARD))
-        if any(isinstance(one, float | complex) for one in leaves):
+        if any(isinstance(leaf, float | complex) for leaf in leaves):
             obstacles.append(
                 Obstacle("the step returns a Python number, which a replay would repeat", "return a tensor instead")
             )
-        if what := not_copied(result, (*flatten((args, kwargs))[0], *self._loop.modules())):
+        if what := not_copied(looked.result, (*flatten((args, kwargs))[0], *self._context.parts.modules())):
             obstacles.append(Obstacle(f"the step returns {what}: {_OVERWRITTEN}", _PLAIN))
-        variant.seen = seen
-        seen.asked = bool(asked)
-        # Strangers first of all: what such an optimizer does (Adam reads its counts on the host) would seem the step's.
-        seen.obstacles = [*looked.strangers, *seen.obstacles, *obstacles]
-        self._tell(looked.heard, seen)
-        self._runner.found_once(seen.obstacles)
-        self._loop.surveyed.add(seen)
-        return result
+        return obstacles
 
     @collector_paused()
     def rehearse(self, run: Callable[[], Any], args: Any, kwargs: Any, ready: Ready = alone) -> tuple[bool, Any]:
         """Run a step eagerly that is about to be run several times, and undo it where that can be done.
 
-        What one call does another need not have done: every tenth moves an average, one that finds a new best appends
-        to a list. What no copy was made of, and what nobody can undo, would be done as often as the step is run. Such a
-        run stays, and is the step.
+        One call may do what another did not: every tenth moves an average, or a new best is appended to a list. What
+        no copy was made of, and what nobody can undo, would be done as often as the step is run. Such a run stays, and
+        is the step.
 
         Args:
             run: the step.
             args: its arguments.
-            kwargs: those by name.
+            kwargs: its named arguments.
             ready: called before the step runs, with what kept the copies for it from being made.
 
         Returns:
@@ -184,25 +205,28 @@ class Looking:
             CandidateFailedError: no copies could be made, or the run could not be undone.
             Exception: the user's own.
         """
+        step, peers = self._step, self._context.peers
         try:
             looked = self._look_at(run, args, kwargs, contextlib.nullcontext(), ready)
         except CandidateFailedError as error:
-            if not error.undone or not error.began or self._runner.together is not None:
+            if not error.undone or not error.began or peers is not None:
                 raise
-            failed = self._runner.rescue.candidate_failed(error, Tier(self._loop.given))
+            failed = self._rescue.candidate_failed(error, self._context.base_tier)
             looked = None
-        if looked is None:  # out of the except clause, so that what eager raises does not carry our exception along
-            result = self._runner.eagerly(run)
-            self._runner.found_once([dataclasses.replace(failed, not_repeatable=True)])  # it was no error of the user's
+        if looked is None:  # outside of the except clause, so that what eager raises does not carry our exception along
+            result = step.eagerly(run)
+            step.note_not_repeatable(
+                [dataclasses.replace(failed, not_repeatable=True)]
+            )  # it was no error of the user's
             return True, result
-        stays = threads.another_trains(self._loop) or looked.lasts
-        if self._runner.together is not None:
-            stays = self._runner.together.stays(stays)
+        stays = threads.another_trains(self._context) or looked.lasts
+        if peers is not None:
+            stays = peers.stays(stays=stays)
         if not stays:
             undo(self._program, looked.before)
             return False, None
-        self._runner.kind = "survey"
-        self._runner.found_once(looked.all_obstacles())
+        step.doing = "survey"
+        step.note_not_repeatable(looked.all_obstacles())
         return True, looked.result
 
     def _look_at(
@@ -220,7 +244,7 @@ class Looking:
             Exception: the user's own, after the step had done what it would do again in another run.
         """
         self._find_strangers(args, kwargs)
-        self._loop.look_again()
+        self._context.parts.look_again()
         looked = _Looked(before_a_run(self._program, ready), self.moved_outside(args, kwargs), self._gradients())
         given = self._named(args, kwargs)
         inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
@@ -229,13 +253,13 @@ class Looking:
         failed: Exception | None = None
         strangers: list[str] = []
         try:
-            with self._loop.eager(), ambience, self._noting_strangers(strangers):
+            with self._context.eager(), ambience, self._noting_strangers(strangers):
                 looked.result, _ = survey(holdings, device, inputs, run, looked.heard)
                 wait_for(device)  # a kernel's failure belongs to the code that launched it
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
         # One that another thread's training began beside says nothing: what was seen may be its doing.
-        if failed is not None or not threads.another_trains(self._loop):
+        if failed is not None or not threads.another_trains(self._context):
             looked.strangers = [
                 Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, not_repeatable=True)
                 for name in strangers
@@ -274,7 +298,7 @@ class Looking:
         if changed:
             name, attribute = changed[0]
             of = f"{attribute}, which is an attribute of" if attribute else "the dict or list that holds"
-            reason = f"the step changes {of} its argument {self._runner.shapes.argument(name)}"
+            reason = f"the step changes {of} its argument {self._step.argument(name)}"
             found.append(Obstacle(reason, _RETURN_IT if attribute else _COPY_IT, not_repeatable=True))
         given = [one for (_, attribute), one in before.items() if not attribute]
         if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
@@ -286,7 +310,7 @@ class Looking:
         self._program.holdings.gradients_altered |= seen.altered
         if seen.written_found:
             self._program.holdings.found += seen.written_found
-            self._runner.rescue.look_again()
+            self._rescue.look_again()
 
     def _of_program(self, settings: list[Any], heard: Heard) -> list[Obstacle]:
         """Give what the step changed of settings and Python state, once it is noted which parts of models it takes.
@@ -294,16 +318,16 @@ class Looking:
         Those are all of them where compiled code may take some unheard.
         """
         holdings, parts = self._program.holdings, heard.parts()
-        if parts is None or self._loop.given != "eager":
+        if parts is None or self._context.base_tier.name != "eager":
             parts = {id(part): part for model in holdings.modules.values() for part in model.modules()}
         holdings.taken |= parts
         return [*([_CHANGES_SETTINGS] if settings != self._settings() else []), *self.changed_inside()]
 
     def _drawn_since(self, before: RandomState, heard: Heard) -> list[Obstacle]:
         """Name the streams on the host that the step drew from: a replay draws from none of them."""
-        self._program.rng_usage.note(heard.drawn() if self._loop.given == "eager" else None)
+        self._program.rng_usage.note(heard.drawn() if self._context.base_tier.name == "eager" else None)
         hosts = {PYTHON, NUMPY}
-        if self._loop.device.type != "cpu":
+        if self._context.device.type != "cpu":
             hosts.add(CPU)
         how = "draw on the device (torch.rand(..., device=...)), or outside the step"
         moved = self._program.rng_usage.own(RandomState([self._program.device]).moved_since(before))
@@ -313,11 +337,6 @@ class Looking:
             for name in moved
             if name in hosts
         ]
-
-    def _tell(self, heard: Heard, seen: Survey) -> None:
-        """Warn of what the step says and a replay will not, where there may be one."""
-        if (said := str(heard)) and self._loop.may_capture and not seen.obstacles:
-            self._loop.say_once(f"{self._runner.name}: {said}. {_SAID_OUTSIDE}", logging.WARNING)
 
     @contextlib.contextmanager
     def _noting_strangers(self, found: list[str]) -> Iterator[None]:
@@ -361,7 +380,7 @@ class Looking:
             if watch.strangers or watch.buffers:
                 holdings.strangers |= watch.strangers
                 holdings.found += watch.buffers
-                self._runner.rescue.look_again()
+                self._rescue.look_again()
                 self._watch = None  # they are the loop's from here on, and looked at as such
 
     def _of_call(self, call: tuple[Any, ...]) -> None:

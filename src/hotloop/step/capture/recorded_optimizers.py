@@ -9,7 +9,7 @@ from hotloop.step.capture.optimizers import recordable, return_step_counts, with
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hotloop.step.loop.loop import Loop
+    from hotloop.step.context import Context
 
 
 class RecordedOptimizers:
@@ -20,29 +20,29 @@ class RecordedOptimizers:
         hooks: what makes their checkpoints eager's; to be removed at the end.
     """
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self.outside: set[str] = set()
-        optimizers = loop.holdings.optimizers.values()
+        optimizers = context.holdings.optimizers.values()
         self.hooks = [one.register_state_dict_post_hook(with_host_step_counts) for one in optimizers]
 
     def outside_of(self, stepped: Iterable[str]) -> set[str]:
         """Name those of the optimizers that step which run outside of a recording, and say why."""
         found = self.outside & set(stepped)
         for name in stepped:
-            why = recordable(self._loop.holdings.optimizers[name], self._loop.device)
+            why = recordable(self._context.holdings.optimizers[name], self._context.device)
             if why and name not in found:
                 found.add(name)
-                self._loop.say_once(f"{name} runs outside the captured step: {why}")
+                self._context.reports.say_once(f"{name} runs outside the captured step: {why}")
         return found
 
     def run_outside(self, name: str, why: str) -> None:
         """Leave an optimizer out of recordings from now on."""
         self.outside.add(name)
-        self._loop.say_once(f"{name} runs outside the captured step from now on: {why}")
+        self._context.reports.say_once(f"{name} runs outside the captured step from now on: {why}")
 
     def return_step_counts(self) -> None:
         """Have eager's step counts where eager keeps them."""
-        if self._loop.engine is not None:
-            for optimizer in self._loop.holdings.optimizers.values():
+        if self._context.engine is not None:
+            for optimizer in self._context.holdings.optimizers.values():
                 return_step_counts(optimizer)

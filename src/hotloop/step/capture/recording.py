@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import flatten, unflatten
 from hotloop.step.audit.averaged_model import answered
 from hotloop.step.calls.aliasing import Regions, shared
@@ -190,7 +191,16 @@ class CapturedStep:
         self.gradients_at_step = {}
 
     def changed(self) -> Change | None:
-        """Name something that no longer is as it was captured; None where a replay is right."""
+        """Name something that is no longer as it was captured; None where a replay is right.
+
+        Where the program cannot be looked at, that is named.
+        """
+        try:
+            return self._changed()
+        except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
+            return Change(f"what the step reads, which cannot be looked at ({describe(error)}),")
+
+    def _changed(self) -> Change | None:
         if (change := self._frozen.changed()) is not None:
             return change
         # Gradients that it reads are copied into its own: one that is two parameters' would become two.

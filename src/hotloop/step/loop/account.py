@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hotloop.measure import Timing
-    from hotloop.step.loop.loop import Loop
-    from hotloop.step.loop.status import SentinelStatus
-    from hotloop.step.prove.outcomes import Outcome
+    from hotloop.step.context import Context, Progress
+    from hotloop.step.policy.policy import Policy
+    from hotloop.step.prove.sentinel import SentinelStatus
 
 SAMPLES = 200
 """Times kept of each tier: enough for a median, few enough to follow a run that changes."""
@@ -60,16 +60,40 @@ class TierAccount:
         self.timed += 1
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopView:
+    """What a loop is at, for its status and record.
+
+    Args:
+        context: of the loop.
+        policy: that chooses its tier.
+        unproven: what the tier in force lacks before steps run in it; empty where it lacks nothing.
+        shapes: by step, the shapes that it has seen.
+        sentinels: what the sentinels of its steps did.
+        bypassed: steps run as the models were given, and nothing is done beside them.
+        closed: the loop was closed.
+    """
+
+    context: Context
+    policy: Policy
+    unproven: str
+    shapes: dict[str, Any]
+    sentinels: tuple[SentinelStatus, ...]
+    bypassed: bool
+    closed: bool
+
+
 class Account:
     """Adds up what a loop does.
 
     Args:
-        loop: whose account it is.
+        progress: of the loop.
+        base: the name of the tier that the models were given in.
         record: a run record that somebody else owns, a folder for a new one, or None for one in memory.
     """
 
-    def __init__(self, loop: Loop, record: str | os.PathLike[str] | RunRecord | None) -> None:
-        self._loop = loop
+    def __init__(self, progress: Progress, base: str, record: str | os.PathLike[str] | RunRecord | None) -> None:
+        self.progress, self._base = progress, base
         self._owned = not isinstance(record, RunRecord)
         self.record = record if isinstance(record, RunRecord) else RunRecord(record_folder(record))
         self.tiers: dict[str, TierAccount] = collections.defaultdict(TierAccount)
@@ -83,211 +107,209 @@ class Account:
         self._copied = 0
         self._failure: BaseException | None = None
         self._unproven: str | None = None
-        """What the tier aimed at lacked as the loop was closed; asked of the loop before."""
+        """What the tier in force lacked as the loop was closed; asked of the loop before."""
         if self._owned:  # a program that never closes its loop has a settled record as well
             weakref.finalize(self, _end, self.record, os.getpid())
 
-    def step(self, tier: str, kind: str, timing: Timing) -> None:
-        """Take note of a step in a tier; ``kind`` tells a plain run from one that looked, proved or captured."""
+    def step(self, tier: str, doing: str, timing: Timing, *, chosen: bool) -> None:
+        """Count a step in a tier.
+
+        Args:
+            tier: what it ran in.
+            doing: a plain ``run``, or ``survey``, ``proof``, ``capture``, ``sentinel``, ``undone``.
+            timing: what it took.
+            chosen: the policy chooses the tier, and counts by itself what that saves.
+        """
         self._steps += 1
         account = self.tiers[tier]
         account.steps += 1
         changed, self.running = tier != self.running, tier
-        eager = known.seconds if (known := self.tiers.get(self._loop.given)) is not None else None
-        if kind == "run":
+        eager = known.seconds if (known := self.tiers.get(self._base)) is not None else None
+        if doing == "run":
             account.time(timing.seconds)
-            if tier != self._loop.given and eager is not None and self._loop.auto is None:
+            if tier != self._base and eager is not None and not chosen:
                 self.saved += eager - timing.seconds
-        elif eager is not None and kind != "sentinel":
+        elif eager is not None and doing != "sentinel":
             self.prepare_seconds += max(0.0, timing.seconds - eager)
         if not self._owned:
             return
-        if changed or kind != "run" or self._steps < _EVERY_STEP or self._steps % _THINNED == 0:
+        if changed or doing != "run" or self._steps < _EVERY_STEP or self._steps % _THINNED == 0:
             entry = {"step": self._steps, "seconds": timing.seconds, "running": tier}
-            self.record.append("steps", entry if kind == "run" else {**entry, "doing": kind})
+            self.record.append("steps", entry if doing == "run" else {**entry, "doing": doing})
 
     def untimed(self, tier: str) -> None:
         """Count a step that was not timed."""
         self._steps += 1
         self.tiers[tier].steps += 1
 
-    def beside(self, tier: str, timing: Timing) -> None:
-        """Take note of what a step took in another tier, beside the one that was proven."""
-        self.tiers[tier].time(timing.seconds)
-
     def event(self, event: ev.Event) -> None:
-        """Take note of an event."""
-        self.record.append("events", {**event.to_dict(), "step": getattr(event, "step", self._loop.steps)})
+        """Write an event down, and note what it says of a tier."""
+        self.record.append("events", {**event.to_dict(), "step": getattr(event, "step", self.progress.steps)})
+        verdict = ""
         if isinstance(event, ev.StepUndone):
             self.undone += 1
         elif isinstance(event, ev.CaptureDropped):
             self.dropped.append(event.reason)
         elif isinstance(event, ev.TierProven):
             self.tiers[event.tier].proven = True
-            self.record.append("verdicts", {**event.to_dict(), "verdict": "proven"})
+            verdict = "proven"
         elif isinstance(event, ev.SentinelDisagreed):
-            self.record.append("verdicts", {**event.to_dict(), "verdict": "disagreed"})
+            verdict = "disagreed"
         elif isinstance(event, ev.TierDeclined):
             at = f" at {event.location}: {event.source}" if event.file else ""
             self.tiers[event.tier].declined = f"{event.reason}{at}. {event.hint}"
-            self.record.append("verdicts", {**event.to_dict(), "verdict": "declined"})
-
-    def gave_up(self, tier: str, why: str) -> None:
-        """Take note that a tier was given up before it was proven."""
-        self.tiers[tier].declined = why
+            verdict = "declined"
+        if verdict:
+            self.record.append("verdicts", {**event.to_dict(), "verdict": verdict})
 
     def decided(self, line: str, numbers: Mapping[str, Any]) -> None:
-        """Take note of a decision."""
+        """Write a decision down."""
         self.decisions.append(line)
-        self.record.append("decisions", {"step": self._loop.steps, "reason": line, **numbers})
+        self.record.append("decisions", {"step": self.progress.steps, "reason": line, **numbers})
 
-    def proof(self, seconds: float, outcome: Outcome | None) -> None:
+    def proof(self, seconds: float, copied_bytes: int) -> None:
         """Add to what proofs have cost."""
         self.proof_seconds += seconds
-        if outcome is not None:
-            self._copied = max(self._copied, outcome.nbytes)
+        self._copied = max(self._copied, copied_bytes)
 
-    def status(self) -> LoopStatus:
-        """Sum up."""
-        loop = self._loop
-        if loop.plain:
-            self._count_plain()
-        running, unproven = self._in_force(), self._lacks()
-        begun = {loop.goal.name: TierAccount()} if unproven or loop.auto is not None else {}
-        tiers = {**self.tiers, **{name: self.tiers.get(name, one) for name, one in begun.items()}}
+    # -- the status ------------------------------------------------------------------------------------------------
+
+    def status(self, loop: LoopView) -> LoopStatus:
+        """Sum up what runs, what that saves, and why."""
+        if loop.bypassed and (more := self.progress.steps - self._steps) > 0:  # none of these steps was counted
+            self.tiers[self._base].steps += more
+            self._steps, self.running = self.progress.steps, self._base
+        policy, goal = loop.policy, self.progress.tier.name
+        running, unproven = self._in_force(goal), self._lacks(loop)
+        begun = {goal: TierAccount()} if unproven or policy.chooses else {}
+        tiers = {**self.tiers, **{name: self.tiers.get(name, account) for name, account in begun.items()}}
+        compiled = loop.context.compiled
         return LoopStatus(
-            asked="auto" if loop.auto is not None else loop.asked.name,
-            tier=loop.goal.name if loop.plain and not loop.closed else running,
-            step=loop.steps,
+            asked=policy.asked,
+            tier=goal if loop.bypassed and not loop.closed else running,
+            step=self.progress.steps,
             step_seconds=self._lately(running),
-            eager_seconds=self._eager(),
-            seconds_saved=self._saved(),
+            eager_seconds=self._eager(policy),
+            seconds_saved=self.saved + policy.saved_seconds,
             prepare_seconds=self.prepare_seconds,
-            tiers=tuple(self._tier(name, one, running, unproven) for name, one in tiers.items()),
+            tiers=tuple(self._tier(name, account, running, unproven, loop) for name, account in tiers.items()),
             decisions=tuple(self.decisions),
             undone=self.undone,
             dropped=tuple(self.dropped),
-            compiled=tuple(loop.compiled.status().compile_lines()),
-            sentinels=tuple(loop.sentinels()),
+            compiled=tuple(compiled.status().compile_lines()),
+            sentinels=loop.sentinels,
             closed=loop.closed,
         )
 
-    def _count_plain(self) -> None:
-        """Count the steps that ran as the model was given since the last look: none of them tells anybody."""
-        if (more := self._loop.steps - self._steps) > 0:
-            self.tiers[self._loop.given].steps += more
-            self._steps, self.running = self._loop.steps, self._loop.given
-
-    def _in_force(self) -> str:
-        """Name the tier that steps run in: the last one's, unless that was of a kind which a proven tier leaves out."""
-        goal = self._loop.goal.name
+    def _in_force(self, goal: str) -> str:
+        """Name the tier that steps run in: the last step's, unless that was of a kind that a proven tier leaves out."""
         known = self.tiers.get(goal)
         if known is not None and known.proven and not known.declined:  # a short last batch ran eager, say
             return goal
         return self.running or goal
 
-    def _eager(self) -> float | None:
-        known = self._loop.auto.eager_seconds if self._loop.auto is not None else None
-        return self.tiers[self._loop.given].seconds if known is None and self._loop.given in self.tiers else known
-
-    def _saved(self) -> float:
-        return self.saved if self._loop.auto is None else self.saved + self._loop.auto.saved_seconds
+    def _eager(self, policy: Policy) -> float | None:
+        known = policy.eager_seconds
+        return self.tiers[self._base].seconds if known is None and self._base in self.tiers else known
 
     def _lately(self, tier: str) -> float | None:
         samples = list(self.tiers[tier].samples)[-50:] if tier in self.tiers else []
         return statistics.median(samples) if samples else None
 
-    def _lacks(self) -> str:
-        """Say what the tier that is aimed at lacks, in the run or as it ended."""
-        return self._loop.unproven() if self._unproven is None else self._unproven
+    def _lacks(self, loop: LoopView) -> str:
+        """Say what the tier in force lacks, in the run or as it ended."""
+        return loop.unproven if self._unproven is None else self._unproven
 
-    def _tier(self, name: str, one: TierAccount, running: str, unproven: str) -> TierStatus:
-        state = "in force" if name == running else "proven" if one.proven else "timed" if one.samples else "trying"
+    def _tier(self, name: str, account: TierAccount, running: str, unproven: str, loop: LoopView) -> TierStatus:
+        state = "timed" if account.samples else "trying"
+        state = "in force" if name == running else "proven" if account.proven else state
         base = self.tiers.get(name.removesuffix(GRAPH)) if name.endswith(GRAPH) else None
-        declined = one.declined
-        if base is not None and not one.proven and name != running:  # there is no code to capture
+        declined = account.declined
+        if base is not None and not account.proven and name != running:  # there is no code to capture
             declined = declined or base.declined
         if declined and name != running:
             state = "declined"
-        lacks = unproven if name == self._loop.goal.name else ""
-        if lacks and not one.proven and not declined:  # though its last step was one of a proof, say
+        lacks = unproven if name == self.progress.tier.name else ""
+        if lacks and not account.proven and not declined:  # though its last step was a proof step, say
             state = "trying"
-        given = self._loop.compiled.why_given if name.startswith("as-given") else ""
-        instead = self._loop.compiled.instead(name.removesuffix(GRAPH))
-        undecided = self._loop.auto.undecided if self._loop.auto is not None and name == self._loop.given else ""
-        beside = f"ran {one.timed} times beside another, to compare the two" if one.timed and not one.steps else ""
+        compiled = loop.context.compiled
+        given = compiled.why_given if name.startswith("as-given") else ""
+        instead = compiled.instead(name.removesuffix(GRAPH))
+        undecided = loop.policy.undecided if name == self._base else ""
+        timed = account.timed
+        beside = f"ran {timed} times beside another, to compare the two" if timed and not account.steps else ""
         why = declined or "; ".join(filter(None, (lacks, instead, given, undecided))) or beside
-        return TierStatus(name=name, state=state, steps=one.steps, step_seconds=one.seconds, why=why)
+        return TierStatus(name=name, state=state, steps=account.steps, step_seconds=account.seconds, why=why)
 
-    def settle(self) -> None:
+    # -- the record ------------------------------------------------------------------------------------------------
+
+    def settle(self, loop: LoopView) -> None:
         """Bring the record's mappings up to date."""
         if not self._owned or self._closed:
             return
-        status = self.status()
-        self.record.update("components", **self._components(status.tier))
+        status = self.status(loop)
+        self.record.update("components", **self._components(status.tier, loop))
         measured = {
             "steady_step_ms": status.step_seconds and 1e3 * status.step_seconds,
             "eager_step_ms": status.eager_seconds and 1e3 * status.eager_seconds,
-            "steps_done": self._loop.steps,
+            "steps_done": self.progress.steps,
             "seconds_saved": status.seconds_saved,
             "prepare_seconds": self.prepare_seconds,
             "proof_seconds": self.proof_seconds,
             "proof_copied_bytes": self._copied,
         }
         self.record.update("measurements", **{key: value for key, value in measured.items() if value is not None})
-        self.record.update("measurements", shapes=self._loop.shapes())
+        self.record.update("measurements", shapes=loop.shapes)
         if status.sentinels:
-            self.record.update("measurements", **_figures(status.sentinels))
-        self.record.update("settings", run=status.asked, total_steps=self._loop.total_steps)
+            self.record.update(
+                "measurements",
+                sentinel_checks=sum(sentinel.checks for sentinel in status.sentinels),
+                sentinel_seconds=sum(sentinel.seconds for sentinel in status.sentinels),
+                sentinel_every=max(sentinel.every for sentinel in status.sentinels),
+            )
+        self.record.update("settings", run=status.asked, total_steps=loop.context.total_steps)
 
-    def _components(self, tier: str) -> dict[str, Any]:
-        """Give what ran of each model; of one that is not compiled, the tier.
+    def _components(self, tier: str, loop: LoopView) -> dict[str, Any]:
+        """Return what ran of each model; of a model that is not compiled, the tier.
 
         With `auto` no preset was asked for, so that what it decided is as asked.
         """
-        found: dict[str, Any] = self._loop.compiled.status().to_dict()["components"]
-        forced = self._loop.auto is None
-        if self._loop.compiled.given or (forced and (not self._loop.asked.graph or self._loop.asked.compiles)):
+        compiled, policy = loop.context.compiled, loop.policy
+        found: dict[str, Any] = compiled.status().to_dict()["components"]
+        if compiled.given or (not policy.chooses and (not policy.start.graph or policy.start.compiles)):
             return found
-        asked = {"requested": self._loop.asked.name if forced else "auto", "running": tier}
+        asked = {"requested": policy.asked, "running": tier}
         if not Tier(tier.removesuffix(GRAPH)).compiles:
             asked["state"] = "captured" if tier.endswith(GRAPH) else "eager"
-        return {name: {**one, **asked} for name, one in found.items()}
+        return {name: {**component, **asked} for name, component in found.items()}
 
-    def report(self, path: str | os.PathLike[str]) -> None:
+    def report(self, path: str | os.PathLike[str], loop: LoopView) -> None:
         """Write the record as a page."""
-        self.settle()
+        self.settle(loop)
         write_html(self.record.document, path)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Give what a checkpoint keeps."""
-        return {"saved": self._saved(), "prepare_seconds": self.prepare_seconds, "undone": self.undone}
+    def state_dict(self, policy: Policy) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        saved = self.saved + policy.saved_seconds
+        return {"saved": saved, "prepare_seconds": self.prepare_seconds, "undone": self.undone}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.saved = float(state.get("saved", 0.0))
         self.prepare_seconds = float(state.get("prepare_seconds", 0.0))
         self.undone = int(state.get("undone", 0))
-        self._steps = self._loop.steps
+        self._steps = self.progress.steps
 
     def failed(self, error: BaseException) -> None:
-        """The run ends with an exception."""
+        """Note that the run ends with an exception."""
         self._failure = error
 
-    def close(self) -> None:
+    def close(self, loop: LoopView) -> None:
         """Settle the record, where it is the loop's own."""
-        self.settle()
-        self._closed, self._unproven = True, self._lacks()
+        self.settle(loop)
+        self._closed, self._unproven = True, self._lacks(loop)
         if self._owned:
             self.record.__exit__(type(self._failure) if self._failure else None, self._failure, None)
-
-
-def _figures(sentinels: tuple[SentinelStatus, ...]) -> dict[str, Any]:
-    return {
-        "sentinel_checks": sum(one.checks for one in sentinels),
-        "sentinel_seconds": sum(one.seconds for one in sentinels),
-        "sentinel_every": max(one.every for one in sentinels),
-    }
 
 
 def _end(record: RunRecord, owner: int) -> None:

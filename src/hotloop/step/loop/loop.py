@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 
 import torch
 
-from hotloop import events as ev
-from hotloop.compiling.observe import collector
 from hotloop.errors import ConfigError
-from hotloop.step.audit.summary import Surveyed
 from hotloop.step.calls.buckets import Buckets, Pad
 from hotloop.step.capture.engines import engine_for
 from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
 from hotloop.step.compiled import Compiled
-from hotloop.step.loop.account import Account
+from hotloop.step.context import Context, Progress
+from hotloop.step.loop.account import Account, LoopView
 from hotloop.step.loop.arguments import (
     check,
     check_batches,
@@ -31,29 +29,30 @@ from hotloop.step.loop.arguments import (
     recording_in,
     refuse_suspended,
 )
-from hotloop.step.loop.lifetimes import Unheld, checked
-from hotloop.step.loop.log import line_of
-from hotloop.step.loop.runner import Runner
+from hotloop.step.loop.lifetimes import Lifetimes, checks_of
+from hotloop.step.loop.reporter import Reporter
+from hotloop.step.loop.runner import StepRunner
 from hotloop.step.loop.stepping import Stepping
-from hotloop.step.loop.transitions import Course
-from hotloop.step.loop.warnings import tell_of_another, tell_of_strangers
+from hotloop.step.loop.transitions import Transitions
+from hotloop.step.loop.warnings import warn_of_another_loop, warn_of_strangers
 from hotloop.step.naming import named, unwrapped
-from hotloop.step.policy.auto import Auto
-from hotloop.step.policy.initial import agree_with_peers, requested
+from hotloop.step.policy.initial import policy_for
 from hotloop.step.policy.lookahead import choose_buckets, look_ahead
 from hotloop.step.prove.sentinel import SHARE, share_of
 from hotloop.step.ranks import threads
 from hotloop.step.ranks.peers import peers_of_this_run
 from hotloop.step.state.holdings import Holdings
+from hotloop.step.state.parts import Parts
 from hotloop.step.state.undo import WriteWatch
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
     import types
 
+    from hotloop.measure import Difference
     from hotloop.record import RunRecord
-    from hotloop.step.loop.status import LoopStatus, SentinelStatus
-    from hotloop.step.prove.outcomes import Outcome
+    from hotloop.step.loop.status import LoopStatus
+    from hotloop.step.policy.policy import Policy
 
 _log = logging.getLogger("hotloop")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -134,51 +133,55 @@ class Loop:
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
         models = named("model", model, torch.nn.Module)
-        optimizers = {
-            name: unwrapped(one) for name, one in named("optimizer", optimizer, torch.optim.Optimizer).items()
-        }
+        given = named("optimizer", optimizer, torch.optim.Optimizer)
+        optimizers = {name: unwrapped(held) for name, held in given.items()}
         others = check(run, total_steps, state, workload, record)
-        self.runs = check_runs(runs)
-        self.declared = check_shapes(shapes, batches)
-        self.sentinel = share_of(sentinel)
-        self.holdings = Holdings(models, optimizers, others)
-        self.device = device_of(self.holdings)
-        self.total_steps, self.workload = None if total_steps is None else int(total_steps), workload
-        self.compiled = Compiled(models)
-        self.given = self.compiled.base
-        self.engine = engine_for(self.device)
-        self.buckets, self._batches = Buckets(buckets or {}), batches
+        runs = check_runs(runs)
+        self._declared_shapes = check_shapes(shapes, batches)
+        self._sentinel_share = share_of(sentinel)
+        holdings = Holdings(models, optimizers, others)
+        device, compiled = device_of(holdings), Compiled(models)
+        self._buckets, self._batches = Buckets(buckets or {}), batches
         check_batches(batches)
-        if self.buckets.without_sizes and batches is None:
-            name = self.buckets.without_sizes[0]
+        if self._buckets.without_sizes and batches is None:
+            name = self._buckets.without_sizes[0]
             raise ConfigError(
                 f"buckets[{name!r}] has no sizes: give to=(64, 128), or batches=loader to choose them from"
             )
         self.not_watched: tuple[Any, ...] = ()
         """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
-        self.steps = 0
+        base, parts = Tier(compiled.base), Parts(holdings)
+        progress = Progress(base, may_capture=False)
         with recording_in(record):
-            self.account = Account(self, record)
-        self._runners: list[Runner] = []
-        self._unheld = Unheld(self, self._runners)
-        self._said: set[str] = set()
-        self._parameters: list[torch.nn.Parameter] | None = None
-        self._modules: list[torch.nn.Module] | None = None
-        self.stepping, self.surveyed = Stepping(self), Surveyed(self.device)
+            self.account = Account(progress, base.name, record)
+        self._runners: list[StepRunner] = []
+        reporter = Reporter(self.account, parts, self._runners)
+        self.context = Context(
+            holdings=holdings,
+            parts=parts,
+            device=device,
+            engine=engine_for(device),
+            compiled=compiled,
+            base_tier=base,
+            peers=peers_of_this_run(),
+            writes=WriteWatch(optimizers.values()),
+            progress=progress,
+            reports=reporter,
+            total_steps=None if total_steps is None else int(total_steps),
+            runs=runs,
+            workload=workload,
+        )
+        self._lifetimes = Lifetimes(self.context, self._runners)
         self.closed = False
-        self.peers = peers_of_this_run()
-        tell_of_strangers(self.holdings)
-        asked = requested(self, run)
-        self.auto = Auto(self) if asked is None else None
-        self.asked = Tier(self.given) if asked is None else asked
-        agree_with_peers(self)
-        self.course = Course(self, Tier(self.given) if self.auto is not None else self.asked, self._runners)
-        self.writes = WriteWatch(optimizers.values())
-        self.recorded = RecordedOptimizers(self)
-        self.plain = self.auto is None and self.goal == Tier("eager")
-        if not self.plain:
-            tell_of_another(self)
-            self.course.aim(self.goal, "asked for")
+        warn_of_strangers(holdings)
+        self._optimizers = RecordedOptimizers(self.context)
+        policy = policy_for(self.context, run, self._declined_kinds)
+        self.transitions = reporter.transitions = Transitions(self.context, policy, self._optimizers, self._runners)
+        self.stepping = reporter.stepping = Stepping(self.context, self.transitions, self.account)
+        self.stepping.bypassed = not policy.chooses and policy.start == Tier("eager")
+        if not self.bypassed:
+            warn_of_another_loop(self, holdings)
+            self.transitions.set_tier(policy.start, "asked for")
 
     # -- the public face -------------------------------------------------------------------------------------------
 
@@ -193,47 +196,66 @@ class Loop:
         if not callable(function):
             raise ConfigError(f"loop.step: expected a function, got {type(function).__name__}")
         refuse_suspended(function)
-        prepare = self.buckets.of(function)
-        choose_buckets(self, prepare, self._batches)
-        runner = Runner(self, function)
+        prepare = self._buckets.of(function)
+        choose_buckets(self.context, self._buckets, prepare, self._batches)
+        runner = StepRunner(
+            self.context,
+            function,
+            self._optimizers,
+            ignore=(self, self.account, *self.not_watched),
+            sentinel_share=self._sentinel_share,
+            calls_of_loop=self._calls,
+            spread_before=self._spread_before,
+        )
         self._runners.append(runner)
-        if self._batches is not None and not self.plain:
-            self.stepping.carefully(look_ahead, self, runner, prepare, self._batches)
+        if self._batches is not None and not self.bypassed:
+            look = functools.partial(look_ahead, declared_shapes=self._declared_shapes)
+            name = runner.step.name
+            self.stepping.carefully(look, self.context, name, runner.shapes, prepare, self._batches)
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._unheld and not _inside.a_step:
-                self.stepping.carefully(self._unheld.let_go)
+            if self._lifetimes and not _inside.a_step:
+                self.stepping.carefully(self._let_go)
             args, kwargs = prepare(args, kwargs)  # padding is the program's own, whatever runs it
             if _inside.a_step:
                 return function(*args, **kwargs)
             _inside.a_step = True
             try:
-                if not self.plain:
-                    threads.begins(self)
+                if not self.stepping.bypassed:
+                    threads.begins(self.context)
                     try:
                         return self.stepping.run(runner, args, kwargs)
                     finally:
-                        threads.ended(self)
+                        threads.ended(self.context)
                 result = function(*args, **kwargs)
-                self.steps += 1  # as in a tier: one that raises is none
+                self.context.progress.steps += 1  # as in a tier: a step that raises is none
                 return result
             finally:
                 _inside.a_step = False
 
-        self._unheld.follow(runner, run)
+        self._lifetimes.follow(runner, run)
         return run  # type: ignore[return-value]
 
-    def status(self) -> LoopStatus:
-        """Say what tier runs, what it saves, and why."""
+    def _let_go(self) -> None:
         self.settle()
-        return self.account.status()
+        self._lifetimes.let_go()
+
+    def status(self, *, settle: bool = True) -> LoopStatus:
+        """Say what tier runs, what it saves, and why.
+
+        Args:
+            settle: account for the latest steps first, whose times the device is asked for.
+        """
+        if settle:
+            self.settle()
+        return self.account.status(self._view())
 
     @property
     def record(self) -> RunRecord:
         """The run record, brought up to date; between two accesses what steps took is added to it now and then."""
         self.settle()
-        self.account.settle()
+        self.account.settle(self._view())
         return self.account.record
 
     def report(self, path: str | os.PathLike[str]) -> None:
@@ -245,42 +267,46 @@ class Loop:
         if not isinstance(path, str | os.PathLike) or Path(path).is_dir():
             raise ConfigError(f"loop.report: {path!r}: expected the name of the page's file, as 'run.html'")
         self.settle()
-        self.account.report(path)
+        self.account.report(path, self._view())
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what a checkpoint needs beside model and optimizer: steps done, and what was learnt about tiers."""
-        return {"steps": self.steps, "outside": sorted(self.recorded.outside), "account": self.account.state_dict()}
+        """Return what a checkpoint needs beside model and optimizer: steps done, and what was learnt about tiers."""
+        return {
+            "steps": self.steps,
+            "outside": sorted(self._optimizers.outside),
+            "account": self.account.state_dict(self.policy),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint. Tiers are proven anew: another machine may run it.
 
         Raises:
-            ConfigError: it is no state of a loop.
+            ConfigError: ``state`` is no state of a loop.
         """
         given = state if isinstance(state, Mapping) else {}
         if type(given.get("steps")) is not int or not isinstance(given.get("account", {}), Mapping):
             raise ConfigError("load_state_dict: expected what Loop.state_dict() gave")
         self.steps = int(state["steps"])
-        self.recorded.outside |= set(state.get("outside", ())) & set(self.holdings.optimizers)
+        self._optimizers.outside |= set(state.get("outside", ())) & set(self.context.holdings.optimizers)
         self.account.load_state_dict(state.get("account", {}))
 
     def close(self) -> None:
         """Give back what the loop holds: recordings, hooks, compiled code. Steps run eager from then on."""
         if self.closed:
             return
-        self.closed = self.plain = True
+        self.closed = self.stepping.bypassed = True
+        context = self.context
         with contextlib.ExitStack() as last:  # each is done though another fails, as they do when the device is lost
-            for hook in self.recorded.hooks:
+            for hook in self._optimizers.hooks:
                 last.callback(hook.remove)
-            last.callback(self.writes.close)
-            if self.peers is not None:
-                last.callback(self.peers.close)
-            last.callback(self.compiled.remove)
-            last.callback(self.course.forget_recordings)
-            last.callback(self.account.close)  # before they are taken off, so that record and status tell what ran
+            last.callback(context.writes.close)
+            if context.peers is not None:
+                last.callback(context.peers.close)
+            last.callback(context.compiled.remove)
+            last.callback(self.transitions.forget_recordings)
+            last.callback(lambda: self.account.close(self._view()))  # while what ran can still be told
             last.callback(self.stepping.settle_last)
-            if self.auto is not None:
-                last.callback(self.auto.close)  # first: its child must go in any case
+            last.callback(self.policy.close)  # first: its child process must go in any case
 
     def __enter__(self) -> Self:
         return self
@@ -291,7 +317,7 @@ class Loop:
         if error is None:
             self.close()
             return
-        self.account.failed(error)
+        self.failed(error)
         try:
             self.close()
         except Exception:  # noqa: BLE001 - what ends the block must reach the user, whatever else is lost with it
@@ -299,7 +325,7 @@ class Loop:
 
     def __repr__(self) -> str:
         closed = ", closed" if self.closed else ""
-        return f"Loop(tier={self.goal.name!r}, steps={self.steps}{closed})"
+        return f"Loop(tier={self.tier.name!r}, steps={self.steps}{closed})"
 
     def __reduce__(self) -> Never:
         raise TypeError(
@@ -310,110 +336,75 @@ class Loop:
     # -- what runs -------------------------------------------------------------------------------------------------
 
     @property
-    def goal(self) -> Tier:
-        """Give the tier that steps run in, or are on the way to."""
-        return self.course.goal
+    def steps(self) -> int:
+        """Steps done, those before a checkpoint included."""
+        return self.context.progress.steps
 
-    def last_ran(self) -> tuple[str, str]:
-        """Give the last step's tier and what it did: ``run``, ``survey``, ``proof``, ``capture`` or ``undone``."""
-        return self.stepping.last_ran()
-
-    def settle(self) -> None:
-        """Take note of the steps whose times have become known."""
-        self.stepping.settle()
+    @steps.setter
+    def steps(self, done: int) -> None:
+        self.context.progress.steps = done
 
     @property
-    def may_capture(self) -> bool:
-        """Tell whether steps may be captured."""
-        return self.engine is not None and (self.auto is not None or self.asked.graph)
+    def tier(self) -> Tier:
+        """The tier that steps run in, or are on the way to."""
+        return self.context.progress.tier
 
-    # -- what runners ask and tell ---------------------------------------------------------------------------------
+    @property
+    def policy(self) -> Policy:
+        """What decides which tier comes next."""
+        return self.transitions.policy
 
-    def shapes(self) -> dict[str, Any]:
-        """Give the shapes that each step has seen, as far as they were looked at."""
-        return {runner.name: runner.shapes.census.to_dict() for runner in self._runners}
+    @property
+    def bypassed(self) -> bool:
+        """Whether steps run as the models were given, and nothing is done beside them."""
+        return self.stepping.bypassed
 
-    def unproven(self) -> str:
-        """Say what the tier that is aimed at lacks before steps run in it; empty where it is proven, or needs none."""
-        if not (self.goal.compiles or self.goal.graph):
+    def last_ran(self) -> tuple[str, str]:
+        """Return the last step's tier and what it did: ``run``, ``survey``, ``proof``, ``capture`` or ``undone``."""
+        return self.stepping.last_ran()
+
+    def failed(self, error: BaseException) -> None:
+        """Note that the run ends with an exception: the record says so once the loop is closed."""
+        self.account.failed(error)
+
+    def settle(self) -> None:
+        """Account for the steps whose times have become known."""
+        self.stepping.settle()
+
+    # -- what the steps have come to ---------------------------------------------------------------------------------
+
+    def _view(self) -> LoopView:
+        return LoopView(
+            context=self.context,
+            policy=self.policy,
+            unproven=self._unproven(),
+            shapes={runner.step.name: runner.shapes.census.to_dict() for runner in self._runners},
+            sentinels=tuple(self._lifetimes.sentinels + checks_of(self._runners)),
+            bypassed=self.bypassed,
+            closed=self.closed,
+        )
+
+    def _unproven(self) -> str:
+        """Say what the tier in force lacks before steps run in it; empty where it is proven, or needs no proof."""
+        tier = self.tier
+        if not (tier.compiles or tier.graph):
             return ""
         called = [runner for runner in self._runners if runner.shapes.census.steps]
         if not called:
             return "no step has run yet"
-        lacks = {runner.name: what for runner in called if (what := runner.lacks(self.goal))}
-        if lacks and self._unheld.anew:
-            return f"not proven yet: {self._unheld.anew}"
+        lacks = {runner.step.name: what for runner in called if (what := runner.lacks(tier))}
+        if lacks and self._lifetimes.anew:
+            return f"not proven yet: {self._lifetimes.anew}"
         return "; ".join(what if len(called) == 1 else f"{name}: {what}" for name, what in lacks.items())
 
-    def declined_kinds(self) -> list[str]:
-        """Give why kinds of calls are not captured, each reason once."""
-        variants = [variant for runner in self._runners for variant in runner.variants.values()]
-        return list(dict.fromkeys(str(one.declined) for one in variants if one.declined is not None))
+    def _declined_kinds(self) -> list[str]:
+        """List why kinds of calls are not captured, each reason once."""
+        kinds = [kind for runner in self._runners for kind in runner.capturing.kinds.values()]
+        return list(dict.fromkeys(str(kind.declined) for kind in kinds if kind.declined is not None))
 
-    def sentinels(self) -> list[SentinelStatus]:
-        """Give what the sentinels of the steps did, of those that made a check."""
-        return self._unheld.sentinels + checked(self._runners)
+    def _spread_before(self, step: str) -> dict[str, Difference] | None:
+        return self.policy.spread_before(step)  # of the policy now in force
 
-    def parameters(self) -> list[torch.nn.Parameter]:
-        """Give the parameters of models and optimizers; looked up once, and again after a recording was dropped."""
-        if self._parameters is None:
-            self._parameters = list(self.holdings.parameters().values())
-        return self._parameters
-
-    def modules(self) -> list[torch.nn.Module]:
-        """Give all modules whose mode matters to a step."""
-        if self._modules is None:
-            self._modules = [module for root in self.holdings.modules.values() for module in root.modules()]
-        return self._modules
-
-    def look_again(self) -> None:
-        """Have parameters and modules looked up anew: there may be others."""
-        self._parameters = self._modules = None
-
-    def ignored(self, runner: Runner) -> tuple[Any, ...]:
-        """Give the objects of ours, and of a framework around us, that a step may reach, whose state is none of it."""
-        return self, runner, self.account, *self.not_watched
-
-    def eager(self) -> contextlib.AbstractContextManager[None]:
-        """Run the models as they were given while the block runs."""
-        return self.compiled.aside()
-
-    def runs_compiled(self) -> bool:
-        """Tell whether compiled code is in force."""
-        return self.compiled.base != "eager"
-
-    def say_once(self, line: str, level: int = logging.INFO) -> None:
-        """Put a line on the log, the first time."""
-        if line not in self._said:
-            self._said.add(line)
-            _log.log(level, "%s", line)
-
-    def emit(self, event: ev.Event) -> None:
-        """Hand an event to the record, the watchers and the log."""
-        if isinstance(event, ev.CaptureDropped):
-            self.look_again()
-        self.account.event(event)
-        collector.emit(event)
-        level, line = line_of(event, asked=self.auto is None)
-        if line and line not in self._said:
-            self._said.add(line)
-            _log.log(level, "%s", line)
-
-    def decided(self, reason: str, numbers: Mapping[str, Any]) -> None:
-        """Write a decision down, and say it."""
-        self.account.decided(reason, numbers)
-        _log.info("step %d: %s", self.steps, reason)
-
-    def proof_costs(self, seconds: float, outcome: Outcome | None = None) -> None:
-        """Add to what proofs have cost."""
-        self.account.proof(seconds, outcome)
-
-    @property
-    def calls(self) -> int:
-        """Give how often the steps were called in a tier, or on the way to one."""
-        return self._unheld.calls + sum(runner.calls for runner in self._runners)
-
-    def replay_saves(self, seconds: float) -> None:
-        """Take note of what a recording that is being proven saves a step, by its share of all calls."""
-        if self.auto is not None:
-            self.auto.replay_saves(seconds)
+    def _calls(self) -> int:
+        """Count how often the steps were called in a tier, or on the way to one."""
+        return self._lifetimes.calls + sum(runner.capturing.calls for runner in self._runners)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from hotloop.step.prove.sentinel import SentinelStatus
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,36 +26,6 @@ class TierStatus:
     steps: int = 0
     step_seconds: float | None = None
     why: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SentinelStatus:
-    """What the sentinel of one decorated step did.
-
-    Args:
-        function: the step.
-        every: steps between two checks, as it is now.
-        checks: steps that were run both ways.
-        suspicions: how often one was past a limit, so that the next steps were looked into.
-        seconds: what checks have cost beyond their steps.
-        disagreed: what was found to be wrong, and where; empty where nothing was.
-        off: why there are no checks any more.
-    """
-
-    function: str
-    every: int
-    checks: int
-    suspicions: int
-    seconds: float
-    disagreed: str = ""
-    off: str = ""
-
-    def __str__(self) -> str:
-        if self.disagreed:
-            return f"sentinel: {self.function} did not agree with eager: {self.disagreed}"
-        looked = f" ({self.suspicions:,} were looked into, and not confirmed)" if self.suspicions else ""
-        said = f"sentinel: {self.function}: {self.checks:,} steps were also run eagerly and agreed{looked}, "
-        return said + (f"then no more: {self.off}" if self.off else f"one in {self.every:,}; {self.seconds:.1f} s")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,114 +2,121 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hotloop.step.audit.returned import without_used_graph
 from hotloop.step.policy.timed import Ran, Timed
+from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hotloop.step.loop.loop import Loop
-    from hotloop.step.loop.runner import Runner
+    from hotloop.step.context import Context
+    from hotloop.step.loop.account import Account
+    from hotloop.step.loop.runner import StepRunner
+    from hotloop.step.loop.transitions import Transitions
     from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")
 _UNTIMED = 7
 """Steps that run untimed after each timed one, while eager stays and nothing is tried."""
-_NOTHING = contextlib.nullcontext()
 
 
 class Stepping:
     """Runs and times the steps of a loop.
 
+    Args:
+        context: of the loop.
+        transitions: does what the policy decides before and after each step.
+        account: takes the times.
+
     Attributes:
-        times: of steps; ``reference_times``: of what a proof ran beside one.
+        times: of steps.
+        reference_times: of what a proof ran beside a step.
+        bypassed: deciding has failed, so that steps run as the models were given and nothing is done beside them.
     """
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        self.times: Timed[Ran] = Timed(loop.device)
-        self.reference_times: Timed[str] = Timed(loop.device)
-        self._latest: Runner | None = None
+    def __init__(self, context: Context, transitions: Transitions, account: Account) -> None:
+        self._context, self._transitions, self._account = context, transitions, account
+        self.times: Timed[Ran] = Timed(context.device)
+        self.reference_times: Timed[str] = Timed(context.device)
+        self.bypassed = False
+        self._latest: StepRunner | None = None
         self._untimed = 0
         self._settled = False
 
-    def run(self, runner: Runner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the coming step; gives what the user's function returned."""
-        if self._untimed and self._loop.auto is not None:
+    def run(self, runner: StepRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the coming step; return what the user's function returned."""
+        context, policy = self._context, self._transitions.policy
+        function = runner.step.program.step
+        if self._untimed and policy.chooses:
             self._untimed -= 1
             self._latest = None
-            result = self._returned(runner.step(*args, **kwargs))
-            self._loop.steps += 1
-            self._loop.account.untimed(self._loop.given)
+            result = self._returned(function(*args, **kwargs))
+            context.progress.steps += 1
+            self._account.untimed(context.base_tier.name)
             return result
-        if self._loop.auto is not None:
-            self.carefully(self._loop.auto.at_step_boundary, runner.step, args, kwargs)
+        if policy.chooses:
+            self.carefully(lambda: self._transitions.apply(policy.before_step(function, args, kwargs)))
+            policy = self._transitions.policy
         self._latest = runner
-        tier, trial = self._loop.goal, self._loop.auto.now() if self._loop.auto is not None else None
+        tier, turn = context.progress.tier, policy.turn()
         # Turns of a trial are of two kinds, and begin on an idle device: launches hide behind no earlier step.
-        alone = trial is not None or (self._loop.auto is not None and self._loop.auto.looks_at_launches)
+        alone = turn is not None or policy.idle_start
         runner.code.look_before()
-        with self._loop.auto.noting_calls() if self._loop.auto is not None else _NOTHING:
+        with policy.watch_step():
             result = self.times.run(
                 lambda: runner.run(args, kwargs, tier),
-                lambda: Ran(runner.ran, runner.kind, trial, alone=alone),
+                lambda: Ran(runner.step.ran, runner.step.doing, turn, alone=alone),
                 alone=alone,
             )
         self.carefully(runner.code.look_after)
-        self._loop.steps += 1
-        if self._loop.auto is not None:
-            self._loop.auto.took(runner.kind)
+        context.progress.steps += 1
+        self._transitions.policy.after_step(runner.step.doing)
         self.carefully(self.settle)
-        if self._loop.auto is not None and self._loop.auto.quiet:
+        if self._transitions.policy.quiet:
             self._untimed = _UNTIMED
         return self._returned(result)
 
     def _returned(self, result: Any) -> Any:
-        return without_used_graph(result) if self._loop.may_capture else result
+        return without_used_graph(result) if self._context.progress.may_capture else result
 
     def carefully(self, do: Callable[..., None], *args: Any) -> None:
-        """Do what belongs to deciding and accounting; where it fails, steps go on as the model was given."""
+        """Do what belongs to deciding and accounting; where it fails, steps go on as the models were given."""
         try:
             do(*args)
         except Exception:  # noqa: BLE001 - none of it is worth the user's run
-            _log.warning("deciding how steps run failed, so they run %s from now on", self._loop.given, exc_info=True)
-            if self._loop.auto is not None:
-                self._loop.auto.background.stop()
-            self._loop.auto = None
-            self._loop.course.stay_as_given()
-            self.times, self.reference_times = Timed(self._loop.device), Timed(self._loop.device)
-            self._loop.plain = True
+            base = self._context.base_tier.name
+            _log.warning("deciding how steps run failed, so they run %s from now on", base, exc_info=True)
+            self._transitions.policy.stop()
+            self._transitions.stay_as_given()
+            self.times, self.reference_times = Timed(self._context.device), Timed(self._context.device)
+            self.bypassed = True
 
     def settle(self) -> None:
-        """Take note of the steps whose times have become known."""
+        """Account for the steps whose times have become known."""
         if self._settled:
             return
         for tier, timing in self.reference_times.known():
-            self._loop.account.beside(tier, timing)
+            self._account.tiers[tier].time(timing.seconds)
         for ran, timing in self.times.known():
-            self._loop.account.step(ran.tier, ran.kind, timing)
-            if self._loop.auto is not None:
-                self._loop.auto.timed(ran, timing)
+            policy = self._transitions.policy
+            self._account.step(ran.tier, ran.kind, timing, chosen=policy.chooses)
+            self._transitions.apply(policy.timed(ran, timing))
 
     def settle_last(self) -> None:
         """Wait for the last steps, whose times are known then; none is added to a record that is finished."""
-        if self._loop.device.type == "cuda":
-            torch.cuda.synchronize(self._loop.device)
+        wait_for(self._context.device)
         self.settle()
         self._settled = True
 
     def last_ran(self) -> tuple[str, str]:
-        """Give the last step's tier and what it did: ``run``, ``survey``, ``proof``, ``capture`` or ``undone``."""
-        if self._loop.plain or self._latest is None:
-            return self._loop.given, "run"
-        return self._latest.ran, self._latest.kind
+        """Return the last step's tier and what it did: ``run``, ``survey``, ``proof``, ``capture`` or ``undone``."""
+        if self.bypassed or self._latest is None:
+            return self._context.base_tier.name, "run"
+        return self._latest.step.ran, self._latest.step.doing
 
     def beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
-        """Run the reference of a proof, and take its time for what a step in its tier takes."""
+        """Run the reference of a proof, and take its time for that of a step in its tier."""
         return self.reference_times.run(run, lambda: tier.name)

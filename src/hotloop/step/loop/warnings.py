@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-    from hotloop.step.loop.loop import Loop
     from hotloop.step.state.holdings import Holdings
 
 _log = logging.getLogger("hotloop")
-_owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Loop]] = weakref.WeakKeyDictionary()
+_owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 """The latest loop of each optimizer."""
 
 
-def tell_of_strangers(holdings: Holdings) -> None:
+def warn_of_strangers(holdings: Holdings) -> None:
     """Warn of optimizers none of whose parameters anything else of a loop's has."""
     for name in _strange_optimizers(holdings):
         _log.warning(
@@ -39,11 +38,11 @@ def _strange_optimizers(holdings: Holdings) -> list[str]:
     ]
 
 
-def tell_of_another(loop: Loop) -> None:
-    """Warn where another open loop owns one of the optimizers: what one steps, the other finds changed."""
-    for name, optimizer in loop.holdings.optimizers.items():
+def warn_of_another_loop(loop: Any, holdings: Holdings) -> None:
+    """Warn where another open loop owns one of the optimizers: what one loop steps, the other finds changed."""
+    for name, optimizer in holdings.optimizers.items():
         before = _owners.get(optimizer, lambda: None)()
-        if before is not None and not before.plain:
+        if before is not None and not before.bypassed:
             _log.warning(
                 "%s (%s) is owned by two loops, %s and %s, of which each takes the other's steps for changes from "
                 "outside: decorate both steps with one loop, or close() the first",

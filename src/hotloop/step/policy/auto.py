@@ -1,11 +1,10 @@
-"""Choosing the tier while training goes on: asks `decide` at step boundaries, and does what it says.
+"""Choosing the tier while training goes on: asks `decide` between steps, and returns what is to be done.
 
-A tier that is tried is prepared and proven first, then timed on real steps by turns with the tier in force.
+A tier is prepared and proven first, then timed on real steps by turns with the tier in force.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import logging
 import math
@@ -14,408 +13,386 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from hotloop.decide import (
-    EAGER_STEPS,
-    Speeds,
-    Standing,
-    Trial,
-    Turn,
-    carried_seconds,
-    certain_saving_seconds,
-    decide,
-    remaining,
-)
+from hotloop.decide import EAGER_STEPS, Speeds, Standing, Trial, carried_seconds, decide, remaining
 from hotloop.step.policy import history_store
 from hotloop.step.policy.background import Background
-from hotloop.step.policy.candidates import Offers
-from hotloop.step.policy.history import Earlier
+from hotloop.step.policy.candidates import Candidates
+from hotloop.step.policy.history import History
+from hotloop.step.policy.policy import Release, SetTier, TryTier
+from hotloop.step.policy.states import Idle, Preparing, Settled, Trying, Waiting
 from hotloop.step.ranks.threads import WAITS, another_trains
 from hotloop.step.tiers import Tier, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hotloop.decide import Decision, Option
-    from hotloop.measure import Timing
-    from hotloop.step.loop.loop import Loop
+    from hotloop.decide import Decision, Turn
+    from hotloop.measure import Difference, Timing
+    from hotloop.step.context import Context
+    from hotloop.step.obstacle import Obstacle
+    from hotloop.step.policy.policy import Action
+    from hotloop.step.policy.states import State
     from hotloop.step.policy.timed import Ran
 
 _GIVE_UP_STEPS = 64
 """Steps after which a tier that is still not proven is given up: no two calls were alike."""
 _POLL_STEPS = 4
-"""A child that compiles is looked at every so many steps."""
+"""A child process, and another thread that trains, are looked at every so many steps."""
 _WARM_UP = 3
-"""First steps of the run, which pay for what libraries set up once."""
+"""First steps of the run, in which libraries set up what they set up once."""
 _LAUNCHES = (_WARM_UP, _WARM_UP + 1)
 """Steps that begin on an idle device."""
 _KNOWN_STEPS = 2
-"""Eager steps of a run whose tiers an earlier run of this process has timed: libraries set up what they set up once."""
-_RECENT = 100
-_NOTHING = contextlib.nullcontext()
+"""Steps before the first decision where an earlier run of this process has timed the program's tiers."""
 _FIGURES = re.compile(r"[\d.,]+")
-_FEWEST_RECENT = 20
+_NOTHING = contextlib.nullcontext()
 
 
 class Auto:
-    """The choice of tier for one loop."""
+    """The choice of tier for one loop. `states` says what may be under way.
 
-    def __init__(self, loop: Loop) -> None:
-        self.loop = loop
-        self.in_force = Tier(loop.given)
-        self.trial: Trial | None = None
-        """The trial that the coming step is part of, and `turn` its turn there."""
-        self.turn: Turn | None = None
-        self.background, self.earlier = Background(loop), Earlier(loop)
-        self._speeds = Speeds(loop.given)
-        self.offers = Offers(loop, self._speeds, self.earlier, self.background)
-        self._recent: collections.deque[float] = collections.deque(maxlen=_RECENT)
-        self._trying: Tier | None = None
-        self._began = 0
-        """The step at which the preparation now going on began, and what its steps have taken beyond plain ones."""
-        self._extra = 0.0
-        self._step_began: float | None = None
-        self._prepared = 0.0
-        self._proven: set[str] = {loop.given}
-        self._declined: set[str] = set()
-        self._paired: str | None = None
-        self._ask_at, self._ask_after = EAGER_STEPS, 0.0
-        self._first: int | None = None
+    Args:
+        context: of the loop.
+        declined_kinds: lists why kinds of calls are not captured, each reason once.
+
+    Attributes:
+        in_force: the tier that was chosen; a trial's turns may run in another.
+        state: what is under way.
+        saved_seconds: what steps saved so far, by the ratios that trials found: a slow spell of the machine saves none.
+        trial_seconds: spent on trials, and on preparing tiers that were not chosen.
+        prepare_seconds: spent on preparing tiers that were chosen.
+    """
+
+    asked, chooses = "auto", True
+
+    def __init__(self, context: Context, declined_kinds: Callable[[], list[str]]) -> None:
+        self.context, self._declined_kinds = context, declined_kinds
+        self.start = self.in_force = context.base_tier
+        self.background, self.history = Background(context), History(context)
+        self.speeds = Speeds(self.start.name)
+        self.candidates = Candidates(context, self.speeds, self.history, self.background)
+        self.state: State = Waiting(ask_at=EAGER_STEPS)
+        self.saved_seconds = self.trial_seconds = self.prepare_seconds = 0.0
+        self._first_step: int | None = None
         """Steps done before the first of this process: a resumed run times and decides anew."""
-        self._trial_seconds = self._prepare_seconds = 0.0
-        self.saved_seconds = 0.0
-        """What the steps so far saved, by the ratios that trials found: a slow spell of the machine is no saving."""
-        self._limit: float | None = None
-        """Seconds that the preparation now going on may take, as far as it can be given up between two steps."""
-        self._more = 0.0
-        """How many more where one dear step took it past that."""
-        self._lost: float | None = None
-        """What it had taken then."""
-        self._spent_before = 0.0
-        """What it had taken a step ago."""
-        self._replay_saves = 0.0
-        self._said, self._waits = "", False
-
-    # -- at a step boundary ----------------------------------------------------------------------------------------
-
-    def at_step_boundary(self, step: Callable[..., Any], args: Any, kwargs: Any) -> None:
-        """Decide what the coming step runs in; mostly that is no question."""
-        entered, self._step_began = time.perf_counter(), None
-        if self._first is None:
-            self._first = self.loop.steps
-            self._ask_at = self._first + EAGER_STEPS
-            self._recall(step, (args, kwargs))
-        if self._trying is not None and self.trial is None:
-            name, spent = self._trying.name, self._spent()
-            if self.loop.steps - self._began > _GIVE_UP_STEPS:
-                never = "no kind of call came back often enough to be captured and proven"
-                declined = self.loop.declined_kinds()
-                never += f"; declined: {declined[0]}" if declined else ""
-                why = WAITS if another_trains(self.loop) else never
-                self._decline(name, why)
-                self._stop_trying(f"{name} given up: {why}", spent)
-            elif self._too_dear():
-                self._declined.add(name)  # in this run: a longer one may afford it
-                why = f"it took {spent:.2f} s without being proven, and no more may be lost"
-                self._stop_trying(f"{name} given up: {why}", spent)
-        elif self.trial is None:
-            self._look_at_child()
-            if self.loop.steps >= self._ask_at or time.monotonic() >= self._ask_after > 0:
-                self._ask_or_wait()
-        if self.trial is not None:  # one that was begun just now has its first turn in this very step
-            self.turn = self.trial.turn()
-            self.loop.course.turn(parse(self.turn.tier))
-        self._step_began = time.perf_counter()
-        if self.preparing and self._began == self.loop.steps:  # a compiler that was imported for it is part of the cost
-            self._extra += self._step_began - entered
-
-    def _recall(self, step: Callable[..., Any], inputs: Any) -> None:
-        """Start from what is known of the program; what a run of this process has timed need not be timed again."""
-        self.earlier.called(step, inputs)
-        program = self.earlier.program
-        self.background.go_on_from(program)
-        if program.eager_seconds is not None:
-            self._speeds.recall(program.eager_seconds, program.ratios)
-            self._ask_at = self.loop.steps + _KNOWN_STEPS
-
-    def now(self) -> tuple[Trial, Turn] | None:
-        """Give the trial that the coming step is part of, and its turn."""
-        return (self.trial, self.turn) if self.trial is not None and self.turn is not None else None
-
-    @property
-    def undecided(self) -> str:
-        """Say of the first steps of a run why they are as the model was given; empty once something was decided."""
-        if self._waits:
-            return WAITS
-        if self._said:
-            return ""
-        first = self._ask_at - (self._first or 0)
-        few = self.loop.total_steps is not None and self.loop.total_steps <= first
-        so = f"and this run takes {self.loop.total_steps}" if few else "and then it is decided what others run in"
-        return f"the first {first} steps are timed as they are, {so}"
+        self._said = ""
+        """The reason of the last decision, without its figures."""
 
     @property
     def preparing(self) -> bool:
-        """Tell whether a tier is on its way to its first proven step."""
-        return self._trying is not None and self.trial is None
+        """Return whether a tier is on its way to its first proven step."""
+        return isinstance(self.state, Preparing)
 
     @property
-    def looks_at_launches(self) -> bool:
-        """Tell whether the coming step begins on an idle device, so that its launches hide behind no earlier one's."""
-        return self._steps_here() in _LAUNCHES and self._trying is None and self.in_force == Tier(self.loop.given)
+    def trial(self) -> Trial | None:
+        """Return the trial that is going on, if any."""
+        return self.state.trial if isinstance(self.state, Trying) else None
 
-    def _too_dear(self) -> bool:
-        """Tell whether the preparation going on has to be given up: it has cost what may be lost.
-
-        Once the recording was replayed, what it saves is known, and counts as a timed tier's saving does. Where one
-        step alone took more than all was expected to, what that cost is lost already: then it may take a little more.
-        """
-        spent, before = self._spent(), self._spent_before
-        self._spent_before = spent
-        saves = certain_saving_seconds(self._replay_saves, 0.0, self._left())
-        if self._limit is None or spent <= self._limit + saves:
-            return False
-        if self._lost is None and spent - before > self._more:
-            self._lost = spent
-        return self._lost is None or spent > self._lost + self._more
+    @property
+    def busy(self) -> bool:
+        """Return whether a tier is prepared, tried, or compiled for by a child process."""
+        return not isinstance(self.state, Idle) or self.background.tier is not None
 
     @property
     def quiet(self) -> bool:
-        """Tell whether nothing is under way, so that not every step needs to be timed."""
-        busy = self.trial is not None or self._trying is not None or self.background.tier is not None
-        decided = self._steps_here() > EAGER_STEPS and self.loop.steps < self._ask_at
-        return decided and not busy and self.in_force == Tier(self.loop.given)
+        """Return whether nothing is under way in the models as given, so that not every step needs to be timed."""
+        waits = isinstance(self.state, Idle) and self._steps < self.state.ask_at
+        return waits and not self.busy and self._steps_here > EAGER_STEPS and self.in_force == self.start
 
-    def noting_calls(self) -> contextlib.AbstractContextManager[Any]:
-        """Note how the models are called, in one eager step of the run: what a child will compile."""
-        as_given = self._trying is None and self.in_force == Tier(self.loop.given)
-        recorder = self.background.record() if self._steps_here() == _WARM_UP and as_given else None
-        return recorder if recorder is not None else _NOTHING
-
-    def _look_at_child(self) -> None:
-        if self.background.tier is None or self.loop.steps % _POLL_STEPS or not self.background.ended():
-            return
-        self._ask_at = self.loop.steps
-        if self.background.failed is not None:
-            self._decline(*self.background.failed)
-
-    def _ask_or_wait(self) -> None:
-        """Decide, unless another thread trains: nothing can be proven beside it."""
-        self._waits = another_trains(self.loop)
-        if self._waits:
-            self._ask_at = self.loop.steps + _POLL_STEPS
-            self.loop.say_once(WAITS, logging.WARNING)
-        else:
-            self._ask()
-
-    def _ask(self) -> None:
-        if self._recent:
-            self._speeds.see(self.in_force.name, statistics.median(self._recent))
-        known = self._speeds.seconds(self.loop.given) is not None
-        decision = decide(self._standing(), self._options() if known else [])
-        self._paired = None
-        self._ask_at = self.loop.steps + max(1, decision.ask_again_in_steps)
-        wait = decision.ask_again_in_seconds
-        self._ask_after = time.monotonic() + wait if math.isfinite(wait) else 0.0
-        wording = _FIGURES.sub("", decision.reason)  # the same reason with other figures is no news
-        if known and (decision.action != "stay" or wording != self._said):
-            self._said = wording
-            self.loop.decided(decision.reason, {"action": decision.action, "tier": decision.tier, **decision.numbers})
-        if decision.action == "switch":
-            self._speeds.switch(self.in_force.name, decision.tier, self._left())
-            self._go(parse(decision.tier), decision.reason)
-        elif decision.action == "prepare":
-            expected = decision.numbers["background_seconds"]
-            self.background.start(parse(decision.tier), decision.limit_seconds, expected)
-        elif decision.action == "try":
-            self._try(parse(decision.tier), decision)
-
-    def _go(self, tier: Tier, reason: str) -> None:
-        left, self.in_force = self.in_force, tier
-        self._recent.clear()
-        self.loop.course.aim(tier, reason)
-        if left != tier:
-            self._release(left)
-
-    def _release(self, tier: Tier) -> None:
-        """Give back the memory of recordings that are not replayed any more; they would be proven anew."""
-        if tier.graph:
-            self._proven.discard(tier.name)
-            self.loop.course.release(tier)
-
-    def _try(self, tier: Tier, decision: Decision) -> None:
-        self._trying, self._began, self._prepared, self._extra = tier, self.loop.steps, 0.0, 0.0
-        by_steps = not tier.compiles and self.loop.total_steps is not None
-        self._limit = decision.limit_seconds if by_steps else None
-        self._more, self._lost, self._spent_before = decision.more_seconds, None, 0.0
-        self._replay_saves = 0.0
-        if tier.name in self._proven:
-            self._start_trial(tier)
-        else:
-            self.loop.course.aim(tier, decision.reason)
-
-    def _start_trial(self, tier: Tier) -> None:
-        self._recent.clear()
-        self.trial = Trial(self.in_force.name, tier.name)
-
-    def _give_up(self, reason: str) -> None:
-        """Go back to the tier in force; what the preparation cost is a trial's cost."""
-        self._trial_seconds += self._spent()
-        self._trying = self.trial = None
-        self._ask_at = self.loop.steps
-        self._recent.clear()
-        self.loop.course.aim(self.in_force, reason)
-
-    def _stop_trying(self, reason: str, spent: float) -> None:
-        """Give up what is on its way to its first proven step, and say so."""
-        assert self._trying is not None
-        tier = self._trying
-        self.loop.decided(reason, {"action": "give up", "tier": tier.name, "spent_seconds": spent})
-        self.loop.account.gave_up(tier.name, reason.removeprefix(f"{tier.name} "))
-        self._release(tier)
-        self._give_up(reason)
-
-    def _spent(self) -> float:
-        """Give the seconds that the preparation has taken so far beyond what its steps would have taken without it."""
-        under_way = time.perf_counter() - self._step_began if self._step_began is not None else 0.0
-        return self._extra + self._beyond(under_way)
-
-    def _beyond(self, seconds: float) -> float:
-        return max(0.0, seconds - (self._speeds.seconds(self.in_force.name) or 0.0))
-
-    def took(self, kind: str) -> None:
-        """A step of a kind is over. A plain one between those of a preparation is none of its cost.
-
-        A length that comes for the first time takes several times as long in eager as well.
-        """
-        if self._step_began is not None and self._trying is not None and self.trial is None and kind != "run":
-            self._extra += self._beyond(time.perf_counter() - self._step_began)
-        self._step_began = None
+    @property
+    def idle_start(self) -> bool:
+        """Return whether the coming step begins on an idle device, so that its launches hide behind no earlier step."""
+        return self._steps_here in _LAUNCHES and isinstance(self.state, Idle) and self.in_force == self.start
 
     @property
     def eager_seconds(self) -> float | None:
-        """A step of the model as it was given, at the speed that the machine has now."""
-        return self._speeds.seconds(self.loop.given)
+        """Return the seconds of a step of the models as given, at the speed that the machine has now."""
+        return self.speeds.seconds(self.start.name)
 
-    # -- what the loop tells ---------------------------------------------------------------------------------------
+    @property
+    def undecided(self) -> str:
+        """Say why the first steps run as the models were given; empty once something was decided."""
+        if isinstance(self.state, Idle) and self.state.beside_thread:
+            return WAITS
+        if isinstance(self.state, Waiting):
+            return self.state.why(self._first_step or 0, self.context.total_steps)
+        return ""
 
-    def proven(self, tier: Tier) -> None:
-        """A tier was proven: if it is the one on trial, time it by turns with the one in force."""
-        self._proven.add(tier.name)
-        if tier == self._trying and self.trial is None:
-            self._prepared = self._spent()
-            if tier.name in self.earlier.program.faster:
-                self._known_faster(tier)
-            else:
-                self._start_trial(tier)
+    @property
+    def _steps(self) -> int:
+        return self.context.progress.steps
 
-    def _known_faster(self, tier: Tier) -> None:
-        """A tier that an earlier run of this process timed by turns is proven for this run's own objects: enough."""
-        self._trying, self._paired = None, tier.name
-        self._prepare_seconds += self._prepared
-        self.earlier.again(tier.name, self._prepared)
-        self._ask_at = self.loop.steps
-        self._recent.clear()
-        line = f"{tier.name}: proven in {self._prepared:.2f} s, timed in an earlier run of this process"
-        self.loop.decided(line, {"action": "known", "tier": tier.name, "prepare_seconds": self._prepared})
-        self.loop.course.turn(self.in_force)  # until `decide` switches, which it need not
+    @property
+    def _steps_here(self) -> int:  # in this process
+        return self._steps - (self._first_step or 0)
 
-    def declined(self, tier: Tier, reason: str) -> None:
-        """A tier cannot run; one that was captured runs on without its graph, or as given."""
-        self._decline(tier.name, reason)
-        if not tier.graph:  # the code itself is wrong or fails, whatever it runs in
-            self._declined.add(tier.name + "+graph")
-            self.loop.compiled.forget(tier.base)
-        if self._trying is not None and self._trying.name in self._declined:
-            self._give_up(f"{tier.name} declined")
-        elif self.in_force.name in self._declined:
-            lower = self.in_force.without_graph()
-            usable = lower.name in self._proven and lower.name not in self._declined
-            self.trial = self._trying = None
-            self._ask_at = self.loop.steps
-            self._go(lower if usable else Tier(self.loop.given), f"{tier.name} declined: {reason}")
+    @property
+    def _steps_left(self) -> int:
+        return remaining(self._steps, self.context.total_steps).steps
 
-    def _decline(self, name: str, reason: str) -> None:
-        self._declined.add(name)
-        self._proven.discard(name)
-        self.earlier.declined(name, reason)
+    def before_step(self, step: Callable[..., Any], args: Any, kwargs: Any) -> list[Action]:
+        """Decide what the coming step runs in; mostly that is no question."""
+        if self._first_step is None:
+            self._begin(step, (args, kwargs))
+        actions: list[Action] = []
+        if isinstance(self.state, Preparing):
+            actions += self._check_preparation(self.state)
+        elif isinstance(self.state, Idle):
+            self._poll_child(self.state)
+            if self.state.due(self._steps):
+                actions += self._ask_or_wait(self.state)
+        if isinstance(self.state, Trying):  # a trial that was begun just now has its first turn in this very step
+            actions.append(TryTier(self.state.take_turn()))
+        return actions
+
+    def _begin(self, step: Callable[..., Any], inputs: Any) -> None:
+        """Start from what is known of the program: what a run of this process has timed need not be timed again."""
+        self._first_step = self._steps
+        self.history.look_up(step, inputs)
+        program = self.history.program
+        self.background.go_on_from(program)
+        self.state = Waiting(ask_at=self._steps + EAGER_STEPS)
+        if program.eager_seconds is not None:
+            self.speeds.recall(program.eager_seconds, program.ratios)
+            self.state.ask_at = self._steps + _KNOWN_STEPS
+
+    def _check_preparation(self, preparation: Preparing) -> list[Action]:
+        """Give a preparation up that has gone on for too long, or has cost too much."""
+        preparation.drop_step()  # its step is over by now: one that raised was not counted
+        name, spent = preparation.tier.name, preparation.spent
+        if preparation.steps > _GIVE_UP_STEPS:
+            why = "no kind of call came back often enough to be captured and proven"
+            if declined := self._declined_kinds():
+                why += f"; declined: {declined[0]}"
+            if another_trains(self.context):
+                why = WAITS
+            self.candidates.decline(name, why)
+        elif preparation.too_expensive(self._steps_left):
+            self.candidates.declined.add(name)  # in this run alone: a longer one may afford it
+            why = f"it took {spent:.2f} s without being proven, and no more may be lost"
+        else:
+            return []
+        reason = f"{name} given up: {why}"
+        self.context.reports.decided(reason, {"action": "give up", "tier": name, "spent_seconds": spent})
+        self.context.reports.gave_up(name, f"given up: {why}")
+        return [*self._release(preparation.tier), *self._give_up(reason)]
+
+    def _poll_child(self, state: Idle) -> None:
+        """Look now and then whether the background compile has ended; if so, `decide` is asked at once."""
+        if self.background.tier is None or self._steps % _POLL_STEPS or not self.background.ended():
+            return
+        state.ask_at = self._steps
+        if self.background.failed is not None:
+            self.candidates.decline(*self.background.failed)
+
+    def turn(self) -> tuple[Trial, Turn] | None:
+        """Return the trial that the coming step is part of, and its turn in it."""
+        if isinstance(self.state, Trying) and self.state.turn is not None:
+            return self.state.trial, self.state.turn
+        return None
+
+    def watch_step(self) -> contextlib.AbstractContextManager[Any]:
+        """Watch the step that runs in the block: when it begins; and once, what a child process needs to know of it."""
+        if isinstance(self.state, Preparing):
+            self.state.begin_step()
+        elif isinstance(self.state, Trying):
+            self.state.preparation.begin_step()
+        elif self._steps_here == _WARM_UP and self.in_force == self.start:
+            return self.background.record() or _NOTHING
+        return _NOTHING
+
+    def after_step(self, doing: str) -> None:
+        """Note that a step is over; ``doing`` as in `DecoratedStep`."""
+        if isinstance(self.state, Preparing):
+            self.state.end_step(doing)
+        elif isinstance(self.state, Trying):
+            self.state.preparation.drop_step()
+
+    # -- decisions --------------------------------------------------------------------------------------------------
+
+    def _ask_or_wait(self, state: Idle) -> list[Action]:
+        """Decide, unless another thread trains: nothing can be proven beside it."""
+        state.beside_thread = another_trains(self.context)
+        if not state.beside_thread:
+            return self._ask(state)
+        state.ask_at = self._steps + _POLL_STEPS
+        self.context.reports.say_once(WAITS, logging.WARNING)
+        return []
+
+    def _ask(self, state: Idle) -> list[Action]:
+        if state.recent:
+            self.speeds.see(self.in_force.name, statistics.median(state.recent))
+        timed = self.eager_seconds is not None
+        options = self.candidates.options(self.in_force.name, state.paired) if timed else []
+        decision = decide(self._standing(), options)
+        ask_at, wait = self._steps + max(1, decision.ask_again_in_steps), decision.ask_again_in_seconds
+        ask_after = time.monotonic() + wait if math.isfinite(wait) else 0.0
+        self.state = (Settled if timed else Waiting)(ask_at, ask_after, state.recent)
+        if timed:
+            self._say(decision)
+        tier = parse(decision.tier)
+        if decision.action == "switch":
+            self.speeds.switch(self.in_force.name, decision.tier, self._steps_left)
+            state.recent.clear()
+            return self._switch(tier, decision.reason)
+        if decision.action == "prepare":
+            self.background.start(tier, decision.limit_seconds, decision.numbers["background_seconds"])
+        if decision.action == "try":
+            return self._try(tier, decision)
+        return []
+
+    def _say(self, decision: Decision) -> None:
+        """Write a decision down; the same reason to stay with other figures is no news."""
+        wording = _FIGURES.sub("", decision.reason)
+        if decision.action != "stay" or wording != self._said:
+            self._said = wording
+            numbers = {"action": decision.action, "tier": decision.tier, **decision.numbers}
+            self.context.reports.decided(decision.reason, numbers)
+
+    def _switch(self, tier: Tier, reason: str) -> list[Action]:
+        left, self.in_force = self.in_force, tier
+        return [SetTier(tier, reason), *(self._release(left) if left != tier else ())]
+
+    def _release(self, tier: Tier) -> list[Action]:
+        """Give back the memory of recordings that are not replayed any more; they would be proven anew."""
+        if not tier.graph:
+            return []
+        self.candidates.proven.discard(tier.name)
+        return [Release(tier)]
+
+    def _try(self, tier: Tier, decision: Decision) -> list[Action]:
+        """Begin to prepare a tier, or its trial where it is ready."""
+        by_steps = not tier.compiles and self.context.total_steps is not None
+        preparation = Preparing(
+            tier,
+            self.speeds.seconds(self.in_force.name) or 0.0,
+            limit_seconds=decision.limit_seconds if by_steps else None,
+            more_seconds=decision.more_seconds,
+        )
+        if tier.name in self.candidates.proven:
+            self.state = Trying(Trial(self.in_force.name, tier.name), preparation)
+            return []
+        self.state = preparation
+        return [SetTier(tier, decision.reason)]
+
+    def _give_up(self, reason: str) -> list[Action]:
+        """Go back to the tier in force; what the preparation cost is a trial's cost."""
+        self.trial_seconds += self.state.spent
+        self.state = Settled(ask_at=self._steps)
+        return [SetTier(self.in_force, reason)]
+
+    # -- what the loop reports --------------------------------------------------------------------------------------
+
+    def proven(self, tier: Tier) -> list[Action]:
+        """Begin the trial of the tier that was prepared, now that it is proven."""
+        self.candidates.proven.add(tier.name)
+        if not isinstance(self.state, Preparing) or tier != self.state.tier:
+            return []
+        prepared = self.state.spent
+        if tier.name in self.history.program.faster:
+            return self._skip_trial(tier, prepared)
+        self.state = Trying(Trial(self.in_force.name, tier.name), self.state, prepared)
+        return []
+
+    def _skip_trial(self, tier: Tier, prepared: float) -> list[Action]:
+        """Skip the trial: an earlier run in this process timed this tier, and it is now proven for this run's objects.
+
+        The tier in force runs on until `decide` switches, which it need not.
+        """
+        self.prepare_seconds += prepared
+        self.history.note_reached(tier.name, prepared)
+        self.state = Settled(ask_at=self._steps, paired=tier.name)
+        line = f"{tier.name}: proven in {prepared:.2f} s, timed in an earlier run of this process"
+        self.context.reports.decided(line, {"action": "known", "tier": tier.name, "prepare_seconds": prepared})
+        return [TryTier(self.in_force)]
+
+    def declined(self, tier: Tier, obstacle: Obstacle) -> list[Action]:
+        """Leave a tier that cannot run: a captured one for its code without a graph, or for the models as given."""
+        candidates, reason = self.candidates, str(obstacle)
+        candidates.decline(tier.name, reason)
+        if not tier.graph:  # the code itself is wrong or fails, captured or not
+            candidates.declined.add(tier.name + "+graph")
+            self.context.compiled.forget(tier.base)
+        if isinstance(self.state, Preparing | Trying) and self.state.tier.name in candidates.declined:
+            return self._give_up(f"{tier.name} declined")
+        if self.in_force.name not in candidates.declined:
+            return []
+        lower = self.in_force.without_graph()
+        usable = lower.name in candidates.proven and lower.name not in candidates.declined
+        self.state = Settled(ask_at=self._steps)
+        return self._switch(lower if usable else self.start, f"{tier.name} declined: {reason}")
+
+    failed = declined
 
     def replay_saves(self, seconds: float) -> None:
-        """A recording that is being proven saves so much a step, held against eager in the same proof step."""
-        self._replay_saves = seconds
+        """Note what the recording that is being proven saves a step, against eager in the same proof step."""
+        if isinstance(self.state, Preparing):
+            self.state.replay_saves = seconds
 
-    def timed(self, ran: Ran, timing: Timing) -> None:
-        """A step's time became known."""
-        tier, trial, clean = ran.tier, ran.turn, ran.kind == "run"
-        if trial is not None:
-            if trial[0] is self.trial and clean and tier == trial[1].tier:
-                self._add(*trial, timing.seconds)
-            return
-        if clean and tier == self.in_force.name and self._trying is None and self._steps_here() > _WARM_UP:
-            self._recent.append(timing.seconds)
-            self.saved_seconds += self._speeds.saved(tier, timing.seconds)
-            if ran.alone and tier == self.loop.given and timing.seconds > 0:
-                self.offers.waiting.append(timing.host_seconds / timing.seconds)
+    def timed(self, ran: Ran, timing: Timing) -> list[Action]:
+        """Note what a step took; times come a few steps late."""
+        state, plain = self.state, ran.kind == "run"
+        if ran.turn is not None:
+            trial, turn = ran.turn
+            if isinstance(state, Trying) and trial is state.trial and plain and ran.tier == turn.tier:
+                trial.add(turn, timing.seconds)
+                return self._conclude(state)
+        elif isinstance(state, Idle) and plain and ran.tier == self.in_force.name and self._steps_here > _WARM_UP:
+            state.recent.append(timing.seconds)
+            self.saved_seconds += self.speeds.saved(ran.tier, timing.seconds)
+            if ran.alone and ran.tier == self.start.name and timing.seconds > 0:
+                self.candidates.host_shares.append(timing.host_seconds / timing.seconds)
+        return []
 
-    def _add(self, trial: Trial, turn: Turn, seconds: float) -> None:
-        trial.add(turn, seconds)
-        verdict = trial.verdict()
+    def _conclude(self, state: Trying) -> list[Action]:
+        """End a trial once its verdict is clear; `decide` then switches to a tier that was faster."""
+        trial, prepared, verdict = state.trial, state.prepared_seconds, state.trial.verdict()
         if verdict.outcome == "undecided":
-            return
+            return []
         candidate, faster = trial.candidate, verdict.outcome == "faster"
-        self.trial = self._trying = None
-        self._speeds.record(trial, self._left())
-        self._trial_seconds += trial.extra_seconds + (0.0 if faster else self._prepared)
-        self._prepare_seconds += self._prepared if faster else 0.0
-        self._paired = candidate if faster else None
-        self.loop.decided(f"{candidate} against {trial.in_force}: {verdict}", {"action": "trial", "tier": candidate})
-        warm = self.loop.compiled.was_warm()
-        self.earlier.timed(candidate, self._speeds, self._prepared, warm=warm, faster=faster)
-        self._ask_at = self.loop.steps
-        self._recent.clear()
-        self.loop.course.turn(self.in_force)
-        if not faster:
-            self._release(parse(candidate))
-
-    def _steps_here(self) -> int:
-        return self.loop.steps - (self._first or 0)
-
-    def _left(self) -> int:
-        return remaining(self.loop.steps, self.loop.total_steps).steps
-
-    # -- what `decide` is told -------------------------------------------------------------------------------------
+        self.state = Settled(ask_at=self._steps, paired=candidate if faster else None)
+        self.speeds.record(trial, self._steps_left)
+        self.trial_seconds += trial.extra_seconds + (0.0 if faster else prepared)
+        self.prepare_seconds += prepared if faster else 0.0
+        line = f"{candidate} against {trial.in_force}: {verdict}"
+        self.context.reports.decided(line, {"action": "trial", "tier": candidate})
+        self.history.note_trial(candidate, self.speeds, prepared, faster=faster)
+        return [TryTier(self.in_force), *(() if faster else self._release(parse(candidate)))]
 
     def _standing(self) -> Standing:
-        here, base = self.in_force.name, self.loop.given
+        here, base, runs = self.in_force.name, self.start.name, self.context.runs
         return Standing(
-            step=self.loop.steps,
-            total_steps=self.loop.total_steps,
+            step=self._steps,
+            total_steps=self.context.total_steps,
             tier=here,
             base=base,
-            step_seconds=self._speeds.seconds(here),
-            step_high_seconds=self._speeds.high_seconds(here),
-            recent_seconds=statistics.median(self._recent) if len(self._recent) >= _FEWEST_RECENT else None,
-            eager_seconds=self._speeds.seconds(base),
-            eager_low_seconds=self._speeds.base_low_seconds,
-            trial_seconds=self._trial_seconds,
-            prepare_seconds=self._prepare_seconds,
+            step_seconds=self.speeds.seconds(here),
+            step_high_seconds=self.speeds.high_seconds(here),
+            recent_seconds=self.state.recent_seconds if isinstance(self.state, Idle) else None,
+            eager_seconds=self.speeds.seconds(base),
+            eager_low_seconds=self.speeds.base_low_seconds,
+            trial_seconds=self.trial_seconds,
+            prepare_seconds=self.prepare_seconds,
             saved_seconds=self.saved_seconds,
             preparing=self.background.tier,
-            free_memory_bytes=self.offers.free_bytes(),
-            runs=self.loop.runs or 1.0,
-            carried_seconds=history_store.carried_seconds() if self.loop.runs is not None else 0.0,
+            free_memory_bytes=self.candidates.free_bytes(),
+            runs=runs or 1.0,
+            carried_seconds=history_store.carried_seconds() if runs is not None else 0.0,
         )
 
-    def _options(self) -> list[Option]:
-        return self.offers.options(
-            self.in_force.name, proven=self._proven, declined=self._declined, paired=self._paired
-        )
+    def spread_before(self, step: str) -> dict[str, Difference] | None:
+        """Return how far a step was from itself in earlier runs of this process, by tensor; to be added to."""
+        return self.history.spread(step)
 
     def close(self) -> None:
-        """Settle with the runs that come after this one: the credit, and the child; without any, stop it."""
-        base = self.eager_seconds
-        if self.loop.runs is not None and base is not None:
-            unfinished = self._spent() if self._trying is not None else 0.0
-            history_store.carry(carried_seconds(self._standing(), base) - unfinished)
-        if (self.loop.runs or 1.0) > 1.0:
+        """Settle with the runs that come after this one: the credit, and the child; where there are none, stop it."""
+        base, runs = self.eager_seconds, self.context.runs
+        if runs is not None and base is not None:
+            history_store.carry(carried_seconds(self._standing(), base) - self.state.spent)
+        if (runs or 1.0) > 1.0:
             self.background.leave()
+        self.background.stop()
+
+    def stop(self) -> None:
+        """Stop the child process; nothing is left to other runs."""
         self.background.stop()

@@ -1,4 +1,4 @@
-"""The background compile of one loop: what can be compiled by a child, which tier is under way, which are ready."""
+"""The background compile of one loop: what a child process can compile, which tier it is at, which tiers are ready."""
 
 from __future__ import annotations
 
@@ -13,62 +13,71 @@ from hotloop.step.policy.history_store import Child
 
 if TYPE_CHECKING:
     from hotloop.decide import Facts, Option
-    from hotloop.step.loop.loop import Loop
-    from hotloop.step.policy.history_store import Program
+    from hotloop.step.context import Context
+    from hotloop.step.policy.history_store import ProgramHistory
     from hotloop.step.tiers import Tier
 
 _LIMIT_SECONDS = 1800.0
 _CPU_CONTENTION = 0.3
-"""Seconds that training on a CPU loses for a second of the child, which gives way but shares the caches: a guess."""
+"""Seconds that training on a CPU loses for each second of the child, whose priority is low but which shares the caches:
+a guess."""
 _TRACING_SHARE = 0.3
-"""Of a cold compile, what a swap with a full cache takes at most: 3.4 of 29 s, 6.7 of 116 s were measured."""
+"""Share of a cold compile that a swap with a full cache takes at most: 3.4 of 29 s and 6.7 of 116 s were measured."""
 
 
 class Background:
-    """Looks after at most one child at a time."""
+    """Runs at most one child process at a time.
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    Args:
+        context: of the loop.
+
+    Attributes:
+        tier: the name of the tier that the child compiles for just now; None where there is no child.
+        failed: the tier that the last child could not compile, and why.
+        unavailable: why no child can compile for this program; empty as long as one can.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._recorder: Recorder | None = None
         self._child: BackgroundCompile | None = None
-        self._program: Program | None = None
+        self._program: ProgramHistory | None = None
         self._ready: dict[str, float] = {}
-        self.tier: str | None = None
-        """The tier that a child compiles for just now, and since when."""
+        """By base, seconds of the swap after a child has compiled it."""
         self._since = 0.0
         self._expected: float | None = None
         self._slower = 1.0
+        self.tier: str | None = None
         self.failed: tuple[str, str] | None = None
-        """The tier that could not be compiled, and why."""
         self.unavailable = ""
-        """Why no child can compile for this program; empty as long as one can."""
 
-    def go_on_from(self, program: Program) -> None:
-        """Take up what earlier runs of the same program left: recorded calls, what is compiled, a child at work."""
+    def go_on_from(self, program: ProgramHistory) -> None:
+        """Take over what earlier runs of the same program left: recorded calls, what is compiled, a child at work."""
         self._program, child = program, program.child
         self._recorder = self._recorder or program.recorder
         self._ready |= program.ready
         self._slower = max(self._slower, program.slower)
         if child is not None and self._child is None:
             self._child, self.tier, program.child = child.process, child.tier, None
-            self._since, self._expected = time.monotonic(), None  # when it began is not known here
+            self._since, self._expected = time.monotonic(), None  # when the child began is not known here
 
     def record(self) -> Recorder | None:
-        """Give the recorder for one eager step, the first time; its calls are what a child will compile.
+        """Return a recorder for one eager step; None where there is a recorder already, or nothing can be compiled.
 
-        Where a factory makes the program anew, it notes what memory the step takes, and no calls.
+        A child will compile the calls that it notes. Where a factory makes the program anew, it notes no calls, only
+        the memory that the step takes.
         """
-        if self._recorder is not None or self._loop.given == "as-given":
+        if self._recorder is not None or self._context.base_tier.base == "as-given":
             return None
-        self._recorder = Recorder({} if self._loop.workload else self._loop.compiled.models)
+        self._recorder = Recorder({} if self._context.workload else self._context.compiled.models)
         return self._recorder
 
     def possible(self, name: str) -> bool:
-        """Tell whether a child could compile for a tier."""
+        """Return whether a child could compile for a tier."""
         base = name.removesuffix("+graph")
         if base in ("eager", "as-given") or base in self._ready or self.unavailable or self.tier is not None:
             return False
-        if self._loop.workload:
+        if self._context.workload:
             return True
         if self._recorder is None:
             return False
@@ -76,48 +85,51 @@ class Background:
             self._refuse(self._recorder.reason)
         return not self._recorder.reason
 
-    def offers(self, name: str, facts: Facts, rejected_at: int | None) -> list[Option]:
-        """Give what a tier is expected to cost and give: in the foreground, and by a child where one can compile."""
+    def options(self, name: str, facts: Facts, rejected_at: int | None) -> list[Option]:
+        """Return what a tier is expected to cost and save, compiled in the foreground, or by a child if possible."""
         ready = self._ready.get(name.removesuffix("+graph"))
-        found = [expect(name, facts, background=ready is not None)]
-        if ready is not None and found[0] is not None:  # the child is done: only the swap is left
-            swap = min(ready, found[0].prepare_seconds)
-            worst = min(2.0 * swap, max(swap, found[0].prepare_worst_seconds or 2.0 * swap))
-            found = [
+        foreground = expect(name, facts, background=ready is not None)
+        options = [foreground]
+        if ready is not None and foreground is not None:  # the child is done: only the swap is left
+            swap = min(ready, foreground.prepare_seconds)
+            worst = min(2.0 * swap, max(swap, foreground.prepare_worst_seconds or 2.0 * swap))
+            options = [
                 dataclasses.replace(
-                    found[0], background_seconds=None, prepare_seconds=swap, prepare_worst_seconds=worst
+                    foreground, background_seconds=None, prepare_seconds=swap, prepare_worst_seconds=worst
                 )
             ]
         elif self.possible(name):
-            found.append(expect(name, facts, background=True))
+            options.append(expect(name, facts, background=True))
         elif name == self.tier:
-            found = [self._coming(name, facts)]
-        contention = _CPU_CONTENTION if self._loop.device.type == "cpu" else 0.0
+            options = [self._under_way(name, facts)]
+        contention = _CPU_CONTENTION if self._context.device.type == "cpu" else 0.0
         return [
-            dataclasses.replace(one, rejected_at=rejected_at, contention=contention if one.background_seconds else 0.0)
-            for one in found
-            if one is not None
+            dataclasses.replace(
+                option, rejected_at=rejected_at, contention=contention if option.background_seconds else 0.0
+            )
+            for option in options
+            if option is not None
         ]
 
-    @property
-    def slower(self) -> float:
-        """How many times longer than was expected of it a child took, or has taken so far; 1 where none was late.
-
-        What compiles slowly for one tier does so for the others: a compile in the foreground that is expected to take a
-        tenth of what the child still needs took three minutes, beside a child that was late.
-        """
-        late = 0.0
-        if self.tier is not None and self._expected:
-            late = (time.monotonic() - self._since) / self._expected
-        return max(self._slower, late)
-
-    def _coming(self, name: str, facts: Facts) -> Option | None:
-        """Give what is left of the tier that a child compiles for; one that is late is taken to need as long again."""
+    def _under_way(self, name: str, facts: Facts) -> Option | None:
+        """Return the tier that a child compiles for, with what is left; a late child is taken to need as long again."""
         option = expect(name, facts, background=True)
         if option is None or option.background_seconds is None:
             return option
         spent = time.monotonic() - self._since
         return dataclasses.replace(option, background_seconds=max(option.background_seconds - spent, spent))
+
+    @property
+    def slower(self) -> float:
+        """Return how many times longer than expected a child took, or has taken so far; 1 where none was late.
+
+        What compiles slowly for one tier does so for the others. Beside a late child, a compile in the foreground that
+        was expected to take a tenth of what the child still needs took three minutes.
+        """
+        late = 0.0
+        if self.tier is not None and self._expected:
+            late = (time.monotonic() - self._since) / self._expected
+        return max(self._slower, late)
 
     def start(self, tier: Tier, limit_seconds: float | None, expected_seconds: float | None) -> None:
         """Start a child for a tier's code; where that is not possible, `unavailable` says why.
@@ -125,14 +137,14 @@ class Background:
         Args:
             tier: the tier.
             limit_seconds: when to stop the child.
-            expected_seconds: what the decision expected it to take, with what is known of earlier ones; None where it
-                expected nothing.
+            expected_seconds: what the decision expected the compile to take, lateness of earlier children included;
+                None where it expected nothing.
         """
-        settings = self._loop.compiled.settings(tier)
+        settings = self._context.compiled.settings(tier)
         try:
-            if self._loop.workload:
+            if self._context.workload:
                 peak = self._recorder.peak_bytes if self._recorder is not None else None
-                request = Request.of_factory(self._loop.workload, settings, peak_bytes=peak)
+                request = Request.of_factory(self._context.workload, settings, peak_bytes=peak)
             else:
                 assert self._recorder is not None
                 request = self._recorder.request(settings)
@@ -146,46 +158,42 @@ class Background:
 
     def _refuse(self, reason: str) -> None:
         self.unavailable = reason
-        # Written down as well: the next decision is one for a compile in the foreground, or for none.
-        self._loop.decided(f"background unavailable: {reason}", {"action": "no background"})
+        # A decision as well: the next one is for a compile in the foreground, or for none.
+        self._context.reports.decided(f"background unavailable: {reason}", {"action": "no background"})
 
     def ended(self) -> bool:
-        """Tell whether the child has ended since this was last asked."""
+        """Return whether the child has ended since the last look; `failed` then says whether it failed."""
         if self._child is None or (outcome := self._child.poll()) == "running":
             return False
         name, self._child, self.tier = self.tier, None, None
         assert name is not None
         self.failed = None
-        if isinstance(outcome, Done):
-            # Compiled cold, less what Inductor itself took, is tracing: what a swap with a full cache takes.
-            self._ready[name.removesuffix("+graph")] = _swap_seconds(outcome)
-            if self._expected:
-                self._slower = max(self._slower, outcome.seconds / self._expected)
-            if self._program is not None:
-                self._program.ready |= self._ready
-                self._program.slower = self._slower
-            self._loop.say_once(f"{name}: compiled in the background in {outcome.seconds:.0f} s")
-        else:
+        if not isinstance(outcome, Done):
             self.failed = name, outcome.reason
-            self._loop.say_once(f"{name}: the background compile failed: {outcome.reason}")
+            self._context.reports.say_once(f"{name}: the background compile failed: {outcome.reason}")
+            return True
+        # A cold compile, less what Inductor itself took, is tracing: a swap with a full cache takes as long.
+        self._ready[name.removesuffix("+graph")] = max(1.0, _TRACING_SHARE * outcome.compile_seconds)
+        if self._expected:
+            self._slower = max(self._slower, outcome.seconds / self._expected)
+        if self._program is not None:
+            self._program.ready |= self._ready
+            self._program.slower = self._slower
+        self._context.reports.say_once(f"{name}: compiled in the background in {outcome.seconds:.0f} s")
         return True
 
     def leave(self) -> None:
         """Leave what the next run of the same program can use; a child that is at work goes on for it."""
         if self._program is None:
             return
-        if self._recorder is not None and not self._recorder.reason and not self._loop.workload:
+        if self._recorder is not None and not self._recorder.reason and not self._context.workload:
             self._program.recorder = self._recorder
         if self._child is not None and self.tier is not None:
             history_store.leave(self._program, Child(self._child, self.tier))
             self._child, self.tier = None, None
 
     def stop(self) -> None:
-        """Stop the child."""
+        """Stop the child, if there is one."""
         if self._child is not None:
             self._child.stop()
             self._child, self.tier = None, None
-
-
-def _swap_seconds(outcome: Done) -> float:
-    return max(1.0, _TRACING_SHARE * outcome.compile_seconds)

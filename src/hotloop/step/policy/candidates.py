@@ -12,118 +12,124 @@ from hotloop.measure import machine
 from hotloop.step.tiers import NAMED, Tier, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from hotloop.decide import Speeds
-    from hotloop.step.loop.loop import Loop
+    from hotloop.step.context import Context
     from hotloop.step.policy.background import Background
-    from hotloop.step.policy.history import Earlier
+    from hotloop.step.policy.history import History
+
+_EARLY = 0.8
+"""Share of an eager step within which a host is done well before the device; chosen, not measured."""
 
 
-class Offers:
-    """Offers tiers for one loop.
+class Candidates:
+    """The tiers that one loop may choose among.
 
     Args:
-        loop: whose.
-        speeds: what this run timed.
-        earlier: what earlier runs found out.
-        background: what a child has compiled, or could.
+        context: of the loop.
+        speeds: what trials of this run found.
+        history: what earlier runs found.
+        background: what a child process has compiled, or could.
 
     Attributes:
-        waiting: of eager steps that began on an idle device, the share that the host was at them.
+        proven: names of the tiers that steps can run in at once.
+        declined: names of the tiers that cannot run, or were given up.
+        host_shares: of eager steps that began on an idle device, the share of its time that the host worked.
     """
 
-    def __init__(self, loop: Loop, speeds: Speeds, earlier: Earlier, background: Background) -> None:
-        self._loop, self._speeds, self._earlier, self._background = loop, speeds, earlier, background
-        self.waiting: list[float] = []
+    def __init__(self, context: Context, speeds: Speeds, history: History, background: Background) -> None:
+        self._context, self._speeds, self._history, self._background = context, speeds, history, background
+        self.proven: set[str] = {context.base_tier.name}
+        self.declined: set[str] = set()
+        self.host_shares: list[float] = []
 
-    def options(
-        self, in_force: str, *, proven: Collection[str], declined: Collection[str], paired: str | None
-    ) -> list[Option]:
-        """Give the tiers that there are beside the one in force, but for those that were declined.
+    def decline(self, name: str, reason: str) -> None:
+        """Leave a tier out from now on, and note why for later runs."""
+        self.declined.add(name)
+        self.proven.discard(name)
+        self._history.note_declined(name, reason)
+
+    def options(self, in_force: str, paired: str | None = None) -> list[Option]:
+        """Return the tiers beside the one in force that were not declined, here or in two earlier runs.
 
         Args:
-            in_force: the tier that steps run in.
-            proven: tiers that steps can run in at once.
-            declined: tiers that cannot run.
-            paired: the tier that was just timed by turns with the one in force.
+            in_force: the name of the tier that steps run in.
+            paired: the name of the tier that a trial has just found faster than the tier in force.
         """
-        base = self._speeds.seconds(self._loop.given)
+        base = self._speeds.seconds(self._context.base_tier.name)
         assert base is not None
+        tensors = self._context.holdings.tensors().values()
         facts = Facts(
-            device="cpu" if self._loop.engine is None else "cuda",  # the stand-in stands for a GPU here as well
+            device="cpu" if self._context.engine is None else "cuda",  # an emulated engine stands for a GPU here
             eager_seconds=base,
             launch_bound=self._launch_bound(),
             measured=self._speeds.measured(),
-            state_bytes=sum(
-                one.nbytes for one in self._loop.holdings.tensors().values() if one.layout == torch.strided
-            ),
+            state_bytes=sum(tensor.nbytes for tensor in tensors if tensor.layout == torch.strided),
             slower=self._background.slower,
         )
-        left_alone = {*declined} | {name for name in self.names() if self._earlier.program.hopeless(name)}
-        names = [name for name in self.names() if name != in_force and name not in left_alone]
-        needed = self._graph_bytes()
-        return [
-            dataclasses.replace(option, memory_bytes=needed)
-            if name.endswith("+graph") and name not in proven
-            else option
-            for name in names
-            for option in self._offers(name, facts, proven, paired)
-        ]
+        graph_bytes = self._graph_bytes()
+        options: list[Option] = []
+        for name in self.names():
+            if name == in_force or name in self.declined or self._history.program.hopeless(name):
+                continue
+            for option in self._options_of(name, facts, paired):
+                needs_graph = name.endswith("+graph") and name not in self.proven
+                options.append(dataclasses.replace(option, memory_bytes=graph_bytes) if needs_graph else option)
+        return options
 
     def names(self) -> list[str]:
         """Name the tiers that this program could run in."""
-        given = self._loop.given
-        names = ["as-given", "as-given+graph"] if given == "as-given" else list(NAMED)
-        if not self._loop.compiled.in_blocks:
+        as_given = self._context.base_tier.base == "as-given"
+        names = ["as-given", "as-given+graph"] if as_given else list(NAMED)
+        if not self._context.compiled.in_blocks:
             names = [name for name in names if not name.startswith("regional")]
-        return [name for name in names if not (tier := parse(name)).graph or self._records(tier)]
+        return [name for name in names if self._can_run(parse(name))]
 
-    def _records(self, tier: Tier) -> bool:
-        engine = self._loop.engine
+    def _can_run(self, tier: Tier) -> bool:
+        """Return whether the loop's engine can record the tier, where it has a graph."""
+        if not tier.graph:
+            return True
+        engine = self._context.engine
         return engine is not None and (engine.kernels or not tier.makes_kernels)
 
-    def _offers(self, name: str, facts: Facts, proven: Collection[str], paired: str | None) -> list[Option]:
+    def _options_of(self, name: str, facts: Facts, paired: str | None) -> list[Option]:
         rejected = self._speeds.rejected_at(name)
-        if name in proven:
-            seconds = self._speeds.seconds(name)
-            if seconds is None:
-                return []
-            return [
-                Option(
-                    tier=name,
-                    step_seconds=seconds,
-                    prepare_seconds=0.0,
-                    source="measured",
-                    paired=name == paired,
-                    recalled=name not in self._earlier.timed_here,
-                    rejected_at=rejected,
-                )
-            ]
-        known = self._earlier.recalled(name, facts, rejected) or self._earlier.option(name, facts, rejected)
-        if known is not None:
-            return [known]
-        return self._background.offers(name, facts, rejected)
+        if name not in self.proven:
+            known = self._history.recalled_option(name, facts, rejected)
+            known = known or self._history.stored_option(name, facts, rejected)
+            return [known] if known is not None else self._background.options(name, facts, rejected)
+        seconds = self._speeds.seconds(name)
+        if seconds is None:
+            return []
+        ready = Option(
+            tier=name,
+            step_seconds=seconds,
+            prepare_seconds=0.0,
+            source="measured",
+            paired=name == paired,
+            recalled=name not in self._history.timed_here,
+            rejected_at=rejected,
+        )
+        return [ready]
 
     def _launch_bound(self) -> float | None:
-        """Give the share of an eager step that the device waits for the host, as far as times tell.
+        """Return the share of an eager step that the device waits for the host: 0, or None where it is not known.
 
-        A host that is done long before the device keeps it busy. One that takes as long as the step may hold it up, or
-        may have been waiting for it: then nothing is known. Steps that began on an idle device tell: a device holds
-        about a thousand launches, and where the step before has filled them up, a host waits in each step.
+        A host that is done long before the device keeps it busy. A host that takes as long as the step may hold the
+        device up, or may have waited for it. Only steps that began on an idle device count: a device holds about a
+        thousand launches, and once the step before has filled them up, the host waits in each step.
         """
-        if self._loop.device.type != "cuda" or not self.waiting:
+        if self._context.device.type != "cuda" or not self.host_shares:
             return None
-        return 0.0 if max(self.waiting) < 0.8 else None  # noqa: PLR2004 - well before
+        return 0.0 if max(self.host_shares) < _EARLY else None
 
     def free_bytes(self) -> int | None:
-        """Give the GPU memory that nobody holds, what torch has cached included."""
-        device = self._loop.device
+        """Return the GPU memory in bytes that nobody holds, torch's cache included; None on a CPU."""
+        device = self._context.device
         return machine.free_bytes(device) if device.type == "cuda" else None
 
     def _graph_bytes(self) -> int | None:
-        """Give what a recording of the eager step would hold: what a step needs beside model and optimizer."""
-        device = self._loop.device
+        """Return the bytes that a recording of the eager step would hold: what a step needs beside its state."""
+        device = self._context.device
         if device.type != "cuda":
             return None
         return torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)

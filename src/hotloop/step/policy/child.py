@@ -1,7 +1,7 @@
-"""The background child's program: compile what the parent will compile, once, so that the parent finds it cached.
+"""The program of the background child: it compiles what the parent will compile, so that the parent finds it cached.
 
-Started by `hotloop.cache.BackgroundCompile` with one JSON argument: the numbers of two inherited files (the request to
-read, the report to write) and the GPU memory that it may take.
+`hotloop.cache.BackgroundCompile` starts it with one JSON argument: the numbers of two inherited files (the request to
+read, the report to write) and the share of each GPU's memory that it may take.
 """
 
 from __future__ import annotations
@@ -32,28 +32,34 @@ _WATCH_SECONDS = 1.0
 _REASON_LENGTH = 500
 
 
-def main(given: Mapping[str, Any]) -> None:
-    """Do what the request says, and write one JSON object into the report: the facts, or ``failed`` with the reason."""
+def main(argument: Mapping[str, Any]) -> None:
+    """Compile what the request says, and write a JSON object into the report: the facts, or ``failed`` with the reason.
+
+    Args:
+        argument: ``request`` and ``report``, numbers of open files, and ``memory``, a share by GPU number.
+    """
     began = time.monotonic()
     _die_with_parent()
-    for number in (given["request"], given["report"]):
+    for number in (argument["request"], argument["report"]):
         os.set_inheritable(number, False)
-    with os.fdopen(given["request"], "rb") as file:
+    with os.fdopen(argument["request"], "rb") as file:
         text = file.read()
     try:
-        facts = _compile(Request.loads(text), given["memory"])
-    except Exception as error:  # noqa: BLE001 - whatever it is, the parent goes on and says it
-        facts = {"failed": _reason(error)}
+        facts = _compile(Request.loads(text), argument["memory"])
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent goes on and reports it
+        reason = str(error).strip().partition("\n")[0] or "no message"
+        facts = {"failed": f"{type(error).__name__}: {reason}"[:_REASON_LENGTH]}
     else:
-        facts |= {} if "failed" in facts else {"seconds": time.monotonic() - began}
-    os.write(given["report"], json.dumps(facts).encode() + b"\n")
-    os.killpg(0, signal.SIGKILL)  # with the compile workers, and without waiting for what the user's code would end
+        if "failed" not in facts:
+            facts["seconds"] = time.monotonic() - began
+    os.write(argument["report"], json.dumps(facts).encode() + b"\n")
+    os.killpg(0, signal.SIGKILL)  # the compile workers too, without running what the user's code does at exit
 
 
 def _die_with_parent() -> None:
     """Kill this process's group when the parent closes its end of standard input, or is no longer the parent.
 
-    The second is for a parent that was killed while a fork of its own (a data loader's worker) still holds the pipe.
+    A parent may be killed while a fork of it (a data loader's worker) still holds the pipe open: hence the second.
     """
     parent, lifeline = os.getppid(), os.dup(0)
     with Path(os.devnull).open("rb") as nothing:  # compile workers and the user's code get an empty input
@@ -79,7 +85,7 @@ def _compile(request: Request, memory: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _run_calls(request: Request) -> dict[str, Any]:
-    """Make the components anew, compiled, and run the recorded calls forward and then backward."""
+    """Rebuild the components, compiled, and run the recorded calls forward and then backward."""
     tensors = build(request.tensors)
     modules: dict[str, Any] = {name: unpack(pickled, tensors) for name, pickled in request.modules.items()}
     for module in modules.values():
@@ -90,17 +96,18 @@ def _run_calls(request: Request) -> dict[str, Any]:
         args, kwargs = unpack(call.arguments, tensors)
         with call.modes.on(module):
             output = module(*args, **kwargs)
-        losses += [_sum(tensor) for tensor in _tensors_in(output) if tensor.requires_grad]
+        differentiable = (tensor for tensor in _tensors_in(output) if tensor.requires_grad)
+        losses += [tensor.real.sum() if tensor.is_complex() else tensor.sum() for tensor in differentiable]
     if losses:
         torch.autograd.backward(losses)
     return modules
 
 
 def _run_workload(request: Request) -> dict[str, Any]:
-    """Make the workload, compile its models and run its first step."""
+    """Build the workload, compile its models and run its first step."""
     workload = load_factory(request.factory)()
     models = workload.models()
-    batch = next(workload.endless())  # what makes it ready runs eager in the run, and so here
+    batch = next(workload.endless())  # before the compile: the run prepares its batches in eager as well
     for model in models.values():
         compile_in_place(model, **request.settings)
     workload.run(batch)
@@ -125,7 +132,7 @@ def _facts(compiled: Mapping[str, Any], memory: Mapping[str, float]) -> dict[str
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Give the tensors of a nested output; a model's own output class is searched by its attributes."""
+    """Yield the tensors of a nested output; a model's own output class is searched by its attributes."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -136,15 +143,6 @@ def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_in(item)
     elif hasattr(value, "__dict__"):
         yield from _tensors_in(vars(value))
-
-
-def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.real.sum() if tensor.is_complex() else tensor.sum()
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0] or "no message"
-    return f"{type(error).__name__}: {text}"[:_REASON_LENGTH]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What earlier runs of the same program found out about its tiers, and what this one adds."""
+"""What earlier runs of the same program found out about its tiers, and what this run adds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hotloop.cache import CostStore, Key, TierCosts, key_of
 from hotloop.compiling.apply import entry_points, holds_code_for
 from hotloop.decide import Option, expect
 from hotloop.step.policy import history_store
-from hotloop.step.policy.history_store import Program
+from hotloop.step.policy.history_store import ProgramHistory
 from hotloop.step.tiers import parse
 
 if TYPE_CHECKING:
@@ -18,54 +18,54 @@ if TYPE_CHECKING:
 
     from hotloop.decide import Facts, Speeds
     from hotloop.measure import Difference
-    from hotloop.step.loop.loop import Loop
+    from hotloop.step.context import Context
 
 _PROOF_STEPS = 4
 _WORST_AGAIN = 2.0
-"""How many times what it takes to get to a known tier again that may take at worst; chosen, not measured."""
+"""How many times its expectation a known tier's preparation may take at worst; chosen, not measured."""
 
 
-class Earlier:
-    """The costs that are stored for one loop's program; nothing is known before its first call."""
+class History:
+    """The costs that are stored for one loop's program. Nothing is known before `look_up`.
 
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
+    Attributes:
+        program: what earlier runs in this process found out; the disk keeps what other processes did.
+        timed_here: names of the tiers that this run has timed itself.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
         self._store = CostStore()
         self._key: Key | None = None
-        self._known: Mapping[str, TierCosts] = {}
-        self._held = False
+        self._stored: Mapping[str, TierCosts] = {}
+        self._code_held = False
         self.timed_here: set[str] = set()
-        """Tiers that this run has timed itself."""
-        self.program = Program()
-        """What earlier runs of this process found out."""
+        self.program = ProgramHistory()
 
-    def called(self, step: Callable[..., Any], inputs: Any) -> None:
-        """Look up the program of the first call."""
-        if self._key is not None:
-            return
-        kind = self._loop.device.type
-        autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    def look_up(self, step: Callable[..., Any], inputs: Any) -> None:
+        """Look up the program by the arguments of its first call."""
+        device = self._context.device
+        autocast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
         self._key = key_of(
-            self._loop.compiled.models.values(),
+            self._context.compiled.models.values(),
             inputs,
-            optimizers=list(self._loop.holdings.optimizers.values()),
+            optimizers=list(self._context.holdings.optimizers.values()),
             step=step,
             autocast=autocast,
-            device=self._loop.device,
+            device=device,
         )
-        self._known = self._store.get(self._key) or {}
+        self._stored = self._store.get(self._key) or {}
         self.program = history_store.program(self._key)
 
-    def option(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
-        """Give a tier as earlier runs knew it; None where they did not, or where it was declined.
+    def stored_option(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
+        """Return a tier with the costs that other processes stored; None where they did not, or declined it.
 
         Args:
             name: the tier's.
-            facts: what is known of this run. The machine may be slower than it was: what counts is how the tier
-                compared with eager then.
+            facts: what is known of this run. The machine may be slower than it was: the stored ratio to eager counts.
             rejected_at: for the option.
         """
-        costs = self._known.get(name)
+        costs = self._stored.get(name)
         if costs is None or not costs.step_seconds or not costs.eager_seconds or costs.verdict != "proven":
             return None
         prepare = costs.warm_seconds if costs.warm_seconds is not None else costs.cold_seconds
@@ -86,19 +86,19 @@ class Earlier:
             by_steps=not parse(name).compiles,
         )
 
-    def recalled(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
-        """Give a tier that an earlier run of this process timed beside eager: its code is there, its proof is not.
+    def recalled_option(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
+        """Return a tier that an earlier run of this process timed beside eager: only its proof is missing.
 
-        None where there is no such run, or where its code is gone: then getting there costs what it costs the first.
+        None where no run did, or where this process does not hold its code any more: then it costs what it costs new.
         """
         ratio = self.program.ratios.get(name)
         if ratio is None or (parse(name).compiles and not self._holds_code()):
             return None
-        general = expect(name, facts)
+        expected = expect(name, facts)
         known = self.program.again_seconds.get(name)
-        if known is None and general is not None:
-            known = general.again_seconds if general.again_seconds is not None else general.cost_seconds
-        if known is None:  # taken as given
+        if known is None and expected is not None:
+            known = expected.again_seconds if expected.again_seconds is not None else expected.cost_seconds
+        if known is None:  # a model that runs as it was given
             known = _PROOF_STEPS * facts.eager_seconds
         return Option(
             tier=name,
@@ -114,51 +114,55 @@ class Earlier:
         )
 
     def _holds_code(self) -> bool:
-        """Tell whether this process holds code for these models: the oldest is let go, a class made anew has none."""
-        if not self._held:  # what the run's own models use is not let go any more
-            models = self._loop.compiled.models.values()
-            self._held = any(holds_code_for(point) for model in models for point in entry_points(model))
-        return self._held
+        """Return whether this process holds code for these models: the oldest is let go, a class made anew has none."""
+        if not self._code_held:  # what the run's own models use is not let go any more
+            models = self._context.compiled.models.values()
+            self._code_held = any(holds_code_for(point) for model in models for point in entry_points(model))
+        return self._code_held
 
     def spread(self, step: str) -> dict[str, Difference]:
-        """Give how far a step was from itself in earlier runs of this process, by tensor, to be added to.
+        """Return how far a step was from itself in earlier runs of this process, by tensor; to be added to.
 
-        Noise of a few bits is now there and now not: one run's sample would have the next one's proof fail.
+        Noise of a few bits comes and goes: with one run's sample alone, the next run's proof would fail.
         """
         return self.program.spreads.setdefault(step, {})
 
-    def again(self, name: str, seconds: float) -> None:
-        """Keep what it took to get to a tier that an earlier run of this process had got ready."""
+    def note_reached(self, name: str, seconds: float) -> None:
+        """Note the seconds that it took to get to a tier whose code an earlier run of this process had compiled."""
         self.program.again_seconds[name] = seconds
 
-    def timed(self, name: str, speeds: Speeds, prepare_seconds: float, *, warm: bool, faster: bool) -> None:
-        """Keep what a tier cost and gave.
+    def note_trial(self, name: str, speeds: Speeds, prepare_seconds: float, *, faster: bool) -> None:
+        """Note what a tier cost and saved.
 
         Args:
             name: the tier's.
-            speeds: what trials told, this one included.
-            prepare_seconds: from the decision to the first proven step, beyond what the steps between took.
-            warm: its code came out of the compile cache.
-            faster: it beat the tier in force.
+            speeds: what trials found, the tier's included.
+            prepare_seconds: from the decision to the first proven step, beyond what plain steps would have taken.
+            faster: whether it beat the tier in force.
         """
-        step, eager = speeds.seconds(name), speeds.seconds(self._loop.given)
+        step, eager = speeds.seconds(name), speeds.seconds(self._context.base_tier.name)
         self.timed_here.add(name)
         self.program.ratios, self.program.eager_seconds = speeds.known(), eager
-        (self.program.faster.add if faster else self.program.faster.discard)(name)
+        if faster:
+            self.program.faster.add(name)
+        else:
+            self.program.faster.discard(name)
         if prepare_seconds > 0 and not parse(name).compiles:  # a later run takes as long
             self.program.again_seconds.setdefault(name, prepare_seconds)
-        if step is not None and eager is not None and prepare_seconds > 0:
-            costs = TierCosts(
-                cold_seconds=None if warm else prepare_seconds,
-                warm_seconds=prepare_seconds if warm else None,
-                step_seconds=step,
-                eager_seconds=eager,
-                verdict="proven",
-            )
-            self._put(name, costs)
+        if step is None or eager is None or prepare_seconds <= 0:
+            return
+        warm = self._context.compiled.was_warm()
+        costs = TierCosts(
+            cold_seconds=None if warm else prepare_seconds,
+            warm_seconds=prepare_seconds if warm else None,
+            step_seconds=step,
+            eager_seconds=eager,
+            verdict="proven",
+        )
+        self._put(name, costs)
 
-    def declined(self, name: str, reason: str) -> None:
-        """Keep that a tier was declined, for the record; it is tried again in another run, which may differ."""
+    def note_declined(self, name: str, reason: str) -> None:
+        """Record that a tier was declined. A later run, which may differ, tries it again."""
         self.program.declines[name] += 1
         self._put(name, TierCosts(verdict="declined", reason=reason))
 

@@ -1,8 +1,8 @@
 """What one run leaves to the next in this process: how fast its tiers were, a child that still compiles, the credit.
 
-A search or a cross-validation trains the same program again and again, with new instances. What was found out about its
-tiers by timing them side by side need not be found out again, only proven again: each instance's recording is its own.
-Two runs train the same program where their keys are equal (`hotloop.cache.key_of`).
+A search or a cross-validation trains the same program again and again, with new instances. Their tiers need not be
+timed again, only proven again: each instance has a recording of its own. Two runs train the same program where their
+keys are equal (`hotloop.cache.key_of`).
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 _KEPT = 64
 """Programs that are remembered."""
 _DECLINES = 2
-"""Runs that declined a tier before further ones leave it alone."""
+"""Runs that declined a tier before further runs leave it alone."""
 
 
 @dataclasses.dataclass
 class Child:
-    """A background compile that outlived the run that began it, and the tier that it compiles for."""
+    """A background compile that outlived the run that began it, and the name of the tier that it compiles for."""
 
     process: BackgroundCompile
     tier: str
 
 
 @dataclasses.dataclass
-class Program:
+class ProgramHistory:
     """What earlier runs of this process found out about one program.
 
     Args:
         eager_seconds: of a step in the tier that runs begin in; None before any tier was timed beside it.
-        ratios: of each tier, a step there over one in the tier that runs begin in, and the slow end of that.
-        faster: the tiers that beat what was in force when they were timed.
+        ratios: by tier, a step's time over that of the tier that runs begin in, and the slow end of that ratio.
+        faster: the tiers that beat the tier in force when they were timed.
         again_seconds: what it took a later run to get to a tier: the capture and the proof, nothing to compile.
-        spreads: by step, how far it was from itself when it was run twice: of each tensor, the furthest yet.
+        spreads: by step and tensor, how far two runs of the step were apart; the furthest yet.
         declines: how many runs declined a tier.
         recorder: the calls that a child compiles.
         ready: by base, seconds of the swap after a child has compiled it.
-        child: one that is still at it.
+        child: a child that still compiles.
         slower: how many times longer than expected a child took.
     """
 
@@ -58,61 +58,60 @@ class Program:
     slower: float = 1.0
 
     def hopeless(self, tier: str) -> bool:
-        """Tell whether so many runs declined a tier that the next one need not try."""
+        """Return whether so many runs declined a tier that the next run need not try it."""
         return self.declines[tier] >= _DECLINES
 
-
-_programs: collections.OrderedDict[str, Program] = collections.OrderedDict()
+    def stop_child(self) -> None:
+        """Stop the child that still compiles, if any."""
+        child, self.child = self.child, None
+        if child is not None:
+            child.process.stop()
 
 
 @dataclasses.dataclass
-class _Carried:
-    seconds: float = 0.0
+class _Store:
+    programs: collections.OrderedDict[str, ProgramHistory] = dataclasses.field(default_factory=collections.OrderedDict)
+    carried_seconds: float = 0.0
 
 
-_carried = _Carried()
+_store = _Store()
 
 
-def program(key: Key) -> Program:
-    """Give what this process knows of a program; nothing yet, the first time."""
-    found = _programs.pop(str(key), None) or Program()
-    _programs[str(key)] = found
-    while len(_programs) > _KEPT:
-        _drop(_programs.popitem(last=False)[1])
-    return found
+def program(key: Key) -> ProgramHistory:
+    """Return what this process knows of a program; nothing yet, the first time."""
+    programs = _store.programs
+    history = programs.pop(str(key), None) or ProgramHistory()
+    programs[str(key)] = history
+    while len(programs) > _KEPT:
+        programs.popitem(last=False)[1].stop_child()
+    return history
 
 
-def leave(here: Program, child: Child) -> None:
-    """Leave a child to the next run of a program; no other one is left, since each takes cores and memory."""
-    for one in _programs.values():
-        _drop(one)
-    here.child = child
+def leave(history: ProgramHistory, child: Child) -> None:
+    """Leave a child to the next run of a program. Any other child is stopped, since each takes cores and memory."""
+    for known in _store.programs.values():
+        known.stop_child()
+    history.child = child
 
 
 def children() -> list[BackgroundCompile]:
-    """Give the background compiles that are left to coming runs."""
-    return [one.child.process for one in _programs.values() if one.child is not None]
-
-
-def _drop(one: Program) -> None:
-    child, one.child = one.child, None
-    if child is not None:
-        child.process.stop()
+    """Return the background compiles that are left to coming runs."""
+    return [known.child.process for known in _store.programs.values() if known.child is not None]
 
 
 def carried_seconds() -> float:
-    """Give what the runs so far that share left of the promise (`hotloop.decide.Standing.carried_seconds`)."""
-    return _carried.seconds
+    """Return what the runs so far that share left of the promise (`hotloop.decide.Standing.carried_seconds`)."""
+    return _store.carried_seconds
 
 
 def carry(seconds: float) -> None:
     """Add what a run that shares leaves of the promise; negative where it spent more than it saved."""
-    _carried.seconds += seconds
+    _store.carried_seconds += seconds
 
 
 def forget() -> None:
     """Forget everything: the next run is the first one."""
-    for one in _programs.values():
-        _drop(one)
-    _programs.clear()
-    _carried.seconds = 0.0
+    for known in _store.programs.values():
+        known.stop_child()
+    _store.programs.clear()
+    _store.carried_seconds = 0.0

@@ -1,4 +1,4 @@
-"""The tier that a loop begins with: what was asked for, as far as model, device and other processes allow it."""
+"""The policy that a loop begins with: what was asked for, as far as model, device and other processes allow it."""
 
 from __future__ import annotations
 
@@ -8,64 +8,81 @@ from typing import TYPE_CHECKING
 
 from hotloop.compiling.apply import sharded_flat
 from hotloop.errors import ConfigError
+from hotloop.step.policy.auto import Auto
+from hotloop.step.policy.fixed import Fixed
 from hotloop.step.tiers import Tier, parse
 
 if TYPE_CHECKING:
-    from hotloop.step.loop.loop import Loop
+    from collections.abc import Callable
+
+    from hotloop.step.context import Context
+    from hotloop.step.policy.policy import Policy
 
 _log = logging.getLogger("hotloop")
 
 
-def requested(loop: Loop, run: str) -> Tier | None:
-    """Give the tier that steps are to run in; None where `auto` is to choose it.
+def policy_for(context: Context, run: str, declined_kinds: Callable[[], list[str]]) -> Policy:
+    """Return what chooses the tier of a loop's steps, and say where that is not what was asked for.
+
+    Several processes meet here where they will have to agree on compiled code.
+
+    Args:
+        context: of the loop.
+        run: what the user asked for: ``auto``, or the name of a tier or preset.
+        declined_kinds: for `Auto`.
 
     Raises:
         ConfigError: there is no such tier, or it cannot be captured where the model is.
     """
-    if loop.compiled.given:
-        loop.account.decided(f"the model runs as it was given: {loop.compiled.why_given}", {})
-        _log.warning("run=%r: the model runs as it was given: %s", run, loop.compiled.why_given)
-    by_itself = run.strip().lower() == "auto"
-    tier = None if by_itself else parse(run)
-    if os.environ.get("HOTLOOP_DISABLE", "").strip().lower() not in ("", "0", "false", "no"):
-        loop.decided(f"HOTLOOP_DISABLE={os.environ['HOTLOOP_DISABLE']} is set: steps run eager", {})
-        return Tier("eager")
-    if tier is None:
-        return None
-    if loop.compiled.given and tier.base != "as-given":
-        tier = Tier("as-given", tier.graph)
-    elif tier.base == "as-given" and not loop.compiled.given:
-        tier = Tier("eager", tier.graph)
-    if tier.graph and loop.engine is None:
+    decided, given = context.reports.decided, context.compiled.given
+    if given:
+        decided(f"the model runs as it was given: {context.compiled.why_given}", {})
+        _log.warning("run=%r: the model runs as it was given: %s", run, context.compiled.why_given)
+    tier = None if run.strip().lower() == "auto" else parse(run)
+    disabled = os.environ.get("HOTLOOP_DISABLE", "")
+    if disabled.strip().lower() not in ("", "0", "false", "no"):
+        decided(f"HOTLOOP_DISABLE={disabled} is set: steps run eager", {})
+        tier = Tier("eager")
+    elif tier is not None:
+        if given or tier.base == "as-given":
+            tier = Tier(context.base_tier.base, tier.graph)
+        _check_capture(context, run, tier)
+    if context.peers is not None:
+        tier = _agreed(context, tier, context.peers.size)
+        if tier.compiles:  # else nothing is agreed on, and a single process may have a loop
+            context.peers.meet()
+    return Auto(context, declined_kinds) if tier is None else Fixed(context, tier)
+
+
+def _check_capture(context: Context, run: str, tier: Tier) -> None:
+    """Check that the tier can be captured, where it has a graph."""
+    if tier.graph and context.engine is None:
         raise ConfigError(
-            f"run {run!r}: whole steps can be captured on a GPU only, and the model is on {loop.device}; "
+            f"run {run!r}: whole steps can be captured on a GPU only, and the model is on {context.device}; "
             f"without a graph: run={tier.without_graph().name!r}"
         )
-    if tier.graph and tier.makes_kernels and loop.engine is not None and not loop.engine.kernels:
+    if tier.graph and tier.makes_kernels and context.engine is not None and not context.engine.kernels:
         raise ConfigError(
             f"run {run!r}: captured_step_emulation() replays torch's operations, and not the kernels that Inductor "
             "makes: of compiled code run='aot_eager+graph' can be captured under it, on a GPU all of it"
         )
-    return tier
 
 
-def agree_with_peers(loop: Loop) -> None:
-    """In several processes a tier is agreed: what they could not agree on is left out, and said."""
-    if loop.peers is None:
-        return
-    several = f"torch.distributed runs {loop.peers.size} processes"
-    loop.sentinel = 0.0  # it runs a step twice whenever one process thinks it time
-    if loop.auto is not None:
-        loop.decided(f"run='auto': {several}, each with times of its own: steps run {loop.given}; name a tier", {})
-        loop.auto, loop.asked = None, Tier(loop.given)
-    flat = any(sharded_flat(one) for one in loop.holdings.modules.values())
-    if loop.asked.compiles and (flat or any(hasattr(one, "placements") for one in loop.parameters())):
+def _agreed(context: Context, tier: Tier | None, processes: int) -> Tier:
+    """Return the tier that several processes can agree on, and say what they leave out."""
+    decided, base = context.reports.decided, context.base_tier
+    several = f"torch.distributed runs {processes} processes"
+    if tier is None:
+        decided(f"run='auto': {several}, each with times of its own: steps run {base.name}; name a tier", {})
+        tier = base
+    flat = any(sharded_flat(module) for module in context.holdings.modules.values())
+    parameters = context.holdings.parameters().values()
+    if tier.compiles and (flat or any(hasattr(parameter, "placements") for parameter in parameters)):
         how = "FSDP1" if flat else "FSDP2"
         why = f"parameters are sharded ({how}), and a proof cannot exchange them: hotloop.compile the model instead"
-        loop.decided(f"{loop.asked.name}: {why}", {})
-        loop.asked = Tier(loop.given)
-    if loop.asked.graph:
-        loop.decided(f"{loop.asked.name}: {several}: steps with collectives are not captured", {})
-        loop.asked = loop.asked.without_graph()
-    if loop.asked.compiles:  # else nothing is agreed, and one process may have a loop alone
-        loop.peers.meet()
+        decided(f"{tier.name}: {why}", {})
+        tier = base
+    if tier.graph:
+        decided(f"{tier.name}: {several}: steps with collectives are not captured", {})
+        tier = tier.without_graph()
+    return tier

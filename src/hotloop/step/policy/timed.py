@@ -1,4 +1,4 @@
-"""What each step took, known a little later: times and what they are the times of, kept in step with each other."""
+"""What each step took, known a few steps later: a clock that keeps each time with what it is the time of."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Ran:
     """A step that ran.
 
     Args:
-        tier: what it ran in.
+        tier: the name of the tier that it ran in.
         kind: ``run``, ``survey``, ``proof``, ...
-        turn: that of a trial, if any.
+        turn: its trial and its turn there, if any.
         alone: it began on an idle device.
     """
 
@@ -38,7 +38,11 @@ class Ran:
 
 
 class Timed(Generic[_What]):
-    """A clock whose times come with what they are the times of."""
+    """A clock whose times come with what they are the times of.
+
+    Args:
+        device: where the steps run.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -50,8 +54,8 @@ class Timed(Generic[_What]):
         self._dropped = 0
 
     @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
-        """Forget all times where an interrupt comes in the block: they would be taken for those of other steps."""
+    def _kept_together(self) -> Iterator[None]:
+        """Forget all times where an interrupt comes in the block: they would be counted for other steps."""
         try:
             yield
         except BaseException:
@@ -59,9 +63,12 @@ class Timed(Generic[_What]):
             raise
 
     def run(self, function: Callable[[], Any], what: Callable[[], _What], *, alone: bool = False) -> Any:
-        """Run and time something; ``what`` is asked when it has run. What raises is not timed.
+        """Run and time a function; a call that raises is not timed.
 
-        ``alone`` as for `StepClock.start`.
+        Args:
+            function: what to run.
+            what: asked afterwards what the time is the time of.
+            alone: as for `StepClock.start`.
         """
         mark: Mark = self.clock.start(alone=alone)
         try:
@@ -69,14 +76,14 @@ class Timed(Generic[_What]):
         except BaseException:
             self.clock.cancel(mark)
             raise
-        with self._together():
+        with self._kept_together():
             self.clock.stop(mark)
             self.what.append(what())
         return result
 
     def known(self) -> list[tuple[_What, Timing]]:
-        """Give the times that have become known, in order."""
-        with self._together():
+        """Return the times that have become known, in order."""
+        with self._kept_together():
             timings = self.clock.take()
             for _ in range(self.clock.dropped - self._dropped):  # the clock drops the oldest
                 self.what.popleft()

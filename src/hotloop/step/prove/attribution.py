@@ -10,13 +10,12 @@ from hotloop.compiling.fallback.causes import describe
 from hotloop.measure import Limits
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.culprit import NOT_AGAIN, Culprit, Tests, search
-from hotloop.step.prove.proof import plain_run
-from hotloop.step.prove.rounding_evidence import aside, in_more_bits
+from hotloop.step.prove.rounding_evidence import in_more_bits
 from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
-    from hotloop.step.loop.runner import Runner
+    from hotloop.step.prove.reference_runs import ReferenceRuns
     from hotloop.step.state.program import Call
 
 _log = logging.getLogger("hotloop")
@@ -24,11 +23,11 @@ SECONDS = 60.0
 """How long a run may stand still for the search for the region at fault."""
 
 
-def at_fault(runner: Runner, calls: list[Call], *, recorded: bool) -> tuple[bool, Culprit | None]:
+def at_fault(runs: ReferenceRuns, calls: list[Call], *, recorded: bool) -> tuple[bool, Culprit | None]:
     """Tell whether a recording is at fault rather than the code in it; and which region of the code is.
 
     Args:
-        runner: of the step that disagreed.
+        runs: of the step that disagreed.
         calls: the arguments of the steps that did.
         recorded: they were replays.
 
@@ -36,7 +35,7 @@ def at_fault(runner: Runner, calls: list[Call], *, recorded: bool) -> tuple[bool
         CandidateFailedError: code failed in the search, and what it had done could not be undone.
     """
     try:
-        return _look(runner, calls, recorded=recorded)
+        return _look(runs, calls, recorded=recorded)
     except CandidateFailedError as error:
         if not error.undone:
             raise
@@ -44,26 +43,27 @@ def at_fault(runner: Runner, calls: list[Call], *, recorded: bool) -> tuple[bool
     return False, None
 
 
-def _look(runner: Runner, calls: list[Call], *, recorded: bool) -> tuple[bool, Culprit | None]:
-    program, loop = runner.program, runner.loop
+def _look(runs: ReferenceRuns, calls: list[Call], *, recorded: bool) -> tuple[bool, Culprit | None]:
+    program, compiled = runs.program, runs.context.compiled
     made = []
     for call in calls:
-        run = functools.partial(runner.step, *call[0], **call[1])
-        wide = in_more_bits(runner, call)
-        with aside(runner):
-            made.append((run, StepOutputs.of(program, functools.partial(plain_run, program.holdings, run), wide)))
+        wide = in_more_bits(runs, call)
+        with runs.aside():
+            made.append(
+                (functools.partial(program.step, *call[0], **call[1]), StepOutputs.of(program, runs.call(call), wide))
+            )
     tests = Tests(
         program,
-        loop.compiled.models,
+        compiled.models,
         made,
-        limits=Limits.compiled(loop.surveyed.compute_dtype()),
-        settings=loop.compiled.settings(Tier(loop.compiled.base)),
+        limits=Limits.compiled(runs.context.compute_dtype()),
+        settings=compiled.settings(Tier(compiled.base)),
         seconds=SECONDS,
     )
     if not tests.disagrees_now():
         return recorded, None if recorded else Culprit((), NOT_AGAIN, 1, tests.spent)
-    spent = sum(one.compile_seconds for one in loop.compiled.status().components.values())
+    spent = sum(one.compile_seconds for one in compiled.status().components.values())
     if spent > SECONDS:
         _log.info("sentinel: no search for the region at fault, as compiling took %.0f s", spent)
         return False, None
-    return False, search(loop.compiled.models, tests, shown=True)
+    return False, search(compiled.models, tests, shown=True)

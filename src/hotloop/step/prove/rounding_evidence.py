@@ -22,7 +22,6 @@ from hotloop.measure import BLIND, DRAWS, Limits
 from hotloop.measure.limits import SPREADS
 from hotloop.measure.machine import free_bytes
 from hotloop.step.obstacle import CandidateFailedError
-from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import OF_COMPILED
 from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import wide_step, wider_dtypes
@@ -32,9 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from hotloop.measure import Comparison, Difference
-    from hotloop.step.loop.runner import Runner
+    from hotloop.step.prove import proof
     from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.prove.proof import Run
+    from hotloop.step.prove.reference_runs import ReferenceRuns
     from hotloop.step.state.program import Call, Program
 
 _log = logging.getLogger("hotloop")
@@ -52,40 +52,31 @@ _COPIES = 4
 """Copies of the parameters that are held at once: from before each of two changes, and what two runs made of them."""
 
 
-@contextlib.contextmanager
-def aside(runner: Runner) -> Iterator[None]:
-    """Run eagerly, and leave nothing behind that would tie a later capture to another stream."""
-    engine = runner.loop.engine if runner.loop.may_capture else None
-    stream = engine.reference_stream(runner.loop.device) if engine is not None else contextlib.nullcontext()
-    with runner.code.as_given(), stream:
-        yield
-
-
-def in_more_bits(runner: Runner, call: Call) -> dict[str, torch.Tensor | None] | None:
+def in_more_bits(runs: ReferenceRuns, call: Call) -> dict[str, torch.Tensor | None] | None:
     """Run a step in the widest dtype that it runs in, and undo it; None where it does in none.
 
     Raises:
         CandidateFailedError: the step raised as it is; the state is as before.
     """
-    program, loop = runner.program, runner.loop
+    program, context = runs.program, runs.context
     draws: list[Draw] = []
 
     def noted() -> Any:
         with recording_draws(draws):
-            return proof.plain_run(program.holdings, functools.partial(runner.step, *call[0], **call[1]))
+            return runs.call(call)()
 
-    with aside(runner):
-        if loop.surveyed.draws_random:
+    with runs.aside():
+        if context.progress.draws_random:
             StepOutputs.of(program, noted)
-        for dtype in wider_dtypes(loop.surveyed.compute_dtype()):
+        for dtype in wider_dtypes(context.compute_dtype()):
             try:
                 return wide_step(program, call, dtype, draws)
             except NotRepeatableError as error:
-                _log.info("%s is not run in more bits: %s", runner.name, error)
+                _log.info("%s is not run in more bits: %s", runs.name, error)
     return None
 
 
-def roundings(runner: Runner, call: Call, candidate: Run) -> dict[str, Comparison] | None:
+def roundings(runs: ReferenceRuns, call: Call, candidate: Run) -> dict[str, Comparison] | None:
     """Hold a candidate against eager and other roundings of it, in another state than the run's, and undo it all.
 
     Gives the comparisons by kind of tensor; None where they cannot be made: no memory, a step that does not run from
@@ -94,23 +85,22 @@ def roundings(runner: Runner, call: Call, candidate: Run) -> dict[str, Compariso
     Raises:
         CandidateFailedError: the candidate raised; the state is as before. Or what was tried could not be undone.
     """
-    program = runner.program
-    run = functools.partial(proof.plain_run, program.holdings, functools.partial(runner.step, *call[0], **call[1]))
+    program, run = runs.program, runs.call(call)
     with contextlib.ExitStack() as stack:
 
         def drawn() -> tuple[StepOutputs, list[dict[str, Difference]]]:
             stack.enter_context(_displaced(program))
-            with aside(runner):
-                return _draws(runner, run)
+            with runs.aside():
+                return _draws(runs, run)
 
-        made_and_draws = _tried(runner, drawn)
+        made_and_draws = _tried(runs, drawn)
         if made_and_draws is not None:
             made, draws = made_and_draws
-            return made.compare_run(program, candidate, Limits.compiled(runner.loop.surveyed.compute_dtype()), draws)
+            return made.compare_run(program, candidate, Limits.compiled(runs.context.compute_dtype()), draws)
     return None
 
 
-def repeats_elsewhere(runner: Runner, unlike: proof.Unlike, once: Run, again: Run) -> bool:
+def repeats_elsewhere(runs: ReferenceRuns, unlike: proof.Unlike, once: Run, again: Run) -> bool:
     """Tell whether two runs of a step are unlike by rounding alone, and undo what it takes to find out.
 
     Where gradients nearly cancel, kernels that are not deterministic leave two runs further apart than an honest
@@ -119,7 +109,7 @@ def repeats_elsewhere(runner: Runner, unlike: proof.Unlike, once: Run, again: Ru
     as far as it is larger than rounding in the run's own state, or shows in the other.
 
     Args:
-        runner: whose step.
+        runs: of the step.
         unlike: what two runs differed by. What leaves room for a half of a tensor or more is no spread to judge by.
         once: the first run.
         again: the second.
@@ -127,8 +117,8 @@ def repeats_elsewhere(runner: Runner, unlike: proof.Unlike, once: Run, again: Ru
     Raises:
         CandidateFailedError: what was tried could not be undone.
     """
-    program = runner.program
-    if runner.together is not None:
+    program = runs.program
+    if runs.context.peers is not None:
         return False  # another process may have nothing to look into, and its collectives would wait
     numbers = [one.value for one in unlike.failures if one.measure in ("slope", "residual", "relative")]
     if len(numbers) < len(unlike.failures) or not all(isinstance(one, float) for one in numbers):
@@ -137,9 +127,9 @@ def repeats_elsewhere(runner: Runner, unlike: proof.Unlike, once: Run, again: Ru
         return False
 
     def alike() -> bool:
-        limits = runner.graphs.limits_of_repeats()
+        limits = runs.limits_of_repeats()
         made = StepOutputs.of(program, again)
-        draws = _drawn(runner, again, made)
+        draws = _drawn(runs, again, made)
         here = made.compare_run(program, once, limits, draws)
         with _displaced(program):
             made = StepOutputs.of(program, again)
@@ -150,10 +140,10 @@ def repeats_elsewhere(runner: Runner, unlike: proof.Unlike, once: Run, again: Ru
         ]
         return _finite(made) and all(each.measure == BLIND for each in failures)
 
-    return _tried(runner, alike) or False
+    return _tried(runs, alike) or False
 
 
-def _tried(runner: Runner, look: Callable[[], _T]) -> _T | None:
+def _tried(runs: ReferenceRuns, look: Callable[[], _T]) -> _T | None:
     """Look at a step in another state; None where that cannot be done.
 
     Raises:
@@ -167,7 +157,7 @@ def _tried(runner: Runner, look: Callable[[], _T]) -> _T | None:
         why = describe(error.__cause__ or error)
     except Exception as error:  # noqa: BLE001 - no memory for what is kept, say; each run was undone before that
         why = describe(error)
-    _log.info("%s is not run in another state: %s", runner.name, why)
+    _log.info("%s is not run in another state: %s", runs.name, why)
     return None
 
 
@@ -179,34 +169,34 @@ def with_roundings(outcome: Outcome, elsewhere: Mapping[str, Comparison] | None)
     return dataclasses.replace(outcome, comparisons={**elsewhere, **plain})
 
 
-def _draws(runner: Runner, run: Run) -> tuple[StepOutputs, list[dict[str, Difference]]]:
+def _draws(runs: ReferenceRuns, run: Run) -> tuple[StepOutputs, list[dict[str, Difference]]]:
     """Run a step as it is and in other roundings, and undo each.
 
     Raises:
         CandidateFailedError: a run failed.
         _TellsNothingError: it does not repeat itself, or is not finite.
     """
-    made = StepOutputs.of(runner.program, run)
-    again = made.compare_run(runner.program, run, runner.graphs.limits_of_repeats())
+    made = StepOutputs.of(runs.program, run)
+    again = made.compare_run(runs.program, run, runs.limits_of_repeats())
     if unlike := next((one for one in again.values() if not one.agrees), None):
         raise _TellsNothingError(f"it does not repeat itself from the same state: {unlike}")
-    draws = _drawn(runner, run, made)
+    draws = _drawn(runs, run, made)
     if not _finite(made):
         raise _TellsNothingError("there is NaN or infinity in it")
     return made, draws
 
 
-def _drawn(runner: Runner, run: Run, made: StepOutputs) -> list[dict[str, Difference]]:
+def _drawn(runs: ReferenceRuns, run: Run, made: StepOutputs) -> list[dict[str, Difference]]:
     """Run a step from parameters that were moved by no more than a rounding; gives how far each is from ``made``.
 
     Raises:
         CandidateFailedError: a run failed.
         _TellsNothingError: one is not finite.
     """
-    share, draws = _OF_EPS * _EPS[runner.loop.surveyed.compute_dtype()], []
+    share, draws = _OF_EPS * _EPS[runs.context.compute_dtype()], []
     for draw in range(DRAWS):
-        with _changed(runner.program, functools.partial(_nudge, share=share), 1 + draw):
-            draws.append(made.differences(runner.program, run))
+        with _changed(runs.program, functools.partial(_nudge, share=share), 1 + draw):
+            draws.append(made.differences(runs.program, run))
     if not all(one.finite for draw in draws for one in draw.values()):
         raise _TellsNothingError("there is NaN or infinity in it")
     return draws

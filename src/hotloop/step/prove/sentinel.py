@@ -25,32 +25,28 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hotloop import events as ev
 from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import ConfigError
 from hotloop.measure import Limits
-from hotloop.step.calls.call_kind import SPREADS
-from hotloop.step.loop.status import SentinelStatus
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
-from hotloop.step.prove import proof
+from hotloop.step.prove import noise, proof
 from hotloop.step.prove.attribution import at_fault
 from hotloop.step.prove.code_proofs import remedy_of
 from hotloop.step.prove.outcomes import Outcome, over_steps, verdict
-from hotloop.step.prove.proof import plain_run, prove_step
 from hotloop.step.prove.rounding_evidence import in_more_bits, repeats_elsewhere, roundings, with_roundings
-from hotloop.step.tiers import Tier
+from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from hotloop.measure import Comparison, Failure
-    from hotloop.step.calls.call_kind import Variant
-    from hotloop.step.loop.loop import Loop
-    from hotloop.step.loop.runner import Runner
-    from hotloop.step.prove.culprit import Culprit
+    from hotloop.step.audit.auditor import StepAuditor
+    from hotloop.step.context import DecoratedStep
+    from hotloop.step.prove.graph_proofs import GraphProofs, Recorded
+    from hotloop.step.prove.reference_runs import ReferenceRuns
     from hotloop.step.state.program import Call
+    from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")
 SHARE = 0.01
@@ -78,22 +74,66 @@ def share_of(given: Any) -> float:
     return float(given)
 
 
-class Sentinel:
-    """Watches one decorated step of a loop.
+@dataclasses.dataclass(frozen=True)
+class Disagreement:
+    """A tier that a sentinel found wrong: its recording is at fault, or else its compiled code."""
+
+    obstacle: Obstacle
+    of_recording: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentinelStatus:
+    """What the sentinel of one decorated step did.
 
     Args:
-        loop: whose.
-        runner: of the step.
+        function: the step.
+        every: steps between two checks, as it is now.
+        checks: steps that were run both ways.
+        suspicions: checks past a limit, after which the next steps were looked into.
+        seconds: what checks have cost beyond what their steps take otherwise.
+        disagreed: what was found to be wrong, and where; empty where nothing was.
+        off: why no more checks are made.
+    """
+
+    function: str
+    every: int
+    checks: int
+    suspicions: int
+    seconds: float
+    disagreed: str = ""
+    off: str = ""
+
+    def __str__(self) -> str:
+        if self.disagreed:
+            return f"sentinel: {self.function} did not agree with eager: {self.disagreed}"
+        looked = f" ({self.suspicions:,} were looked into, and not confirmed)" if self.suspicions else ""
+        said = f"sentinel: {self.function}: {self.checks:,} steps were also run eagerly and agreed{looked}, "
+        return said + (f"then no more: {self.off}" if self.off else f"one in {self.every:,}; {self.seconds:.1f} s")
+
+
+class Sentinel:
+    """Checks a decorated step now and then: runs it eagerly as well, and compares.
+
+    Args:
+        step: the decorated step.
+        runs: its reference runs.
+        graphs: the proofs of its recordings.
+        auditor: rehearses a step whose Python is about to run twice.
         share: the share of time that checks may cost.
     """
 
-    def __init__(self, loop: Loop, runner: Runner, share: float) -> None:
-        self._loop, self._runner, self._share = loop, runner, share
-        self._goal: Tier | None = None
+    def __init__(
+        self, step: DecoratedStep, runs: ReferenceRuns, graphs: GraphProofs, auditor: StepAuditor, share: float
+    ) -> None:
+        self._step, self._context, self._share = step, step.context, share
+        self._runs, self._graphs, self._auditor = runs, graphs, auditor
+        self._tier: Tier | None = None
         self._left = self._every = FIRST
         self._steps = 0
-        """Steps with this goal, over which the share is kept, and what checks among them have cost."""
+        """Steps in this tier, over which the share is kept."""
         self._extra = 0.0
+        """Seconds that checks among these steps have cost."""
         self._suspects, self._measures, self._rounds, self._code = False, False, False, True
         self._spreads = 0
         """How often a recorded step may still be run twice, to see how far its kernels are from themselves by now."""
@@ -101,85 +141,99 @@ class Sentinel:
         self._checks = self._suspicions = 0
         self._seconds = 0.0
         self._stayed = 0
-        """How many of the last checks came to nothing, since the step could be run once only."""
-        self._disagreed = self._off = ""
+        """How many of the last checks came to nothing, since the step could be run only once."""
+        self._said = self._off = ""
+        self._disagreement: Disagreement | None = None
 
     @property
     def status(self) -> SentinelStatus:
         """What was done so far."""
         return SentinelStatus(
-            function=self._runner.name,
+            function=self._step.name,
             every=self._every,
             checks=self._checks,
             suspicions=self._suspicions,
             seconds=self._seconds,
-            disagreed=self._disagreed,
+            disagreed=self._said,
             off=self._off,
         )
 
     def due(self) -> bool:
-        """Count a step that runs compiled or captured; tell whether it is to be checked."""
-        if self._loop.goal is not self._goal:
-            self._begin(self._loop.goal)
+        """Count a step that runs compiled or captured; return whether to check it."""
+        progress = self._context.progress
+        if progress.tier is not self._tier:
+            self._begin(progress.tier)
         self._steps += 1
         self._left -= 1
-        if self._left > 0 or self._off:
-            return False
-        return self._loop.auto is None or self._loop.auto.trial is None  # a trial's steps are for its times
+        return self._left <= 0 and not self._off and not progress.in_trial
 
-    def _begin(self, goal: Tier) -> None:
-        if goal != self._goal:
+    def _begin(self, tier: Tier) -> None:
+        if tier != self._tier:
             self._left = self._every = FIRST
             self._steps, self._extra = 0, 0.0
             self._suspects = self._measures = self._rounds = False
             self._evidence.clear()
-        self._goal = goal
+        self._tier = tier
 
-    def check(self, variant: Variant | None, call: Call, tier: Tier) -> Any:
-        """Run a step both ways and compare; gives eager's result.
+    def check(self, recorded: Recorded | None, call: Call, tier: Tier) -> tuple[Any, Disagreement | None]:
+        """Run a step both ways and compare.
 
         Args:
-            variant: whose recording runs; None for compiled code without one.
+            recorded: whose recording runs; None for compiled code without one.
             call: the step's arguments.
-            tier: what it runs in.
+            tier: what the step runs in.
+
+        Returns:
+            Eager's result, and what disagrees, if that is known by now.
 
         Raises:
             CandidateFailedError: the tier's code failed, before eager ran; all is as before.
             Exception: eager's own, which is the user's.
         """
-        loop, runner = self._loop, self._runner
-        runner.kind, runner.ran = "sentinel", tier.name
-        if loop.device.type == "cuda":
-            torch.cuda.synchronize(loop.device)  # what earlier steps launched is not this one's cost
+        self._disagreement = None
+        return self._checked(recorded, call, tier), self._disagreement
+
+    def _checked(self, recorded: Recorded | None, call: Call, tier: Tier) -> Any:
+        step, context = self._step, self._context
+        step.doing, step.ran = "sentinel", tier.name
+        wait_for(context.device)  # what earlier steps launched is not this one's cost
         began = time.perf_counter()
-        code = self._of_code(variant, tier)
-        if variant is None or self._measures or (self._suspects and code):  # a replay runs no Python of the step's
-            stays, result = runner.looking.rehearse(functools.partial(runner.step, *call[0], **call[1]), *call)
+        code = self._of_code(recorded, tier)
+        if recorded is None or self._measures or (self._suspects and code):  # a replay runs no Python of the step's
+            run = functools.partial(step.program.step, *call[0], **call[1])
+            stays, result = self._auditor.rehearse(run, *call)
             if stays:
                 self._plan(time.perf_counter() - began, tier)
                 self._not_checked()
                 return result
             self._stayed = 0
-        limits = Limits.compiled(loop.surveyed.compute_dtype()) if code else Limits.rounding()
-        wide = in_more_bits(self._runner, call) if self._suspects and code and not self._rounds else None
-        other = Tier(loop.given) if code else tier.without_graph()
+        other = context.base_tier if code else tier.without_graph()
         reference = functools.partial(
-            loop.stepping.beside, other, functools.partial(self._otherwise, variant, call, tier, code=code)
+            context.reports.timed_beside, other, functools.partial(self._otherwise, recorded, call, tier, code=code)
         )
-        if self._measures and variant is not None:
-            return self._measured(variant, reference, tier)
-        spread = variant.spread if variant is not None else None
-        candidate = runner.candidate_of(variant, call)
-        elsewhere = roundings(runner, call, candidate) if self._rounds else None
-        updated = variant.updated if variant is not None and not code else ()
-        outcome = prove_step(runner.program, candidate, reference, limits, spread=spread, wide=wide, updated=updated)
-        if variant is not None and variant.captured is not None:
-            variant.captured.keep_gradients()
+        if self._measures and recorded is not None:
+            return self._measured(recorded, reference, tier)
+        candidate = self._runs.call(call)
+        if recorded is not None and recorded.recording is not None:
+            candidate = functools.partial(self._graphs.candidate, recorded, call)
+        wide = in_more_bits(self._runs, call) if self._suspects and code and not self._rounds else None
+        elsewhere = roundings(self._runs, call, candidate) if self._rounds else None
+        outcome = proof.prove_step(
+            step.program,
+            candidate,
+            reference,
+            Limits.compiled(context.compute_dtype()) if code else Limits.rounding(),
+            spread=recorded.noise.spread if recorded is not None else None,
+            wide=wide,
+            updated=recorded.updated if recorded is not None and not code else (),
+        )
+        if recorded is not None and recorded.recording is not None:
+            recorded.recording.keep_gradients()
         self._checks += 1
         self._plan(time.perf_counter() - began, tier)
         referred = wide is not None or elsewhere is not None or not code
         judged = _to_judge(with_roundings(outcome, elsewhere), referred=referred)
-        self._carefully(self._judge, judged, variant, call, tier)
+        self._carefully(self._judge, judged, recorded, call, tier)
         return outcome.result
 
     def _carefully(self, judge: Callable[..., None], *args: Any) -> None:
@@ -195,124 +249,126 @@ class Sentinel:
             self._code = not self._code
 
     def _not_checked(self) -> None:
-        """The step could be run once only. What is done every so often is not done at the next check, most likely."""
-        runner = self._runner
-        if runner.once is None:
+        """Note a step that could be run only once: most likely it does at the next check what can be repeated."""
+        step = self._step
+        if step.not_repeatable is None:
             return
         self._stayed += 1
         if self._stayed >= _STAYED:
-            self.stop(str(runner.once))
-        runner.once = None
+            self.stop(str(step.not_repeatable))
+        step.not_repeatable = None
 
     def stop(self, why: str) -> None:
         """Make no more checks."""
         self._off = why
-        self._loop.say_once(f"{self._runner.name}: no more sentinel steps: {why}")
+        self._context.reports.say_once(f"{self._step.name}: no more sentinel steps: {why}")
 
-    def _of_code(self, variant: Variant | None, tier: Tier) -> bool:
-        """Tell whether this check is of compiled code.
+    def _of_code(self, recorded: Recorded | None, tier: Tier) -> bool:
+        """Return whether this check is of compiled code.
 
         A recording of such code is held against eager and, by turns, to a few ulp against that code itself.
         """
-        return tier.compiles and (variant is None or self._code)
+        return tier.compiles and (recorded is None or self._code)
 
     # -- both ways -------------------------------------------------------------------------------------------------
 
-    def _otherwise(self, variant: Variant | None, call: Call, tier: Tier, *, code: bool) -> Any:
+    def _otherwise(self, recorded: Recorded | None, call: Call, tier: Tier, *, code: bool) -> Any:
         """Run the step eagerly or, to judge the recording alone, as what was recorded; on the stream of recordings."""
-        run = functools.partial(self._runner.step, *call[0], **call[1])
-        graphs = self._runner.graphs
-        with self._runner.code.as_given() if code else contextlib.nullcontext():
-            if variant is not None:
-                return graphs.reference(variant, run)
-            return graphs.on_stream_of_recordings(run) if tier.graph else plain_run(self._loop.holdings, run)
+        run = functools.partial(self._step.program.step, *call[0], **call[1])
+        with self._runs.as_given() if code else contextlib.nullcontext():
+            if recorded is not None:
+                return self._graphs.reference(recorded.path, run)
+            return self._runs.on_capture_stream(run) if tier.graph else self._runs.call(call)()
 
-    def _measured(self, variant: Variant, run: Callable[[], Any], tier: Tier) -> Any:
+    def _measured(self, recorded: Recorded, run: Callable[[], Any], tier: Tier) -> Any:
         """Run the step twice as what was recorded, to see anew how far its kernels are from themselves: a real step.
 
         Then the steps that were looked into are judged again. Late in a training gradients that are rounding and
         nothing else, of a bias that a softmax cancels, differ more than they did when the recording was proven.
         """
         began = time.perf_counter()
-        limits = self._runner.graphs.limits_of_repeats()
-        result, spread = proof.spread_of(self._runner.program, run, run, limits)
-        if variant.captured is not None:
-            variant.captured.keep_gradients()
-        before = variant.spread, [*variant.measured]
-        excused = isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runner, spread, run, run)
+        result, spread = proof.spread_of(self._step.program, run, run, self._runs.limits_of_repeats())
+        if recorded.recording is not None:
+            recorded.recording.keep_gradients()
+        before = recorded.noise
+        excused = isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runs, spread, run, run)
         self._plan(time.perf_counter() - began, tier)
         self._measures, self._left = False, 0
         self._spreads -= 1
         if isinstance(spread, proof.Unlike) and excused:
             spread = spread.spread
         if isinstance(spread, dict):
-            variant.note_spread(spread)
+            recorded.noise = before.joined(spread)
         else:
             self._spreads = 0  # no noise explains it: what disagrees next counts
-        self._carefully(self._weigh, variant, tier)
-        if excused:  # of these steps: elsewhere in the training so much noise would hide a fault
-            variant.spread, variant.measured = before
+        self._carefully(self._weigh, recorded, tier)
+        if excused:  # this noise is of these steps: elsewhere in the training so much would hide a fault
+            before.noisy = recorded.noise.noisy
+            recorded.noise = before
         return result
 
     # -- what it means ---------------------------------------------------------------------------------------------
 
-    def _may_be_noise(self, joined: Outcome, variant: Variant | None) -> bool:
-        """Tell whether running the step twice may explain a disagreement; not for ever."""
-        return variant is not None and variant.noisy and self._spreads > 0 and joined.may_be_noise
-
-    def _judge(self, outcome: Outcome, variant: Variant | None, call: Call, tier: Tier) -> None:
+    def _judge(self, outcome: Outcome, recorded: Recorded | None, call: Call, tier: Tier) -> None:
         if outcome.failed:
             self.stop(outcome.why)
-        elif _certain(outcome, self._loop.surveyed.compute_dtype()):
-            self._disagrees(outcome, [call], variant, tier)
+        elif _certain(outcome, self._context.compute_dtype()):
+            self._disagrees(outcome, [call], recorded, tier)
         elif not self._suspects and not outcome.agrees:
             self._suspicions += 1
-            self._suspects, self._left, self._spreads = True, 0, SPREADS
-            _log.info("sentinel: step %d in %s is looked into: %s", self._loop.steps + 1, tier.name, outcome.why)
+            self._suspects, self._left, self._spreads = True, 0, noise.MOST
+            now = self._context.progress.steps + 1
+            _log.info("sentinel: step %d in %s is looked into: %s", now, tier.name, outcome.why)
         elif self._suspects:
             self._evidence.append((outcome, call))
-            self._weigh(variant, tier)
+            self._weigh(recorded, tier)
 
-    def _weigh(self, variant: Variant | None, tier: Tier) -> None:
+    def _weigh(self, recorded: Recorded | None, tier: Tier) -> None:
         """Judge the steps since a suspicion: three together, and three more where these disagree by little."""
-        outcomes = [one for one, _ in self._evidence]
+        outcomes = [outcome for outcome, _ in self._evidence]
         if len(outcomes) % proof.STEPS:
             self._left = 0
             return
-        code = self._of_code(variant, tier)
-        joined = over_steps(outcomes) if code else verdict(outcomes, (variant and variant.spread) or {})
+        code = self._of_code(recorded, tier)
+        joined = over_steps(outcomes) if code else verdict(outcomes, recorded.noise.spread if recorded else {})
         if code and not joined.hopeless:
             joined = over_steps(outcomes, scatter=True)
             if not joined.agrees and len(outcomes) == proof.STEPS:
                 self._left = 0
                 return
-        if not joined.agrees and not code and self._may_be_noise(joined, variant):
-            self._measures, self._left = True, 0
-            return
-        if not joined.agrees and code and not self._rounds and joined.may_be_noise and self._runner.together is None:
-            self._rounds, self._left = True, 0
-            self._evidence.clear()
-            return
-        calls = [one for _, one in self._evidence[-proof.STEPS :]]
+        if not joined.agrees and joined.may_be_noise:
+            # Noise may explain it: kernels that differ from run to run, or eager's own rounding. Not for ever.
+            if not code and recorded is not None and recorded.noise.noisy and self._spreads > 0:
+                self._measures, self._left = True, 0
+                return
+            if code and not self._rounds and self._context.peers is None:
+                self._rounds, self._left = True, 0
+                self._evidence.clear()
+                return
+        calls = [call for _, call in self._evidence[-proof.STEPS :]]
         self._evidence.clear()
         self._suspects = self._rounds = False
         if not joined.agrees:
-            self._disagrees(joined, calls, variant, tier)
+            self._disagrees(joined, calls, recorded, tier)
 
-    def _disagrees(self, joined: Outcome, calls: list[Call], variant: Variant | None, tier: Tier) -> None:
+    def _disagrees(self, joined: Outcome, calls: list[Call], recorded: Recorded | None, tier: Tier) -> None:
         """Say what disagrees, and where; from the next step on, another tier runs."""
-        rough = joined.undecided
-        recorded, blamed = (False, None) if rough else self._looked_for(calls, variant, tier)
-        where = "the recording, not the code in it" if recorded else str(blamed) if blamed is not None else ""
+        step, at_step = self._step, self._context.progress.steps
+        if joined.undecided:
+            of_recording, blamed = False, None
+        elif not self._of_code(recorded, tier):
+            of_recording, blamed = True, None
+        else:
+            of_recording, blamed = at_fault(self._runs, calls, recorded=recorded is not None)
+        where = "the recording, not the code in it" if of_recording else str(blamed) if blamed is not None else ""
         region = blamed.regions[0] if blamed is not None and len(blamed.regions) == 1 else None
         worst = _worst(joined)
-        at = f"; at fault: {where}" if where else ""
-        said = f"{worst if worst is not None else joined.why}{at}"
-        self._disagreed = f"step {self._loop.steps + 1} in {tier.name}: {said}"
-        self._loop.emit(
+        said = f"{worst if worst is not None else joined.why}{f'; at fault: {where}' if where else ''}"
+        self._said = f"step {at_step + 1} in {tier.name}: {said}"
+        self._context.reports.emit(
             ev.SentinelDisagreed(
-                step=self._loop.steps,
-                function=self._runner.name,
+                step=at_step,
+                function=step.name,
                 tier=tier.name,
                 tensor=worst.name if worst is not None else "",
                 measure=worst.measure if worst is not None else "random position",
@@ -324,21 +380,15 @@ class Sentinel:
                 line=region.line if region is not None else None,
             )
         )
-        obstacle = Obstacle(f"a sentinel step does not agree with eager: {said}", remedy_of(joined, _VERIFY))
-        self._goal = None
-        self._runner.gave_way(tier, obstacle, variant if recorded else None)
-
-    def _looked_for(self, calls: list[Call], variant: Variant | None, tier: Tier) -> tuple[bool, Culprit | None]:
-        """Tell whether a recording is at fault rather than the code in it; and which region of the code is."""
-        if not self._of_code(variant, tier):
-            return True, None
-        return at_fault(self._runner, calls, recorded=variant is not None)
+        reason = f"a sentinel step does not agree with eager: {said}"
+        self._tier = None
+        self._disagreement = Disagreement(Obstacle(reason, remedy_of(joined, _VERIFY)), of_recording=of_recording)
 
     # -- when ------------------------------------------------------------------------------------------------------
 
     def _plan(self, seconds: float, tier: Tier) -> None:
-        """Put the next check where all with this goal, and it, have cost their share of the time."""
-        usual = self._loop.account.tiers[tier.name].seconds
+        """Put the next check where all checks in this tier, the next included, have cost their share of the time."""
+        usual = self._context.reports.seconds_of(tier.name)
         if usual is None:  # no step of this tier was timed yet
             self._left = self._every = FIRST
             return
@@ -348,7 +398,7 @@ class Sentinel:
         of_one = self._share * usual
         self._every = max(LEAST, math.ceil(extra / of_one))
         planned = max(LEAST, math.ceil((self._extra + extra) / of_one) - self._steps)
-        self._left = _spread_out(planned, self._loop.steps)
+        self._left = _spread_out(planned, self._context.progress.steps)
 
 
 def _spread_out(distance: int, seed: int) -> int:

@@ -19,6 +19,7 @@ from torch import distributed
 from hotloop._torch.collectives import AGREED, collectives_begun, groups, patience, store, timeout_of
 from hotloop.compiling.fallback.causes import describe
 from hotloop.errors import StepLostError
+from hotloop.step.obstacle import CandidateFailedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -89,6 +90,24 @@ class Peers:
             return Vote.NEVER
         self._broken = why
         return Vote(int(settled))
+
+    def ready(self, error: Exception | None) -> None:
+        """Begin a run of a proof in all processes, or in none because one had no memory for the copies beside it.
+
+        Args:
+            error: what kept this process from making its copies; None where it made them.
+
+        Raises:
+            CandidateFailedError: no process begins.
+        """
+        if self.agree(Vote.YES if error is None else Vote.NEVER) is Vote.YES:
+            return
+        cause = error or MemoryError(self.unanswered or "another process has no memory for the copies of a proof")
+        raise CandidateFailedError(began=False) from cause
+
+    def stays(self, *, stays: bool) -> bool:
+        """Return whether a rehearsed step stays in any process: then it stays in all, whose collectives would wait."""
+        return self.agree(Vote.NOT_NOW if stays else Vote.YES) is not Vote.YES
 
     def _voted(self, found: torch.Tensor) -> str:
         """Reduce the votes in place; gives why that was not answered, where it was not."""

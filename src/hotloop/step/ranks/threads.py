@@ -8,10 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hotloop.step.loop.loop import Loop
 
 _RECENTLY = 5.0
 """Seconds since its last step after which a thread is not taken to train any more, though it is alive."""
@@ -26,23 +22,23 @@ WAITS = (
 )
 
 
-def begins(loop: Loop) -> None:
-    """Take note that a step of a loop begins in this thread."""
-    _last[threading.get_ident()] = id(loop), _BUSY
+def begins(owner: object) -> None:
+    """Note that a step begins in this thread; ``owner`` is the context of its loop."""
+    _last[threading.get_ident()] = id(owner), _BUSY
 
 
-def ended(loop: Loop) -> None:
-    """Take note that it has ended."""
-    _last[threading.get_ident()] = id(loop), time.monotonic()
+def ended(owner: object) -> None:
+    """Note that the step has ended."""
+    _last[threading.get_ident()] = id(owner), time.monotonic()
 
 
 def seen() -> None:
-    """Take note that this thread trains without a loop, as was seen by its optimizer."""
+    """Note that this thread trains without a loop, as was seen by its optimizer."""
     _last[threading.get_ident()] = 0, time.monotonic()
 
 
-def another_trains(loop: Loop) -> bool:
-    """Tell whether another thread is in a training step that is not this loop's, or has been a moment ago.
+def another_trains(owner: object) -> bool:
+    """Return whether another thread is in a training step of another owner, or was a moment ago.
 
     Steps of one loop may be called in one thread after the other (``asyncio.to_thread``).
     """
@@ -53,5 +49,5 @@ def another_trains(loop: Loop) -> bool:
         _last.pop(thread, None)
     own = threading.get_ident()
     return any(
-        thread != own and whose != id(loop) and last > now - _RECENTLY for thread, (whose, last) in [*_last.items()]
+        thread != own and whose != id(owner) and last > now - _RECENTLY for thread, (whose, last) in [*_last.items()]
     )

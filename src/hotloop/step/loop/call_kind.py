@@ -1,0 +1,303 @@
+"""One kind of call of a step, and its way to a proven recording: New, Audited, Warmed, Captured, Proven, or Declined.
+
+Each state holds what is true in it, and runs a call: as a real step, whatever else it finds out on the way.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from hotloop.step.prove import proof
+from hotloop.step.prove.graph_proofs import CapturePath, Recorded
+
+if TYPE_CHECKING:
+    import functools
+    from collections.abc import Hashable
+
+    from hotloop.measure import Signature
+    from hotloop.step.audit.op_trace import Survey
+    from hotloop.step.capture.invariants import Change, Invariants
+    from hotloop.step.capture.recording import CapturedStep
+    from hotloop.step.obstacle import Obstacle
+    from hotloop.step.prove.outcomes import Outcome
+    from hotloop.step.tiers import Tier
+
+DROPS, WITHIN = 3, 24
+"""A recording that is dropped so often within so many steps is not made again."""
+
+
+class StepCall(NamedTuple):
+    """One call of a step: its arguments, the leaves among them in order, and what runs it."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    leaves: list[Any]
+    run: functools.partial[Any]
+
+    @property
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and named arguments."""
+        return self.args, self.kwargs
+
+
+class Capturing(Protocol):
+    """What the states ask of the step that they belong to; `loop.capturing` implements it."""
+
+    def may_begin(self, kind: CallKind) -> bool:
+        """Return whether to take a kind of call to a recording now."""
+
+    def must_wait(self) -> bool:
+        """Return whether nothing may be proven at present, since another thread trains as well."""
+
+    def common_obstacle(self) -> Obstacle | None:
+        """Return the line that keeps every kind of call of this step from being captured, once that is known."""
+
+    def moved_outside(self, call: StepCall) -> Obstacle | None:
+        """Return what the step reads in Python and somebody changes from step to step."""
+
+    def is_of_now(self, audit: Survey) -> bool:
+        """Return whether what the step reads in Python is as it was when the step was audited."""
+
+    def argument_in_state(self, kind: CallKind, recording: CapturedStep, call: StepCall) -> bool:
+        """Return whether an argument is part of what the step changes, and was not when the step was recorded."""
+
+    def check_due(self) -> bool:
+        """Count a step; return whether the sentinel is to check it."""
+
+    def audit(self, kind: CallKind, call: StepCall) -> Any:
+        """Run the call eagerly and observe it."""
+
+    def warm_up(self, kind: CallKind, state: Audited | Captured, call: StepCall, tier: Tier) -> Any:
+        """Run the call twice, to see how far it is from itself."""
+
+    def prove(self, kind: CallKind, state: Warmed | Captured, call: StepCall, tier: Tier) -> Any:
+        """Run the call both ways and compare; capture it first where it is not captured."""
+
+    def replay(self, recorded: Recorded, call: StepCall, tier: Tier) -> Any:
+        """Run the call by replaying its recording."""
+
+    def check(self, kind: CallKind, recorded: Recorded, call: StepCall, tier: Tier) -> Any:
+        """Run the call both ways and compare, for the sentinel."""
+
+    def uncaptured(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
+        """Run the call in the tier without its graph."""
+
+    def decline(self, kind: CallKind, obstacle: Obstacle) -> None:
+        """Never capture this kind of call."""
+
+    def drop(self, kind: CallKind, change: Change) -> None:
+        """Forget a recording that no longer fits the program."""
+
+
+@dataclasses.dataclass
+class New:
+    """Nothing is known of this kind of call."""
+
+    name: ClassVar = "new"
+
+    def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
+        """Audit the call, once it is worth a recording."""
+        if (obstacle := capturing.common_obstacle()) is not None:
+            kind.state = Declined(obstacle)  # it was reported of the kinds before
+            return capturing.uncaptured(kind, call, tier)
+        if not capturing.may_begin(kind):
+            return capturing.uncaptured(kind, call, tier)
+        return capturing.audit(kind, call)
+
+
+@dataclasses.dataclass
+class Audited:
+    """An eager run was observed."""
+
+    audit: Survey
+    name: ClassVar = "audited"
+
+    def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
+        """Decline the kind for what the audit found, or warm the step up."""
+        if not capturing.may_begin(kind):
+            return capturing.uncaptured(kind, call, tier)
+        obstacles = self.audit.obstacles
+        if obstacles and kind.takes_other_path():
+            return capturing.audit(kind, call)
+        obstacle = obstacles[0] if obstacles else capturing.moved_outside(call)
+        if obstacle is not None:
+            capturing.decline(kind, obstacle)
+            return capturing.uncaptured(kind, call, tier)
+        if not capturing.is_of_now(self.audit):
+            kind.forget()
+            return capturing.audit(kind, call)
+        return capturing.warm_up(kind, self, call, tier)
+
+
+@dataclasses.dataclass
+class Warmed:
+    """The step was run twice: how far it is from itself is known, and what a recording will rest on."""
+
+    recorded: Recorded
+    invariants: Invariants
+    name: ClassVar = "warmed"
+
+    def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
+        """Capture the step, and prove it a first time."""
+        if not self.invariants.holds():
+            kind.forget()
+            return kind.state.run(kind, call, tier, capturing)
+        if capturing.must_wait():
+            return capturing.uncaptured(kind, call, tier)
+        if (obstacle := capturing.moved_outside(call)) is not None:
+            capturing.decline(kind, obstacle)
+            return capturing.uncaptured(kind, call, tier)
+        if not capturing.is_of_now(self.recorded.audit):
+            kind.forget()
+            return capturing.audit(kind, call)
+        return capturing.prove(kind, self, call, tier)
+
+
+@dataclasses.dataclass
+class Captured:
+    """The step is recorded, and agreed with its reference in every proof step so far."""
+
+    recorded: Recorded
+    recording: CapturedStep
+    outcomes: list[Outcome] = dataclasses.field(default_factory=list)
+    """Of the proof steps, without what the steps returned."""
+    measures: bool = False
+    """Whether to run the step twice once more, before more proof steps: its noise may explain a difference."""
+    name: ClassVar = "captured"
+
+    def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
+        """Prove the recording in one more step."""
+        if (change := self.recording.changed()) is not None:
+            capturing.drop(kind, change)
+            return kind.state.run(kind, call, tier, capturing)
+        if capturing.must_wait() or capturing.argument_in_state(kind, self.recording, call):
+            return capturing.uncaptured(kind, call, tier)
+        if (obstacle := capturing.moved_outside(call)) is not None:
+            capturing.decline(kind, obstacle)
+            return capturing.uncaptured(kind, call, tier)
+        if self.measures:
+            return capturing.warm_up(kind, self, call, tier)
+        return capturing.prove(kind, self, call, tier)
+
+
+@dataclasses.dataclass
+class Proven:
+    """The recording agreed in enough steps: it runs in place of the step."""
+
+    recorded: Recorded
+    recording: CapturedStep
+    name: ClassVar = "proven"
+
+    def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
+        """Replay the recording, unless what it rests on has changed; let the sentinel check it now and then."""
+        if (change := self.recording.changed()) is not None:
+            capturing.drop(kind, change)
+            return kind.state.run(kind, call, tier, capturing)
+        if capturing.argument_in_state(kind, self.recording, call):
+            return capturing.uncaptured(kind, call, tier)
+        if capturing.check_due():
+            return capturing.check(kind, self.recorded, call, tier)
+        return capturing.replay(self.recorded, call, tier)
+
+
+@dataclasses.dataclass
+class Declined:
+    """This kind of call is never captured."""
+
+    obstacle: Obstacle
+    audit: Survey | None = None
+    name: ClassVar = "declined"
+
+    def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
+        """Run the call without a graph."""
+        return capturing.uncaptured(kind, call, tier)
+
+
+State = New | Audited | Warmed | Captured | Proven | Declined
+
+
+class CallKind:
+    """Calls with one key: argument shapes and values, gradients that exist, modes.
+
+    Args:
+        key: of the calls.
+        signature: the arguments' part of the key.
+        reports_capturing: the answer for code of the step that asks whether a capture is going on.
+
+    Attributes:
+        calls: how often the step was called so.
+        called: the number of the last such call, among all calls of the step.
+        state: how far this kind is on its way to a recording.
+    """
+
+    def __init__(self, key: Hashable, signature: Signature, *, reports_capturing: bool) -> None:
+        self.key, self.signature = key, signature
+        self.calls = self.called = 0
+        self.path = CapturePath(reports_capturing)
+        self.state: State = New()
+        self._drops: collections.deque[tuple[int, str]] = collections.deque(maxlen=DROPS)
+
+    @property
+    def audit(self) -> Survey | None:
+        """What an eager run of this kind of call has shown; None where it was not observed."""
+        state = self.state
+        if isinstance(state, Audited | Declined):
+            return state.audit
+        return state.recorded.audit if isinstance(state, Warmed | Captured | Proven) else None
+
+    @property
+    def recording(self) -> CapturedStep | None:
+        """The captured step, proven or not."""
+        return self.state.recording if isinstance(self.state, Captured | Proven) else None
+
+    @property
+    def declined(self) -> Obstacle | None:
+        """Why calls of this kind are never captured."""
+        return self.state.obstacle if isinstance(self.state, Declined) else None
+
+    @property
+    def proven(self) -> bool:
+        """Whether a recording runs in place of the step."""
+        return isinstance(self.state, Proven)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the kind is on its way to a recording, or has one."""
+        return isinstance(self.state, Warmed | Captured | Proven)
+
+    @property
+    def steps_left(self) -> int:
+        """The calls that it takes until the kind is proven, as far as none differs: audit, warm-up, proof steps."""
+        if isinstance(self.state, Captured):
+            return max(1, self.state.measures + proof.STEPS - len(self.state.outcomes))
+        first = {"new": 2, "audited": 1}.get(self.state.name, 0)
+        return max(1, first + proof.STEPS)
+
+    def forget(self) -> None:
+        """Begin anew, with an audit."""
+        self.state = New()
+
+    def takes_other_path(self) -> bool:
+        """Begin anew on the path of code that is told that it is captured; False where there is no other path.
+
+        transformers reads a padding mask on the host to leave it out, unless it is captured.
+        """
+        if self.path.reports_capturing or self.audit is None or not self.audit.asked:
+            return False
+        self.path.reports_capturing = True
+        self.forget()
+        return True
+
+    def drop(self, step: int, reason: str) -> bool:
+        """Forget the recording; return whether it was dropped too often lately."""
+        self.forget()
+        self._drops.append((step, reason))
+        return len(self._drops) == DROPS and step - self._drops[0][0] <= WITHIN
+
+    def take_drops(self) -> list[str]:
+        """Return why the latest recordings were dropped, each reason once, and forget it."""
+        reasons = list(dict.fromkeys(reason for _, reason in self._drops))
+        self._drops.clear()
+        return reasons

@@ -1,0 +1,384 @@
+"""Takes the kinds of calls of one step to proven recordings, and runs them: what the states of a kind ask for."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop import events as ev
+from hotloop.compiling.control import between_steps
+from hotloop.step.calls.aliasing import Aliasing
+from hotloop.step.calls.keys import key_of
+from hotloop.step.calls.unstable_arguments import UnstableArguments
+from hotloop.step.capture.invariants import Invariants
+from hotloop.step.engine import collector_paused
+from hotloop.step.loop.call_kind import Audited, CallKind, Captured, Declined, New, Proven, Warmed
+from hotloop.step.obstacle import CandidateFailedError, Obstacle
+from hotloop.step.prove.graph_proofs import Recorded
+from hotloop.step.prove.noise import Noise
+from hotloop.step.ranks.threads import WAITS, another_trains
+from hotloop.step.tiers import Tier
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from hotloop.measure import Difference, Signature
+    from hotloop.step.audit.auditor import StepAuditor
+    from hotloop.step.audit.op_trace import Survey
+    from hotloop.step.capture.invariants import Change
+    from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
+    from hotloop.step.capture.recording import CapturedStep
+    from hotloop.step.context import DecoratedStep
+    from hotloop.step.loop.call_kind import StepCall
+    from hotloop.step.prove.graph_proofs import GraphProofs
+    from hotloop.step.prove.sentinel import Disagreement, Sentinel
+    from hotloop.step.rescue import Rescue
+
+KINDS = 8
+"""Recordings of one step, at most: each holds memory."""
+_COMES_BACK = 4
+"""Calls for each kind there is after which a kind that has not come again is not waited for."""
+_KEYS = 256
+"""Keys that are remembered, at most."""
+_ALIKE = 3
+"""Kinds of calls that one line keeps from being captured, after which it is taken to do so in every kind."""
+
+
+class Capturing:
+    """The kinds of calls of one decorated step, and what happens to them.
+
+    Args:
+        step: the decorated step.
+        auditor: observes eager runs of it.
+        graphs: captures it and proves the recordings.
+        rescue: undoes what failed.
+        optimizers: which optimizers run outside of recordings.
+        sentinel: checks proven recordings now and then; None where nothing is checked.
+        uncaptured: runs a call in a tier without its graph.
+        disagreed: told of a tier that the sentinel found wrong.
+        spread_before: the noise of the step in earlier runs of this program, to be added to; None where that is
+            not kept.
+        calls_of_loop: counts the calls of all steps of the loop.
+    """
+
+    def __init__(  # noqa: PLR0913 - the collaborators of one step, each a room of its own
+        self,
+        step: DecoratedStep,
+        auditor: StepAuditor,
+        graphs: GraphProofs,
+        rescue: Rescue,
+        *,
+        optimizers: RecordedOptimizers,
+        sentinel: Sentinel | None,
+        uncaptured: Callable[[StepCall, Signature, Tier], Any],
+        disagreed: Callable[[Disagreement, Tier], None],
+        spread_before: Callable[[str], dict[str, Difference] | None],
+        calls_of_loop: Callable[[], int],
+    ) -> None:
+        self._step, self._context = step, step.context
+        self._auditor, self._graphs, self._rescue = auditor, graphs, rescue
+        self._optimizers, self._sentinel = optimizers, sentinel
+        self._uncaptured, self._disagreed = uncaptured, disagreed
+        self._spread_before, self._calls_of_loop = spread_before, calls_of_loop
+        self._kinds: dict[str, dict[Hashable, CallKind]] = collections.defaultdict(dict)
+        """By base, since a recording holds the code that it was made of; then by key."""
+        self._fresh = UnstableArguments(step.argument)
+        self.calls = 0
+        """How often the step was called in a tier, or on the way to one."""
+
+    @property
+    def kinds(self) -> dict[Hashable, CallKind]:
+        """What is known of each kind of call, with the code that is in force."""
+        return self._kinds[self._context.progress.tier.base]
+
+    def kind_of(self, signature: Signature, leaves: list[Any]) -> CallKind:
+        """Return the kind that the coming call is of, and count the call."""
+        aliasing = Aliasing.of(leaves)
+        kind = self._find(signature, key_of(signature, aliasing, self._context.parts))
+        self.calls += 1
+        kind.calls, kind.called = kind.calls + 1, self.calls
+        if self._context.progress.may_capture and kind.declined is None:
+            obstacle = self._fresh.obstacle(signature, aliasing, new=kind.calls == 1)
+            if obstacle is not None:
+                self.decline(kind, obstacle)
+        return kind
+
+    def _find(self, signature: Signature, key: Hashable) -> CallKind:
+        kinds = self.kinds
+        found = kinds.get(key)
+        if found is not None:
+            return found
+        if len(kinds) >= _KEYS:
+            idle = next((key for key, kind in kinds.items() if kind.recording is None), None)
+            kinds.pop(idle if idle is not None else next(iter(kinds)))
+        # Code that is compiled has taken the path of code that is told that it is captured.
+        told = Tier(self._context.progress.tier.base).compiles
+        found = kinds[key] = CallKind(key, signature, reports_capturing=told)
+        for others in self._kinds.values():  # what an audit saw is so whatever the code is compiled with
+            other = others.get(key)
+            audit = other.audit if other is not None and other.declined is None else None
+            if other is not None and audit is not None and (not audit.asked or other.path.reports_capturing == told):
+                found.state = Audited(audit)
+        return found
+
+    def run(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
+        """Run a call in a captured tier, or on the way to it."""
+        return kind.state.run(kind, call, tier, self)
+
+    def forget_audits(self) -> None:
+        """Have every kind of call audited anew."""
+        for kind in self.kinds.values():
+            kind.state = Declined(kind.declined) if kind.declined is not None else New()
+
+    @property
+    def hindered(self) -> bool:
+        """Whether an audit saw something in the step that no capture allows."""
+        return any(bool(kind.audit.obstacles) for kind in self.kinds.values() if kind.audit is not None)
+
+    def release(self, base: str) -> None:
+        """Let go of what was captured with a base's code; calls are counted on, and declined kinds stay declined."""
+        for kind in self._kinds[base].values():
+            if not isinstance(kind.state, Declined):
+                kind.forget()
+
+    def forget_recordings(self) -> None:
+        """Let go of everything that was captured."""
+        self._kinds.clear()
+
+    # -- what a state asks first -----------------------------------------------------------------------------------
+
+    def may_begin(self, kind: CallKind) -> bool:
+        """Return whether to take a kind of call to a recording now.
+
+        A call that comes a second time is worth a recording, as long as there is room. While another kind is on its
+        way, nobody knows whether a second one pays; a kind that does not come back (a curriculum has moved on) holds
+        nobody up.
+        """
+        kinds, progress = self.kinds.values(), self._context.progress
+        if sum(other.begun for other in kinds) >= KINDS:
+            self._context.reports.say_once(
+                f"{self._step.name}: {KINDS} kinds of calls are captured, the most there may be; further ones run "
+                "without a graph. Fewer shapes (buckets=) or fewer argument values would be captured all"
+            )
+            return False
+        if kind.calls <= 1:
+            return False
+        recently = self.calls - _COMES_BACK * len(kinds)
+        if progress.preparing and any(other.begun and other.called >= recently for other in kinds):
+            return False
+        return not self.must_wait()
+
+    def must_wait(self) -> bool:
+        """Return whether nothing may be audited or proven at present, since another thread trains as well."""
+        if not another_trains(self._context):
+            return False
+        self._context.reports.say_once(f"{self._step.name}: {WAITS}", logging.WARNING)
+        return True
+
+    def common_obstacle(self) -> Obstacle | None:
+        """Return the line that keeps every kind of call from being captured, once several kinds were audited."""
+        audits = [kind.audit for kind in self.kinds.values() if kind.audit is not None]
+        if len(audits) < _ALIKE or not all(audit.obstacles for audit in audits):
+            return None
+        first = audits[0].obstacles[0]
+        places = {(audit.obstacles[0].reason, audit.obstacles[0].file, audit.obstacles[0].line) for audit in audits}
+        return first if len(places) == 1 and first.file is not None else None
+
+    def moved_outside(self, call: StepCall) -> Obstacle | None:
+        """Return what the step reads in Python and somebody changes from step to step."""
+        return next(iter(self._auditor.moved_outside(*call.arguments)), None)
+
+    def is_of_now(self, audit: Survey) -> bool:
+        """Return whether what the step reads in Python is as it was when the step was audited."""
+        return self._auditor.is_of_now(audit)
+
+    def argument_in_state(self, kind: CallKind, recording: CapturedStep, call: StepCall) -> bool:
+        """Return whether an argument is part of what the step changes, and was not when the step was recorded."""
+        place = recording.of_its_own(call.leaves)
+        if place is None:
+            return False
+        name = self._step.argument(kind.signature.names()[place])
+        self._context.reports.say_once(
+            f"{self._step.name}: argument {name} is, or is a part of, a parameter, a buffer, a gradient or optimizer "
+            "state, and was not when the step was captured: such calls run without a graph. "
+            f"Pass a copy, {name}.clone(), or read it inside the step"
+        )
+        return True
+
+    def check_due(self) -> bool:
+        """Count a step; return whether the sentinel is to check it, with the random streams to itself."""
+        return self._sentinel is not None and self._sentinel.due() and not another_trains(self._context)
+
+    # -- what a state has done -------------------------------------------------------------------------------------
+
+    def audit(self, kind: CallKind, call: StepCall) -> Any:
+        """Run the call eagerly and observe it."""
+        result, audit = self._auditor.audit(call.run, *call.arguments, reports_capturing=kind.path.reports_capturing)
+        if audit is not None:
+            kind.state = Audited(audit)
+        return result
+
+    def warm_up(self, kind: CallKind, state: Audited | Captured, call: StepCall, tier: Tier) -> Any:
+        """Run the call twice, to see how far it is from itself; a recording is judged anew by that."""
+        audit = state.audit if isinstance(state, Audited) else state.recorded.audit
+        noise = Noise() if isinstance(state, Audited) else state.recorded.noise
+        was_noisy, earlier = noise.noisy, self._spread_before(self._step.name)
+        try:
+            with collector_paused():
+                result, obstacle, measured = self._graphs.warm_up(audit, noise, kind.path, call.arguments, earlier)
+        except CandidateFailedError as error:
+            failed = self._rescue.candidate_failed(error, tier)
+        else:
+            self._warmed(kind, state, obstacle, Recorded(audit, noise, kind.path), measured=measured)
+            if isinstance(state, Captured) and kind.state is state and measured:
+                if noise.noisy and not was_noisy:
+                    state.outcomes.clear()  # they hold the optimizer against other gradients
+                elif state.outcomes:
+                    self._conclude(kind, state, tier)
+            return result
+        # Out of the except clause, so that what eager raises does not carry our exception along.
+        return self._instead(kind, audit, call, tier, failed)
+
+    def _warmed(
+        self,
+        kind: CallKind,
+        state: Audited | Captured,
+        obstacle: Obstacle | None,
+        recorded: Recorded,
+        *,
+        measured: bool,
+    ) -> None:
+        """Note what a warm-up has shown."""
+        if obstacle is not None:
+            self.decline(kind, obstacle)
+        elif not measured:  # the step is compared on the other path from now on, and its noise measured there
+            if isinstance(state, Captured):
+                state.outcomes.clear()
+        else:
+            self._auditor.note(recorded.audit)
+            if isinstance(state, Captured):
+                state.measures = False
+            else:
+                kind.state = Warmed(recorded, Invariants(self._context.holdings))
+
+    def prove(self, kind: CallKind, state: Warmed | Captured, call: StepCall, tier: Tier) -> Any:
+        """Run the call both ways and compare; capture it first where it is not captured."""
+        recorded, share = state.recorded, kind.calls / max(1, self._calls_of_loop())
+        try:
+            with collector_paused():
+                outcome = self._graphs.prove(recorded, call.arguments, tier, share)
+        except CandidateFailedError as error:
+            failed = self._rescue.candidate_failed(error, tier)
+        else:
+            assert recorded.recording is not None
+            if isinstance(state, Warmed):
+                state = kind.state = Captured(recorded, recorded.recording)
+            changed = self._auditor.changed_inside()
+            if changed:
+                self.decline(kind, changed[0])
+            else:
+                # Without the result, whose graph would tie a later capture to the stream of this step.
+                state.outcomes.append(dataclasses.replace(outcome, result=None))
+                self._conclude(kind, state, tier)
+            return outcome.result
+        # Out of the except clause, so that what eager raises does not carry our exception along.
+        return self._instead(kind, recorded.audit, call, tier, failed)
+
+    def _conclude(self, kind: CallKind, state: Captured, tier: Tier) -> None:
+        """Do what the proof steps so far say of the recording."""
+        joined, conclusion = self._graphs.conclude(state.outcomes, state.recorded.noise)
+        if conclusion is False:
+            state.measures = True
+        elif isinstance(conclusion, Obstacle):
+            self._decline_path(kind, conclusion)
+        elif conclusion:
+            kind.state = Proven(state.recorded, state.recording)
+            if self._sentinel is None:  # else it compares them
+                state.recording.forget_gradients()
+            self._context.reports.proven(
+                self._step, tier, worst=joined.worst, copied_bytes=joined.nbytes, on_host=joined.on_host
+            )
+
+    def replay(self, recorded: Recorded, call: StepCall, tier: Tier) -> Any:
+        """Run the call by replaying its recording; where that fails, undo it and run it eagerly."""
+        recording = recorded.recording
+        assert recording is not None
+        try:
+            recording.save_others()
+            self._rescue.save(gradients=bool(recorded.audit.read_gradients), tensors=not recording.atomic)
+            result = recording.replay(call.leaves)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
+            failed = error
+        else:
+            if recording.recorded:
+                between_steps()
+            return result
+        # Out of the except clause, so that what eager raises does not carry our exception along.
+        ours = not recording.in_users_code
+        return self._rescue.recover(failed, call.run, tier, ours=ours, wrote=recording.wrote)
+
+    def check(self, kind: CallKind, recorded: Recorded, call: StepCall, tier: Tier) -> Any:
+        """Run the call both ways and compare, for the sentinel."""
+        assert self._sentinel is not None
+        try:
+            result, disagreement = self._sentinel.check(recorded, call.arguments, tier)
+        except CandidateFailedError as error:
+            no_memory = isinstance(error.__cause__, torch.OutOfMemoryError)
+            failed = self._rescue.candidate_failed(error, tier)
+        else:
+            if disagreement is not None:
+                self._disagreed(disagreement, tier)
+            return result
+        if no_memory:
+            self._sentinel.stop("a step and a copy of its state do not fit in memory together")
+            self._step.doing = "run"
+            return self.uncaptured(kind, call, tier)
+        return self._instead(kind, recorded.audit, call, tier, failed)
+
+    def uncaptured(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
+        """Run the call in the tier without its graph."""
+        return self._uncaptured(call, kind.signature, tier)
+
+    def _instead(self, kind: CallKind, audit: Survey, call: StepCall, tier: Tier, obstacle: Obstacle) -> Any:
+        """Run a call without the graph that failed; what it raises as well is the user's own, and declines nothing."""
+        kind.state = Audited(audit)
+        result = self.uncaptured(kind, call, tier)
+        if self._step.doing != "undone":  # else the compiled code is at fault, and another graph is made without it
+            self._decline_path(kind, obstacle)
+        return result
+
+    def decline_recordings(self, obstacle: Obstacle) -> None:
+        """Decline every kind of call that has a recording: the sentinel found one wrong."""
+        for kind in [kind for kind in self.kinds.values() if kind.recording is not None]:
+            self.decline(kind, obstacle)
+
+    def _decline_path(self, kind: CallKind, obstacle: Obstacle) -> None:
+        """Decline a recording for what was seen of it, unless code of the step has another path for a capture."""
+        if not kind.takes_other_path():
+            self.decline(kind, obstacle)
+
+    def decline(self, kind: CallKind, obstacle: Obstacle) -> None:
+        """Never capture calls of this kind."""
+        kind.state = Declined(obstacle, kind.audit)
+        self._context.reports.kind_declined(self._step, Tier(self._context.progress.tier.base, graph=True), obstacle)
+
+    def drop(self, kind: CallKind, change: Change) -> None:
+        """Forget a recording that no longer fits the program; decline the kind where that happens too often."""
+        step, what = self._context.progress.steps, change.what
+        too_often = kind.drop(step, what)
+        self._auditor.look_again()
+        self._rescue.look_again()
+        self._context.reports.emit(ev.CaptureDropped(step=step, function=self._step.name, reason=what))
+        if not too_often:
+            return
+        reasons = kind.take_drops()
+        if change.optimizer is None:
+            hint = "keep it constant, pass it as a tensor, or change it less often"
+            what = f"what a recording holds changes again and again: {'; '.join(reasons)}"
+            self.decline(kind, Obstacle(what, hint))
+        elif change.optimizer not in self._optimizers.outside:  # else another kind of call has moved it out already
+            self._optimizers.run_outside(change.optimizer, f"{what} changes again and again")

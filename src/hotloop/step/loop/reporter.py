@@ -1,0 +1,131 @@
+"""What the rooms below report: it goes to the record and the log, and verdicts on tiers to the policy."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hotloop import events as ev
+from hotloop.compiling.observe import collector
+from hotloop.step.loop.log import line_of
+from hotloop.step.prove.proof import STEPS as PROOF_STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hotloop.step.context import DecoratedStep
+    from hotloop.step.loop.account import Account
+    from hotloop.step.loop.runner import StepRunner
+    from hotloop.step.loop.stepping import Stepping
+    from hotloop.step.loop.transitions import Transitions
+    from hotloop.step.obstacle import Obstacle
+    from hotloop.step.state.parts import Parts
+    from hotloop.step.tiers import Tier
+
+_log = logging.getLogger("hotloop")
+
+
+class Reporter:
+    """The loop's side of `hotloop.step.context.Reports`.
+
+    Args:
+        account: keeps the figures and the record.
+        parts: looked up anew after a recording was dropped.
+        runners: of the steps that were decorated so far.
+
+    Attributes:
+        transitions: does what the policy says of a verdict; the loop sets it once it is made.
+        stepping: times what runs beside a proof; the loop sets it once it is made.
+    """
+
+    transitions: Transitions
+    stepping: Stepping
+
+    def __init__(self, account: Account, parts: Parts, runners: list[StepRunner]) -> None:
+        self._account, self._parts, self._runners = account, parts, runners
+        self.said: set[str] = set()
+        """The lines that were logged, each of which is news only once."""
+
+    def emit(self, event: ev.Event) -> None:
+        """Hand an event to the record, the watchers and the log."""
+        if isinstance(event, ev.CaptureDropped):
+            self._parts.look_again()
+        self._account.event(event)
+        collector.emit(event)
+        level, line = line_of(event, asked=not self.transitions.policy.chooses)
+        if line:
+            self.say_once(line, level)
+
+    def decided(self, reason: str, numbers: Mapping[str, Any]) -> None:
+        """Write a decision down, and log it."""
+        self._account.decided(reason, numbers)
+        _log.info("step %d: %s", self._account.progress.steps, reason)
+
+    def say_once(self, line: str, level: int = logging.INFO) -> None:
+        """Log a line the first time that it is said."""
+        if line not in self.said:
+            self.said.add(line)
+            _log.log(level, "%s", line)
+
+    def proof_took(self, seconds: float, copied_bytes: int = 0) -> None:
+        """Add to what proofs have cost."""
+        self._account.proof(seconds, copied_bytes)
+
+    def gave_up(self, tier: str, why: str) -> None:
+        """Note that the policy gave a tier up before it was proven."""
+        self._account.tiers[tier].declined = why
+
+    def timed_beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
+        """Run the reference of a proof, and count its time as a step of the tier that it runs in."""
+        return self.stepping.beside(tier, run)
+
+    def seconds_of(self, tier: str) -> float | None:
+        """Return the typical seconds of a step in a tier; None where none was timed."""
+        account = self._account.tiers.get(tier)
+        return account.seconds if account is not None else None
+
+    def replay_saves(self, seconds: float) -> None:
+        """Note what a recording that is being proven saves, in seconds a step, over all calls of the loop."""
+        self.transitions.policy.replay_saves(seconds)
+
+    def proven(self, step: DecoratedStep, tier: Tier, *, worst: str, copied_bytes: int, on_host: bool) -> None:
+        """Report that a tier agreed with its reference in enough steps."""
+        self.emit(
+            ev.TierProven(
+                step=step.context.progress.steps,
+                function=step.name,
+                tier=tier.name,
+                steps=PROOF_STEPS,
+                worst=worst,
+                seconds=self._account.proof_seconds,
+                copied_bytes=copied_bytes,
+                on_host=on_host,
+            )
+        )
+        self.transitions.apply(self.transitions.policy.proven(tier))
+
+    def kind_declined(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
+        """Report a kind of call that cannot be captured; the policy hears of it once no kind that comes back can."""
+        self._declined(step, tier, obstacle)
+        kinds = [kind for runner in self._runners if runner.step is step for kind in runner.capturing.kinds.values()]
+        if not any(kind.declined is None for kind in kinds if kind.calls > 1):
+            self.transitions.apply(self.transitions.policy.declined(tier, obstacle))
+
+    def failed(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
+        """Report that the code of a tier failed or was wrong: from the next step on another tier runs."""
+        self._declined(step, tier, obstacle)
+        self.transitions.apply(self.transitions.policy.failed(tier, obstacle))
+
+    def _declined(self, step: DecoratedStep, tier: Tier, obstacle: Obstacle) -> None:
+        self.emit(
+            ev.TierDeclined(
+                step=step.context.progress.steps,
+                function=step.name,
+                tier=tier.name,
+                reason=obstacle.reason,
+                hint=obstacle.hint,
+                file=obstacle.file,
+                line=obstacle.line,
+                source=obstacle.source,
+            )
+        )

@@ -1,0 +1,118 @@
+"""The interface of a policy: it says which tier comes next, and `loop.transitions` alone does it.
+
+`fixed.Fixed` runs what the user asked for and steps down where that fails; `auto.Auto` chooses by measurement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Sequence
+
+    from hotloop.decide import Trial, Turn
+    from hotloop.measure import Difference, Timing
+    from hotloop.step.obstacle import Obstacle
+    from hotloop.step.policy.timed import Ran
+    from hotloop.step.tiers import Tier
+
+
+@dataclasses.dataclass(frozen=True)
+class SetTier:
+    """From the next step on, run in a tier or on the way to it."""
+
+    tier: Tier
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class TryTier:
+    """Run the coming step in a tier, as one turn of a trial: no event, nothing else changes."""
+
+    tier: Tier
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """Give back the memory of a tier's recordings; they would be proven anew."""
+
+    tier: Tier
+
+
+Action = SetTier | TryTier | Release
+
+
+class Policy(Protocol):
+    """Decides which tier the steps of one loop run in. What it returns is done before the next step.
+
+    Attributes:
+        asked: what the user asked for: ``auto`` or the name of a tier.
+        start: the tier that the loop begins with.
+        in_force: the tier that was decided; the coming step may run in another, as a turn of a trial.
+        chooses: whether the tier is chosen by measurement, rather than asked for.
+        saved_seconds: what the steps so far saved, as far as the policy knows it by trials.
+    """
+
+    asked: str
+    start: Tier
+    in_force: Tier
+    chooses: bool
+    saved_seconds: float
+
+    def before_step(self, step: Callable[..., Any], args: Any, kwargs: Any) -> Sequence[Action]:
+        """Decide what the coming step runs in; mostly that is no question."""
+
+    def turn(self) -> tuple[Trial, Turn] | None:
+        """Return the trial that the coming step is part of, and its turn in it."""
+
+    def after_step(self, doing: str) -> None:
+        """Note that a step is over; ``doing`` as in `DecoratedStep`."""
+
+    def timed(self, ran: Ran, timing: Timing) -> Sequence[Action]:
+        """Note what a step took; times come a few steps late."""
+
+    def proven(self, tier: Tier) -> Sequence[Action]:
+        """React to a tier that was proven."""
+
+    def declined(self, tier: Tier, obstacle: Obstacle) -> Sequence[Action]:
+        """React to a captured tier that no kind of call can run in."""
+
+    def failed(self, tier: Tier, obstacle: Obstacle) -> Sequence[Action]:
+        """React to a tier whose code failed or was wrong."""
+
+    def replay_saves(self, seconds: float) -> None:
+        """Note what a recording that is being proven saves, in seconds a step."""
+
+    @property
+    def preparing(self) -> bool:
+        """Return whether a tier is on its way to its first proven step."""
+
+    @property
+    def quiet(self) -> bool:
+        """Return whether nothing is under way, so that not every step needs to be timed."""
+
+    @property
+    def idle_start(self) -> bool:
+        """Return whether the coming step must begin on an idle device, so that its launches can be timed."""
+
+    @property
+    def eager_seconds(self) -> float | None:
+        """Return the seconds of a step of the models as given, at the speed that the machine has now."""
+
+    @property
+    def undecided(self) -> str:
+        """Say why steps still run as the models were given; empty once something was decided."""
+
+    def watch_step(self) -> contextlib.AbstractContextManager[Any]:
+        """Watch the step that runs in the block; entered after the actions of `before_step` were done."""
+
+    def spread_before(self, step: str) -> dict[str, Difference] | None:
+        """Return the noise of a step in earlier runs of this program, to be added to; None where that is not kept."""
+
+    def stop(self) -> None:
+        """Stop a child process at once, since deciding has failed."""
+
+    def close(self) -> None:
+        """Settle with the runs that come after this one, and stop a child process that nobody needs."""

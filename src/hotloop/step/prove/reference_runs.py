@@ -1,0 +1,111 @@
+"""The runs of one decorated step that proofs compare with: as given, on the stream or on the path of a capture."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any
+
+from hotloop._torch.deterministic import without_randomness
+from hotloop.compiling.fallback.causes import describe
+from hotloop.measure import Limits
+from hotloop.step.capture.engines import traced_path
+from hotloop.step.capture.recording import own_autocast_cache
+from hotloop.step.obstacle import CandidateFailedError
+from hotloop.step.prove.proof import plain_run
+from hotloop.step.prove.step_outputs import StepOutputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from hotloop.step.context import DecoratedStep
+    from hotloop.step.state.program import Call
+
+
+class ReferenceRuns:
+    """Runs a decorated step as the reference of a proof.
+
+    Args:
+        step: the decorated step.
+
+    Attributes:
+        on_traced_path: compilers trace another path of the step than eager takes, and other random numbers are drawn
+            there: eager is compared on that path.
+    """
+
+    def __init__(self, step: DecoratedStep) -> None:
+        self.context, self.program, self.name = step.context, step.program, step.name
+        self.on_traced_path = False
+
+    def call(self, call: Call) -> Callable[[], Any]:
+        """Return a function that runs the step with these arguments, and notes the gradients its optimizers find."""
+        run = functools.partial(self.program.step, *call[0], **call[1])
+        return functools.partial(plain_run, self.program.holdings, run)
+
+    @contextlib.contextmanager
+    def as_given(self) -> Iterator[None]:
+        """Run the models as they were given while the block runs, on the path that is compared."""
+        path = traced_path(self.program.device) if self.on_traced_path else contextlib.nullcontext()
+        with self.context.eager(), path:
+            yield
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[None]:
+        """Run as given in the block, and leave nothing behind that would tie a later capture to another stream."""
+        engine = self.context.engine if self.context.progress.may_capture else None
+        stream = engine.reference_stream(self.program.device) if engine is not None else contextlib.nullcontext()
+        with self.as_given(), stream:
+            yield
+
+    def on_capture_stream(self, run: Callable[[], Any]) -> Any:
+        """Run the step as it is, on the stream of recordings: autograd's nodes stay tied to where they were made."""
+        engine = self.context.engine
+        assert engine is not None
+        with engine.reference_stream(self.program.device):
+            return plain_run(self.program.holdings, run, as_left=True)
+
+    def on_capture_path(self, run: Callable[[], Any], *, reports_capturing: bool) -> Any:
+        """Run the step on the path of a recording: code that asks whether it is captured gets the same answer."""
+        engine = self.context.engine
+        assert engine is not None
+        ambience = engine.ambience(self.program.device, reports_capturing=reports_capturing)
+        with ambience, own_autocast_cache(compiled=self.program.compiled()):
+            return plain_run(self.program.holdings, run, as_left=True)
+
+    def limits_of_repeats(self) -> Limits:
+        """Return how far a step may be from itself: beyond that it draws on something that nobody put back.
+
+        cuDNN's convolutions are in TF32 by default, whatever matrix products are in. A kernel that is not deterministic
+        makes of one other rounding there as much as an honest compile makes.
+        """
+        compute = self.context.compute_dtype()
+        return Limits.compiled("tf32" if compute == "float32" and self.program.device.type == "cuda" else compute)
+
+    def differs_by_chance(self, run: Callable[[], Any]) -> bool:
+        """Return whether the step on the path of a capture differs in nothing but the random numbers that it draws.
+
+        Raises:
+            CandidateFailedError: a run could not be undone.
+        """
+
+        def on_path() -> Any:
+            with without_randomness(), self.context.eager():
+                return self.on_capture_path(run, reports_capturing=True)
+
+        def plain() -> Any:
+            with without_randomness(), self.context.eager():
+                return self.on_capture_stream(run)
+
+        try:
+            made = StepOutputs.of(self.program, plain)
+            held = made.compare_run(self.program, on_path, Limits.compiled(self.context.compute_dtype()))
+        except CandidateFailedError as error:
+            if not error.undone:
+                raise
+            return False
+        except Exception as error:  # noqa: BLE001 - a comparison that fails shows nothing, and ends no run
+            self.context.reports.say_once(
+                f"{self.name}: the two paths of the step could not be compared: {describe(error)}"
+            )
+            return False
+        return all(comparison.agrees for comparison in held.values())

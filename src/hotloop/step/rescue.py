@@ -1,0 +1,205 @@
+"""What happens when a step fails in its tier: it is undone and run eagerly, or the run ends resumable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop import events as ev
+from hotloop._torch.dispatch import place_of
+from hotloop._torch.dynamo import RaisedError
+from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import CompiledRunError, StepLostError
+from hotloop.step.obstacle import Obstacle
+from hotloop.step.state.undo import StepStart, drop_tracebacks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hotloop.step.context import DecoratedStep
+    from hotloop.step.obstacle import CandidateFailedError
+    from hotloop.step.tiers import Tier
+
+_OF_THE_COMPILERS = (
+    "eager runs the same step without a failure, so compiled code is at fault: train on without this tier, or name "
+    "another preset"
+)
+_TWICE = "does not currently support double backward"
+_DIFFERENTIATED_TWICE = (
+    "the step differentiates a gradient of compiled code, as a gradient penalty does (create_graph=True), and torch's "
+    "aot_autograd, which all compiled code goes through, does not support double backward"
+)
+_NOT_COMPILED = (
+    'train such a step uncompiled: run="eager+graph" captures it on a GPU; hotloop.compile() can compile the models of '
+    "the program whose gradients are not differentiated again"
+)
+_COMPILED_CODE = ("hotloop.compiling.fallback.backend", "hotloop._torch.autograd")
+"""Modules whose frames are around compiled code that runs: its forward and its backward."""
+
+
+class Rescue:
+    """Undoes and repeats the calls of one decorated step that failed in their tier.
+
+    Args:
+        step: the decorated step.
+    """
+
+    def __init__(self, step: DecoratedStep) -> None:
+        self._step, self._context = step, step.context
+        self._start: StepStart | None = None
+        self._sizes: list[int] = []
+        self._begun = 0
+        """Collectives of the run that had begun when the step did."""
+
+    def look_again(self) -> None:
+        """Find what a step may change anew before the next one: there may be other tensors."""
+        self._start = None
+
+    def save(self, *, gradients: bool, tensors: bool = True) -> None:
+        """Note what the coming step finds.
+
+        Args:
+            gradients: the step may read the gradients that exist.
+            tensors: the step may fail half-way, so that tensors are copied.
+        """
+        context = self._context
+        optimizers = context.holdings.optimizers.values()
+        sizes = [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
+        if self._start is None or sizes != self._sizes:
+            self._sizes = sizes
+            self._start = StepStart(context.holdings, [context.device])
+        context.writes.begun = False
+        self._begun = context.peers.begun() if context.peers is not None else 0
+        self._start.save(gradients=gradients and tensors, buffers=tensors)
+
+    def guarded(self, run: Callable[[], Any], tier: Tier) -> Any:
+        """Run the step without a graph; where compiled code fails before a parameter was written, run it eagerly."""
+        self._step.ran = tier.name
+        if not tier.compiles:
+            return run()
+        try:
+            self.save(gradients=True)
+            return run()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the step is undone and eager asked
+            failed = error
+        # Out of the except clause, so that what eager raises does not carry our exception along.
+        return self.recover(failed, run, tier, ours=is_compiled_codes(failed))
+
+    def recover(self, error: Exception, run: Callable[[], Any], tier: Tier, *, ours: bool, wrote: bool = False) -> Any:
+        """Undo a step that failed in a tier and run it eagerly; return eager's result.
+
+        Args:
+            error: what the step raised.
+            run: runs the step.
+            tier: the tier that it failed in.
+            ours: the exception cannot be the user's own, since none of their code was running.
+            wrote: a recorded optimizer has stepped.
+
+        Raises:
+            StepLostError: the step cannot be undone.
+            Exception: the user's own error, which eager raises as well.
+        """
+        self._check_alive(error, tier)
+        peers = self._context.peers
+        if peers is not None and peers.begun() != self._begun:
+            raise peers.lost(error, f"in tier {tier.name}, step {self._context.progress.steps + 1}", ours=ours)
+        start = self._start
+        if start is not None and start.complete:  # otherwise the step failed before it began
+            self._check_unwritten(error, tier, ours=ours, wrote=wrote or start.wrote())
+            try:
+                start.restore()
+            except Exception:  # noqa: BLE001 - no matter why: half of the step is still there
+                raise self._lost(error, tier, "and could not be undone") from error
+        obstacle = obstacle_of(error)
+        drop_tracebacks(error)
+        return self.rung_down(run, tier, obstacle)
+
+    def rung_down(self, run: Callable[[], Any], tier: Tier, obstacle: Obstacle) -> Any:
+        """Run a step eagerly that was undone; from the next step on, the tier below is in force."""
+        step, context = self._step, self._context
+        step.doing = "undone"
+        with context.eager():
+            result = run()  # what this raises as well is the user's own, and passes
+        context.reports.emit(
+            ev.StepUndone(step=context.progress.steps, function=step.name, tier=tier.name, reason=obstacle.reason)
+        )
+        context.reports.failed(step, tier, obstacle)
+        return result
+
+    def candidate_failed(self, failed: CandidateFailedError, tier: Tier) -> Obstacle:
+        """Explain why a candidate failed, and let go of what its exception keeps in memory.
+
+        Raises:
+            StepLostError: the candidate could not be undone, or the GPU is lost.
+        """
+        error, peers = failed.__cause__, self._context.peers
+        assert isinstance(error, Exception)
+        self._check_alive(error, tier)
+        if peers is not None and failed.began:  # the other processes wait in its collectives, or behind them
+            ours = is_compiled_codes(error) or isinstance(error, torch.OutOfMemoryError) or not failed.undone
+            raise peers.lost(error, f"in a proof of tier {tier.name}", ours=ours)
+        if not failed.undone:
+            raise self._lost(error, tier, "and could not be undone") from error
+        obstacle = obstacle_of(error)
+        drop_tracebacks(failed)
+        return obstacle
+
+    def _check_alive(self, error: Exception, tier: Tier) -> None:
+        """Raise `StepLostError` where the GPU itself is lost."""
+        if self._context.device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self._context.device)
+        except RuntimeError as poisoned:
+            raise StepLostError(
+                f"the CUDA context is lost in tier {tier.name}, step {self._context.progress.steps + 1}: "
+                f"{describe(poisoned)}. Start the program again from its last checkpoint, with "
+                f'Loop(..., run="{self._context.base_tier.name}")'
+            ) from error
+
+    def _check_unwritten(self, error: Exception, tier: Tier, *, ours: bool, wrote: bool) -> None:
+        """Refuse to undo a step after a parameter was written. The user's own exception passes."""
+        begun = self._context.writes.begun
+        if not begun and not wrote:
+            return
+        if not ours:
+            raise error
+        what = "the optimizer had begun to write" if begun else "a parameter had been written"
+        raise self._lost(error, tier, f"after {what}") from error
+
+    def _lost(self, error: Exception, tier: Tier, when: str) -> StepLostError:
+        where = f"in tier {tier.name}, step {self._context.progress.steps + 1}, {when}"
+        return StepLostError(
+            f"{_cause_of(error)} {where}: the step cannot be repeated. "
+            f'Go on from the last checkpoint, with Loop(..., run="{self._context.base_tier.name}")'
+        )
+
+
+def obstacle_of(error: Exception) -> Obstacle:
+    """Explain why a capture or a compiled step failed, with the innermost line of the user's code."""
+    file, line = place_of(error) or (None, None)
+    cause = _cause_of(error)
+    if _TWICE in cause:
+        return Obstacle(_DIFFERENTIATED_TWICE, _NOT_COMPILED, file, line)
+    if isinstance(error, CompiledRunError):
+        return Obstacle(cause, _OF_THE_COMPILERS, file, line)
+    return Obstacle(cause, "see the reason; move what it names out of the step", file, line)
+
+
+def is_compiled_codes(error: Exception) -> bool:
+    """Return whether compiled code failed rather than the user's; of memory that ran out, in whose frames it did."""
+    if isinstance(error, CompiledRunError) or RaisedError(error).is_compile_error:
+        return True
+    trace = error.__traceback__ if isinstance(error, torch.OutOfMemoryError) else None
+    while trace is not None:
+        if str(trace.tb_frame.f_globals.get("__name__")) in _COMPILED_CODE:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _cause_of(error: Exception) -> str:
+    """Describe a failure; of compiled code the original one, since ours advises for a step that nobody owns."""
+    cause = error.__cause__ if isinstance(error, CompiledRunError) else None
+    return describe(cause or error)
