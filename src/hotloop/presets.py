@@ -78,18 +78,17 @@ class Preset:
     @property
     def cudagraphs(self) -> bool:
         """Whether torch records CUDA graphs under this preset; a later call overwrites their outputs."""
-        named = {name.replace("-", "_"): value for name, value in self.options.items()}
-        by_mode = self.mode in ("reduce-overhead", "max-autotune")
-        return self.backend == "inductor" and (by_mode or bool(named.get("triton.cudagraphs")))
+        return self._sets_any(("reduce-overhead", "max-autotune"), ("triton.cudagraphs",))
 
     @property
     def autotunes(self) -> bool:
         """Whether matrix products may use Triton's own kernels if they are the fastest, instead of the libraries'."""
+        modes = ("max-autotune", "max-autotune-no-cudagraphs")
+        return self._sets_any(modes, ("max_autotune", "max_autotune_gemm"))
+
+    def _sets_any(self, modes: tuple[str, ...], options: tuple[str, ...]) -> bool:
         named = {name.replace("-", "_"): value for name, value in self.options.items()}
-        by_mode = self.mode in ("max-autotune", "max-autotune-no-cudagraphs")
-        return self.backend == "inductor" and (
-            by_mode or any(named.get(key) for key in ("max_autotune", "max_autotune_gemm"))
-        )
+        return self.backend == "inductor" and (self.mode in modes or any(named.get(option) for option in options))
 
     def __hash__(self) -> int:
         return hash((self.name, self.key, self.ladder))

@@ -36,8 +36,8 @@ class Option:
             the swap after a background compile. 0 if the tier stands ready.
         source: the source of the figures: timed in this run, kept from earlier runs of the same model, shapes, hardware
             and versions, or a general expectation (`priors`).
-        background_seconds: seconds that a child compiles while training goes on; None where none is possible or
-            needed, as after it has finished.
+        background_seconds: seconds that a child process compiles while training goes on; None if no child can do it, or
+            needs to, as after it has finished.
         contention: seconds of training lost per second of that child, e.g. on a CPU that both share.
         proof_seconds: seconds that the proof adds, about one extra step for each of 3-4 real steps; 0 once proven.
         memory_bytes: what the tier needs on top of eager, or None if unknown.
@@ -75,19 +75,17 @@ class Option:
     def usable(self) -> bool:
         """Whether all its figures are numbers; otherwise it is never chosen."""
         figures = (self.step_seconds, self.prepare_seconds, self.proof_seconds, self.contention, self.chance)
-        unset = (self.background_seconds, self.again_seconds)
-        return all(
-            number(figure) is not None for figure in (*figures, *(value for value in unset if value is not None))
-        )
+        optional = [value for value in (self.background_seconds, self.again_seconds) if value is not None]
+        return all(number(figure) is not None for figure in (*figures, *optional))
 
     @property
     def cost_seconds(self) -> float:
-        """Seconds of training that going there is expected to take, its proof included."""
+        """Expected seconds of training to get there, including the proof."""
         return self.prepare_seconds + self.proof_seconds + self.contention * (self.background_seconds or 0.0)
 
     @property
     def worst_cost_seconds(self) -> float:
-        """Seconds of training that going there may take at worst, its proof included."""
+        """Seconds of training to get there at worst, including the proof."""
         given = number(self.prepare_worst_seconds)
         worst = WORST[self.source] * self.prepare_seconds if given is None else max(given, self.prepare_seconds)
         return self.cost_seconds - self.prepare_seconds + worst
@@ -105,7 +103,7 @@ class Option:
 
     @property
     def worst_step_seconds(self) -> float:
-        """The slowest a step there is believed to be."""
+        """Seconds of a step there at worst."""
         given = number(self.step_worst_seconds)
         return WORST[self.source] * self.step_seconds if given is None else max(given, self.step_seconds)
 

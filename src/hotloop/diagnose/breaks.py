@@ -96,11 +96,11 @@ RAISED = Problem(
     rule="frame_eager",
     kind="raised",
     symptom="a function stays eager after it raised exceptions of its own",
-    cause="it raised in one call after another while torch traced it, and torch gives up on such a function",
+    cause="the function raised in call after call while torch traced it, and torch gives up on such a function",
     cost="everything in that function runs at eager speed; what it calls may still be compiled",
     change="check for the error before the model is called, or raise it outside of the model",
 )
-"""No graph break: an exception that leaves a function ends its trace. Its advice is `frame_eager`'s."""
+"""A problem of rule `frame_eager`: an exception that leaves a function ends its trace without a graph break."""
 
 
 def _is_branch(reason: str) -> bool:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from hotloop import events as ev
 
-_E = TypeVar("_E", bound=ev.Event)
 _T = TypeVar("_T")
 DEFAULT_STEPS = 1_000
 """Steps that costs are weighed over where the run does not say how many steps are planned."""
@@ -51,7 +50,7 @@ class Case:
             starts=starts if isinstance(starts, int) else 1,
         )
 
-    def of(self, kind: type[_E]) -> list[_E]:
+    def of(self, kind: type[_T]) -> list[_T]:
         """Return the events of one class, in order."""
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -136,9 +135,7 @@ def number(value: object) -> float | None:
 def overlap(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether the 95% intervals of two ways' step times meet, so that neither is known to be faster.
 
-    Args:
-        one: a way's figures; if an interval is missing, the two are taken not to meet.
-        other: another way's figures.
+    If the figures of either way lack an interval, the two are taken not to meet.
     """
     if "none" in (one.get("difference"), other.get("difference")):  # `hotloop bench` found no difference beyond noise
         return True

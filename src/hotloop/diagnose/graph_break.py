@@ -62,15 +62,14 @@ class GraphBreak(Rule):
         again = [recompile for recompile in recompiles(case) if recompile.is_caused_by(event)]
         if again:
             what += f"; the code behind it was recompiled {times(len(again))}, since its result changed"
-        resumed = [
+        # The first compiles of the code behind the break, which torch names by the line of the break.
+        behind = {(event.component, event.file, event.line), (event.component, event.by_file, event.by_line)}
+        first = [
             compiled
             for compiled in case.of(ev.Compiled)
-            if compiled.component == event.component
-            and compiled.phase == "forward"
-            and compiled.frame.endswith("/0")
-            and (compiled.file, resumed_at(compiled.function))
-            in {(event.file, event.line), (event.by_file, event.by_line)}
-        ]  # the first compiles of the code behind the break: torch names it by the line
+            if compiled.phase == "forward" and compiled.frame.endswith("/0")
+        ]
+        resumed = [event for event in first if (event.component, event.file, resumed_at(event.function)) in behind]
         return problem.advice(
             what,
             component=event.component,

@@ -43,8 +43,8 @@ class RunRecord:
       ``verdicts``, ``advice`` (`hotloop.diagnose.Advice.to_dict`): lists, by `append`.
 
     ``status`` is ``running``, ``finished``, ``interrupted``, ``pruned`` or ``failed``; a record that says ``running``
-    with no process behind it was killed (`was_killed`). Opening a folder that holds a record
-    continues it: ``starts`` counts how often, and ``idle_seconds`` is the time between starts in which nothing ran.
+    with no process behind it was killed (`was_killed`). Opening a folder that holds a record continues it: ``starts``
+    counts how often, and ``idle_seconds`` is the time between starts in which nothing ran.
 
     A full or failing disk is reported once on the log and never stops the run. Calls from several threads are safe.
 

@@ -11,7 +11,7 @@ from hotloop.report.series import Band, Line, Steps, aligned
 from hotloop.report.text import figure, flat, number, seconds, text, words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 LINES_PER_CHART = 8
 
@@ -83,9 +83,9 @@ class MetricRow:
     @classmethod
     def of(cls, line: Line) -> MetricRow:
         """Sum a metric up; its best value is the smallest of a loss or an error, else the largest."""
-        name, values = line.name.lower(), line.values
-        small_is_good = any(word in name for word in ("loss", "error", "perplexity", "seconds", "brier"))
-        best = (min if small_is_good else max)(range(len(values)), key=values.__getitem__)
+        values, small_is_good = line.values, ("loss", "error", "perplexity", "seconds", "brier")
+        choose = min if any(word in line.name.lower() for word in small_is_good) else max
+        best = choose(range(len(values)), key=values.__getitem__)
         split, _, name = line.name.rpartition(" ")
         return cls(split, name, values[0], values[best], line.steps[best], values[-1], len(values))
 
@@ -120,8 +120,8 @@ class RunCharts:
         rate = self.column("learning_rate", "learning-rate")
         return [*self.loss(), *self.step_time(), *self.metric_charts(), *rate, *self.other_columns()]
 
-    def loss(self) -> list[Chart]:
-        """Return the chart of the training loss and of each metric that is a loss."""
+    def loss(self) -> Iterator[Chart]:
+        """Yield the chart of the training loss and of each metric that is a loss."""
         raw = self.steps.line("loss", "training loss")
         lines, styles = ([raw], ["line"]) if raw else ([], [])
         if len(raw.values) >= self.smoothed_from:
@@ -129,23 +129,23 @@ class RunCharts:
         losses = [line for line in self.metrics if "loss" in line.name.lower()][: LINES_PER_CHART - len(lines)]
         lines, styles = [*lines, *losses], [*styles, *["dots"] * len(losses)]
         if not lines:
-            return []
+            return
         positive = all(value > 0 for line in lines for value in line.values)
         not_finite = self.steps.not_finite("loss")[: occurrences.MARKS]
         marks = [Mark(step, "not_finite", "Not finite", 1, ()) for step in not_finite]
-        return [Chart.of("loss", "Loss", lines, styles, marks=marks, log=positive, wide=True)]
+        yield Chart.of("loss", "Loss", lines, styles, marks=marks, log=positive, wide=True)
 
-    def step_time(self) -> list[Chart]:
-        """Return the chart of the steps' seconds, with the events marked and what ran as bands."""
+    def step_time(self) -> Iterator[Chart]:
+        """Yield the chart of the steps' seconds, with the events marked and what ran as bands."""
         line = self.steps.line("seconds", "step time")
         if not line:
-            return []
+            return
         usual = line.steady or min(line.values)
         bands = [
             dataclasses.replace(band, label="eager" if band.label.lower() == "none" else band.label)
             for band in self.steps.bands()
         ]
-        chart = Chart.of(
+        yield Chart.of(
             "step-time",
             "Step time",
             [line],
@@ -157,15 +157,16 @@ class RunCharts:
             log_first=usual > 0 and max(line.values) > 10 * usual,
             wide=True,
         )
-        return [chart]
 
-    def metric_charts(self) -> list[Chart]:
-        """Return one chart of all metrics between 0 and 1, and a chart of each other metric."""
+    def metric_charts(self) -> Iterator[Chart]:
+        """Yield one chart of all metrics between 0 and 1, and a chart of each other metric."""
         rest = [line for line in self.metrics if "loss" not in line.name.lower()]
         shares = [line for line in rest if min(line.values) >= 0 and max(line.values) <= 1][:LINES_PER_CHART]
         others = [line for line in rest if line not in shares][: self.most_metrics]
-        charts = [Chart.of("metrics", "Metrics", shares, ["dots"] * len(shares))] if shares else []
-        return charts + [Chart.of(f"metric-{n}", words(line.name), [line], ["dots"]) for n, line in enumerate(others)]
+        if shares:
+            yield Chart.of("metrics", "Metrics", shares, ["dots"] * len(shares))
+        for n, line in enumerate(others):
+            yield Chart.of(f"metric-{n}", words(line.name), [line], ["dots"])
 
     def column(self, column: str, key: str) -> list[Chart]:
         """Return the chart of one column of the steps; none if it holds no number."""

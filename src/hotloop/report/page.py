@@ -42,11 +42,7 @@ def write_html(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Pat
 
 
 def write_view(view: View | FoldsView | StudyView, path: Path) -> Path:
-    """Write the page of a run, a cross-validation or a search, replacing ``path`` atomically.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write the page of a run, a cross-validation or a search, as `write_html` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:

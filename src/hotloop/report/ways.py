@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hotloop.report.charts import LINES_PER_CHART, Chart
@@ -10,8 +10,8 @@ from hotloop.report.occurrences import Mark
 from hotloop.report.text import line, number, seconds
 
 
-def chart(document: Mapping[str, Any]) -> list[Chart]:
-    """Return the chart of the total time over steps of each way to run that was timed; none if there are not two."""
+def chart(document: Mapping[str, Any]) -> Iterator[Chart]:
+    """Yield the chart of the total time over steps of each way to run that was timed; none if there are not two."""
     measured = document["measurements"]
     known = measured.get("ways")
     courses: dict[str, tuple[float, float]] = {}  # seconds to get ready, and of a step
@@ -20,7 +20,7 @@ def chart(document: Mapping[str, Any]) -> list[Chart]:
         if step is not None and len(courses) < LINES_PER_CHART:
             courses[line(name, 80)] = (number(entry.get("cold_seconds")) or 0.0, step / 1e3)
     if len(courses) < 2:  # noqa: PLR2004 - a single way has nothing to overtake
-        return []
+        return
     bench = measured.get("bench")
     stretches = bench.get("stretches") if isinstance(bench, Mapping) else None
     marks = []
@@ -37,7 +37,7 @@ def chart(document: Mapping[str, Any]) -> list[Chart]:
     # Two points would draw a line, but a reader points at steps.
     steps = sorted({*(float(round(last * i / 60)) for i in range(61)), *(mark.step for mark in marks)})
     totals = {name: cold + last * step for name, (cold, step) in courses.items()}
-    drawn = Chart(
+    yield Chart(
         key="ways",
         title="Total time of a run",
         unit="s",
@@ -50,4 +50,3 @@ def chart(document: Mapping[str, Any]) -> list[Chart]:
         wide=True,
         apart=True,
     )
-    return [drawn]
