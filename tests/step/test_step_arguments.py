@@ -11,7 +11,7 @@ import torch
 from step_programs import PROVING, Classifier, Pictures, batches, images
 from torch.nn import functional as F
 
-from hotloop.step.calls.aliasing import attributes_of
+from hotloop._torch.dynamo import attributes_of
 
 
 def adamw(model):

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import types
     from collections.abc import Callable
 
+    import torch
+
 _PUT_OFF = "CompilePutOff"
 
 
@@ -187,6 +189,11 @@ def mark_dynamic(tensor: Any, dim: int) -> None:
 def is_mark(name: str) -> bool:
     """Return whether an attribute of a tensor is a note of torch's compiler (``_dynamo_dynamic_indices``)."""
     return name.startswith(("_dynamo_", "_has_dynamo_"))
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return the attributes that a program put on a tensor, without those of hotloop and of torch's compiler."""
+    return {name: value for name, value in tensor.__dict__.items() if not is_mark(name)}
 
 
 def transform_probe() -> Callable[[], Any]:

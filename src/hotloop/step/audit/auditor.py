@@ -13,6 +13,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotloop._torch.autograd import was_freed
+from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.fake import version_of
 from hotloop._torch.hooks import module_hooks
 from hotloop._torch.thread_patch import called_here
@@ -21,7 +22,6 @@ from hotloop.measure import flatten, signature
 from hotloop.step.audit.op_trace import Survey, survey
 from hotloop.step.audit.returned import not_copied
 from hotloop.step.audit.side_effects import Heard
-from hotloop.step.calls.aliasing import attributes_of
 from hotloop.step.engine import collector_paused
 from hotloop.step.guard import python_state
 from hotloop.step.guard.fingerprint import Same

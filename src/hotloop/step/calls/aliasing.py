@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from hotloop._torch.dynamo import is_mark
+from hotloop._torch.dynamo import attributes_of
 from hotloop.measure import Unhashed, flatten, signature
 from hotloop.step.guard.fingerprint import SCALARS
 from hotloop.step.naming import with_article
@@ -65,11 +65,6 @@ class Aliasing(NamedTuple):
     def values(self) -> dict[tuple[int, str], Any]:
         """Return the value of each attribute."""
         return {(place, name): value for place, name, value in self.attributes}
-
-
-def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """Return the attributes that a program put on a tensor, without those of hotloop and of torch's compiler."""
-    return {name: value for name, value in tensor.__dict__.items() if not is_mark(name)}
 
 
 def shared(tensors: Sequence[torch.Tensor]) -> tuple[tuple[int, int, int], ...]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hotloop.step.calls.aliasing import attributes_of
+from hotloop._torch.dynamo import attributes_of
 from hotloop.step.state.memory import overlaps, span_of, unexpanded, view_of
 
 
