@@ -1,4 +1,4 @@
-"""Every exception that hotloop raises itself.
+"""Every exception that hotloop raises itself, and `describe`, which puts any exception into one line.
 
 ::
 
@@ -22,6 +22,9 @@ The user's own exceptions are never wrapped in one of these.
 
 from __future__ import annotations
 
+import pathlib
+import signal
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -113,3 +116,30 @@ class MissingExtraError(HotloopError, ImportError):
 def missing_extra(what: str, extra: str, error: ImportError) -> MissingExtraError:
     """Build the one message for an optional dependency that is not installed."""
     return MissingExtraError(f"{what} needs {error.name or error}: install it with pip install 'hotloop[{extra}]'.")
+
+
+def describe(error: BaseException) -> str:
+    """Return an exception's class and the first line of its message; for a program that failed, the program's name.
+
+    There is no full stop at the end: the sentence that it is put into goes on, or ends with its own.
+    """
+    if isinstance(error, subprocess.CalledProcessError):
+        command = error.cmd if isinstance(error.cmd, str) else str(next(iter(error.cmd), ""))
+        program = pathlib.Path(command.split()[0]).name if command.split() else "a program"
+        if error.returncode >= 0:
+            return f"{program} ended with exit code {error.returncode}"
+        signals = {number.value: number.name for number in signal.Signals}
+        return f"{program} was ended by {signals.get(-error.returncode, f'signal {-error.returncode}')}"
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    first = lines[0] if lines[0].endswith("..") else lines[0].removesuffix(".")
+    return f"{type(error).__name__}: {first}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return an exception's message; empty where its own ``__str__`` raises."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - it may raise anything
+        return ""

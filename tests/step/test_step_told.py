@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hotloop
-from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import describe
 from hotloop.testing import captured_step_emulation
 
 STEPS = 14

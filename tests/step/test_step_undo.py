@@ -13,7 +13,7 @@ from step_programs import GRAPH, batches
 from torch import nn
 from torch.nn import functional as F
 
-from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import describe
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import wide_reference
 from hotloop.step.state.memory import overlaps, places_of, put_back, viewed_like

@@ -9,8 +9,7 @@ import torch
 from hotloop import events as ev
 from hotloop._torch.dispatch import place_of
 from hotloop._torch.dynamo import RaisedError
-from hotloop.compiling.fallback.causes import describe
-from hotloop.errors import CompiledRunError, StepLostError
+from hotloop.errors import CompiledRunError, StepLostError, describe
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.undo import StepStart, drop_tracebacks
 

@@ -12,8 +12,7 @@ import torch
 
 from hotloop import presets
 from hotloop.compiling.fallback import missing
-from hotloop.compiling.fallback.causes import describe
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, describe
 from hotloop.presets import Preset
 from hotloop.prove.harness.harness import Settings, rehearse
 from hotloop.step import Workload

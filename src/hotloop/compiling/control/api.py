@@ -15,7 +15,8 @@ from hotloop import presets
 from hotloop._torch import cudagraphs
 from hotloop._torch.inductor_options import list_options
 from hotloop._torch.versions import check
-from hotloop.compiling.apply import Cut, Target, block_classes, components_of, declared_blocks, sharded_units
+from hotloop.compiling.apply.regions import Cut, block_classes, declared_blocks
+from hotloop.compiling.apply.targets import Target, components_of, sharded_units
 from hotloop.compiling.control import boundary
 from hotloop.compiling.control.component import CompiledFunction, Component
 from hotloop.compiling.control.installed import attach, take_off

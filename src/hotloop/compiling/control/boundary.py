@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from hotloop import events as ev
 from hotloop._torch.module import get_entry
 from hotloop.compiling.control.component import Entry
 from hotloop.compiling.control.rendezvous import current
@@ -61,17 +60,8 @@ def between_steps() -> None:
     for component in tuple(_live):
         for lane in component.lanes:
             tally = lane.tally
-            move = None if tally.ladder is None else tally.ladder.at_step_boundary()
-            if move is not None:
-                event = ev.Fallback(
-                    component=component.name,
-                    scope="component",
-                    from_preset=move.from_preset,
-                    to_preset=move.to_preset,
-                    stage="compile",
-                    reason=move.reason,
-                )
-                collector.emit(event, tally)
+            if tally.ladder is not None and (fallback := tally.ladder.at_step_boundary(component.name)) is not None:
+                collector.emit(fallback, tally)
             tally.per_step.boundary(tally.calls)
 
 

@@ -1,4 +1,4 @@
-"""One component that was compiled in place: its two lanes, its account, and the entries that lead into it."""
+"""One component that was compiled in place: its two lanes, its tally, and the entries that lead into it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(eq=False)
 class Component:
-    """A named component that was asked to compile, and its account. It holds no module alive."""
+    """A named component that was asked to compile, and its tally. It holds no module alive."""
 
     name: str
     config: ComponentConfig
@@ -51,7 +51,7 @@ class Component:
 
     @property
     def tallies(self) -> tuple[Tally, Tally]:
-        """The accounts of training and inference."""
+        """The tallies of training and inference."""
         return self.lanes[0].tally, self.lanes[1].tally
 
     def modules(self) -> list[torch.nn.Module]:
@@ -59,9 +59,9 @@ class Component:
         return [module for target in self.targets if (module := target()) is not None]
 
     def status(self, name: str) -> ComponentStatus:
-        """Return the component's status under the given name, from its two accounts.
+        """Return the component's status under the given name, from its two tallies.
 
-        A component that was called only inside another has the status of that one.
+        A component that was called only inside another has the status of that other one.
         """
         outer = self.inside() if self.inside is not None else None
         if outer is not None and not any(tally.calls for tally in self.tallies):
@@ -148,7 +148,7 @@ class Component:
 
 
 class Entry:
-    """What a module's call is routed to. It holds the module weakly, as eager would.
+    """The callable that a module's call is routed to. It holds the module weakly, as eager would.
 
     A copy of a module whose class copies ``__dict__`` itself would lead into the original: an entry copies to None.
 

@@ -8,7 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.module import Method, get_entry, set_entry
-from hotloop.compiling.apply import entry_points, is_lightning, offloaded
+from hotloop.compiling.apply.targets import entry_points, is_lightning, offloaded
 from hotloop.compiling.control.component import Component, Entry, RedirectableEntry
 from hotloop.compiling.control.methods import make_entries
 from hotloop.compiling.control.precompiled import compiled_over
@@ -92,7 +92,7 @@ def _nest(part: torch.nn.Module, component: Component) -> None:
 
 
 class Installed:
-    """A compile that was taken off a model and can be put back, code and account with it.
+    """A compile that was taken off a model and can be put back, code and tally with it.
 
     Args:
         model: the module; it is eager afterwards, as far as hotloop compiled it.
@@ -119,7 +119,7 @@ class Installed:
 
 @contextlib.contextmanager
 def paused(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-    """Run modules, and the modules inside them, eager while the block runs; compiled code and its account stay."""
+    """Run modules, and the modules inside them, eager while the block runs; compiled code and its tally stay."""
     inside = [part for module in modules for part in module.modules()]
     entries = [(part, entry) for part in inside if (entry := get_entry(part)) is not None]
     methods = [method for part in inside if part in components for method in components[part].methods.values()]

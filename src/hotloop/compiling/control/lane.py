@@ -11,13 +11,15 @@ from hotloop import events as ev
 from hotloop._torch import cudagraphs, dynamo
 from hotloop._torch.autograd import in_backward
 from hotloop._torch.module import eager_call
-from hotloop.compiling.apply import Cut, Root, Roots, roots_for
-from hotloop.compiling.control import refusal
+from hotloop.compiling.apply.roots import Roots, roots_for
+from hotloop.compiling.control.call import TargetCall
 from hotloop.compiling.fallback import Ladder, LadderBackend, first_available
 from hotloop.compiling.fallback.lifetime import steps
 from hotloop.compiling.observe import Tally, active, collector, explain
+from hotloop.errors import CompiledRunError
 
 if TYPE_CHECKING:
+    from hotloop.compiling.apply.regions import Cut
     from hotloop.config import ComponentConfig
     from hotloop.presets import Preset
 
@@ -42,7 +44,7 @@ class Lane:
         self._private = False
         self._user_errors = 0
         self.skips_rendezvous = False
-        """The component holds code that its user compiled (see `hotloop.compiling.observe.ledger.active`)."""
+        """The component holds code that its user compiled (see `hotloop.compiling.observe.Call`)."""
         self.lanes: tuple[Lane, ...] = (self,)
         """All lanes of the component."""
         self._postponed = 0
@@ -89,48 +91,45 @@ class Lane:
             return self._under_transform(target, args, kwargs)
         if not collector.listens():
             collector.install()
-        tally, previous, put_off, skips_rendezvous = self.tally, active.tally, active.put_off, active.skips_rendezvous
-        executed = active.executed
         root, differs = (self._roots.get(id(target)) or self.roots(target)).of(args, kwargs)
-        before, failed, tally.calls = tally.executed, len(tally.failures), tally.calls + 1
-        active.tally, active.put_off, active.skips_rendezvous = tally, "", self.skips_rendezvous
-        active.executed = before
+        call = TargetCall(
+            tally=self.tally, skips_rendezvous=self.skips_rendezvous, root=root, target=target, args=args, kwargs=kwargs
+        )
+        self.tally.calls += 1
+        previous = active.tally, active.call
+        active.tally, active.call = self.tally, call
         refused: Exception | None = None
         try:
             result = root.compiled(target, *args, **kwargs)
         except Exception as error:
-            self._settle()
-            if not self._refused(error, before):
-                self._forgive_user_error(failed, target, root)
+            if not self._is_refusal(call, error):
                 raise
             refused = error
         finally:
             if active.window is not None or collector.due():
                 self._settle()
-            active.tally, active.put_off, put_off = previous, put_off, active.put_off
-            active.skips_rendezvous, active.executed = skips_rendezvous, executed
-        if put_off and (refused is None or dynamo.RaisedError(refused).is_put_off):
-            self._after_postponed(put_off, before)
-            return result if refused is None else eager_call(target, *args, **kwargs)
+            active.tally, active.call = previous
+        if call.put_off and (refused is None or dynamo.RaisedError(refused).is_put_off):
+            self._after_postponed(call)
+            return result if refused is None else call.run_eager()
         if differs:
-            self._report_size(target, root, differs)
+            self._report_size(call, differs)
         if refused is not None:
-            return self._after_refusal(root, refused, (failed, before), target, args, kwargs)
-        self._after_success(target, root, failed, before)
+            return self._after_refusal(call, refused)
+        self._after_success(call)
         return result
 
-    def _after_success(self, target: Any, root: Root, failed: int, before: int) -> None:
+    def _after_success(self, call: TargetCall) -> None:
         """Log what tracing gave up in a call, keep it for components that share the root, and notice an eager call."""
-        if len(self.tally.failures) > failed:
-            root.failures += self.tally.failures[failed:]
-            for event in self.tally.failures[failed:]:
-                collector.say(event, self.tally)
-        if self.tally.executed == before:
-            self._ran_eager(target, root)
+        for event in call.failures():
+            call.root.failures.append(event)
+            collector.say(event, self.tally)
+        if not call.reached_graph():
+            self._ran_eager(call)
 
-    def _after_postponed(self, why: str, before: int) -> None:
+    def _after_postponed(self, call: TargetCall) -> None:
         """Count a call in which nothing new was compiled: other ranks would wait in vain, or no code would last."""
-        if self.tally.executed == before:
+        if not call.reached_graph():
             self.tally.eager_calls += 1
         if hindered := self.tally.hindered():
             for lane in self.lanes:
@@ -140,17 +139,18 @@ class Lane:
         if not self.tally.executed:  # asking costs time too, so each attempt waits for more calls than the last
             self._postponed += 1
             self._rests = min(2**self._postponed, _MOST_RESTS) - 2
-        reason = f"a call ran eager, as {why}, and a compile takes long"
+        reason = f"a call ran eager, as {call.put_off}, and a compile takes long"
         collector.emit(explain.no_effect("put_off", self.tally.component, reason, partly=True), self.tally)
 
-    def _report_size(self, target: Any, root: Root, differs: str) -> None:
+    def _report_size(self, call: TargetCall, differs: str) -> None:
         """Report that a batch size has got code of its own, as the recompile that it is."""
         compiled = [event for event in self.tally.events if isinstance(event, ev.Compiled)]
-        module = isinstance(target, torch.nn.Module)
+        target = call.target
+        name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
         event = explain.new_size(
-            root.function.__name__,
+            call.root.function.__name__,
             compiled[-1].frame if compiled else "",
-            type(target).__name__ if module else getattr(target, "__name__", "function"),
+            name,
             self.tally.component,
             reason=differs,
             nth=len(self.roots(target).all()) - 1,
@@ -167,18 +167,24 @@ class Lane:
             collector.emit(explain.no_effect("transform", tally.component, reason, partly=True), tally)
         return eager_call(target, *args, **kwargs)
 
-    def _refused(self, error: Exception, before: int) -> bool:
+    def _is_refusal(self, call: TargetCall, error: Exception) -> bool:
         """Return whether tracing or compiling raised the error, where eager can be asked instead.
 
-        A bug in dynamo may raise any exception.
+        A bug in dynamo may raise any exception. Any other error is the user's own, or compiled code failed as it ran.
         """
-        nothing_ran = self.tally.executed == before
+        if isinstance(error, CompiledRunError):  # a part of the step may have run: only its owner can run it eagerly
+            return False
+        self._settle()
         raised = dynamo.RaisedError(error)
         if raised.is_other_tracer:
-            return nothing_ran
-        if raised.is_limit_flag or not (raised.is_compile_error or raised.in_tracing):
-            return False
-        return nothing_ran or not self.tally.suppress
+            refused = not call.reached_graph()
+        elif raised.is_limit_flag or not (raised.is_compile_error or raised.in_tracing):
+            refused = False
+        else:
+            refused = not call.reached_graph() or not self.tally.suppress
+        if not refused:
+            self._forgive_user_error(call)
+        return refused
 
     def _settle(self) -> None:
         """Restore torch's settings after a compile in this call, and read what happened."""
@@ -187,50 +193,38 @@ class Lane:
             active.window = None
         collector.poll(force=True)
 
-    def _after_refusal(  # noqa: PLR0913, PLR0917 - a call has a target and arguments, a refusal its history
-        self,
-        root: Root,
-        error: Exception,
-        history: tuple[int, int],
-        target: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
+    def _after_refusal(self, call: TargetCall, error: Exception) -> Any:
         """Return eager's result of a call that dynamo refused, or raise the exception that the user should see.
 
         An exception that eager raises too is the user's own, and the component may be compiled another time.
-        ``history``: how many failures were known and how many graphs had run when the call began.
         """
         raised = dynamo.RaisedError(error)
         if raised.is_other_tracer:  # it refuses only while the other trace goes on
-            return eager_call(target, *args, **kwargs)
-        failed, executed = history
+            return call.run_eager()
         strict = self.config.strict
         broke = self.config.fullgraph and raised.is_graph_break
         result = None
         try:
             if strict or broke:
-                refusal.raise_as_eager(target, args, kwargs, partly_ran=self.tally.executed != executed)
+                call.raise_as_eager()
             else:
-                result = eager_call(target, *args, **kwargs)
+                result = call.run_eager()
         except Exception:
-            self._forgive_user_error(failed, target, root)
+            self._forgive_user_error(call)
             raise
         if broke:
             raise error
         if strict:
-            raise refusal.strict_error(self.tally.component, error)
+            raise call.strict_error(error)
         if raised.is_limit:  # code that was compiled before goes on running; the event is noted already
-            self._ran_eager(target, root)
+            self._ran_eager(call)
         else:
-            # torch's own event knows the user's line; the exception is the second best.
-            noted = self.tally.forget_failures(failed)
-            self._go_eager(noted[0] if noted else refusal.frame_eager(self.tally.component, error, target))
+            self._go_eager(call.stays_eager(error))
         return result
 
-    def _ran_eager(self, target: Any, root: Root) -> None:
+    def _ran_eager(self, call: TargetCall) -> None:
         """Count a call that reached no graph. Where other modules filled the limit, the component gets its own code."""
-        tally = self.tally
+        tally, root = self.tally, call.root
         root.full = root.full or any(event.whole for event in tally.limited)
         if root.full and not self._private:
             self._private = True
@@ -241,15 +235,15 @@ class Lane:
         for event in root.failures if not tally.failures else ():
             collector.emit(dataclasses.replace(event, component=tally.component), tally)
         if all(cause.stage == ev.GraphBreak.kind for cause in tally.causes.values()):  # breaks are logged as INFO only
-            kind = type(target).__name__
+            kind = type(call.target).__name__
             reason = f"no tensor operation of {kind} reached a graph in this call"
             collector.emit(explain.no_effect("no_graph", tally.component, reason), tally)
 
-    def _forgive_user_error(self, failed: int, target: Any, root: Root) -> None:
+    def _forgive_user_error(self, call: TargetCall) -> None:
         """Let code be compiled another time that tracing gave up on the user's own exception."""
-        if len(self.tally.failures) > failed and self._user_errors < _RETRIES_AFTER_USER_ERRORS:
+        if call.failures() and self._user_errors < _RETRIES_AFTER_USER_ERRORS:
             self._user_errors += 1
-            refusal.forget_functions(target, root, self.tally.forget_failures(failed))
+            call.retrace()
 
     def _go_eager(self, event: ev.Event) -> None:
         """Leave this lane eager for good, for the reason that the event names."""

@@ -1,12 +1,11 @@
-"""What of a model was compiled before hotloop was handed it: worded once for the loop and all integrations."""
+"""Which modules of a model were compiled before hotloop got it: worded once for the loop and all integrations."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 from hotloop._torch.module import get_entry
-from hotloop.compiling.apply import compiled_by_torch
-from hotloop.compiling.apply.targets import without_wrappers
+from hotloop.compiling.apply.targets import compiled_by_torch, without_wrappers
 from hotloop.compiling.control.component import Entry
 from hotloop.compiling.observe import Cause
 

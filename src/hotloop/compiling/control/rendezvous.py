@@ -22,8 +22,8 @@ from typing import Any
 from torch import distributed
 
 from hotloop._torch.collectives import AGREED, patience, store
-from hotloop.compiling.fallback.causes import describe
 from hotloop.compiling.observe import collector
+from hotloop.errors import describe
 
 _log = logging.getLogger("hotloop")
 
@@ -186,7 +186,7 @@ class Rendezvous:
             self._ended = True
 
     def _fail(self, error: Exception) -> None:
-        """Tell the others that this process answers nobody any more; where the store has ended, the run is over."""
+        """Notify the others that this process answers nobody any more; where the store has ended, the run is over."""
         why = f"cannot be asked any more: {describe(error)}"
         try:
             self._inbox.set(f"{self._prefix}/failed/{self._rank}", why)
@@ -215,7 +215,7 @@ class Rendezvous:
             self._ended = True
 
     def _withdraw(self) -> None:
-        """Tell the others that this process no longer wants to compile, once its question has expired."""
+        """Notify the others that this process no longer wants to compile, once its question has expired."""
         with self._lock:
             if not self._asked or self._compiles or time.monotonic() < self._until:
                 return
@@ -309,7 +309,7 @@ class _Current:
         return self.rendezvous.leave()
 
     def compiled(self) -> None:
-        """Tell the rendezvous that a compile is over."""
+        """Notify the rendezvous that a compile is over."""
         if self.rendezvous is not None and not self.rendezvous.inherited:
             self.rendezvous.compiled()
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.module import get_entry
-from hotloop.compiling.apply import Target, compiled_by_torch, components_of, entry_points
-from hotloop.compiling.apply.targets import without_wrappers
+from hotloop.compiling.apply.targets import Target, compiled_by_torch, components_of, entry_points, without_wrappers
 from hotloop.compiling.control.component import CompiledFunction, Entry
 from hotloop.compiling.control.component_status import ComponentStatus, State, Status
 from hotloop.compiling.control.installed import MARKER, components
@@ -59,7 +58,7 @@ def _module_status(name: str, part: torch.nn.Module, prefix: str) -> dict[str, C
         part: the module.
         prefix: what goes before the path of a component inside it.
     """
-    if "" in compiled_by_torch(part):  # a wrapper; hotloop may have compiled the module inside, and has its account
+    if "" in compiled_by_torch(part):  # a wrapper; hotloop may have compiled the module inside, and has its tally
         inside = dict(part.named_children())["_orig_mod"]
         if any(module in components for module in inside.modules()):
             return _module_status(name, inside, prefix)

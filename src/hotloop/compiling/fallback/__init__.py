@@ -2,6 +2,6 @@
 
 from hotloop.compiling.fallback.availability import first_available, missing
 from hotloop.compiling.fallback.backend import LadderBackend
-from hotloop.compiling.fallback.ladder import Ladder, Move
+from hotloop.compiling.fallback.ladder import Ladder
 
-__all__ = ["Ladder", "LadderBackend", "Move", "first_available", "missing"]
+__all__ = ["Ladder", "LadderBackend", "first_available", "missing"]

@@ -17,13 +17,11 @@ from hotloop.compiling.fallback.emulation import emulation_of
 if TYPE_CHECKING:
     from hotloop.presets import Preset
 
-_COMPILERS = {"win32": ("cl",), "darwin": ("clang++",)}
-
 
 def first_available(rungs: tuple[Preset, ...], device: str, *, chosen: bool = False) -> tuple[int, str]:
-    """Give the first rung that can run on a device type, and what the requested one misses ("" when nothing).
+    """Return the first rung that can run on a device type, and what the requested rung misses ("" when nothing).
 
-    ``aot_eager`` is passed over, unless it was asked for: where the machine lacks a part, all graphs would run on it,
+    ``aot_eager`` is skipped, unless the user asked for it: where the machine lacks a part, all graphs would run on it,
     and its eager kernels cost more than plain eager ones. ``chosen`` says that the user named the rungs.
     """
     lacking = missing(rungs[0], device)
@@ -37,7 +35,7 @@ def first_available(rungs: tuple[Preset, ...], device: str, *, chosen: bool = Fa
 
 
 def missing(preset: Preset, device: str) -> str:
-    """Give what this machine lacks for a preset on a device type (``cpu``, ``cuda``, ...), or an empty string."""
+    """Return what this machine lacks for a preset on a device type (``cpu``, ``cuda``, ...), or an empty string."""
     if preset.backend == "eager" or emulation_of(preset) is not None:
         return ""
     if reason := dynamo_missing():
@@ -59,15 +57,13 @@ def _gpu_missing(preset: Preset, device: str) -> str:
 
 
 def _toolchain_missing() -> str:
-    """Inductor needs a C++ compiler on every device: for the kernels on the CPU, for launching them on a GPU.
+    """Return what Inductor's C++ compiler lacks: it compiles kernels on the CPU, and launches them on a GPU.
 
-    It asks for the one that ``CXX`` names, else for the platform's; ``CC`` does not matter to it.
+    Inductor runs the program that ``CXX`` names, else the platform's; ``CC`` does not matter to it.
     """
     chosen = os.environ.get("CXX")
     if chosen:
         program = chosen.split()[0]
         return "" if shutil.which(program) else f"no C++ compiler: CXX is {chosen!r}, which is not on the PATH"
-    names = _COMPILERS.get(sys.platform, ("g++",))
-    if any(shutil.which(name) for name in names):
-        return ""
-    return f"no C++ compiler (looked for {', '.join(names)}): install one, or set CXX"
+    name = {"win32": "cl", "darwin": "clang++"}.get(sys.platform, "g++")
+    return "" if shutil.which(name) else f"no C++ compiler (looked for {name}): install one, or set CXX"

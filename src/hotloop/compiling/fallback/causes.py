@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
-import pathlib
-import signal
 import subprocess
 from typing import TYPE_CHECKING
 
+from hotloop import events as ev
 from hotloop._torch.graphs import last_user_frame, user_line
+from hotloop.errors import describe, message_of
 
 if TYPE_CHECKING:
     from torch import fx
 
-    from hotloop.events import Stage
+    from hotloop.presets import Preset
 
 _COMPILE_STAGE = (
     "InvalidCxxCompiler",
@@ -27,7 +27,7 @@ _COMPILE_STAGE = (
     "TritonMissing",
     "NoTritonConfigsError",
 )
-_SYSTEMIC = ("InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton")
+"""Names of torch's and Triton's exceptions that a compiler of kernels raises, after the graph was lowered."""
 _HINTS: dict[str, str] = {
     "InvalidCxxCompiler": "install a C++ compiler (g++), or set CXX to one that works",
     "CppCompileError": "check that the C++ compiler works (CXX), and that it is recent enough",
@@ -36,20 +36,16 @@ _HINTS: dict[str, str] = {
     "OutOfResources": "the kernel needs more shared memory than the GPU has: try preset default",
     "OutOfMemoryError": "memory ran out while compiling: a smaller batch, preset default, or fewer components",
 }
-_ENDED = "a signal ended it, as Ctrl-C and a job's time limit do to a whole group of processes: start again"
-_STAGE_HINTS: dict[Stage, str] = {
-    "trace": "leave it eager, or rewrite the line so that it can be traced",
-    "lower": "try another preset, or leave this component out",
-    "compile": "try another preset, default first, or leave this component out",
-    "run": "rerun with HOTLOOP_DISABLE=1 to see whether eager fails as well",
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What went wrong, where, and what to try."""
+    """A failure to compile a graph: its stage, reason, place in the user's code, and what to try.
 
-    stage: Stage
+    ``systemic``: any other graph will fail as well (no compiler, say).
+    """
+
+    stage: ev.Stage
     reason: str
     file: str | None
     line: int | None
@@ -57,61 +53,53 @@ class Failure:
     hint: str
     systemic: bool
 
+    def strict_message(self, preset: str) -> str:
+        """Return the message of the error that ``strict`` raises for a preset that failed."""
+        at = f" at {self.file}:{self.line}: {self.source}" if self.file else ""
+        return f"preset {preset} failed ({self.stage}){at}: {self.reason}. {self.hint}"
+
+    def fallback(self, component: str, failed: Preset, to: Preset) -> ev.Fallback:
+        """Return the event of a graph that failed on one preset and runs on another."""
+        return ev.Fallback(
+            component=component or None,
+            scope="graph",
+            from_preset=failed.name,
+            to_preset=to.name,
+            stage=self.stage,
+            reason=self.reason,
+            file=self.file,
+            line=self.line,
+            hint=self.hint,
+        )
+
 
 def failure_of(error: BaseException, graph: fx.GraphModule | None) -> Failure:
     """Explain a failure while a graph was compiled."""
     chain = chain_of(error)
     names = [type(link).__name__ for link in chain]
-    stage: Stage = "compile" if any(name in _COMPILE_STAGE for name in names) else "lower"
-    known = next((name for name in names if name in _HINTS), None)
-    ended = any(isinstance(link, subprocess.CalledProcessError) and link.returncode < 0 for link in chain)
-    place = last_user_frame(text_of(error)) or (user_line(graph) if graph is not None else None)
+    lowered = any(name in _COMPILE_STAGE for name in names)
+    if any(isinstance(link, subprocess.CalledProcessError) and link.returncode < 0 for link in chain):
+        hint = "a signal ended it, as Ctrl-C and a job's time limit do to a whole group of processes: start again"
+    elif known := next((name for name in names if name in _HINTS), None):
+        hint = _HINTS[known]
+    else:
+        another = "try another preset, default first," if lowered else "try another preset,"
+        hint = f"{another} or leave this component out"
+    place = last_user_frame(message_of(error)) or (user_line(graph) if graph is not None else None)
     file, line = place or (None, None)
     return Failure(
-        stage=stage,
+        stage="compile" if lowered else "lower",
         reason=describe(chain[-1]),
         file=file,
         line=line,
         source=linecache.getline(file, line).strip() if file and line else "",
-        hint=_ENDED if ended else _HINTS[known] if known else _STAGE_HINTS[stage],
-        systemic=any(name in _SYSTEMIC for name in names),
+        hint=hint,
+        systemic=any(name in ("InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton") for name in names),
     )
 
 
-def run_hint() -> str:
-    """Give what to try when compiled code failed while it ran."""
-    return _STAGE_HINTS["run"]
-
-
-def describe(error: BaseException) -> str:
-    """Give class and first telling line of torch's own message; of a program that failed, its name.
-
-    Without the full stop at its end: what it is put into goes on, or ends with one.
-    """
-    if isinstance(error, subprocess.CalledProcessError):
-        command = error.cmd if isinstance(error.cmd, str) else str(next(iter(error.cmd), ""))
-        program = pathlib.Path(command.split()[0]).name if command.split() else "a program"
-        if error.returncode >= 0:
-            return f"{program} ended with exit code {error.returncode}"
-        known = {one.value: one.name for one in signal.Signals}
-        return f"{program} was ended by {known.get(-error.returncode, f'signal {-error.returncode}')}"
-    lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    said = lines[0] if lines[0].endswith("..") else lines[0].removesuffix(".")
-    return f"{type(error).__name__}: {said}"
-
-
-def text_of(error: BaseException) -> str:
-    """Give an exception's message; none where it cannot be printed, as its own ``__str__`` may raise anything."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - see above
-        return ""
-
-
 def chain_of(error: BaseException) -> list[BaseException]:
-    """Give the exception and what it wraps, the root cause last."""
+    """Return the exception and the exceptions that it wraps, the root cause last."""
     chain = [error]
     while len(chain) < 10:  # noqa: PLR2004 - a cycle in __cause__ must not hang a run
         inner = getattr(chain[-1], "inner_exception", None) or chain[-1].__cause__

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from hotloop.presets import Preset
 
-_Place = tuple[str, int] | None
+_running: list[Emulation] = []
 
 
 @dataclasses.dataclass(frozen=True)
 class Overwritten:
     """An output that was still held when its memory was reused: by a call at ``file``, ``line``.
 
-    ``holders`` says who held it, where the emulation was asked to find out.
+    ``holders`` names who held it, where the emulation was asked to find out.
     """
 
     output: GraphOutput
@@ -53,7 +53,7 @@ class Overwritten:
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-    """A graph whose capture torch passes over, so that its outputs are ordinary tensors; ``reason`` says why."""
+    """A graph that torch does not capture, so that its outputs are ordinary tensors; ``reason`` says why."""
 
     component: str
     kind: str
@@ -66,32 +66,29 @@ class Skipped:
         return f"{self.component or 'a compiled function'}, {self.kind}: {self.reason}{at}"
 
 
-class _Tracked:
-    """An output, and what leads to its memory."""
+class _Tracked(MemoryReference):
+    """An output, and a reference to its memory that does not keep it alive."""
 
-    __slots__ = ("dtype", "memory", "output")
+    __slots__ = ("_dtype", "output")
 
     def __init__(self, output: GraphOutput, tensor: torch.Tensor) -> None:
-        self.output, self.dtype = output, tensor.dtype
-        self.memory = MemoryReference(tensor)
-
-    def alive(self) -> bool:
-        return self.memory.alive()
+        super().__init__(tensor)
+        self.output, self._dtype = output, tensor.dtype
 
     def fill(self) -> None:
-        """Overwrite the memory, so that what reads it without passing torch's dispatcher goes visibly wrong too."""
+        """Overwrite the memory, so that reads which bypass torch's dispatcher go visibly wrong too."""
+        dtype = self._dtype
+        garbage: float | int | bool
+        if dtype.is_floating_point or dtype.is_complex:
+            garbage = float("nan")
+        else:
+            garbage = True if dtype == torch.bool else torch.iinfo(dtype).max
         with torch.no_grad():
-            torch.empty(0, dtype=self.dtype).set_(self.memory.storage()).fill_(_garbage(self.dtype))
-
-
-def _garbage(dtype: torch.dtype) -> float | int | bool:
-    if dtype.is_floating_point or dtype.is_complex:
-        return float("nan")
-    return True if dtype == torch.bool else torch.iinfo(dtype).max
+            torch.empty(0, dtype=dtype).set_(self.storage()).fill_(garbage)
 
 
 class _OfThread(threading.local):
-    """The trees of one thread: torch keeps one for each as well."""
+    """The graphs of one thread: torch keeps a tree of graphs for each thread as well."""
 
     generation: int | None = None
     marked: int = 0
@@ -102,7 +99,7 @@ class _OfThread(threading.local):
 
 
 class Emulation:
-    """What `cudagraph_emulation` gives: the backend for plain ``torch.compile``, and what was found.
+    """The object that `cudagraph_emulation` yields: the backend for plain ``torch.compile``, and its findings.
 
     ``overwritten`` lists each output that was held when its memory was reused, read or not; ``skipped`` the graphs that
     torch would not capture; ``unmarked`` the places where a new generation began without a marked step.
@@ -119,29 +116,28 @@ class Emulation:
         self._open = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Emulation:
-        """There is one memory: Lightning Fabric copies what ``torch.compile`` is given, `backend` among it."""
+        """Return itself: there is one memory, and Lightning Fabric copies the arguments of ``torch.compile``."""
         return self
 
     def backend(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """Compile as ``torch.compile(backend=emulation.backend)``, in place of ``mode="reduce-overhead"``."""
-        return self.compile(graph, inputs)
+        """Compile one graph of dynamo's, its backward included.
 
-    def compile(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """Compile one graph of dynamo's, its backward included."""
+        It stands for ``mode="reduce-overhead"``: ``torch.compile(backend=emulation.backend)``.
+        """
         return compile_traced(graph, inputs, lambda traced: _Graph(self, traced).run)
 
     def watching(self) -> contextlib.AbstractContextManager[Any]:
-        """Give a context in which reads are seen: one for each further thread, the first has it."""
+        """Return a context in which reads are seen. The first thread is in it; each further thread needs its own."""
         return observing(self._operation)
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """See `hotloop._torch.cudagraphs.Memory`."""
         key = cudagraphs.storage_key(tensor)
-        return any(one.output.storage == key and one.alive() for one in self._of_thread.live)
+        return any(live.output.storage == key and live.alive() for live in self._of_thread.live)
 
     def alive(self) -> Iterator[GraphOutput]:
         """See `hotloop._torch.cudagraphs.Memory`."""
-        yield from (one.output for one in self._of_thread.live if one.alive())
+        yield from (live.output for live in self._of_thread.live if live.alive())
 
     def forward_waits(self) -> bool:
         """See `hotloop._torch.cudagraphs.Memory`."""
@@ -159,12 +155,12 @@ class Emulation:
         """See `hotloop._torch.cudagraphs.Memory`: here each run hands out new tensors."""
 
     def close(self) -> None:
-        """Overwrite nothing more; code that was compiled here runs on, unwatched."""
+        """Stop overwriting; code that was compiled here runs on, unwatched."""
         self._open = False
         self._stale.clear()
 
-    def begin_run(self, place: _Place) -> bool:
-        """A graph is about to run: end the generation where torch would. False once the emulation is over."""
+    def begin_run(self, place: tuple[str, int] | None) -> bool:
+        """End the generation before a graph runs, where torch would; return False once the emulation is over."""
         if not self._open:
             return False
         mine, now = self._of_thread, cudagraphs.generation()
@@ -176,17 +172,17 @@ class Emulation:
         return True
 
     def ran(self, kind: str, made: list[tuple[GraphOutput, torch.Tensor]] | None) -> None:
-        """A graph ran; ``made`` is what it left in its memory, None where its capture is passed over."""
+        """Note that a graph ran; ``made`` are its outputs in its memory, None where torch does not capture it."""
         mine = self._of_thread
         if made is not None:
             mine.generation, mine.marked = cudagraphs.generation(), cudagraphs.marked()
-            before = [one for one in mine.live if one.alive()]
+            before = [live for live in mine.live if live.alive()]
             mine.live = before + [_Tracked(output, tensor) for output, tensor in made]
         if kind != "inference":
             mine.forward_waits = kind == "forward"
 
     def skip(self, skipped: Skipped) -> None:
-        """Note, once, that a graph is not captured."""
+        """Note once that a graph is not captured."""
         if skipped not in self.skipped:
             self.skipped.append(skipped)
             active.tally.cudagraphs_skipped[skipped.reason] += 1
@@ -195,7 +191,7 @@ class Emulation:
         """Refuse tensors whose memory was overwritten.
 
         Raises:
-            StaleOutputError: one is; the message names it, where it was made and where it is used.
+            StaleOutputError: memory was overwritten; the message names the output, where it was made and is used.
         """
         if not self._stale:
             return
@@ -217,20 +213,21 @@ class Emulation:
             self.check(tensors_in(*args, *kwargs.values()), name_of(operation))
         return operation(*args, **kwargs)
 
-    def _overwrite(self, place: _Place) -> None:
-        self._stale = {key: one for key, one in self._stale.items() if one.alive()}
-        for one in self._of_thread.live:
-            if one.alive():
-                held = tuple(holders(one.output.storage)) if self._names_holders else ()
-                one.fill()
-                self._stale[one.output.storage] = one
+    def _overwrite(self, place: tuple[str, int] | None) -> None:
+        """Overwrite the outputs of this thread's generation that are still held."""
+        self._stale = {key: tracked for key, tracked in self._stale.items() if tracked.alive()}
+        for live in self._of_thread.live:
+            if live.alive():
+                held = tuple(holders(live.output.storage)) if self._names_holders else ()
+                live.fill()
+                self._stale[live.output.storage] = live
                 file, line = place or (None, None)
-                self.overwritten.append(Overwritten(one.output, file, line, held))
+                self.overwritten.append(Overwritten(live.output, file, line, held))
         self._of_thread.live = []
 
 
 class _Graph:
-    """One graph: what it hands out that it was not given lies in the memory of the graphs."""
+    """One graph: its outputs, except for inputs that it hands on, lie in the memory of the graphs."""
 
     def __init__(self, emulation: Emulation, traced: TracedGraph) -> None:
         self._emulation, self._traced = emulation, traced
@@ -240,27 +237,28 @@ class _Graph:
             self._skip(*traced.unsafe)
 
     def run(self, args: list[Any]) -> Any:
-        """Run it as torch calls a graph: with a list that it empties."""
+        """Run the graph as torch calls it: with a list of inputs that it empties."""
         traced, emulation = self._traced, self._emulation
         if traced.kind != "backward":
             self._component = active.tally.component or self._component
-        given = list(args)
+        inputs = list(args)
         args.clear()
-        real = not any(cudagraphs.is_fake(one) for one in given)
+        real = not any(cudagraphs.is_fake(value) for value in inputs)
         watched = real and captures() and emulation.begin_run(user_place())
         captured = False
         if watched:
-            emulation.check(tensors_in(given), f"the {traced.kind}{self._whose()}")
-            captured = not self._writes_inputs(given)
+            emulation.check(tensors_in(inputs), f"the {traced.kind}{self._whose()}")
+            captured = not self._writes_inputs(inputs)
             self._refuse_to_keep()
-        inputs = {cudagraphs.storage_key(one) for one in given if isinstance(one, torch.Tensor)} | traced.constants()
-        outputs = traced.call(given)
+        given = {cudagraphs.storage_key(value) for value in inputs if isinstance(value, torch.Tensor)}
+        given |= traced.constants()
+        outputs = traced.call(inputs)
         if watched:
-            emulation.ran(traced.kind, self._made(outputs, inputs) if captured else None)
+            emulation.ran(traced.kind, self._made(outputs, given) if captured else None)
         return outputs
 
     def _refuse_to_keep(self) -> None:
-        """Refuse a backward that keeps its graph, as torch does once it has recorded one that did not."""
+        """Refuse a backward that keeps its graph, as torch does once it has recorded a backward that did not."""
         if self._traced.kind == "backward" and self._keeps_graph():
             raise StaleOutputError(
                 f"the backward{self._whose()} keeps its graph (retain_graph=True), which a CUDA graph that was "
@@ -268,62 +266,59 @@ class _Graph:
                 "backward, or leave CUDA graphs off for this module"
             )
 
-    def _made(self, outputs: Any, inputs: set[int]) -> list[tuple[GraphOutput, torch.Tensor]]:
+    def _made(self, outputs: Any, given: set[int]) -> list[tuple[GraphOutput, torch.Tensor]]:
+        """Return the outputs in memory that no input has, one for each piece of memory."""
         made: dict[int, tuple[GraphOutput, torch.Tensor]] = {}
-        for index, one in enumerate(outputs):
-            key = cudagraphs.storage_key(one) if isinstance(one, torch.Tensor) else 0
-            if key and key not in inputs and key not in made and one.untyped_storage().nbytes():
-                made[key] = self._describe(index, one, key), one
+        for index, tensor in enumerate(outputs):
+            key = cudagraphs.storage_key(tensor) if isinstance(tensor, torch.Tensor) else 0
+            if not key or key in given or key in made or not tensor.untyped_storage().nbytes():
+                continue
+            name, place = self._traced.outputs[index]
+            output = GraphOutput(
+                name=name,
+                index=index,
+                kind=self._traced.kind,
+                shape=tuple(tensor.shape),
+                dtype=str(tensor.dtype).removeprefix("torch."),
+                component=self._component,
+                file=place[0] if place else None,
+                line=place[1] if place else None,
+                storage=key,
+            )
+            made[key] = output, tensor
         return list(made.values())
 
-    def _describe(self, index: int, tensor: torch.Tensor, key: int) -> GraphOutput:
-        name, place = self._traced.outputs[index]
-        return GraphOutput(
-            name=name,
-            index=index,
-            kind=self._traced.kind,
-            shape=tuple(tensor.shape),
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            component=self._component,
-            file=place[0] if place else None,
-            line=place[1] if place else None,
-            storage=key,
-        )
-
-    def _writes_inputs(self, given: list[Any]) -> bool:
-        """Tell whether the graph writes into an input that is neither a parameter nor a buffer, nor a graph's own."""
-        written = [index for index in self._traced.written if not self._emulation.holds(given[index])]
+    def _writes_inputs(self, inputs: list[Any]) -> bool:
+        """Return whether the graph writes into an input that is neither a parameter nor a buffer, nor a graph's own."""
+        written = [index for index in self._traced.written if not self._emulation.holds(inputs[index])]
         if written:
             place = self._traced.written[written[0]]
             self._skip(f"it writes into an input ({self._traced.inputs[written[0]]})", place)
         return bool(written)
 
-    def _skip(self, reason: str, place: _Place) -> None:
+    def _skip(self, reason: str, place: tuple[str, int] | None) -> None:
         self._emulation.skip(Skipped(self._component, self._traced.kind, reason, *(place or (None, None))))
 
     def _whose(self) -> str:
         return f" of component {self._component!r}" if self._component else ""
 
 
-_running: list[Emulation] = []
-
-
 def running() -> Emulation | None:
-    """Give the emulation in force."""
+    """Return the emulation in force."""
     return _running[-1] if _running else None
 
 
 def emulation_of(preset: Preset) -> Emulation | None:
-    """Give the emulation that stands in for a preset's CUDA graphs; None where there is none, or it has none."""
+    """Return the emulation in force where the preset has CUDA graphs, else None."""
     return _running[-1] if _running and preset.cudagraphs else None
 
 
 @contextlib.contextmanager
 def cudagraph_emulation(*, holders: bool = False) -> Iterator[Emulation]:
-    """Have compiled code behave as CUDA graphs do while the block runs: see `hotloop.testing.cudagraph_emulation`.
+    """Make compiled code behave as CUDA graphs do while the block runs: see `hotloop.testing.cudagraph_emulation`.
 
     Raises:
-        ConfigError: one is in force already.
+        ConfigError: another emulation is in force already.
     """
     if _running:
         raise ConfigError("cudagraph_emulation() is in force already: leave the outer block first")

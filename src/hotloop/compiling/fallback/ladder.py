@@ -7,29 +7,27 @@ backward.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
+
+from hotloop import events as ev
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hotloop.presets import Preset
 
-FAILURES_TO_STEP_DOWN = 3
-"""Graphs that may fail on a rung before the component stops trying it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Move:
-    """A component stepped down as a whole, and why."""
-
-    from_preset: str
-    to_preset: str
-    reason: str
-
 
 class Ladder:
-    """The rungs of one component in one mode, the requested preset first and ``none`` last."""
+    """The rungs of one component in one mode, the requested preset first and ``none`` last.
+
+    Args:
+        rungs: the presets.
+        start: the rung to start on.
+        reason: why that is not the requested preset.
+    """
+
+    FAILURES_TO_STEP_DOWN = 3
+    """Graphs that may fail on a rung before the component stops trying it."""
 
     def __init__(self, rungs: tuple[Preset, ...], start: int = 0, reason: str = "") -> None:
         if not rungs or rungs[-1].backend != "eager":
@@ -47,22 +45,32 @@ class Ladder:
         return self.rungs[self.position]
 
     def below(self) -> Iterator[tuple[int, Preset]]:
-        """Give the rungs that a new graph tries, in order."""
+        """Yield the rungs that a new graph tries, in order."""
         yield from list(enumerate(self.rungs))[self.position :]
 
     def failed(self, index: int, reason: str, *, systemic: bool) -> None:
-        """A graph failed on a rung. ``systemic``: any other graph will fail there as well (no compiler, say)."""
+        """Note that a graph failed on a rung. ``systemic``: any other graph will fail there as well."""
         self._failures[index] += 1
-        if systemic or self._failures[index] >= FAILURES_TO_STEP_DOWN:
+        if systemic or self._failures[index] >= self.FAILURES_TO_STEP_DOWN:
             target = min(index + 1, len(self.rungs) - 1)
             if target > max(self.position, self._due[0] if self._due else 0):
                 self._due = (target, reason)
 
-    def at_step_boundary(self) -> Move | None:
-        """Step down if that is due; called between optimizer steps only."""
+    def at_step_boundary(self, component: str) -> ev.Fallback | None:
+        """Step down if that is due, and return the event of it; called between optimizer steps only."""
         if self._due is None:
             return None
-        (target, reason), self._due = self._due, None
-        move = Move(self.current.name, self.rungs[target].name, reason)
-        self.position, self.reason = target, reason
-        return move
+        before = self.current
+        (self.position, self.reason), self._due = self._due, None
+        return self.stepped_down(before, self.current, component)
+
+    def stepped_down(self, requested: Preset, running: Preset, component: str | None = None) -> ev.Fallback:
+        """Return the event of a component that stepped down as a whole, for the ladder's reason."""
+        return ev.Fallback(
+            component=component,
+            scope="component",
+            from_preset=requested.name,
+            to_preset=running.name,
+            stage="compile",
+            reason=self.reason,
+        )

@@ -1,4 +1,4 @@
-"""What leaves a CUDA graph may be held: outputs are copied at the boundary, and a step is marked only where it is safe.
+"""Outputs of a CUDA graph may be held: they are copied at the boundary, and a step is marked only where it is safe.
 
 Two facts carry it. Everything that a graph hands out is copied, so that the pool of the graphs holds nothing but what
 forwards saved for their backward. And a step is marked at the entry of a call only while no such forward waits, in any
@@ -26,26 +26,21 @@ if TYPE_CHECKING:
 
     from hotloop.compiling.observe import Tally
 
-_SHOWN = 5
 _PATIENCE = 8
 """Optimizer steps after which a forward that was kept is no longer taken to wait for a backward.
 
 Until then torch records new graphs instead of using old ones again. A backward that comes later raises.
 """
-_REMEDY = (
-    "consume it before the next call, keep a copy of it (hotloop.own), or make it again; a gradient is dropped by "
-    "zero_grad() before the forward, or accumulates into one that is there already (zero_grad(set_to_none=False))"
-)
 
 
 class Lookout(Protocol):
-    """Wants to know what is held of what CUDA graphs handed out."""
+    """Is told of copies and marks, to know which outputs of CUDA graphs are held."""
 
     def copied(self, outputs: list[torch.Tensor], copies: list[torch.Tensor]) -> None:
         """Outputs of a graph were copied at the boundary: the program gets the copies."""
 
     def marked(self) -> None:
-        """A step was marked: what a graph handed out before may be overwritten from here on."""
+        """A step was marked: outputs of graphs from before may be overwritten from here on."""
 
 
 class _OfThread(threading.local):
@@ -65,13 +60,13 @@ class MarkedSteps:
         self._given_up = 0
         self._of_thread = _OfThread()
         self.strict: weakref.WeakSet[Any] = weakref.WeakSet()
-        """What hands out the memory of graphs without a copy: held outputs are looked for at each mark."""
+        """Lanes that hand out the memory of graphs without a copy: held outputs are looked for at each mark."""
         self.lookout: Lookout | None = None
         """Is told of each copy at the boundary, and of each mark; see `looking`."""
 
     @contextlib.contextmanager
     def looking(self, lookout: Lookout) -> Iterator[None]:
-        """Have somebody told of copies and marks while the block runs."""
+        """Notify a lookout of copies and marks while the block runs."""
         before, self.lookout = self.lookout, lookout
         try:
             yield
@@ -80,7 +75,7 @@ class MarkedSteps:
 
     @contextlib.contextmanager
     def afresh(self) -> Iterator[None]:
-        """Know nothing of what ran before while the block runs, nor afterwards of what ran in it."""
+        """Forget earlier forwards while the block runs, and afterwards the forwards that ran in it."""
         before = self._waiting, self._marks_after_optimizer, self.strict
         self._waiting, self._marks_after_optimizer, self.strict = weakref.WeakSet(), False, weakref.WeakSet()
         try:
@@ -89,7 +84,7 @@ class MarkedSteps:
             self._waiting, self._marks_after_optimizer, self.strict = before
 
     def enter(self) -> bool:
-        """At the entry of a compiled call: mark a step where no forward waits for a backward, and tell whether it was.
+        """Mark a step at the entry of a compiled call, unless a forward waits for a backward; return whether it did.
 
         Raises:
             StaleOutputError: under ``strict_lifetime``, an output is held that the call may overwrite.
@@ -110,15 +105,19 @@ class MarkedSteps:
         return True
 
     def _anything_waits(self) -> bool:
-        """Tell whether a forward waits for its backward: a component's, or, as torch knows, another of this thread."""
+        """Return whether a forward waits for its backward: a component's, or one of this thread that torch knows."""
         if len(self._waiting):
             last = self._optimizer_steps - _PATIENCE
             for node in list(self._waiting):
                 made, at = node._hotloop_made  # noqa: SLF001 - ours
-                if at < last or _lost(made):
+                if at < last or self._is_lost(made):
                     self._waiting.discard(node)
                     self._given_up += 1
         return bool(len(self._waiting)) or cudagraphs.memory().forward_waits()
+
+    def _is_lost(self, made: int) -> bool:
+        """Return whether a step was marked since the generation ``made``, whose saved tensors are then lost."""
+        return bool(cudagraphs.marked()) and made != cudagraphs.generation()
 
     def mark_where_safe(self) -> None:
         """Mark a step, unless a forward waits for its backward."""
@@ -127,32 +126,32 @@ class MarkedSteps:
                 cudagraphs.mark()
 
     def mark_after_optimizer(self) -> None:
-        """From now on mark a step after each optimizer step: a training step of code that is not ours ends there."""
+        """Mark a step after each optimizer step from now on: a training step of code that is not ours ends there."""
         self._marks_after_optimizer = True
 
     def optimizer_stepped(self) -> None:
-        """An optimizer has made a step."""
+        """Note that an optimizer has made a step."""
         self._optimizer_steps += 1
         if self._marks_after_optimizer:
             self.mark_where_safe()
 
     def waits(self, outputs: Any) -> None:
-        """A forward ran whose graph keeps what its backward needs in the memory of the graphs."""
+        """Note that a forward ran whose graph keeps what its backward needs in the memory of the graphs."""
         for node in compiled_nodes(outputs):
-            if hasattr(node, "_hotloop_made"):  # an input that is handed on, which another graph made
+            if hasattr(node, "_hotloop_made"):  # another graph made this node, whose output is handed on
                 continue
             node._hotloop_made = cudagraphs.generation(), self._optimizer_steps  # noqa: SLF001 - ours
             with self._lock:
                 self._waiting.add(node)
 
     def runs_backward(self, node: Any, component: str) -> None:
-        """The backward of a forward is about to run.
+        """Check that what a forward saved is intact, before its backward runs.
 
         Raises:
-            StaleOutputError: somebody marked a step since the forward, so that what it saved is lost.
+            StaleOutputError: somebody marked a step since the forward, so that its saved tensors are lost.
         """
         made, _ = getattr(node, "_hotloop_made", (None, 0))
-        if made is not None and _lost(made):
+        if made is not None and self._is_lost(made):
             raise StaleOutputError(
                 f"component {component!r}: a step was marked between a forward and its backward, which lets CUDA "
                 "graphs overwrite what the forward saved: the gradients would be wrong. Call "
@@ -161,7 +160,7 @@ class MarkedSteps:
             )
 
     def ran_backward(self, node: Any, *, kept: bool) -> None:
-        """A backward ran; unless its graph is kept for another, nothing waits for it any more."""
+        """Note that a backward ran; unless its graph is kept for another backward, the forward waits no more."""
         if not kept:
             with self._lock:
                 self._waiting.discard(node)
@@ -170,86 +169,92 @@ class MarkedSteps:
 steps = MarkedSteps()
 
 
-def _lost(made: int) -> bool:
-    """Tell whether a step was marked since a forward ran in the generation ``made``, so that what it saved is lost."""
-    return bool(cudagraphs.marked()) and made != cudagraphs.generation()
-
-
-def _still_held(held: list[cudagraphs.GraphOutput]) -> str:
-    shown = "; ".join(f"{one}, held by {', '.join(holders(one.storage))}" for one in held[:_SHOWN])
-    more = f"; and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
-    return f"still held when a later call may overwrite it: {shown}{more}. Remedy: {_REMEDY}"
+def _still_held(held: list[cudagraphs.GraphOutput], most: int = 5) -> str:
+    shown = "; ".join(f"{output}, held by {', '.join(holders(output.storage))}" for output in held[:most])
+    more = f"; and {len(held) - most} more" if len(held) > most else ""
+    return (
+        f"still held when a later call may overwrite it: {shown}{more}. Remedy: consume it before the next call, keep "
+        "a copy of it (hotloop.own), or make it again; a gradient is dropped by zero_grad() before the forward, or "
+        "accumulates into one that is there already (zero_grad(set_to_none=False))"
+    )
 
 
 class Outputs:
-    """Copies what one compiled graph hands out, except for what it was given."""
+    """Copies the outputs of one compiled graph, except for its inputs and views of them.
+
+    Args:
+        run: the graph.
+        tally_of: returns the tally of the component whose call this is.
+    """
 
     def __init__(self, run: Callable[..., Any], tally_of: Callable[[], Tally]) -> None:
         self._run, self._tally_of = run, tally_of
         self._fresh: tuple[int, ...] | None = None
+        """Places of the outputs that are neither inputs nor views of them."""
         self._alone = True
+        """Whether these outputs share no memory."""
 
     def __call__(self, *args: Any) -> Any:
-        """Run the graph and give its outputs."""
+        """Run the graph and return its outputs."""
         outputs = self._run(*args)
         if self._fresh is None:
-            self._look(args, outputs)
+            self._find_fresh(args, outputs)
         assert self._fresh is not None
         mine = [outputs[place] for place in self._fresh]
-        owned = copied(mine) if self._alone else copied_together(mine)
+        owned = [output.clone() for output in mine] if self._alone else copied_together(mine)
         if steps.lookout is not None:
             steps.lookout.copied(mine, owned)
         tally = self._tally_of()
         tally.copied += len(mine)
-        tally.copied_bytes += sum(one.nbytes for one in mine)
+        tally.copied_bytes += sum(output.nbytes for output in mine)
         result = list(outputs)
-        for place, one in zip(self._fresh, owned, strict=True):
-            result[place] = one
+        for place, copy in zip(self._fresh, owned, strict=True):
+            result[place] = copy
         return result if isinstance(outputs, list) else tuple(result)
 
-    def _look(self, args: tuple[Any, ...], outputs: Any) -> None:
-        """Find which outputs are no inputs and no views of one: that is a property of the graph, so once will do."""
-        given = {cudagraphs.storage_key(one) for one in args if isinstance(one, torch.Tensor)}
-        tensors = {place: one for place, one in enumerate(outputs) if isinstance(one, torch.Tensor)}
-        keys = {place: cudagraphs.storage_key(one) for place, one in tensors.items()}
-        self._fresh = tuple(place for place, key in keys.items() if key not in given or not key)
+    def _find_fresh(self, args: tuple[Any, ...], outputs: Any) -> None:
+        """Find the outputs to copy. Each run of the graph has them at the same places, so once is enough."""
+        inputs = {cudagraphs.storage_key(arg) for arg in args if isinstance(arg, torch.Tensor)}
+        keys = {
+            place: cudagraphs.storage_key(output)
+            for place, output in enumerate(outputs)
+            if isinstance(output, torch.Tensor)
+        }
+        self._fresh = tuple(place for place, key in keys.items() if key not in inputs or not key)
         mine = [keys[place] for place in self._fresh]
         self._alone = len(set(mine)) == len(mine)
 
 
-def copied(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy tensors, each with its place in the autograd graph."""
-    return [one.clone() for one in tensors]
-
-
 def copied_together(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copy tensors some of which are one tensor or share memory: they do afterwards as well.
+    """Copy tensors; those that are the same tensor, or share memory, do so afterwards as well.
 
     Views that carry gradients are copied one by one, since autograd ties them to the tensor that they are views of.
     """
     memory: dict[int, torch.UntypedStorage] = {}
     made: dict[int, torch.Tensor] = {}
-    for one in tensors:
-        if id(one) in made:
+    for tensor in tensors:
+        if id(tensor) in made:
             continue
-        key = cudagraphs.storage_key(one)
-        if one.requires_grad or not key or type(one) is not torch.Tensor:
-            made[id(one)] = one.clone()
+        key = cudagraphs.storage_key(tensor)
+        if tensor.requires_grad or not key or type(tensor) is not torch.Tensor:
+            made[id(tensor)] = tensor.clone()
             continue
         if key not in memory:
-            memory[key] = one.untyped_storage().clone()  # type: ignore[no-untyped-call]
-        copy = torch.empty(0, dtype=one.dtype, device=one.device)
-        made[id(one)] = copy.set_(memory[key], one.storage_offset(), one.shape, one.stride())
-    return [made[id(one)] for one in tensors]
+            memory[key] = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        made[id(tensor)] = copy.set_(memory[key], tensor.storage_offset(), tensor.shape, tensor.stride())
+    return [made[id(tensor)] for tensor in tensors]
 
 
 def owned_gradients(node: Any, gradients: tuple[Any, ...], tally: Tally) -> tuple[Any, ...]:
     """Copy what a compiled backward hands out: a parameter's ``.grad`` would be the memory of the graph itself.
 
-    A gradient that is added to one that is there already needs no copy.
+    A gradient that is added to an existing ``.grad`` needs no copy.
     """
-    leave = _added(node, gradients)
-    places = [place for place, one in enumerate(gradients) if isinstance(one, torch.Tensor) and place not in leave]
+    added = _added(node, gradients)
+    places = [
+        place for place, gradient in enumerate(gradients) if isinstance(gradient, torch.Tensor) and place not in added
+    ]
     result = list(gradients)
     made = copies([gradients[place] for place in places])
     if steps.lookout is not None:
@@ -262,14 +267,15 @@ def owned_gradients(node: Any, gradients: tuple[Any, ...], tally: Tally) -> tupl
 
 
 def _added(node: Any, gradients: tuple[Any, ...]) -> set[int]:
-    """Give the places of gradients that autograd adds to an existing ``.grad`` and hands to nobody else."""
-    nodes = [following for following, _ in node.next_functions]
-    leaves = {place: one for place, one in enumerate(nodes) if hasattr(one, "variable")}
+    """Return the places of gradients that autograd adds to an existing ``.grad`` and hands to no hook."""
+    following = [node for node, _ in node.next_functions]
+    leaves = {place: leaf for place, leaf in enumerate(following) if hasattr(leaf, "variable")}
     first = next(iter(leaves.values()), None)
-    if first is None or len(nodes) != len(gradients) or first.variable.grad is None:
+    if first is None or len(following) != len(gradients) or first.variable.grad is None:
         return set()
-    return {place for place, one in leaves.items() if _is_added(one.variable) and cudagraphs.accumulates(one)}
-
-
-def _is_added(parameter: torch.Tensor) -> bool:
-    return parameter.grad is not None and not any(gradient_hooks(parameter))
+    added = set()
+    for place, leaf in leaves.items():
+        parameter = leaf.variable
+        if parameter.grad is not None and not any(gradient_hooks(parameter)) and cudagraphs.accumulates(leaf):
+            added.add(place)
+    return added

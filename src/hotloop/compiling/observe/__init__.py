@@ -2,6 +2,17 @@
 
 from hotloop.compiling.observe.collector import collector, compiling_since, watch
 from hotloop.compiling.observe.holders import holders
-from hotloop.compiling.observe.ledger import NOBODY, Cause, GraphInfo, Tally, active
+from hotloop.compiling.observe.ledger import NOBODY, Call, Cause, GraphInfo, Tally, active
 
-__all__ = ["NOBODY", "Cause", "GraphInfo", "Tally", "active", "collector", "compiling_since", "holders", "watch"]
+__all__ = [
+    "NOBODY",
+    "Call",
+    "Cause",
+    "GraphInfo",
+    "Tally",
+    "active",
+    "collector",
+    "compiling_since",
+    "holders",
+    "watch",
+]

@@ -21,29 +21,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _log = logging.getLogger("hotloop")
-_UNGUARDED_REQUIRES_GRAD = (2, 11)
-_KEPT_OWNERS = 256
 
 
 class Collector:
     """The one listener on dynamo in this process. It costs two comparisons a call while nothing compiles."""
+
+    _KEPT_OWNERS = 256
+    """Frames whose owner is remembered until torch's metric of them comes."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._reader: dynamo.Reader | None = None
         self._callbacks = dynamo.Callbacks(self._started, self._ended)
         self.listens = self._callbacks.installed
-        """Tells whether dynamo still calls us: ``torch.compiler.reset`` takes our callbacks off."""
+        """Returns whether dynamo still calls us: ``torch.compiler.reset`` removes our callbacks."""
         self._watchers: list[list[ev.Event]] = []
         self._owners: collections.OrderedDict[str, Tally] = collections.OrderedDict()
         self._dirty = False
         self._frames = 0
-        self._since: float | None = None
+        self.since: float | None = None
+        """The `time.monotonic` at which the compile now in progress began, from any thread; None otherwise."""
         self.missing: str | None = None
+        """Why this torch cannot be listened to; None where it can."""
         self.ask: Callable[[], str] = str
-        """Asked before a component's code is compiled: gives nothing, or why that has to wait for a later call."""
+        """Asked before a component's code is compiled: returns "", or why that has to wait for a later call."""
         self.tell: Callable[[], object] = str
-        """Told when a compile is over."""
+        """Called when a compile is over."""
 
     def install(self) -> None:
         """Listen to dynamo from now on; where this torch cannot be listened to, `missing` says why."""
@@ -64,67 +67,55 @@ class Collector:
                 self.missing = str(error)
                 _log.warning("hotloop cannot observe this torch: %s", error)
 
-    def compiling_since(self) -> float | None:
-        """Give the `time.monotonic` at which the compile now in progress began, from any thread; None otherwise."""
-        return self._since
-
     def _started(self, frame: str, of_a_frame: bool) -> None:
-        self._since = time.monotonic()
+        self.since = time.monotonic()
         self.poll(force=True)  # torch keeps its last 64 metrics only
         if of_a_frame and active.tally is not NOBODY:
-            hindered = active.tally.hindered()
-            active.put_off = active.put_off or hindered or ("" if active.skips_rendezvous else self.ask())
-            if hindered and active.tally.executed == active.executed:  # else each function in the call is tried
+            call, hindered = active.call, active.tally.hindered()
+            call.put_off = call.put_off or hindered or ("" if call.skips_rendezvous else self.ask())
+            if hindered and not call.reached_graph():  # else each function in the call is tried
                 raise dynamo.leave_call(hindered)
-            if active.put_off:
-                raise dynamo.put_off(active.put_off)
+            if call.put_off:
+                raise dynamo.put_off(call.put_off)
         self._dirty = True
         self._owners[frame] = active.tally
-        while len(self._owners) > _KEPT_OWNERS:
+        while len(self._owners) > self._KEPT_OWNERS:
             self._owners.popitem(last=False)
         if active.tally is NOBODY:
             return
-        if active.window is not None:  # of the component around this one, which may have asked for something else
+        if active.window is not None:  # of the component around this one, which may have asked for other settings
             active.window.close()
-        active.window = CompileWindow(
-            suppress=active.tally.suppress, guard_requires_grad=check() == _UNGUARDED_REQUIRES_GRAD
-        )
+        unguarded_requires_grad = check() == (2, 11)  # that torch does not guard it by itself
+        active.window = CompileWindow(suppress=active.tally.suppress, guard_requires_grad=unguarded_requires_grad)
         active.window.open()
 
     def _ended(self) -> None:
-        self._since = None
+        self.since = None
         self._dirty = True
         self.tell()
-        self._read_breaks()  # here, in the thread that compiled: a graph break does not tell whose it is
+        self._read_breaks()  # here, in the thread that compiled: a graph break does not name its component
 
     def due(self) -> bool:
-        """Tell whether there may be something to read: after a compile, or when a frame was refused one."""
+        """Return whether there may be something to read: after a compile, or when a frame was refused one."""
         return self._dirty or (self._reader is not None and self._reader.frames() != self._frames)
 
-    def poll(self, *, force: bool = False) -> list[ev.Event]:
-        """Read what is new, hand it on, and give it back."""
+    def poll(self, *, force: bool = False) -> None:
+        """Read what is new, and hand it on as events."""
         if self._reader is None or not (force or self.due()):
-            return []
+            return
         with self._lock:
-            self._dirty = self._since is not None
+            self._dirty = self.since is not None
             self._frames = self._reader.frames()
-            found = self._read_breaks()
+            self._read_breaks()
             for metric in self._reader.metrics():
                 owner = self._owners.get(metric.frame, active.tally)
-                events = explain.metric_events(metric, owner.component or None)
-                for event in events:
+                for event in explain.MetricEvents(metric, owner.component or None).all():
                     self.emit(event, owner)
-                found += events
-            return found
 
-    def _read_breaks(self) -> list[ev.Event]:
-        found: list[ev.Event] = []
+    def _read_breaks(self) -> None:
         with self._lock:
             for entry in self._reader.breaks() if self._reader is not None else ():
-                event = explain.break_event(entry, active.tally.component or None)
-                self.emit(event, active.tally)
-                found.append(event)
-        return found
+                self.emit(explain.break_event(entry, active.tally.component or None), active.tally)
 
     def emit(self, event: ev.Event, tally: Tally | None = None) -> None:
         """Hand an event to its component (the active one by default), the watchers and (once a reason) the log."""
@@ -134,10 +125,11 @@ class Collector:
         with self._lock:
             for watcher in self._watchers:
                 watcher.append(event)
-        if not (isinstance(event, ev.FrameEager) and owner is active.tally is not NOBODY):
-            self.say(
-                event, owner
-            )  # a function that was given up is told when its call ends: it may be the user's error
+        # A failed run is raised instead. A function that tracing gave up is logged when its call ends, as the cause may
+        # be the user's own error.
+        waits = isinstance(event, ev.FrameEager) and owner is active.tally is not NOBODY
+        if not waits and not isinstance(event, ev.RunFailed):
+            self.say(event, owner)
 
     def say(self, event: ev.Event, tally: Tally) -> None:
         """Put an event on the log, each reason once a component."""
@@ -145,7 +137,8 @@ class Collector:
         key = explain.log_key(event)
         if line and key not in tally.said:
             tally.said.add(key)
-            _log.log(explain.log_level(event), "%s", line)
+            # Graph breaks cost speed and are common, so they are no warnings.
+            _log.log(logging.INFO if isinstance(event, ev.GraphBreak) else logging.WARNING, "%s", line)
 
     @contextlib.contextmanager
     def watch(self) -> Iterator[list[ev.Event]]:
@@ -176,5 +169,5 @@ def watch() -> contextlib.AbstractContextManager[list[ev.Event]]:
 
 
 def compiling_since() -> float | None:
-    """Give the `time.monotonic` at which a compile now in progress in this process began, or None; from any thread."""
-    return collector.compiling_since()
+    """Return the `time.monotonic` at which the compile now in progress in this process began; None without one."""
+    return collector.since

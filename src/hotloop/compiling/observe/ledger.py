@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _Place = tuple[str, str | None, int | None]
-"""What was noted (a reason, a function), and the file and line of it."""
+"""A reason or the name of a function, with its file and line."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Pace:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class Tally:
-    """The account of one component in one mode (``training`` or ``inference``)."""
+    """The counts of one component in one mode (``training`` or ``inference``), and the causes behind them."""
 
     component: str
     mode: str
@@ -126,7 +126,7 @@ class Tally:
     """Keys of the events that were logged."""
 
     def note(self, event: ev.Event) -> None:
-        """Enter an event into the account."""
+        """Count an event."""
         self.events.append(event)
         if isinstance(event, ev.Compiled):
             self.compiles += event.phase == "forward"
@@ -169,16 +169,6 @@ class Tally:
         self.limited.clear()
         self.healed_calls += 1
 
-    def forget_failures(self, since: int) -> list[ev.FrameEager]:
-        """Strike out the failures from number ``since`` on, which were the user's own exception; return them."""
-        struck = self.failures[since:]
-        del self.failures[since:]
-        for event in struck:
-            self.causes.pop((event.reason, event.file, event.line), None)
-            if event in self.events:  # only the newest events are kept
-                self.events.remove(event)
-        return struck
-
     def to_dict(self) -> dict[str, Any]:
         """Return the counts of the mode as plain JSON data; see ``modes`` of `ComponentStatus`."""
         eager_graphs = sum(count for info, count in self.graphs.items() if info.running == "none")
@@ -197,6 +187,41 @@ class Tally:
         return counts
 
 
+@dataclasses.dataclass(slots=True, eq=False, kw_only=True)
+class Call:
+    """One call of a component, and what its tally held when the call began."""
+
+    tally: Tally
+    skips_rendezvous: bool = False
+    """Compile without asking other processes. The user's own code, compiled with fullgraph, would raise out of the
+    middle of the call, which could not be run again then."""
+    put_off: str = ""
+    """Why nothing is compiled in this call."""
+    _executed: int = field(init=False)
+    _failed: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._executed, self._failed = self.tally.executed, len(self.tally.failures)
+
+    def reached_graph(self) -> bool:
+        """Return whether a graph has run in the call."""
+        return self.tally.executed != self._executed
+
+    def failures(self) -> list[ev.FrameEager]:
+        """Return what tracing gave up in the call."""
+        return self.tally.failures[self._failed :]
+
+    def forget_failures(self) -> list[ev.FrameEager]:
+        """Strike out and return what tracing gave up in the call: it was the user's own exception, say."""
+        struck = self.failures()
+        del self.tally.failures[self._failed :]
+        for event in struck:
+            self.tally.causes.pop((event.reason, event.file, event.line), None)
+            if event in self.tally.events:  # only the newest events are kept
+                self.tally.events.remove(event)
+        return struck
+
+
 NOBODY = Tally("", "")
 
 
@@ -204,14 +229,8 @@ class _Active(threading.local):
     """Whose compiled code runs in this thread, and the settings of a compile that is going on in it."""
 
     tally: Tally = NOBODY
+    call: Call = Call(tally=NOBODY)
     window: Any = None
-    put_off: str = ""
-    """Why nothing is compiled in the current call."""
-    executed: int = 0
-    """Graphs that its component had run when the call began."""
-    skips_rendezvous: bool = False
-    """Whether it compiles without asking other processes. The user's own code, compiled with fullgraph, would raise out
-    of the middle of the call, which could not be run again then."""
 
 
 active = _Active()

@@ -20,9 +20,8 @@ from hotloop import presets
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import status
 from hotloop.compiling.fallback import emulation
-from hotloop.compiling.fallback.causes import describe
 from hotloop.compiling.fallback.lifetime import steps
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, describe
 from hotloop.measure import Limits
 from hotloop.presets import Preset
 from hotloop.prove.harness.held_outputs import HeldOutputs

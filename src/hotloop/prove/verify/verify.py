@@ -16,8 +16,7 @@ from hotloop import presets
 from hotloop._torch.products import products_in_tf32
 from hotloop._torch.upcast import Draw, NotRepeatableError, recording_draws
 from hotloop.compiling.control import compile as compile_in_place
-from hotloop.compiling.fallback.causes import describe
-from hotloop.errors import ConfigError, HotloopError
+from hotloop.errors import ConfigError, HotloopError, describe
 from hotloop.measure import ALL, Limits, differences, flatten
 from hotloop.presets import Preset
 from hotloop.prove.verify.verdict import StepVerdict, Verdict, worst_of

@@ -17,7 +17,7 @@ from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.fake import version_of
 from hotloop._torch.hooks import module_hooks
 from hotloop._torch.thread_patch import called_here
-from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import describe
 from hotloop.measure import flatten, signature
 from hotloop.step.audit.op_trace import Survey, survey
 from hotloop.step.audit.returned import not_copied

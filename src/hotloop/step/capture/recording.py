@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import describe
 from hotloop.measure import flatten, unflatten
 from hotloop.step.audit.averaged_model import answered
 from hotloop.step.calls.aliasing import Regions, shared

@@ -6,7 +6,7 @@ import functools
 import logging
 from typing import TYPE_CHECKING
 
-from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import describe
 from hotloop.measure import Limits
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.culprit import NOT_AGAIN, Culprit, Tests, search

@@ -20,7 +20,7 @@ from hotloop._torch.graphs import is_own_file
 from hotloop._torch.module import class_forward
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import paused, status, uncompile
-from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import describe
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove import proof
 

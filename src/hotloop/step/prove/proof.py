@@ -16,7 +16,7 @@ import torch
 
 from hotloop._torch.capture import captures_waited_for
 from hotloop._torch.foreach import copies
-from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import describe
 from hotloop.measure import Limits, differences, flatten
 from hotloop.measure.tree import names
 from hotloop.step.audit.rng_listener import draws_noted

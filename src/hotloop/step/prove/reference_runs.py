@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.deterministic import without_randomness
-from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import describe
 from hotloop.measure import Limits
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.capture.recording import own_autocast_cache

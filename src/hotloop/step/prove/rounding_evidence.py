@@ -17,7 +17,7 @@ import torch
 
 from hotloop._torch.fake import uncounted
 from hotloop._torch.upcast import Draw, NotRepeatableError, recording_draws
-from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import describe
 from hotloop.measure import BLIND, DRAWS, Limits
 from hotloop.measure.limits import SPREADS
 from hotloop.measure.machine import free_bytes

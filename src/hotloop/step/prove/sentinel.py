@@ -26,8 +26,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
-from hotloop.compiling.fallback.causes import describe
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, describe
 from hotloop.measure import Limits
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import noise, proof

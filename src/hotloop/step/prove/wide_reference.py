@@ -14,7 +14,7 @@ import torch
 
 from hotloop._torch.hooks import module_tables
 from hotloop._torch.upcast import Draw, NotRepeatableError, widened
-from hotloop.compiling.fallback.causes import describe
+from hotloop.errors import describe
 from hotloop.measure import flatten, unflatten
 from hotloop.measure.machine import free_bytes
 from hotloop.step.obstacle import CandidateFailedError

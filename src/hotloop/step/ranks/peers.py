@@ -17,8 +17,7 @@ import torch
 from torch import distributed
 
 from hotloop._torch.collectives import AGREED, collectives_begun, groups, patience, store, timeout_of
-from hotloop.compiling.fallback.causes import describe
-from hotloop.errors import StepLostError
+from hotloop.errors import StepLostError, describe
 from hotloop.step.obstacle import CandidateFailedError
 
 if TYPE_CHECKING:
