@@ -19,7 +19,7 @@ FRESH = 16
 
 
 class UnstableArguments:
-    """Follows the calls of one step whose kind is new.
+    """The arguments that differed in all consecutive calls of one step, as far as these calls were of a new kind.
 
     Args:
         argument: returns the name of an argument that its user knows.

@@ -124,7 +124,7 @@ class _OutOfTimeError(Exception):
 
 
 class Tests:
-    """Compiles parts of a program's models alone, and compares each such step with eager's outputs.
+    """Tests of parts of a program's models: each is compiled alone, and its step is compared with eager's outputs.
 
     Args:
         program: the program of the step.

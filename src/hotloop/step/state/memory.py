@@ -39,7 +39,7 @@ def view_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class Views:
-    """Checks quickly whether tensors still are the same views of the same memory, as `view_of` describes them.
+    """A quick check whether tensors still are the same views of the same memory, as `view_of` describes them.
 
     Hundreds of tensors are checked before each replay. Each is asked for its address. Shapes and strides would take
     three times as long: a guard of torch's compiler compares those of all tensors in one call.

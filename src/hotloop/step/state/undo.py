@@ -169,7 +169,7 @@ class StepStart:
 
 
 class WriteWatch:
-    """Notes whether an optimizer has stepped since the step began: from then on the step cannot be undone."""
+    """A watch for the first optimizer step since the step began: from then on the step cannot be undone."""
 
     def __init__(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         self.begun = False
