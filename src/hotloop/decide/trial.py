@@ -28,9 +28,6 @@ CLEAR_PAIRS, CLEAR_RATIO = 3, 0.75
 """So many pairs are enough if each ratio is below `CLEAR_RATIO` (or above its inverse). With steps that vary by 30%, a
 tier that is no faster gives three such pairs once in 400 trials."""
 
-_LATE = 512
-"""Turns after which a time whose partner has not come is forgotten."""
-
 Outcome = Literal["undecided", "faster", "no faster"]
 
 
@@ -100,7 +97,7 @@ class Trial:
         """Return the turn of the next step: A B, B A, A B, ..."""
         turn = Turn(self._turns, self.candidate if self._turns % 4 in (1, 2) else self.in_force)
         self._turns += 1
-        self._halves.pop(turn.number - _LATE, None)
+        self._halves.pop(turn.number - 512, None)  # its partner has not come by now: it is forgotten
         return turn
 
     def add(self, turn: Turn, seconds: float) -> None:

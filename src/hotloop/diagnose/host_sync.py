@@ -6,8 +6,6 @@ from hotloop import events as ev
 from hotloop.diagnose.rule import Case, Found, Problem, Rule, grouped
 from hotloop.diagnose.words import several, times
 
-IN_A_PACKAGE = "an installed package"
-"""Part of an event's reason if code that is not the user's reads the value."""
 IN_A_SCALER = "torch's GradScaler checks whether the gradients are finite"
 """Part of an event's reason if the step of a GradScaler reads the value, which no line of the user's can put off."""
 SCALED = (
@@ -56,7 +54,7 @@ class HostSync(Rule):
         """Return what to change, by who reads the value: a GradScaler, a package, or the user's own line."""
         if IN_A_SCALER in reason:
             return SCALED
-        if IN_A_PACKAGE in reason:
+        if "an installed package" in reason:
             return (
                 "see at the package's line what the value is read for: an argument or setting may spare it, and "
                 "compiled or captured code often takes another path; hotloop.Loop says whether it keeps the step from "
