@@ -1,4 +1,4 @@
-"""Plays whole runs in simulated seconds: a loop as `hotloop.Loop` is, that asks `decide` and does what it says.
+"""Plays whole runs in simulated seconds: a loop like `hotloop.Loop`, which asks `decide` and does what it says.
 
 Run as a script, it prints the totals as a table: ``python tests/decide/simulate.py``.
 """
@@ -19,7 +19,7 @@ from hotloop.decide.guard import CERTAIN
 
 STEPS = (50, 200, 1_000, 10_000, 100_000)
 PARTS, RECORDED = (0.2, 0.4, 0.6, 0.8, 1.0), 0.6
-"""A preparation goes by steps; its share until the recording is there to be replayed (XLM-R on an H200)."""
+"""Share of a preparation by steps after which the recording can be replayed (XLM-R on an H200)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -246,7 +246,7 @@ class Run:
 
 
 def play(name: str | World, **setup) -> Run:
-    """Play a run; one of a workload that has a name is played once, and shared by all who ask: change nothing in it."""
+    """Play a run. The run of a named workload is played once and shared: change nothing in it."""
     return _played(name, Setup(**setup)) if isinstance(name, str) else Run(name, Setup(**setup)).play()
 
 

@@ -19,8 +19,8 @@ class Tier:
     ms: float
 
     def swap(self, name: str) -> float:
-        """Stall after a background compile, on a line through what was measured: xlmr 4.7 s, inception 6.7 s whole,
-        1.3 to 1.7 s by block; a capture on top."""
+        """Seconds of the stall after a background compile, interpolated from measurements (xlmr 4.7 s, inception 6.7 s
+        whole, 1.3 to 1.7 s by block), and of a capture on top."""
         base = 1.3 + 0.02 * self.prepare if name in REGIONAL else 4.1 + 0.024 * self.prepare
         return base + (0.1 if name.endswith("+graph") else 0.0)
 
@@ -106,7 +106,7 @@ class Noise:
 
 @functools.lru_cache(maxsize=32)
 def noise(steps: int, seed: int | None) -> Noise:
-    """Give the noise of a seed, made once for all the runs that are played in it."""
+    """Return the noise of a seed, made once for all runs that are played in it."""
     return Noise(steps, seed)
 
 
@@ -139,7 +139,7 @@ def best_fixed(world: World, noise: Noise, steps: int) -> tuple[float, str]:
 
 
 def best_proven(world: World, steps: int) -> float:
-    """The least that one who knows all could do, were the promise to hold before anything is proven.
+    """The least total that perfect knowledge could reach, if the promise had to hold before anything is proven.
 
     Eight eager steps, then ``eager+graph`` or nothing, then at most one compiled tier, in the background or not at all
     (a compile in the foreground only where the credit holds it), each proven on four steps.

@@ -36,7 +36,7 @@ for advice in diagnose.diagnose(record.load("runs/mine")):  # worst first, by wh
 
 
 def render():
-    """Give the whole page."""
+    """Return the whole page."""
     rules = "\n".join(f"- [`{name}`](#{name}): {_about(name)}" for name in RULES)
     parts = [HEAD, "## Rules\n", rules]
     for name in RULES:

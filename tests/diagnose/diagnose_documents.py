@@ -47,7 +47,7 @@ def _imported(path):
 
 
 def document_of(path):
-    """Run a program and give its record's document."""
+    """Run a program and return its record's document."""
     with _restored(), torch.random.fork_rng(), hotloop.watch() as events:
         torch.manual_seed(0)
         names = vars(_imported(path))
@@ -58,7 +58,7 @@ def document_of(path):
 
 
 def neutral(document):
-    """Take what belongs to this machine or moment out of a document: folders, times of day, addresses."""
+    """Return a document without what belongs to this machine or moment: folders, times of day, addresses."""
     kept = {key: document[key] for key in _KEPT if document.get(key)}
     kept.setdefault("events", [])
     for event in kept["events"]:
@@ -69,7 +69,7 @@ def neutral(document):
 
 
 def line_of(path, mark="# here"):
-    """Give the number of the line that a program marks as the one to blame; None where it marks none."""
+    """Return the number of the line that a program marks as the cause; None if it marks no line."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     return next((number for number, line in enumerate(lines, start=1) if line.endswith(mark)), None)
 
