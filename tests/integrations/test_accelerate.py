@@ -19,7 +19,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop.errors import ConfigError
 from hotloop.integrations.accelerate import prepare
-from hotloop.integrations.accelerate_state import tell_tf32
+from hotloop.integrations.accelerate_state import report_tf32
 
 
 @pytest.fixture(autouse=True)
@@ -240,7 +240,7 @@ def test_tf32_that_was_switched_on_by_the_newer_settings_is_said_too(monkeypatch
     monkeypatch.setattr(torch, "get_float32_matmul_precision", mixed)
     monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32", raising=False)
     with hotloop.watch() as events:
-        tell_tf32("transformers")
+        report_tf32("transformers")
     assert [event.after for event in events] == ["tf32"]
 
 
@@ -249,11 +249,11 @@ def test_tf32_that_a_framework_switched_on_is_said(caplog):
     try:
         torch.set_float32_matmul_precision("highest")
         with hotloop.watch() as events:
-            tell_tf32("accelerate")
+            report_tf32("accelerate")
         assert not events
         torch.set_float32_matmul_precision("high")
         with hotloop.watch() as events:
-            tell_tf32("accelerate")
+            report_tf32("accelerate")
     finally:
         torch.set_float32_matmul_precision(before)
     (event,) = events

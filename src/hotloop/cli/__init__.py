@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from hotloop.cli import bench, cache, doctor, evaluate, harness, hpo, presets, report, train, verify
-from hotloop.cli.printing import WRONG_USAGE
+from hotloop.cli.common import WRONG_USAGE
 from hotloop.errors import HotloopError
 
 app = typer.Typer(
@@ -68,17 +68,13 @@ def main(args: list[str] | None = None) -> NoReturn:
     Args:
         args: the arguments after the program's name; None takes those of the process.
     """
-    _print_anything()
+    # A stream that cannot hold a character prints a question mark: a pipe on Windows is no reason to fail.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         app(args, prog_name="hotloop")
     except HotloopError as error:
         typer.echo(f"hotloop: {error}", err=True)
         sys.exit(2 if isinstance(error, WRONG_USAGE) else 1)
     sys.exit(0)
-
-
-def _print_anything() -> None:
-    """Make a stream that cannot hold a character print a question mark: a pipe on Windows is no reason to fail."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")

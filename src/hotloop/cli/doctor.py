@@ -1,29 +1,21 @@
-"""``hotloop doctor``: what is wrong with this machine, with a program, or with a run that is on record."""
+"""``hotloop doctor``: finds what is wrong with this machine, with a program, or with a recorded run."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hotloop.cli.printing import console, users_program
-from hotloop.errors import ConfigError, HotloopError
+from hotloop.cli.common import AsJson, console, echo_json, echo_result, users_program, writing_page
+from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-ANY, STEPS = "any", 30
+STEPS = 30
+"""Steps for which each way to run is timed, unless --steps says otherwise."""
 
-Target = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[FILE.py:make | RUN]",
-        help="A function that gives a hotloop.Workload, or a run's record or folder. Without: the machine.",
-    ),
-]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page as well.")]
 FailOn = Annotated[
     str | None,
     typer.Option(
@@ -35,7 +27,13 @@ FailOn = Annotated[
 
 
 def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
-    target: Target = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE.py:make | RUN]",
+            help="A function that returns a hotloop.Workload, or a run's record or folder. Without: the machine.",
+        ),
+    ] = None,
     preset: Annotated[
         str | None,
         typer.Option(
@@ -53,8 +51,8 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
         int | None, typer.Option("--total-steps", metavar="N", help="Steps that the real run will have.")
     ] = None,
     fail_on: FailOn = None,
-    html: Html = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page as well.")] = None,
+    as_json: AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Of the machine: try no compile, only look.")] = False,
 ) -> None:
     """Say what is wrong, where, what it costs, and what to change.
@@ -62,108 +60,105 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
     Alone it judges the machine. With a workload it runs real steps, eager and compiled; with a run's record it reads.
     Exit code 1: what ``--fail-on`` names was found. 3: your program raised.
     """
+    options = {"--preset": preset, "--steps": steps, "--total-steps": total_steps, "--html": html}
     if target is None:
-        of_others = {"--preset": preset, "--steps": steps, "--total-steps": total_steps, "--html": html}
-        _refuse(of_others, "a look at the machine (hotloop doctor --json gives all of it)")
-        _machine(fail_on, as_json=as_json, trials=not quick)
-        return
-    _refuse({"--quick": quick or None}, "a workload or a run")
-    wanted = _chosen_rules(fail_on)
-    document = _document(target, preset, steps, total_steps)
-    _show(document, html, as_json=as_json)
-    if found := sorted({entry["rule"] for entry in document["advice"]} & wanted):
-        typer.echo(f"hotloop doctor: found {', '.join(found)} (--fail-on {fail_on})", err=True)
-        raise typer.Exit(1)
+        _refuse(options, "a look at the machine (hotloop doctor --json gives all of it)")
+        _judge_machine(fail_on, as_json=as_json, quick=quick)
+    else:
+        _refuse({"--quick": quick or None}, "a workload or a run")
+        _judge_run(target, preset, steps, total_steps, fail_on, html, as_json=as_json)
 
 
 def _refuse(options: Mapping[str, Any], what: str) -> None:
     """Refuse options that would change nothing.
 
     Raises:
-        ConfigError: one was given.
+        ConfigError: one of the options was given.
     """
     if given := [f"{name} {value}" for name, value in options.items() if value is not None]:
         raise ConfigError(f"hotloop doctor {' '.join(given)}: not an option of {what}")
 
 
-def _machine(fail_on: str | None, *, as_json: bool, trials: bool) -> None:
+def _wanted(fail_on: str | None, known: Iterable[str]) -> set[str]:
+    """Return the names in the comma-separated list of ``--fail-on``; ``any`` stands for all known names.
+
+    Raises:
+        ConfigError: a name is not known.
+    """
+    wanted = [name.strip().lower() for name in fail_on.split(",")] if fail_on is not None else []
+    valid = set(known)
+    for name in wanted:
+        if name != "any" and name not in valid:
+            raise ConfigError(
+                f"--fail-on {fail_on}: {name!r} does not exist: expected any, or of {', '.join(sorted(valid))}"
+            )
+    return valid if "any" in wanted else set(wanted)
+
+
+def _judge_machine(fail_on: str | None, *, as_json: bool, quick: bool) -> None:
     from hotloop.prove.doctor import findings, gathering, judging  # noqa: PLC0415 - loaded for this alone
 
-    serious = findings.LEVELS[:2]
-    wanted = _chosen("--fail-on", fail_on, serious)
-    machine = gathering.gather(trials=trials)
+    wanted = _wanted(fail_on, findings.LEVELS[:2])
+    machine = gathering.gather(trials=not quick)
     found = judging.judge(machine)
     if as_json:
-        data = {"findings": [one.to_dict() for one in found], "machine": machine.to_dict()}
-        typer.echo(json.dumps(data, indent=2))
+        echo_json({"findings": [finding.to_dict() for finding in found], "machine": machine.to_dict()})
     else:
         console().print(findings.draw(found))
-    if wanted & {one.level for one in found}:
+    if any(finding.level in wanted for finding in found):
         raise typer.Exit(1)
 
 
-def _chosen_rules(names: str | None) -> set[str]:
-    from hotloop.diagnose import RULES  # noqa: PLC0415 - as above
+def _judge_run(  # noqa: PLR0913, PLR0917 - the options of the command
+    target: str,
+    preset: str | None,
+    steps: int | None,
+    total_steps: int | None,
+    fail_on: str | None,
+    html: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Judge a workload, or a recorded run, and show the verdict."""
+    from hotloop.diagnose import RULES  # noqa: PLC0415 - not for a look at the machine
+    from hotloop.report import build  # noqa: PLC0415
+    from hotloop.report.page import write_view  # noqa: PLC0415
+    from hotloop.report.terminal import draw_diagnosis  # noqa: PLC0415
 
-    return _chosen("--fail-on", names, RULES)
-
-
-def _chosen(option: str, names: str | None, known: Iterable[str]) -> set[str]:
-    """Give the names of a list with commas; ``any`` is all of them.
-
-    Raises:
-        ConfigError: one is not known.
-    """
-    wanted = [name.strip().lower() for name in names.split(",")] if names is not None else []
-    valid = set(known)
-    for name in wanted:
-        if name != ANY and name not in valid:
-            raise ConfigError(
-                f"{option} {names}: {name!r} does not exist: expected any, or of {', '.join(sorted(valid))}"
-            )
-    return valid if ANY in wanted else set(wanted)
+    wanted = _wanted(fail_on, RULES)
+    document = _document(target, preset, steps, total_steps)
+    view = build(document)
+    with writing_page(html):
+        page = write_view(view, html) if html is not None else None
+    kept = {key: document[key] for key in ("settings", "environment", "measurements", "components", "advice")}
+    echo_result({"verdict": view.diagnosis, **kept}, draw_diagnosis(view), page, as_json=as_json)
+    if found := sorted({entry["rule"] for entry in document["advice"]} & wanted):
+        typer.echo(f"hotloop doctor: found {', '.join(found)} (--fail-on {fail_on})", err=True)
+        raise typer.Exit(1)
 
 
 def _document(target: str, preset: str | None, steps: int | None, total_steps: int | None) -> dict[str, Any]:
-    """Give the record's document of a run that is on record, or of one made now, with its advice."""
-    from hotloop import record  # noqa: PLC0415 - as above
+    """Return the document of a run record with its advice: a recorded run, or a run of the workload now.
 
+    Raises:
+        ConfigError: the target is a file without a function, or an option does not fit a recorded run.
+    """
     if not Path(target).exists() and ":" in target:
-        from hotloop.prove.doctor.examining import examine  # noqa: PLC0415 - torch is loaded for this alone
+        from hotloop.prove.doctor.examining import examine  # noqa: PLC0415 - loads torch
+
+        def say(text: str) -> None:
+            typer.echo(f"hotloop doctor: {text}", err=True)
 
         with users_program():
-            return examine(
-                target, preset=preset, steps=STEPS if steps is None else steps, total_steps=total_steps, say=_say
-            )
+            steps = STEPS if steps is None else steps
+            return examine(target, preset=preset, steps=steps, total_steps=total_steps, say=say)
     if Path(target).suffix == ".py":
-        raise ConfigError(f"hotloop doctor {target}: expected FILE.py:function, a function that gives a Workload")
+        raise ConfigError(f"hotloop doctor {target}: expected FILE.py:function, a function that returns a Workload")
     _refuse({"--preset": preset, "--steps": steps}, "a run that is on record")
-    from hotloop.diagnose import diagnose  # noqa: PLC0415 - as above
+    from hotloop import record  # noqa: PLC0415 - not for a look at the machine
+    from hotloop.diagnose import diagnose  # noqa: PLC0415
 
     document = record.load(target)
     if total_steps is not None:
         document["settings"]["total_steps"] = total_steps
     return {**document, "advice": [advice.to_dict() for advice in diagnose(document)]}
-
-
-def _say(text: str) -> None:
-    typer.echo(f"hotloop doctor: {text}", err=True)
-
-
-def _show(document: Mapping[str, Any], html: Path | None, *, as_json: bool) -> None:
-    from hotloop.report import build  # noqa: PLC0415 - as above
-    from hotloop.report.page import write_view  # noqa: PLC0415
-    from hotloop.report.terminal import draw_diagnosis  # noqa: PLC0415
-
-    view = build(document)
-    try:
-        page = write_view(view, html) if html is not None else None
-    except OSError as error:
-        raise HotloopError(f"the page {html} cannot be written ({error.strerror or error}): name another") from error
-    if as_json:
-        kept = {key: document[key] for key in ("settings", "environment", "measurements", "components", "advice")}
-        typer.echo(json.dumps({"verdict": view.diagnosis, **kept, "html": str(page) if page else None}, indent=2))
-        return
-    console().print(draw_diagnosis(view))
-    if page:
-        typer.echo(f"\nReport: {page}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from hotloop.cli.printing import console, echo_json
+from hotloop.cli.common import console, echo_json
 from hotloop.errors import ConfigError
 from hotloop.report import folds
 
@@ -41,9 +40,7 @@ def evaluate(
     metrics = recipes.load(settings.recipe.name).evaluate(settings, checkpoint.weights(document))
     step = document["position"]["step"]
     if as_json:
-        typer.echo(
-            json.dumps({"checkpoint": str(path), "step": step, "split": "validation", "metrics": metrics}, indent=2)
-        )
+        echo_json({"checkpoint": str(path), "step": step, "split": "validation", "metrics": metrics})
         return
     typer.echo(f"{path}, step {step}, on the validation split:")
     for name, value in metrics.items():

@@ -1,20 +1,17 @@
-"""``hotloop harness``: is a preset with CUDA graphs safe for a program that trains and is called between the steps?"""
+"""``hotloop harness``: checks a preset with CUDA graphs on a program that trains and is called between the steps."""
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from hotloop.cli.printing import console, users_program
+from hotloop.cli.common import AsJson, Workload, console, echo_json, users_program
 
 
 def harness(  # noqa: PLR0913, PLR0917 - the options of the command
-    workload: Annotated[
-        str, typer.Argument(metavar="FILE.py:make", help="A function that gives a hotloop.Workload; or module:make.")
-    ],
+    workload: Workload,
     preset: Annotated[str, typer.Option(help="The preset of the training calls, one with CUDA graphs.")] = (
         "reduce-overhead"
     ),
@@ -26,19 +23,19 @@ def harness(  # noqa: PLR0913, PLR0917 - the options of the command
     strict_lifetime: Annotated[
         bool, typer.Option("--strict-lifetime", help="Outputs that are held past a mark fail instead of being copied.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Train and call your program under CUDA graphs, hold it against eager, and list what it holds too long.
+    """Train and call your program under CUDA graphs, compare it with eager, and list what it holds too long.
 
     Exit code 1: the preset is not safe for it here. 3: your program raised.
     """
-    from hotloop.prove.harness.harness import harness as run  # noqa: PLC0415 - torch, for this command only
+    from hotloop.prove.harness.harness import harness as run  # noqa: PLC0415 - loads torch
 
     with Console(stderr=True).status("training and calling, eager and compiled"), users_program():
-        found = run(workload, preset, inference=inference, rounds=rounds, calls=calls, strict_lifetime=strict_lifetime)
+        result = run(workload, preset, inference=inference, rounds=rounds, calls=calls, strict_lifetime=strict_lifetime)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=2))
+        echo_json(result.to_dict())
     else:
-        console().print(found)
-    if not found.passed:
+        console().print(result)
+    if not result.passed:
         raise typer.Exit(1)

@@ -1,21 +1,18 @@
-"""``hotloop hpo`` and ``hotloop hpo_fast``: search for settings; ``hotloop hpo best`` gives those that it found."""
+"""``hotloop hpo`` and ``hotloop hpo_fast`` search for settings; ``hotloop hpo best`` writes the best ones."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hotloop.cli.printing import INTERRUPTED
+from hotloop.cli.common import INTERRUPTED, echo_json
 from hotloop.cli.train import Config  # noqa: TC001 - Typer reads the annotations of a command when it runs
 from hotloop.errors import ConfigError
 
 if TYPE_CHECKING:
     from hotloop.train.settings import Settings
-
-BEST = "best"
 
 Arguments = Annotated[
     list[str] | None,
@@ -43,13 +40,12 @@ def hpo(  # noqa: PLR0913, PLR0917 - options of the command line
     The same command goes on after a kill or Ctrl-C; trials that are over count. `hotloop hpo best STUDY` prints the
     best settings, and writes them as best.yaml for `hotloop train --config`.
     """
-    given = list(arguments or [])
     named = {"hpo": "fast" if fast else None, "hpo.n_trials": n_trials, "hpo.workers": workers}
     options = [f"{name}={value}" for name, value in named.items() if value is not None]
-    if given[:1] == [BEST]:
-        _best(_folder(given[1:], options, config), as_json=as_json)
-        return
-    _search([*given, *options], config, as_json=as_json)
+    if arguments and arguments[0] == "best":
+        _best(_folder(arguments[1:], options, config), as_json=as_json)
+    else:
+        _search([*(arguments or []), *options], config, as_json=as_json)
 
 
 def hpo_fast(
@@ -64,7 +60,7 @@ def hpo_fast(
 
 
 def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None:
-    from hotloop.train import configure, live  # noqa: PLC0415 - the optional packages are loaded for this command alone
+    from hotloop.train import configure, live  # noqa: PLC0415 - loads the optional packages
     from hotloop.train.search import supervise, told  # noqa: PLC0415
 
     settings = configure.load(overrides, config)
@@ -78,11 +74,11 @@ def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None
     maximize = hpo.towards == "maximize"
     progress = live.Progress(hpo.folder, hpo.metric, hpo.n_trials, hpo.workers, maximize=maximize)
     with live.View(progress) as view:
-        ended = supervise.search(settings, lambda what: view.hear(told.to_dict(what), told.line(what)))
+        ended = supervise.search(settings, lambda event: view.hear(told.to_dict(event), told.line(event)))
     if as_json:
-        typer.echo(json.dumps({"status": ended.status, "folder": str(ended.folder), **ended.document}, indent=2))
+        echo_json({"status": ended.status, "folder": str(ended.folder), **ended.document})
     else:
-        _say_end(ended.status, ended.folder, ended.document)
+        _summarize(ended.status, ended.folder, ended.document)
     if ended.status == "interrupted":
         raise typer.Exit(INTERRUPTED)
     if ended.document.get("best") is None:
@@ -90,13 +86,14 @@ def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None
 
 
 def _announce(settings: Settings) -> None:
-    from hotloop.train import quantise  # noqa: PLC0415 - as in _search
+    """Print on stderr what a search varies, and what makes its trials differ from a run."""
+    from hotloop.train import quantise  # noqa: PLC0415 - loads the optional packages
     from hotloop.train.search import space  # noqa: PLC0415
 
     hpo, searched = settings.hpo, space.parse(settings)
-    varied = searched.searched
+    names = ", ".join(setting.name for setting in searched.searched)
     typer.echo(f"Search {hpo.folder}: {hpo.n_trials} trials by {hpo.sampler}, pruner {hpo.pruner}", err=True)
-    typer.echo(f"Objective: {hpo.towards} {hpo.metric}. Searched: {', '.join(one.name for one in varied)}", err=True)
+    typer.echo(f"Objective: {hpo.towards} {hpo.metric}. Searched: {names}", err=True)
     changed = [space.override(name, value) for name, value in space.trial_changes(settings).items()]
     if changed:
         typer.echo(f"In trials alone: {' '.join(changed)}", err=True)
@@ -105,32 +102,33 @@ def _announce(settings: Settings) -> None:
             typer.echo(text, err=True)
 
 
-def _say_end(status: str, folder: Path, document: dict[str, object]) -> None:
-    from hotloop.train.search.document import BEST as FILE  # noqa: PLC0415 - as in _search
+def _summarize(status: str, folder: Path, document: dict[str, object]) -> None:
+    """Print how a search ended: its trials by state, the best one, and what is left."""
+    from hotloop.train.search.document import BEST  # noqa: PLC0415 - loads the optional packages
 
     attempts = document.get("trials")
-    states = [one["state"] for one in attempts] if isinstance(attempts, list) else []
+    states = [attempt["state"] for attempt in attempts] if isinstance(attempts, list) else []
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     typer.echo(f"Search {status}: {counts or 'no trial'}")
     if document.get("best") is not None:
-        typer.echo(f"Best: trial {document['best']}. Its settings: hotloop train --config {folder / FILE}")
+        typer.echo(f"Best: trial {document['best']}. Its settings: hotloop train --config {folder / BEST}")
     if status != "finished" or document.get("left"):
         typer.echo(f"{document.get('left')} trials are left: the same command goes on")
     typer.echo(f"Report: hotloop report {folder}")
 
 
-def _folder(given: list[str], options: list[str], config: Path | None) -> Path:
-    """Give the study's folder: as it is named, or that of the search which the settings are of.
+def _folder(arguments: list[str], options: list[str], config: Path | None) -> Path:
+    """Return the study's folder: the folder that is named, or that of the search with these settings.
 
     Raises:
-        ConfigError: several are named.
+        ConfigError: several studies are named.
     """
-    from hotloop.train import configure  # noqa: PLC0415 - as in _search
+    from hotloop.train import configure  # noqa: PLC0415 - loads the optional packages
 
-    places = [one for one in given if "=" not in one or Path(one).is_dir()]
+    places = [argument for argument in arguments if "=" not in argument or Path(argument).is_dir()]
     if not places:
-        return Path(configure.load([*given, *options], config).hpo.folder)
-    if len(given) > 1:
+        return Path(configure.load([*arguments, *options], config).hpo.folder)
+    if len(arguments) > 1:
         raise ConfigError(
             "hotloop hpo best: expected the folder of one study, such as runs/criteria/search, or the settings of its "
             "search, such as recipe=digits"
@@ -139,18 +137,19 @@ def _folder(given: list[str], options: list[str], config: Path | None) -> Path:
 
 
 def _best(folder: Path, *, as_json: bool) -> None:
-    from hotloop.train import configure  # noqa: PLC0415 - as in _search
+    """Print the best settings of a study, and write them into its folder."""
+    from hotloop.train import configure  # noqa: PLC0415 - loads the optional packages
     from hotloop.train.search import document  # noqa: PLC0415
 
     found, note = document.refresh(folder)
     settings, path = document.write_best(folder, found)
     if note:
         typer.echo(note, err=True)
-    best = next(one for one in found["trials"] if one["number"] == found["best"] and one["state"] == "complete")
+    best = next(trial for trial in found["trials"] if (trial["number"], trial["state"]) == (found["best"], "complete"))
     typer.echo(f"Trial {best['number']}: {found['metric']} {best['value']:.4f}. Written: {path}", err=True)
     typer.echo(f"Train with: hotloop train --config {path}", err=True)
     if as_json:
-        about = {"trial": best["number"], found["metric"]: best["value"], "values": best["values"], "file": str(path)}
-        typer.echo(json.dumps({**about, "settings": configure.to_dict(settings)}, indent=2))
-        return
-    typer.echo(configure.to_yaml(settings), nl=False)
+        result = {"trial": best["number"], found["metric"]: best["value"], "values": best["values"], "file": str(path)}
+        echo_json({**result, "settings": configure.to_dict(settings)})
+    else:
+        typer.echo(configure.to_yaml(settings), nl=False)

@@ -1,9 +1,8 @@
-"""``hotloop presets``: the table that people and code read alike. It never imports torch."""
+"""``hotloop presets``: the table of presets, for people and as JSON. It never imports torch."""
 
 from __future__ import annotations
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,40 +11,32 @@ from rich.table import Table
 
 from hotloop import measured, presets
 from hotloop._torch.inductor_options import list_options
+from hotloop.cli.common import AsJson, echo_json
 
 
 def show(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     options: Annotated[
         bool, typer.Option("--options", help="List torch's modes and the installed torch's Inductor options instead.")
     ] = False,
 ) -> None:
     """List the presets: what each sets, costs and is for, what we measured, and what to try when one fails."""
+    if options:
+        _show_options(as_json=as_json)
+        return
     if as_json:
-        typer.echo(json.dumps(_options_data() if options else presets_data(), indent=2))
+        rows = [
+            {**preset.to_dict(), "measured": [row.to_dict() for row in measured.rows(name)]}
+            for name, preset in presets.PRESETS.items()
+        ]
+        echo_json({
+            "presets": rows,
+            "measured_on": measured.MACHINE,
+            "contradictions": list(measured.CONTRADICTIONS),
+            "troubleshooting": list(presets.TROUBLESHOOTING),
+        })  # fmt: skip
         return
     console = Console()
-    if options:
-        _print_options(console)
-    else:
-        _print_presets(console)
-
-
-def presets_data() -> dict[str, Any]:
-    """Give the table as plain JSON data."""
-    rows = [
-        {**preset.to_dict(), "measured": [row.to_dict() for row in measured.rows(name)]}
-        for name, preset in presets.PRESETS.items()
-    ]
-    return {
-        "presets": rows,
-        "measured_on": measured.MACHINE,
-        "contradictions": list(measured.CONTRADICTIONS),
-        "troubleshooting": list(presets.TROUBLESHOOTING),
-    }
-
-
-def _print_presets(console: Console) -> None:
     table = Table(title="Presets (names in any case)", title_justify="left", show_lines=True, expand=True)
     table.add_column("preset", ratio=1)
     for column in ("performance", "overhead", "memory"):
@@ -79,19 +70,18 @@ def _measured_table() -> Table:
     return table
 
 
-def _options_data() -> dict[str, Any]:
-    return {
-        "modes": dict(presets.MODES),
-        "options": [{"name": o.name, "type": o.type, "default": o.default} for o in list_options()],
-    }
-
-
-def _print_options(console: Console) -> None:
-    for name, text in presets.MODES.items():
-        console.print(f"mode {name}: {text}", highlight=False)
+def _show_options(*, as_json: bool) -> None:
+    """Print torch's compile modes and the Inductor options of the installed torch."""
     found = list_options()
+    if as_json:
+        options = [{"name": option.name, "type": option.type, "default": option.default} for option in found]
+        echo_json({"modes": dict(presets.MODES), "options": options})
+        return
+    console = Console(highlight=False)
+    for name, text in presets.MODES.items():
+        console.print(f"mode {name}: {text}")
     if not found:
         console.print("No Inductor options: torch is not installed, or has no Inductor.")
     for option in found:
         kind = f": {option.type}" if option.type else ""
-        console.print(f"{option.name}{kind} = {option.default}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"{option.name}{kind} = {option.default}", markup=False, soft_wrap=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations of a command when it runs
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hotloop import record
-from hotloop.cli.printing import console
-from hotloop.errors import ConfigError, HotloopError, MissingExtraError
+from hotloop.cli.common import echo_result, writing_page
+from hotloop.errors import ConfigError, MissingExtraError
 from hotloop.report import build, folds, study
 from hotloop.report.page import write_view
 from hotloop.report.terminal import draw
@@ -39,32 +38,23 @@ def report(
     ] = False,
 ) -> None:
     """Say what a run ran and why, in the terminal and as one HTML page that works offline."""
+    folder = run if run.is_dir() else run.parent
+    view: View | FoldsView | StudyView
     if study.is_study(run):
-        _study(run, html, as_json=as_json)
-        return
-    view: View | FoldsView = folds.build(folds.load(run)) if folds.is_cross_validation(run) else build(record.load(run))
-    target = html or (None if as_json else (run if run.is_dir() else run.parent) / PAGE)
-    page = _write(view, target) if target else None
-    if as_json:
-        typer.echo(json.dumps({**view.to_dict(), "html": str(page) if page else None}, indent=2))
-        return
-    console().print(draw(view))
-    if page:
-        typer.echo(f"\nReport: {page}")
+        _refresh_study(folder)
+        view = study.build(study.load(folder))
+    elif folds.is_cross_validation(run):
+        view = folds.build(folds.load(run))
+    else:
+        view = build(record.load(run))
+    target = html or (None if as_json else folder / PAGE)
+    with writing_page(target):
+        page = write_view(view, target) if target else None
+    echo_result(view.to_dict(), draw(view), page, as_json=as_json)
 
 
-def _write(view: View | FoldsView | StudyView, target: Path) -> Path:
-    try:
-        return write_view(view, target)
-    except OSError as error:
-        raise HotloopError(
-            f"the page {target} cannot be written ({error.strerror or error}): name another file with --html"
-        ) from error
-
-
-def _study(path: Path, html: Path | None, *, as_json: bool) -> None:
-    """Show a search, as its storage has it now where that can be asked."""
-    folder = path if path.is_dir() else path.parent
+def _refresh_study(folder: Path) -> None:
+    """Bring a study's document up to date with its storage, where the optional packages and the storage allow it."""
     try:
         from hotloop.train.search import document  # noqa: PLC0415 - a study is shown without the optional packages too
 
@@ -72,12 +62,3 @@ def _study(path: Path, html: Path | None, *, as_json: bool) -> None:
             typer.echo(note, err=True)
     except (MissingExtraError, ConfigError) as error:
         typer.echo(f"As {study.DOCUMENT} was last written: {error}", err=True)
-    view = study.build(study.load(folder))
-    target = html or (None if as_json else folder / PAGE)
-    page = _write(view, target) if target else None
-    if as_json:
-        typer.echo(json.dumps({**view.to_dict(), "html": str(page) if page else None}, indent=2))
-        return
-    console().print(draw(view))
-    if page:
-        typer.echo(f"\nReport: {page}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from hotloop.cli.printing import INTERRUPTED, console, echo_json
+from hotloop.cli.common import INTERRUPTED, console, echo_json
 from hotloop.errors import ConfigError, StepLostError
 from hotloop.report import folds
 from hotloop.report.terminal import draw

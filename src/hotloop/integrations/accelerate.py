@@ -1,4 +1,4 @@
-"""Accelerate: one call in the place of ``accelerator.prepare``.
+"""Accelerate: `prepare`, called instead of ``accelerator.prepare``.
 
 ::
 
@@ -6,8 +6,8 @@
 
     model, optimizer, loader = prepare(accelerator, model, optimizer, loader)
 
-What Accelerate prepares is compiled in place, behind its wrappers: after activation checkpointing, inside of DDP, and
-unit by unit under FSDP2. So keys carry no ``_orig_mod.``, and ``eval()`` reaches the model that runs.
+Models are compiled in place, behind Accelerate's wrappers: after activation checkpointing, inside of DDP, and unit by
+unit under FSDP2. So keys carry no ``_orig_mod.``, and ``eval()`` reaches the model that runs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
-from hotloop.integrations.accelerate_state import asks, set_aside, settings_of, share_autocast, tell_tf32
-from hotloop.integrations.named import check_names
+from hotloop.integrations.accelerate_state import report_tf32, set_aside, settings_of, share_autocast, wants_compile
+from hotloop.integrations.setting_names import check_names
 
 try:
     from accelerate import Accelerator  # type: ignore[import-untyped]
@@ -46,59 +46,53 @@ def prepare(
     """Prepare models, optimizers, loaders and schedulers with Accelerate, and compile the models in place.
 
     Args:
-        accelerator: where it was given a ``dynamo_backend`` or ``dynamo_plugin``, what that asks for is compiled by
-            hotloop instead, once; ``preset`` and ``settings`` go before it, which is said.
+        accelerator: if it was given a ``dynamo_backend`` or ``dynamo_plugin``, hotloop makes this compile instead,
+            once; ``preset`` and ``settings`` override it, with a line on the log.
         objects: what ``accelerator.prepare`` takes.
         preset: for each of the models; or a mapping of model to preset, in which models that are not named stay eager;
-            ``"none"`` compiles nothing, for a `hotloop.Loop` that chooses by itself. Unset: what the accelerator was
-            asked for, else ``"default"``.
+            ``"none"`` compiles nothing, for a `hotloop.Loop` that chooses by itself. Unset: the compile that the
+            accelerator was asked for, else ``"default"``.
         device_placement: as ``accelerator.prepare`` takes it.
         settings: as `hotloop.compile` takes them (``regions``, ``dynamic``, ``options``, ...).
 
     Returns:
-        what ``accelerator.prepare`` returns: one object, or a tuple in the same order.
+        The result of ``accelerator.prepare``: one object, or a tuple in the same order.
 
     Raises:
-        ConfigError: there is no accelerator, a setting does not fit or there is none of that name, a preset or setting
-            is given and no model for it, or a preset for a model that is not among the objects; nothing was prepared
-            then.
+        ConfigError: there is no accelerator, a setting does not fit or does not exist, a preset or setting is given
+            without a model, or a preset for a model that is not among the objects. Nothing was prepared then.
     """
     _check(accelerator, objects, preset, settings)
     plugin = accelerator.state.dynamo_plugin
-    chosen = _chosen(objects, preset)
-    asked = settings_of(plugin) if asks(plugin) else {}
-    if asked is None:
-        if preset is not None or settings:
-            raise ConfigError(
-                f"the accelerator's dynamo backend is {plugin.backend.value}, which hotloop does not have: leave it "
-                "out, or leave preset and settings out"
-            )
-        _log.warning("dynamo backend %s is Accelerate's to apply: hotloop compiles nothing", plugin.backend.value)
-        return accelerator.prepare(*objects, device_placement=device_placement)
-    if asks(plugin):
-        _tell_which(plugin, preset, settings)
-    if asks(plugin) and accelerator.mixed_precision == "no" and accelerator.device.type == "cuda":
-        tell_tf32("accelerate (Accelerator with a dynamo backend)")
-    wanted = {
-        model: {**asked, **settings, "preset": one or asked.get("preset", "default")} for model, one in chosen.items()
-    }
-    for one in wanted.values():
-        validate(**one, device=accelerator.device.type)
+    presets = _presets(objects, preset)
+    requested: dict[str, Any] = {}
+    if wants_compile(plugin):
+        known = settings_of(plugin)
+        if known is None:
+            return _leave_compile_to_accelerate(accelerator, objects, preset, device_placement, settings)
+        requested = known
+        _log_precedence(plugin, preset, settings)
+        if accelerator.mixed_precision == "no" and accelerator.device.type == "cuda":
+            report_tf32("accelerate (Accelerator with a dynamo backend)")
+
+    default = requested.get("preset", "default")
+    wanted = {model: {**requested, **settings, "preset": chosen or default} for model, chosen in presets.items()}
+    for arguments in wanted.values():
+        validate(**arguments, device=accelerator.device.type)
     bare = [
-        _without_wrapper(one) if isinstance(one, torch.nn.Module) and wanted[one]["preset"] != "none" else one
-        for one in objects
+        _without_wrapper(given) if isinstance(given, torch.nn.Module) and wanted[given]["preset"] != "none" else given
+        for given in objects
     ]
     with set_aside(plugin):
         prepared = accelerator.prepare(*bare, device_placement=device_placement)
-    results = prepared if len(objects) > 1 else (prepared,)
-    for given, result in zip(objects, results, strict=True):
+    for given, result in zip(objects, prepared if len(objects) > 1 else (prepared,), strict=True):
         if isinstance(given, torch.nn.Module):
             _compile(accelerator, result, wanted[given])
     return prepared
 
 
 def _check(accelerator: Any, objects: tuple[Any, ...], preset: Any, settings: Mapping[str, Any]) -> None:
-    """Refuse what cannot be meant before anything is prepared."""
+    """Refuse arguments that cannot be meant, before anything is prepared."""
     if not isinstance(accelerator, Accelerator):
         raise ConfigError(
             f"prepare({type(accelerator).__name__}, ...): expected the Accelerator first, then what to prepare: "
@@ -113,30 +107,75 @@ def _check(accelerator: Any, objects: tuple[Any, ...], preset: Any, settings: Ma
             f"run={settings['run']!r})"
         )
     check_names("prepare", settings, own=("preset", "device_placement"))
-    if any(isinstance(one, torch.nn.Module) for one in objects):
+    if any(isinstance(given, torch.nn.Module) for given in objects):
         return
-    handed = ", ".join(type(one).__name__ for one in objects)
-    asked = {**({} if preset is None else {"preset": preset}), **settings}
-    if asked:
-        said = ", ".join(f"{name}={one!r}" for name, one in asked.items())
-        raise ConfigError(f"prepare({said}): no model is among the objects ({handed}), expected the one to compile")
+    kinds = ", ".join(type(given).__name__ for given in objects)
+    named = {**({} if preset is None else {"preset": preset}), **settings}
+    if named:
+        shown = _shown(named)
+        raise ConfigError(f"prepare({shown}): no model is among the objects ({kinds}), expected the one to compile")
     _log.warning(
         "prepare: no model is among the objects (%s), so nothing is compiled: hand the model over with them, or use "
         "accelerator.prepare for these",
-        handed,
+        kinds,
     )
 
 
-def _tell_which(plugin: Any, preset: Any, settings: Mapping[str, Any]) -> None:
-    """Say which goes before the other: what the accelerator was given to compile with, or what `prepare` was."""
+def _shown(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
+def _presets(objects: tuple[Any, ...], preset: Any) -> dict[torch.nn.Module, Any]:
+    """Return the preset of each model among the objects; None where the default is to be taken.
+
+    Raises:
+        ConfigError: a mapping has a key that is no model among the objects.
+    """
+    models = [given for given in objects if isinstance(given, torch.nn.Module)]
+    if not isinstance(preset, Mapping):
+        return dict.fromkeys(models, preset)
+    for key in preset:
+        if any(key is model for model in models):
+            continue
+        kind, known = type(key).__name__, ", ".join(type(model).__name__ for model in models) or "no model"
+        if isinstance(key, torch.nn.Module):
+            raise ConfigError(
+                f"preset names a {kind} that is not among the objects to prepare: expected one of {known}"
+            )
+        raise ConfigError(
+            f"preset={{{key!r}: {preset[key]!r}}}: expected models as keys, not a {kind}: "
+            f"preset={{model: {preset[key]!r}}}; the models are: {known}"
+        )
+    return {model: preset.get(model, "none") for model in models}
+
+
+def _leave_compile_to_accelerate(
+    accelerator: Accelerator, objects: tuple[Any, ...], preset: Any, device_placement: Any, settings: Mapping[str, Any]
+) -> Any:
+    """Prepare with Accelerate alone, whose dynamo backend hotloop does not have.
+
+    Raises:
+        ConfigError: hotloop was asked to compile as well.
+    """
+    backend = accelerator.state.dynamo_plugin.backend.value
+    if preset is not None or settings:
+        raise ConfigError(
+            f"the accelerator's dynamo backend is {backend}, which hotloop does not have: leave it out, or leave "
+            "preset and settings out"
+        )
+    _log.warning("dynamo backend %s is Accelerate's to apply: hotloop compiles nothing", backend)
+    return accelerator.prepare(*objects, device_placement=device_placement)
+
+
+def _log_precedence(plugin: Any, preset: Any, settings: Mapping[str, Any]) -> None:
+    """Log which settings apply where both the accelerator and `prepare` were given some."""
     backend = f"the accelerator's dynamo backend {plugin.backend.value}"
     if preset is not None:
         shown = "a preset for each model" if isinstance(preset, Mapping) else f"preset={preset!r}"
         _log.warning("prepare: %s goes before %s, whose other settings stay in force", shown, backend)
     elif settings:
-        said = ", ".join(f"{name}={one!r}" for name, one in settings.items())
-        _log.warning("prepare: %s goes before what %s asks for", said, backend)
-    elif settings_of(plugin) is not None and plugin.backend == DynamoBackend.EAGER:
+        _log.warning("prepare: %s goes before what %s asks for", _shown(settings), backend)
+    elif plugin.backend == DynamoBackend.EAGER:
         _log.warning(
             "prepare: %s compiles nothing, and models run eager: leave it out for preset='default', or name a preset, "
             "prepare(..., preset='aot_eager')",
@@ -144,11 +183,11 @@ def _tell_which(plugin: Any, preset: Any, settings: Mapping[str, Any]) -> None:
         )
 
 
-def _without_wrapper(given: Any) -> Any:
-    """Give the module that ``torch.compile(model)`` wrapped."""
-    inner = getattr(given, "_orig_mod", None) if isinstance(given, torch.nn.Module) else None
+def _without_wrapper(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the module that ``torch.compile(model)`` wrapped; a module without this wrapper as it is."""
+    inner = getattr(model, "_orig_mod", None)
     if not isinstance(inner, torch.nn.Module):
-        return given
+        return model
     _log.warning(
         "%s was wrapped by torch.compile(model): the module itself is prepared, and hotloop compiles it; leave "
         "torch.compile out",
@@ -157,29 +196,10 @@ def _without_wrapper(given: Any) -> Any:
     return inner
 
 
-def _chosen(objects: tuple[Any, ...], preset: Any) -> dict[torch.nn.Module, Any]:
-    models = [one for one in objects if isinstance(one, torch.nn.Module)]
-    if not isinstance(preset, Mapping):
-        return dict.fromkeys(models, preset)
-    for one in preset:
-        if any(one is model for model in models):
-            continue
-        known = ", ".join(type(model).__name__ for model in models) or "no model"
-        if isinstance(one, torch.nn.Module):
-            raise ConfigError(
-                f"preset names a {type(one).__name__} that is not among the objects to prepare: expected one of {known}"
-            )
-        raise ConfigError(
-            f"preset={{{one!r}: {preset[one]!r}}}: expected models as keys, not a {type(one).__name__}: "
-            f"preset={{model: {preset[one]!r}}}; the models are: {known}"
-        )
-    return {model: preset.get(model, "none") for model in models}
-
-
 def _compile(accelerator: Accelerator, prepared: torch.nn.Module, settings: dict[str, Any]) -> None:
-    """Compile a prepared model in place, below what Accelerate wrapped around it."""
+    """Compile a prepared model in place, inside Accelerate's wrappers."""
     model = accelerator.unwrap_model(prepared)
-    if settings["preset"] == "none" and (given := compiled_by_user(model)) is not None:  # not hotloop's to switch off
+    if settings["preset"] == "none" and (given := compiled_by_user(model)) is not None:  # not ours to switch off
         _log.warning("prepare(preset='none'): %s (%s)", given.reason, given.hint)
         return
     share_autocast(model, accelerator.device, accelerator.mixed_precision, accelerator.autocast_handler)

@@ -7,10 +7,9 @@
     compile(Parts(unet=unet, text_encoder=text_encoder, vae=vae))  # the denoiser alone, unless preset names others
     compile(pipeline, {"unet": "default", "vae": "default"})
 
-It is `hotloop.compile`, which takes pipelines as they are; what is added is what training needs beside one. LoRA
-adapters may come, be switched and be merged at any time, and gradient checkpointing be turned on: each is compiled anew
-once, and counted. Of a part whose layers or blocks are offloaded after it was compiled, all
-runs eager from then on.
+`hotloop.compile` takes pipelines as they are; this module adds what training needs beside one. LoRA adapters may be
+added, switched and merged at any time, and gradient checkpointing may be turned on: each change is compiled anew once,
+and counted. If layers or blocks of a part are offloaded after it was compiled, the whole part runs eager from then on.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from hotloop.compiling.control import leave_eager
 from hotloop.compiling.observe import explain
 from hotloop.config import component_config
 from hotloop.errors import ConfigError
-from hotloop.integrations.named import check_names
+from hotloop.integrations.setting_names import check_names
 from hotloop.presets import expected
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    """The parts of a diffusion program that is no pipeline: what trains, and what is frozen beside it.
+    """The parts of a diffusion program that is no pipeline: trained modules, and frozen ones beside them.
 
     Args:
         parts: modules (and whatever else a pipeline would hold) by a pipeline's names: ``unet`` or ``transformer``,
@@ -46,19 +45,19 @@ class Parts:
     """
 
     def __init__(self, **parts: Any) -> None:
-        if not any(isinstance(one, torch.nn.Module) for one in parts.values()):
+        if not any(isinstance(part, torch.nn.Module) for part in parts.values()):
             raise ConfigError(f"Parts({', '.join(parts)}): expected modules by name, e.g. unet=unet, vae=vae")
         self.components = parts
 
 
-def compile(  # noqa: A001 - hotloop.compile's name, which it is
+def compile(  # noqa: A001 - the name of hotloop.compile
     pipeline: Any, preset: str | Preset | Mapping[str, str | Preset] = "default", **settings: Any
 ) -> Any:
     """Compile a pipeline's denoiser in place, or the parts that ``preset`` names.
 
     A part that is moved between host and device as it is called (``enable_model_cpu_offload``, group offloading by
-    blocks) is compiled block by block, inside of the hooks that move it. One that is moved layer by layer is left as it
-    is, and the status says so.
+    blocks) is compiled block by block, inside of the hooks that move it. A part that is moved layer by layer stays
+    eager, and the status says so.
 
     Args:
         pipeline: a diffusers pipeline, or `Parts`.
@@ -86,41 +85,50 @@ def compile(  # noqa: A001 - hotloop.compile's name, which it is
         )
     names = tuple(preset) if isinstance(preset, Mapping) else target.denoisers()
     target.refuse_wrapped([name for name in names if name in target.components])
-    plain = dict(preset) if isinstance(preset, Mapping) else dict.fromkeys(names, preset)
-    inference = _known(settings.get("inference"), target.components)
+    presets = dict(preset) if isinstance(preset, Mapping) else dict.fromkeys(names, preset)
+    inference = settings.get("inference")
+    for name in inference if isinstance(inference, Mapping) else ():
+        if name not in target.components:
+            problem = f"inference={{{name!r}: ...}}: there is no such component"
+            raise ConfigError(f"{problem}: {expected(name, target.components)}")
+
     blocks: dict[str, torch.nn.Module] = {}
-    chosen: dict[str, Any] = {}
-    off: dict[str, Any] = {}
+    block_presets: dict[str, Any] = {}
+    block_inference: dict[str, Any] = {}
     for name in names:
         part = target.components.get(name)
-        if part is None or not (between := hooked(part)):
+        if part is None or not (hooks := hooked(part)):
             continue
-        part_preset, part_off = plain.pop(name), inference.get(name) if isinstance(inference, Mapping) else inference
-        found = _units(part, between)
-        config = component_config(part_preset, **{**settings, "inference": part_off})
+        training = presets.pop(name)
+        off = inference.get(name) if isinstance(inference, Mapping) else inference
+        found = _blocks(part, hooks)
+        config = component_config(training, **{**settings, "inference": off})
         leave_eager(name, part, config, _why_eager(name, part, found))
-        blocks |= {f"{name}.{path}": block for path, block in found.items()}
-        chosen |= dict.fromkeys((f"{name}.{path}" for path in found), part_preset)
-        off |= dict.fromkeys((f"{name}.{path}" for path in found), part_preset if part_off is None else part_off)
-    if plain:
-        compile_in_place(pipeline, plain, **settings)
+        for path, block in found.items():
+            blocks[f"{name}.{path}"] = block
+            block_presets[f"{name}.{path}"] = training
+            block_inference[f"{name}.{path}"] = training if off is None else off
+    if presets:
+        compile_in_place(pipeline, presets, **settings)
     if blocks:
-        compile_in_place(blocks, chosen, **{**settings, "inference": off, "regions": "whole"})
+        compile_in_place(blocks, block_presets, **{**settings, "inference": block_inference, "regions": "whole"})
     return pipeline
 
 
-def _units(part: torch.nn.Module, between: set[str]) -> dict[str, torch.nn.Module]:
-    """Give the repeated blocks of a part by path; none where a hook is inside of one."""
+def _blocks(part: torch.nn.Module, hooks: set[str]) -> dict[str, torch.nn.Module]:
+    """Return the repeated blocks of a part by path; none where a hook is inside of a block."""
     classes = block_classes(part)
-    found = {
-        path: one for path, one in part.named_modules() if f"{type(one).__module__}.{type(one).__qualname__}" in classes
+    blocks = {
+        path: module
+        for path, module in part.named_modules()
+        if f"{type(module).__module__}.{type(module).__qualname__}" in classes
     }
-    inside = any(path.startswith(f"{block}.") for path in between for block in found)
-    return {} if inside else found
+    inside = any(path.startswith(f"{block}.") for path in hooks for block in blocks)
+    return {} if inside else blocks
 
 
 def _why_eager(name: str, part: torch.nn.Module, blocks: Mapping[str, torch.nn.Module]) -> NoEffect:
-    """Give the event that says what of an offloaded part runs eager."""
+    """Return the event that says which code of an offloaded part runs eager."""
     kind = type(part).__name__
     if not blocks:
         reason = f"{kind} is offloaded layer by layer, and is left as it is: it runs eager"
@@ -128,11 +136,3 @@ def _why_eager(name: str, part: torch.nn.Module, blocks: Mapping[str, torch.nn.M
     which = f"its {len(blocks)} repeated blocks are" if len(blocks) > 1 else "its repeated block is"
     reason = f"{kind} is offloaded: {which} compiled, and what is outside of them runs eager"
     return explain.no_effect("offloaded_around", name, reason, partly=True)
-
-
-def _known(inference: Any, components: Mapping[str, Any]) -> Any:
-    """Give the presets for inference as they are; by name, they have to be of components that there are."""
-    for name in inference if isinstance(inference, Mapping) else ():
-        if name not in components:
-            raise ConfigError(f"inference={{{name!r}: ...}}: there is no such component: {expected(name, components)}")
-    return inference

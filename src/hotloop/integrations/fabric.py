@@ -1,8 +1,8 @@
 """Lightning Fabric: set a model up with a compile in place, and own the step around ``fabric.backward``.
 
-``hotloop.compile(model)`` before or after ``fabric.setup`` and ``hotloop.Loop(model, optimizer)`` on what it returns
-work without this module. It adds what they cannot know: where a compile goes that should lie over the strategy's
-wrapper, what a model was compiled with before, and the GradScaler of 16-mixed precision, which a step changes too.
+``hotloop.compile(model)`` before or after ``fabric.setup`` and ``hotloop.Loop(model, optimizer)`` on its result work
+without this module. It adds what they cannot know: how to compile over the strategy's wrapper, what a model was
+compiled with before, and the GradScaler of 16-mixed precision, which a step changes too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control import compiled_by_user, validate
 from hotloop.errors import ConfigError, missing_extra
-from hotloop.integrations.named import OF_LOOP, check_names
+from hotloop.integrations.setting_names import OF_LOOP, check_names
 from hotloop.step import Loop
 
 try:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hotloop.presets import Preset
-
-_log = logging.getLogger("hotloop")
 
 
 def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
@@ -48,9 +46,9 @@ def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
 
     Args:
         fabric: the launched Fabric.
-        module: the model. One that the user compiled by ``torch.compile`` or ``module.compile()``, whole or in parts,
-            is left to that, with a warning and a reason in its status; ``reapply`` is then Fabric's own
-            ``_reapply_compile``, which concerns one that is wrapped whole.
+        module: the model. If the user compiled it by ``torch.compile`` or ``module.compile()``, whole or in parts, it
+            is left as it is, with a warning and a reason in its status. ``reapply`` is then Fabric's own
+            ``_reapply_compile``, which concerns a model that is wrapped whole.
         optimizers: as for ``fabric.setup``.
         preset: as for `hotloop.compile`; None compiles nothing, where a `loop` will decide.
         reapply: False compiles the model inside the strategy's wrapper (DDP, FSDP), True the wrapper with the model in
@@ -73,24 +71,19 @@ def setup(  # noqa: PLR0913 - Fabric's own settings, and ours
     check_names("fabric.setup", settings, own=("preset", "reapply", "scheduler", "move_to_device"))
     more = {} if scheduler is None else {"scheduler": scheduler}
     if (given := compiled_by_user(module)) is not None:
-        asked = "" if preset is None else f"preset={preset!r} is not applied: "
-        _log.warning("fabric.setup: %sthe model runs as it was given: %s (%s)", asked, given.reason, given.hint)
+        ignored = "" if preset is None else f"preset={preset!r} is not applied: "
+        logging.getLogger("hotloop").warning(
+            "fabric.setup: %sthe model runs as it was given: %s (%s)", ignored, given.reason, given.hint
+        )
         again = True if reapply is None else reapply
         return fabric.setup(module, *optimizers, move_to_device=move_to_device, _reapply_compile=again, **more)
     if preset is not None:
         validate(preset, device=fabric.device.type, **settings)  # refused before Fabric has set anything up
-    found = fabric.setup(module, *optimizers, move_to_device=move_to_device, **more)
+    result = fabric.setup(module, *optimizers, move_to_device=move_to_device, **more)
     if preset is not None:
-        wrapped = found[0] if optimizers else found
-        compile_in_place(_over(wrapped) if reapply else wrapped, preset, **settings)
-    return found
-
-
-def _over(wrapped: Any) -> torch.nn.Module:
-    """Give the strategy's wrapper with the model in it."""
-    children = dict(wrapped.named_children())
-    over: torch.nn.Module = children["_forward_module"]
-    return over
+        model: Any = result[0] if optimizers else result
+        compile_in_place(dict(model.named_children())["_forward_module"] if reapply else model, preset, **settings)
+    return result
 
 
 def loop(
@@ -117,14 +110,14 @@ def loop(
             return loss
 
     Args:
-        fabric: whose precision the step runs in: its GradScaler, where it has one, is added to the step's state.
-        model: what ``fabric.setup`` returned.
-        optimizer: what ``fabric.setup`` returned.
+        fabric: the Fabric that set the model up. The GradScaler of its precision, if any, joins the step's state.
+        model: as ``fabric.setup`` returned it.
+        optimizer: as ``fabric.setup`` returned it.
         state: as for `hotloop.Loop`.
         settings: further settings of `hotloop.Loop`.
 
     Raises:
-        ConfigError: an argument does not fit, or there is no setting of that name; the model was not set up.
+        ConfigError: an argument does not fit, a setting does not exist, or the model was not set up.
     """
     if not hasattr(fabric, "strategy"):
         raise ConfigError(
@@ -133,10 +126,10 @@ def loop(
         )
     check_names("fabric.loop", settings, OF_LOOP)
     models = model.values() if isinstance(model, Mapping) else model if isinstance(model, list | tuple) else [model]
-    for one in models:
-        if not lightning.fabric.is_wrapped(one):
+    for part in models:
+        if not lightning.fabric.is_wrapped(part):
             raise ConfigError(
-                f"fabric.loop: model {type(one).__name__} was not set up: hand over what fabric.setup() returned"
+                f"fabric.loop: model {type(part).__name__} was not set up: hand over what fabric.setup() returned"
             )
     scaler = getattr(fabric.strategy.precision, "scaler", None)
     others = tuple(state) if isinstance(state, list | tuple) else (state,)

@@ -1,6 +1,6 @@
-"""The run record of a fit whose steps are the trainer's own, with its model compiled in place at most.
+"""The run record of a fit whose steps the trainer runs itself, with the model compiled in place at most.
 
-No integration, but what those of trainers share: a `hotloop.Loop`, which keeps a record by itself, owns no step there.
+Trainers share it. A `hotloop.Loop`, which keeps a record by itself, owns no step in such a fit.
 """
 
 from __future__ import annotations
@@ -22,19 +22,15 @@ if TYPE_CHECKING:
 
     import torch
 
-_log = logging.getLogger("hotloop")
-_ALL, _THINNED = 10, 20
-"""Steps that are all written down, and of those after them one in so many: each asks for the status."""
-
 
 class InPlace:
-    """Compiles a model in place for the time of a fit, and keeps the fit's record; made when the fit begins.
+    """A fit with a model that is compiled in place, and the record of the fit; made when the fit begins.
 
     Args:
-        model: whose steps they are.
-        run: what was asked for, as the record tells it.
+        model: the model of the fit.
+        run: what was asked for, as the record shows it.
         settings: as `hotloop.compile` takes them; empty to compile nothing.
-        folder: for the record; None keeps it in memory.
+        folder: for the record; None keeps it in memory. A record that is handed over is written, but not settled.
     """
 
     def __init__(
@@ -44,18 +40,20 @@ class InPlace:
         settings: dict[str, Any],
         folder: str | os.PathLike[str] | RunRecord | None,
     ) -> None:
-        self._model, self._began, self._open = model, 0.0, contextlib.ExitStack()
-        self._run, self._compiles = run, bool(settings)
-        self._as_given, self._causes = False, list[Cause]()
+        self._model, self._run, self._compiles = model, run, bool(settings)
+        self._step_start = 0.0
+        self._compiled_by_trainer = False
+        self._causes: list[Cause] = []
+        self._open = contextlib.ExitStack()
         if isinstance(folder, RunRecord):
-            self.record = folder  # whoever handed it over settles it
+            self.record = folder
         else:
             self.record = self._open.enter_context(RunRecord(record_folder(folder)))
         self.record.update("settings", run=run)
         self._events = self._open.enter_context(watch())
         if settings:
             self._open.callback(uncompile, model)
-        self._open.callback(self._write_down)
+        self._open.callback(self._write_outcome)  # the last callback runs first: it reads what uncompile takes off
         if settings:
             try:
                 compile_in_place(model, **settings)
@@ -64,57 +62,65 @@ class InPlace:
                 raise
 
     def decided(self, reason: str, level: int = logging.INFO) -> None:
-        """Write a decision down, and say it."""
+        """Record a decision, and log it."""
         self.record.append("decisions", {"step": 0, "reason": reason})
-        _log.log(level, "%s", reason)
+        logging.getLogger("hotloop").log(level, "%s", reason)
 
-    def differs(self, reason: str, hint: str, level: int = logging.WARNING, *, as_given: bool = False) -> None:
-        """Write down, say, and keep for the status why not all that was asked for runs, and what to change.
+    def differs(
+        self, reason: str, hint: str, level: int = logging.WARNING, *, compiled_by_trainer: bool = False
+    ) -> None:
+        """Record, log, and keep for the status why not everything runs as asked, and what to change.
 
         Args:
-            reason: why.
+            reason: the cause.
             hint: what to change.
             level: of the line on the log.
-            as_given: the trainer itself has compiled the model, which the model does not show.
+            compiled_by_trainer: whether the trainer itself has compiled the model, which the model does not show.
         """
-        self._as_given = self._as_given or as_given
+        self._compiled_by_trainer = self._compiled_by_trainer or compiled_by_trainer
         self.decided(f"{reason} ({hint})", level)
         self._causes.append(Cause(reason, "in place", None, None, "", hint))
 
     def status(self) -> Status:
-        """Say what runs of the model, and why it is not what was asked for."""
-        found = status(self._model)
+        """Return what runs of the model, and why it is not what was asked for."""
+        model = status(self._model)
         if not self._causes:
-            return found
-        parts = {name: self._explained(one) for name, one in found.components.items()}
-        return dataclasses.replace(found, components=parts)
+            return model
+        return dataclasses.replace(
+            model, components={name: self._explained(part) for name, part in model.components.items()}
+        )
 
-    def _explained(self, one: ComponentStatus) -> ComponentStatus:
-        if not self._compiles and one.requested == "none":
-            one = dataclasses.replace(one, requested=self._run, inference=self._run)
-        if self._as_given:
-            one = dataclasses.replace(one, running=AS_GIVEN, state=AS_GIVEN)
-        known = () if one.state == AS_GIVEN else one.causes  # which say it, and nothing of what was asked for
-        return dataclasses.replace(one, causes=(*known, *self._causes))
+    def _explained(self, part: ComponentStatus) -> ComponentStatus:
+        """Return the status of a component with our causes in it."""
+        if not self._compiles and part.requested == "none":
+            part = dataclasses.replace(part, requested=self._run, inference=self._run)
+        if self._compiled_by_trainer:
+            part = dataclasses.replace(part, running=AS_GIVEN, state=AS_GIVEN)
+        # For a model that runs as it was given, our causes say the same as its own, and what was asked for.
+        own = () if part.state == AS_GIVEN else part.causes
+        return dataclasses.replace(part, causes=(*own, *self._causes))
 
     def step_begins(self) -> None:
-        """Note when a step of the trainer's begins."""
-        self._began = time.perf_counter()
+        """Note the time at which a step of the trainer begins."""
+        self._step_start = time.perf_counter()
 
     def step_ends(self, step: int) -> None:
-        """Write down what it took, as far as the host has waited for it; of a long fit one in so many."""
-        if step > _ALL and step % _THINNED:
+        """Record the seconds of a step, as far as the host has waited for it.
+
+        The first 10 steps are recorded, then each 20th, since each record asks for the status.
+        """
+        if step > 10 and step % 20:  # noqa: PLR2004 - see above
             return
-        seconds = time.perf_counter() - self._began
-        running = next((one.running for one in status(self._model).components.values()), "none")
+        seconds = time.perf_counter() - self._step_start
+        running = next((part.running for part in status(self._model).components.values()), "none")
         self.record.append("steps", {"step": step, "seconds": seconds, "running": running})
 
     def close(self, error: BaseException | None = None) -> None:
         """Take the compile off, and settle the record."""
         self._open.__exit__(type(error) if error else None, error, None)
 
-    def _write_down(self) -> None:
-        """Put into the record what ran, before it is taken off."""
+    def _write_outcome(self) -> None:
+        """Record the events and the status, before the compile is taken off."""
         for event in self._events:
             self.record.append("events", event.to_dict())
         self.record.update("components", **self.status().to_dict()["components"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from hotloop.errors import missing_extra
 
 try:
-    import lightning.pytorch as _  # noqa: F401 - so that a missing extra is told here, in our words
+    import lightning.pytorch as _  # noqa: F401 - a missing extra is reported here, in our words
 except ImportError as error:
     raise missing_extra("hotloop.integrations.lightning", "lightning", error) from error
 

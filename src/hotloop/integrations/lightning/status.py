@@ -1,38 +1,39 @@
-"""What the callback asked for, what runs, and why not more: one object for people and for code."""
+"""The status of the callback: what was asked for, what runs, and why not more, for people and for code."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from hotloop.compiling.control import Status
     from hotloop.record import RunRecord
     from hotloop.step import LoopStatus
 
-    Seen: TypeAlias = tuple[LoopStatus | None, Status | None, RunRecord | None]
 
+class Snapshot(NamedTuple):
+    """The status of loop and model, and the record, as they are now or were when a call of the Trainer ended."""
 
-_REMEDIES = {
-    "closure variable trainer[": "a captured step cannot follow what changes of the Trainer at every step: have "
-    "on_train_batch_start write it into a buffer of the module's (self.scale.fill_(...)), and training_step read that",
-    "returns a Python number": "what training_step logs is returned by the step as well: log a number in "
-    "on_train_batch_end, or a tensor",
-}
-"""By what a loop says of a step: what to change in a module."""
+    loop: LoopStatus | None = None
+    model: Status | None = None
+    record: RunRecord | None = None
 
-
-def hints_of(loop: LoopStatus | None) -> tuple[str, ...]:
-    """Say in Lightning's terms what to change, where a loop declined a tier in those of a step of one's own."""
-    declined = [one.why for one in loop.tiers if one.state == "declined"] if loop is not None else []
-    return tuple(hint for cause, hint in _REMEDIES.items() if any(cause in why for why in declined))
+    def hints(self) -> list[str]:
+        """List in Lightning's terms what to change so that the loop need not decline a tier."""
+        declined = [tier.why for tier in self.loop.tiers if tier.state == "declined"] if self.loop is not None else []
+        remedies = {
+            "closure variable trainer[": "a captured step cannot follow what changes of the Trainer at every step: "
+            "have on_train_batch_start write it into a buffer of the module's (self.scale.fill_(...)), and "
+            "training_step read that",
+            "returns a Python number": "what training_step logs is returned by the step as well: log a number in "
+            "on_train_batch_end, or a tensor",
+        }
+        return [hint for cause, hint in remedies.items() if any(cause in why for why in declined)]
 
 
 @dataclasses.dataclass
 class Stage:
-    """What one call of the Trainer (``fit``, ``validate``, ``test``, ``predict``) did, as far as it has come.
+    """A call of the Trainer (``fit``, ``validate``, ``test``, ``predict``) and what it did so far.
 
     Args:
         name: of the call.
@@ -40,8 +41,8 @@ class Stage:
         why: why no loop owns the step, or nothing is compiled.
         notes: what else there is to know.
         hints: what to change.
-        ended: how it ended, where that was not in order.
-        seen: status of loop and model, and the record, when what they tell of was taken off.
+        ended: the exception that ended it, if any.
+        snapshot: status and record when the compile or the loop was taken off.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Stage:
     notes: list[str] = dataclasses.field(default_factory=list)
     hints: list[str] = dataclasses.field(default_factory=list)
     ended: str = ""
-    seen: Seen = (None, None, None)
+    snapshot: Snapshot = dataclasses.field(default_factory=Snapshot)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,15 +61,15 @@ class TrainerStatus:
     Args:
         asked: what ``run=`` asked for.
         owned: whether a `hotloop.Loop` owns the training step; else the model is at most compiled in place.
-        stage: the call of the Trainer that this tells of: ``fit``, where there was one; empty before any.
+        stage: the call of the Trainer that this describes: ``fit``, if there was one; empty before any.
         given: whether the user compiled the module, or parts of it, which is taken as it is.
         why: why the step is not owned, a whole step not captured, or nothing compiled; empty where all is as asked.
         notes: what else there is to know.
         hints: what to change.
-        ended: how the call ended, where that was not in order.
-        loop: the loop's status, where there is one.
+        ended: the exception that ended the call, if any.
+        loop: the loop's status, if there is a loop.
         model: the status of the compiled model.
-        after: of ``validate``, ``test`` or ``predict`` after the fit, the last one.
+        after: the status of the last ``validate``, ``test`` or ``predict`` after the fit.
     """
 
     asked: str
@@ -91,11 +92,11 @@ class TrainerStatus:
         if self.loop is not None:
             return self.loop.tier
         parts = self.model.components.values() if self.model is not None else ()
-        presets = [one.running for one in parts if one.running != "none"]
-        return presets[0] if presets else "as-given" if self.given else "eager"
+        default = "as-given" if self.given else "eager"
+        return next((part.running for part in parts if part.running != "none"), default)
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the status as plain JSON data."""
+        """Return the status as plain JSON data."""
         return {
             "asked": self.asked,
             "running": self.running,
@@ -114,10 +115,10 @@ class TrainerStatus:
     def __str__(self) -> str:
         ended = f" (ended by {self.ended})" if self.ended else ""
         doing = f"{self.stage}{ended}: {self.running}" if self.stage else "nothing has run yet in this process"
-        parts = [f"hotloop in Lightning's Trainer (asked for: {self.asked}), {doing}"]
-        parts += [str(one) for one in (self.loop, self.model) if one is not None]
-        parts += [f"the step is the Trainer's own: {one}" for one in self.why]
-        parts += [f"note: {one}" for one in self.notes]
-        parts += [f"hint: {one}" for one in self.hints]
-        parts += [str(self.after)] if self.after is not None else []
-        return "\n".join(parts)
+        lines = [f"hotloop in Lightning's Trainer (asked for: {self.asked}), {doing}"]
+        lines += [str(status) for status in (self.loop, self.model) if status is not None]
+        lines += [f"the step is the Trainer's own: {why}" for why in self.why]
+        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"hint: {hint}" for hint in self.hints]
+        lines += [str(self.after)] if self.after is not None else []
+        return "\n".join(lines)

@@ -7,9 +7,9 @@
     Trainer(model, args, ..., callbacks=[HotLoop("default")])  # compiled in place; the Trainer keeps its step
     HotTrainer(model, args, ...)  # the step is a loop's: chosen by measuring, captured on a GPU, undone where it fails
 
-A callback hears of a step and cannot run it, so with it alone a failure of compiled code at run time is raised
-(`CompiledRunError`), nothing is captured, and nothing is timed against eager. `HotStep` adds what `HotTrainer` does to
-any other subclass of Trainer: ``class MyTrainer(HotStep, SFTTrainer)``.
+A callback is told of a step and cannot run it. So with the callback alone a failure of compiled code at run time is
+raised (`CompiledRunError`), nothing is captured, and nothing is timed against eager. `HotStep` makes any other subclass
+of Trainer a `HotTrainer`: ``class MyTrainer(HotStep, SFTTrainer)``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from hotloop.errors import missing_extra
 
 try:
-    import accelerate as _accelerate  # type: ignore[import-untyped]  # noqa: F401 - that an extra is missing is told here
+    import accelerate as _accelerate  # type: ignore[import-untyped]  # noqa: F401 - a missing extra is reported here
     import transformers as _transformers  # noqa: F401 - the same
 except ImportError as error:
     raise missing_extra("hotloop.integrations.transformers", "hf", error) from error

@@ -15,9 +15,9 @@ from transformers import TrainerCallback
 
 from hotloop.compiling.control import Status, precompiled
 from hotloop.errors import ConfigError
-from hotloop.integrations.accelerate_state import asks, share_autocast, take_over, tell_tf32
+from hotloop.integrations.accelerate_state import report_tf32, share_autocast, take_over, wants_compile
 from hotloop.integrations.in_place import InPlace
-from hotloop.integrations.named import check_names
+from hotloop.integrations.setting_names import check_names
 from hotloop.report import write_html
 from hotloop.step import Loop
 from hotloop.step.prove.sentinel import SHARE
@@ -30,22 +30,10 @@ if TYPE_CHECKING:
     from hotloop.record import RunRecord
     from hotloop.step import LoopStatus, Pad
 
-_log = logging.getLogger("hotloop")
-_SEVERAL = "several processes run, whose steps stay the Trainer's own"
-_OWN_STEP = "a plain Trainer keeps its training step to itself"
-_GIVE_STEP = "HotTrainer in the place of Trainer gives the step to hotloop"
-_OWN_LOOP = "hotloop.Loop runs whole steps in several processes, in a training loop of your own"
-_IN_ANY_CASE = "HotLoop(run='default') compiles in place in any case"
-_DROPS = (
-    "wrapped, its forward names no arguments, so that the Trainer drops every column of the data set, unless "
-    "TrainingArguments(remove_unused_columns=False)"
-)
 SETTINGS = ("run", "look", "buckets", "sentinel", "record")
-"""What a `HotLoop` is given by name."""
-_NO_RUN_YET = Status({}, hint="no training run has begun yet: trainer.train() decides what runs, and why")
-_TAKEN_OUT = Status({}, hint="it was taken out of the Trainer's callbacks: the steps were the Trainer's own, eager")
+"""The arguments of `HotLoop` by name."""
 _live: weakref.WeakSet[HotLoop] = weakref.WeakSet()
-"""Every HotLoop that a Trainer has told of: a callback is not told which others there are."""
+"""Every HotLoop that a Trainer has called: a callback is not told of the other callbacks of its Trainer."""
 
 
 class StepOwner(Protocol):
@@ -55,27 +43,27 @@ class StepOwner(Protocol):
     state: Any
 
     def own_training_step(self) -> Callable[..., Any]:
-        """Return the Trainer's own step as a function of all that differs from step to step."""
+        """Return the Trainer's own step as a function of everything that differs from step to step."""
 
 
 class HotLoop(TrainerCallback):
-    """Compiles the model of a Trainer in place for the time of a training run, and tells what ran.
+    """A callback that compiles the model of a Trainer in place during a training run, and reports what ran.
 
-    The model is as it was when training has ended: what is saved carries eager's names in any case. What
+    The model is as it was when training has ended, and saved files carry eager's names in any case. A compile that
     ``TrainingArguments(torch_compile=True)`` asks for is taken over, and applied once.
 
     Args:
         run: a preset or a tier, as `hotloop.Loop` takes it. ``"auto"`` measures where the step is hotloop's
             (`HotTrainer`). With a plain Trainer nothing measures whether a compile pays: ``"auto"`` is then what
             ``torch_compile`` asks for, else eager.
-        look: look at some of the run's batches before anything is compiled (`Loop`'s ``batches``); for data sets that
-            must not be read in this process before workers fork, False.
-        buckets: what `Loop` takes, for a collator that pads each batch to a length of its own.
+        look: look at some of the run's batches before anything is compiled (`Loop`'s ``batches``); False for data sets
+            that must not be read in this process before workers fork.
+        buckets: as `Loop` takes them, for a collator that pads each batch to a length of its own.
         sentinel: the share of time for checks of compiled steps, as `Loop` takes it.
         record: a folder for the run record; without one it is kept in memory.
 
     Raises:
-        ConfigError: there is no such tier, preset or setting.
+        ConfigError: a tier, preset or setting does not exist.
     """
 
     def __init__(
@@ -95,80 +83,87 @@ class HotLoop(TrainerCallback):
         self.run, self.look, self.buckets, self.sentinel, self.folder = run, look, buckets, sentinel, record
         self.loop: Loop | None = None
         self.step: Callable[..., Any] | None = None
-        """Runs one training step of the Trainer that gave its own; None where it keeps it."""
+        """Runs a training step of the Trainer that handed its own over; None where the Trainer keeps it."""
         self._owner: weakref.ref[StepOwner] | None = None
-        self._asked: dict[str, Any] = {}
+        self._requested: dict[str, Any] = {}
+        """The settings of the compile that ``TrainingArguments`` asks for."""
         self._state: weakref.ref[Any] | None = None
-        """The ``TrainerState`` of the Trainer, or of its run, that this callback was told of last."""
-        self._last: Status | LoopStatus = _NO_RUN_YET
+        """The ``TrainerState`` of the Trainer, or of its run, that called this callback last."""
+        hint = "no training run has begun yet: trainer.train() decides what runs, and why"
+        self._last: Status | LoopStatus = Status({}, hint=hint)
         self._record: RunRecord | None = None
         self._in_place: InPlace | None = None
         self._open = contextlib.ExitStack()
 
     # -- the Trainer's hooks ---------------------------------------------------------------------------------------
 
-    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - the Trainer's hook
+    def on_init_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take over the compile that ``TrainingArguments`` asks for, so that it is not applied twice.
 
         Raises:
             ConfigError: the Trainer has another HotLoop.
         """
-        self._be_the_only_one(state)
-        asked = take_over(AcceleratorState().dynamo_plugin)
-        if asked is None:
+        self._refuse_second(state)
+        requested = take_over(AcceleratorState().dynamo_plugin)
+        if requested is None:
             return
-        self._asked = asked
-        _log.info("torch_compile=True of TrainingArguments: %s is applied by hotloop, once", asked["preset"])
+        self._requested = requested
+        logging.getLogger("hotloop").info(
+            "torch_compile=True of TrainingArguments: %s is applied by hotloop, once", requested["preset"]
+        )
         if args.device.type == "cuda" and ((args.tf32 is None and not args.fp16) or args.bf16):
-            tell_tf32("transformers (TrainingArguments with torch_compile=True)")
+            report_tf32("transformers (TrainingArguments with torch_compile=True)")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:  # noqa: ARG002
+    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         """Compile the model, or give the step to a loop.
 
         Raises:
             ConfigError: the Trainer has another HotLoop.
         """
         self.end()
-        self._be_the_only_one(state)
+        self._refuse_second(state)
         model = parts["model"]
-        if why := _not_ours(model, args):
-            applied = asks(AcceleratorState().dynamo_plugin)
-            self._keep(model, {}).differs(f"the model runs as it was given: {why[0]}", why[1], as_given=applied)
+        by_trainer = wants_compile(AcceleratorState().dynamo_plugin)
+        if obstacle := _obstacle(model, args, compiled_by_trainer=by_trainer):
+            reason, hint = obstacle
+            kept = self._keep_record(model, {})
+            kept.differs(f"the model runs as it was given: {reason}", hint, compiled_by_trainer=by_trainer)
             return
-        self._open.callback(_as_prepared, model, vars(model).get("forward"))
+        self._open.callback(_restore_forward, model, vars(model).get("forward"))
         share_autocast(model, args.device, AcceleratorState().mixed_precision, None)
         owner = self._owner() if self._owner is not None else None
-        if owner is None or owner.state is not state or _several():  # another Trainer's, which has this callback too
+        # This callback may be in several Trainers: the step is the loop's only in a run of the owner.
+        if owner is None or owner.state is not state or _has_several_processes():
             self._compile(model)
         else:
-            left = max(1, state.max_steps - state.global_step)  # of a run that goes on, what is to come
+            left = max(1, state.max_steps - state.global_step)  # a resumed run has done some of its steps
             self._take_step(owner, model, parts, left * args.gradient_accumulation_steps)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Note when an optimizer step of the Trainer's own begins."""
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Note the time at which an optimizer step of the Trainer's own begins."""
         if self._in_place is not None:
             self._in_place.step_begins()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Write down what it took."""
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Record the seconds of the step."""
         if self._in_place is not None:
             self._in_place.step_ends(state.global_step)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Take the compile off, and settle the record."""
         self.end()
 
-    # -- what became of it -----------------------------------------------------------------------------------------
+    # -- the outcome -----------------------------------------------------------------------------------------------
 
     def status(self) -> Status | LoopStatus:
-        """Say what runs and why; after the run what ran in it; before the first one, that there was none."""
+        """Return what runs and why; after a run, what ran in it; before the first run, a status that says so."""
         if self.loop is not None:
             return self.loop.status()
         return self._in_place.status() if self._in_place is not None else self._last
 
     @property
     def record(self) -> RunRecord | None:
-        """The record of the run that goes on, or of the last one."""
+        """The record of the current run, or of the last one."""
         return self.loop.record if self.loop is not None else self._record
 
     def report(self, path: str | os.PathLike[str]) -> None:
@@ -182,7 +177,7 @@ class HotLoop(TrainerCallback):
         write_html(self.record.document, path)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Leave the model as it was given. A Trainer that ends with an exception tells its callbacks nothing."""
+        """End a run: leave the model as it was given. A Trainer that raises calls no callback, so `HotStep` does."""
         self._last = self.status()
         if self.loop is not None:
             self._record = self.loop.record
@@ -190,52 +185,66 @@ class HotLoop(TrainerCallback):
         opened, self._open = self._open, contextlib.ExitStack()
         opened.__exit__(type(error) if error else None, error, None)
 
+    # -- what `HotStep` calls --------------------------------------------------------------------------------------
+
     def leave(self) -> None:
         """Forget the Trainer, which has another HotLoop from now on."""
         self._state = self._owner = None
 
-    # -- the two ways ----------------------------------------------------------------------------------------------
+    def owned_by(self, trainer: StepOwner) -> None:
+        """Register the Trainer that hands its steps over from now on."""
+        self._owner = weakref.ref(trainer)
 
-    def _be_the_only_one(self, state: Any) -> None:
+    def begins(self, trainer: StepOwner, *, is_callback: bool) -> None:
+        """Register the Trainer whose run begins: several Trainers may have this callback.
+
+        Args:
+            trainer: the Trainer.
+            is_callback: whether this object is still among its callbacks, and will be called.
+        """
+        self.owned_by(trainer)
+        if not is_callback:
+            hint = "it was taken out of the Trainer's callbacks: the steps were the Trainer's own, eager"
+            self._last = Status({}, hint=hint)
+
+    # -- the two ways to run ---------------------------------------------------------------------------------------
+
+    def _refuse_second(self, state: Any) -> None:
         """Refuse a second HotLoop: each would compile the model, and take off what the other compiled."""
-        told = [one for one in _live if one._state is not None and one._state() is state]  # noqa: SLF001 - its own kind
-        if not told:
+        others = [other for other in _live if other._state is not None and other._state() is state]  # noqa: SLF001
+        if not others:
             self._state = weakref.ref(state)
             _live.add(self)
             return
-        for one in told:
-            one.end()
-        runs = ", ".join(f"HotLoop(run={one.run!r})" for one in (*told, self))
+        for other in others:
+            other.end()
+        runs = ", ".join(f"HotLoop(run={hot.run!r})" for hot in (*others, self))
         raise ConfigError(f"callbacks: {runs}: a Trainer takes one HotLoop; leave one of them in, once")
-
-    def owned_by(self, trainer: StepOwner) -> None:
-        """Take note of a Trainer that hands its steps over, from now on."""
-        self._owner = weakref.ref(trainer)
-
-    def begins(self, trainer: StepOwner, *, told: bool) -> None:
-        """Take note of the Trainer whose run begins, and whether it will tell of it: several may have this callback."""
-        self.owned_by(trainer)
-        if not told:
-            self._last = _TAKEN_OUT
 
     def _compile(self, model: torch.nn.Module) -> None:
         """Compile in place, for a Trainer that runs its steps itself."""
-        settings = self._asked if self.tier is None else self.tier.settings if self.tier.compiles else {}
+        settings = self._requested if self.tier is None else self.tier.settings if self.tier.compiles else {}
         before = precompiled(model)
-        kept = self._keep(model, {} if before else settings)
-        why, hint = (_SEVERAL, _OWN_LOOP) if _several() else (_OWN_STEP, _GIVE_STEP)
+        kept = self._keep_record(model, {} if before else settings)
+        if _has_several_processes():
+            why = "several processes run, whose steps stay the Trainer's own"
+            hint = "hotloop.Loop runs whole steps in several processes, in a training loop of your own"
+        else:
+            why = "a plain Trainer keeps its training step to itself"
+            hint = "HotTrainer in the place of Trainer gives the step to hotloop"
         if before is not None:
             kept.differs(f"the model runs as it was given: {before.reason}", before.hint)
         elif self.tier is None and settings:
             what = f"run='auto': preset {settings['preset']}, as torch_compile asks, with nothing measured"
             kept.differs(f"{what}: {why}", hint, logging.INFO)
         elif self.tier is None:
-            kept.differs(f"run='auto': eager, with nothing measured: {why}", f"{hint}; {_IN_ANY_CASE}")
+            hint = f"{hint}; HotLoop(run='default') compiles in place in any case"
+            kept.differs(f"run='auto': eager, with nothing measured: {why}", hint)
         elif self.tier.graph:
             kept.differs(f"run={self.run!r}: no step is captured, it runs {self.tier.base}: {why}", hint)
 
-    def _keep(self, model: torch.nn.Module, settings: dict[str, Any]) -> InPlace:
-        """Keep the record of steps that are the Trainer's own."""
+    def _keep_record(self, model: torch.nn.Module, settings: dict[str, Any]) -> InPlace:
+        """Compile the model with these settings, and keep the record of steps that the Trainer runs itself."""
         kept = self._in_place = InPlace(model, self.run, settings, self.folder)
         self._record = kept.record
         self._open.push(lambda _, error, __: kept.close(error))
@@ -257,43 +266,50 @@ class HotLoop(TrainerCallback):
                 record=self.folder,
             )
         )
-        if self._asked:
+        if self._requested:
             instead = "which chooses by measuring" if self.tier is None else "which was named"
+            preset = self._requested["preset"]
             self.loop.context.reports.decided(
-                f"torch_compile=True of TrainingArguments (preset {self._asked['preset']}) gives way to "
-                f"run={self.run!r}, {instead}; to compile so in any case: HotLoop(run={self._asked['preset']!r})",
+                f"torch_compile=True of TrainingArguments (preset {preset}) gives way to run={self.run!r}, {instead}; "
+                f"to compile so in any case: HotLoop(run={preset!r})",
                 {"action": "give way"},
             )
         self.step = self.loop.step(owner.own_training_step())
 
 
-def _not_ours(model: torch.nn.Module, args: Any) -> tuple[str, str] | None:
-    """Say why a model is not hotloop's to compile, and what to change; None where it is."""
-    if asks(AcceleratorState().dynamo_plugin):
+def _obstacle(model: torch.nn.Module, args: Any, *, compiled_by_trainer: bool) -> tuple[str, str] | None:
+    """Return why hotloop must not compile a model, and what to change; None where it may."""
+    if compiled_by_trainer:
         return (
             "torch_compile=True of TrainingArguments was applied by the Trainer",
             "hand it HotLoop when it is made, Trainer(..., callbacks=[HotLoop()]), which takes that over",
         )
     if hasattr(model, "_orig_mod") and (before := precompiled(model)) is not None:
-        return before.reason, f"{before.hint}; {_DROPS}" if args.remove_unused_columns else before.hint
+        if not args.remove_unused_columns:
+            return before.reason, before.hint
+        drops = (
+            "wrapped, its forward names no arguments, so that the Trainer drops every column of the data set, unless "
+            "TrainingArguments(remove_unused_columns=False)"
+        )
+        return before.reason, f"{before.hint}; {drops}"
     if args.n_gpu > 1:
         return "the Trainer copies it to several GPUs at each step (DataParallel), and copies run eager", "use torchrun"
     return None
 
 
-def _several() -> bool:
-    """Tell whether Accelerate wraps the model for several processes, or hands its steps to DeepSpeed."""
+def _has_several_processes() -> bool:
+    """Return whether Accelerate wraps the model for several processes, or hands its steps to DeepSpeed."""
     return bool(AcceleratorState().distributed_type != DistributedType.NO)
 
 
-def _as_prepared(model: torch.nn.Module, forward: Any) -> None:
-    """Put back the forward that Accelerate gave the model."""
+def _restore_forward(model: torch.nn.Module, forward: Any) -> None:
+    """Restore the forward that Accelerate put on the model, which `share_autocast` replaced."""
     if forward is not None and "forward" in vars(model):
         model.forward = forward
 
 
 def _batches(trainer: Any, loader: Any) -> DataLoader[Any] | None:
-    """Give the run's batches as the arguments of a step; None where they cannot be looked at."""
+    """Return the run's batches as arguments of a step; None where the data set cannot be read ahead."""
     dataset: Any = getattr(loader, "dataset", None)
     sampler = getattr(loader, "batch_sampler", None)
     if not isinstance(loader, DataLoader) or sampler is None or isinstance(dataset, IterableDataset):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer
 
 from hotloop.errors import ConfigError
-from hotloop.integrations.named import check_names
+from hotloop.integrations.setting_names import check_names
 from hotloop.integrations.transformers.callback import SETTINGS, HotLoop
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class HotStep:
-    """Mixed into a Trainer, hands its training steps (forward, loss, backward) to the loop of its `HotLoop` callback.
+    """A mixin for a Trainer: its training steps (forward, loss, backward) run in the loop of its `HotLoop` callback.
 
-    Clipping, the optimizer's step and schedulers stay the Trainer's, so that they are in no captured step. One that was
-    given no `HotLoop` among its callbacks gets one with its defaults. Several processes: as with a plain Trainer.
+    Clipping, the optimizer's step and schedulers stay the Trainer's, so no captured step contains them. A Trainer
+    without a `HotLoop` among its callbacks gets one with its defaults. Several processes: as with a plain Trainer.
     """
 
     hot: HotLoop
@@ -32,37 +32,38 @@ class HotStep:
         _check_arguments(type(self).__name__, super().__init__, kwargs)
         super().__init__(*args, **kwargs)
         trainer: Any = self
-        found = [one for one in trainer.callback_handler.callbacks if isinstance(one, HotLoop)]
-        if not found:
-            found = [HotLoop()]
-            trainer.add_callback(found[0])
-            found[0].on_init_end(trainer.args, trainer.state, trainer.control)
-        self.hot = found[0]
-        self.hot.owned_by(self)
+        hot = next((callback for callback in trainer.callback_handler.callbacks if isinstance(callback, HotLoop)), None)
+        if hot is None:
+            hot = HotLoop()
+            trainer.add_callback(hot)
+            hot.on_init_end(trainer.args, trainer.state, trainer.control)
+        self.hot = hot
+        hot.owned_by(self)
 
     def add_callback(self, callback: Any) -> None:
-        """See ``Trainer.add_callback``; a `HotLoop` takes the place of the one that there is."""
-        trainer: Any = super()
+        """See ``Trainer.add_callback``; a `HotLoop` replaces the one that the Trainer has."""
+        below: Any = super()
         before = vars(self).get("hot")
-        one = callback() if isinstance(callback, type) else callback
-        trainer.add_callback(one)
-        if before is None or not isinstance(one, HotLoop):
+        added = callback() if isinstance(callback, type) else callback
+        below.add_callback(added)
+        if before is None or not isinstance(added, HotLoop):
             return
         before.end()
         before.leave()
-        trainer.remove_callback(before)
-        this: Any = self
-        one.on_init_end(this.args, this.state, this.control)
-        self.hot = one
-        one.owned_by(self)
+        below.remove_callback(before)
+        trainer: Any = self
+        added.on_init_end(trainer.args, trainer.state, trainer.control)
+        self.hot = added
+        added.owned_by(self)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """See ``Trainer.train``; the model is as it was given after it, however it ends."""
-        trainer: Any = super()
-        this: Any = self
-        self.hot.begins(self, told=any(one is self.hot for one in this.callback_handler.callbacks))
+        below: Any = super()
+        trainer: Any = self
+        callbacks = trainer.callback_handler.callbacks
+        self.hot.begins(self, is_callback=any(callback is self.hot for callback in callbacks))
         try:
-            result = trainer.train(*args, **kwargs)
+            result = below.train(*args, **kwargs)
         except BaseException as error:
             self.hot.end(error)
             raise
@@ -71,22 +72,22 @@ class HotStep:
 
     def training_step(self, model: torch.nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
         """See ``Trainer.training_step``."""
-        trainer: Any = super()
+        below: Any = super()
         step = self.hot.step
         if step is None:
-            return trainer.training_step(model, inputs, num_items_in_batch)
-        # What the Trainer divides the loss by is an attribute, which a recording would freeze: as an argument, it
-        # selects one.
+            return below.training_step(model, inputs, num_items_in_batch)
+        # The Trainer divides the loss by this attribute, and a recording would freeze its value. As an argument, it
+        # selects a recording.
         pieces = vars(self).get("current_gradient_accumulation_steps")
-        return step(trainer._prepare_inputs(inputs), num_items_in_batch, pieces)  # noqa: SLF001 - the one way to move
+        return step(below._prepare_inputs(inputs), num_items_in_batch, pieces)  # noqa: SLF001 - moves them to the device
 
     def own_training_step(self) -> Callable[..., Any]:
-        """Give the Trainer's own step as a function of all that differs from step to step."""
+        """Return the Trainer's own step as a function of everything that differs from step to step."""
         below: Any = super()
-        trainer: Any = self  # so are its attributes named, where one keeps a step from being compiled or captured
+        trainer: Any = self  # messages about what keeps a step from being compiled name it so: "trainer.attribute"
 
         def training_step(inputs: Mapping[str, Any], num_items_in_batch: Any, pieces: int | None) -> Any:  # noqa: ARG001
-            _named(trainer.compute_loss, trainer.compute_loss_func, trainer.compute_loss_context_manager)
+            _mention(trainer.compute_loss, trainer.compute_loss_func, trainer.compute_loss_context_manager)
             # A copy: the Trainer takes labels out of its inputs, and a step may run twice.
             return below.training_step(trainer.model_wrapped, dict(inputs), num_items_in_batch)
 
@@ -94,23 +95,26 @@ class HotStep:
 
 
 class HotTrainer(HotStep, Trainer):
-    """A ``Trainer`` whose steps are a `hotloop.Loop`'s. Its arguments are Trainer's; settings are its `HotLoop`'s."""
+    """A ``Trainer`` whose steps a `hotloop.Loop` runs. Its arguments are Trainer's; settings are its `HotLoop`'s."""
 
 
-def _check_arguments(name: str, init: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse what the Trainer below takes no argument for; settings of ours are its callback's."""
+def _check_arguments(name: str, init: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that the Trainer below does not take; settings of ours belong to its callback."""
     parameters = inspect.signature(init).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    unknown = {key: value for key, value in given.items() if key not in parameters}
+    unknown = {key: value for key, value in arguments.items() if key not in parameters}
     if ours := {key: value for key, value in unknown.items() if key in SETTINGS}:
-        said = ", ".join(f"{key}={value!r}" for key, value in ours.items())
+        shown = ", ".join(f"{key}={value!r}" for key, value in ours.items())
         raise ConfigError(
-            f"{name}({said}): its arguments are Trainer's; settings of hotloop's are its callback's: "
-            f"{name}(..., callbacks=[HotLoop({said})])"
+            f"{name}({shown}): its arguments are Trainer's; settings of hotloop's are its callback's: "
+            f"{name}(..., callbacks=[HotLoop({shown})])"
         )
     check_names(name, unknown, parameters)
 
 
-def _named(*_: Any) -> None:
-    """Name what the Trainer's own code calls, which nobody follows: so it is known what a user's overrides read."""
+def _mention(*_: Any) -> None:
+    """Do nothing: naming the arguments in the step shows the guard what a user's overrides read.
+
+    The Trainer's own code calls them, and the guard does not follow the code of libraries.
+    """

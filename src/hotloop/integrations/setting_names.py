@@ -1,4 +1,4 @@
-"""Settings that an integration passes on by name: one that there is not is refused before anything is done."""
+"""Names of settings that an integration passes on: an unknown name is refused before anything is done."""
 
 from __future__ import annotations
 
@@ -17,21 +17,16 @@ OF_COMPILE = tuple(name for name in inspect.signature(compile_in_place).paramete
 """The settings of `hotloop.compile` beside the model and its preset."""
 OF_LOOP = tuple(name for name in inspect.signature(Loop).parameters if name not in ("model", "optimizer"))
 """The settings of `hotloop.Loop` beside model and optimizer."""
-_HINTS = {
-    "backend": "; what compiles is named by preset=",
-    "mode": "; what compiles is named by preset=",
-    "run": "; run= is of hotloop.Loop, which owns the step",
-}
 
 
 def check_names(
     call: str, settings: Mapping[str, Any], valid: Iterable[str] = OF_COMPILE, own: Iterable[str] = ()
 ) -> None:
-    """Refuse settings that there are not.
+    """Refuse settings that do not exist.
 
     Args:
-        call: what was called, for the message.
-        settings: what it was given by name, beside its own.
+        call: the call that was made, for the message.
+        settings: the settings given to it by name, without its own.
         valid: the settings that it passes on.
         own: settings of the call itself, for the message.
 
@@ -40,8 +35,13 @@ def check_names(
     """
     valid = tuple(valid)
     for name, value in settings.items():
-        if name not in valid:
-            hint = "" if name not in _HINTS or "run" in valid else _HINTS[name]
-            raise ConfigError(
-                f"{call}({name}={value!r}): there is no such setting: {expected(name, (*own, *valid))}{hint}"
-            )
+        if name in valid:
+            continue
+        hint = ""
+        if name in ("backend", "mode"):
+            hint = "; what compiles is named by preset="
+        elif name == "run":
+            hint = "; run= is of hotloop.Loop, which owns the step"
+        if "run" in valid:
+            hint = ""
+        raise ConfigError(f"{call}({name}={value!r}): there is no such setting: {expected(name, (*own, *valid))}{hint}")

@@ -1,9 +1,10 @@
 """The training step of a LightningModule, owned by a loop.
 
-Under automatic optimization the Trainer asks ``module.optimizer_step`` to run forward, backward and optimizer. Ours has
-a `hotloop.Loop` run them, as a plain function of the batch, in any tier; then it lets the Trainer's closure go through
-its hooks, counters and metrics once, with the result that is there already. What the step logs is noted while it runs
-and handed to Lightning afterwards, so that logging neither breaks a graph nor happens twice in a proof.
+Under automatic optimization the Trainer asks ``module.optimizer_step`` to run forward, backward and optimizer. Our
+replacement has a `hotloop.Loop` run them, as a plain function of the batch, in any tier. Then the Trainer's closure
+goes through its hooks, counters and metrics once, with the result that is there already. Calls of ``self.log`` are
+noted while the step runs and handed to Lightning afterwards, so that logging neither breaks a graph nor happens twice
+in a proof.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 
 from hotloop.compiling.control import Note, method_of
-from hotloop.integrations.lightning.shadow import Shadows, own_method
+from hotloop.integrations.lightning.shadows import Shadows, own_method
+from hotloop.integrations.lightning.status import Snapshot
 from hotloop.step import Loop
 from hotloop.step.guard.fingerprint import Unwatchable
 
@@ -28,19 +30,13 @@ if TYPE_CHECKING:
 
     import lightning.pytorch as pl
 
-    from hotloop.integrations.lightning.status import Seen
-
-_log = logging.getLogger("hotloop")
-
-
 _NO_STEP = object()
-"""In place of a loss, where a training_step returned what the Trainer refuses: its closure says so, with its error."""
-_LOGGERS = ("logger", "loggers")
+"""Stands for the loss where the Trainer refuses what a training_step returned: its closure raises its own error."""
 _WRITES = Unwatchable("a logger writes when it is called, and a replay calls nothing: log through self.log")
 
 
-class _Read:
-    """Stands for the Trainer inside a step: notes what of its state the step reads, numbers and objects."""
+class _TrainerView:
+    """The Trainer as a step sees it: records in a mirror the attributes that the step reads, numbers and objects."""
 
     def __init__(self, trainer: pl.Trainer, mirror: dict[str, Any]) -> None:
         object.__setattr__(self, "_trainer", trainer)
@@ -48,7 +44,7 @@ class _Read:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._trainer, name)
-        if name in _LOGGERS and value:
+        if name in ("logger", "loggers") and value:
             self._mirror[name] = _WRITES
         elif not callable(value):
             self._mirror[name] = value
@@ -59,11 +55,11 @@ class _Read:
 
 
 class OwnedStep:
-    """One fit's training step in the hands of a loop.
+    """The training step of a fit in the hands of a loop.
 
     Args:
-        trainer: which has set up model and optimizer.
-        module: whose step it is.
+        trainer: the Trainer, which has set up model and optimizer.
+        module: the module whose step it is.
         settings: of the `hotloop.Loop`.
     """
 
@@ -72,53 +68,52 @@ class OwnedStep:
         self._optimizer: torch.optim.Optimizer = trainer.optimizers[0]
         self._scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._mirror: dict[str, Any] = {}
-        """What a step has read of the Trainer: a loop watches it, and records anew where something changed."""
+        """What a step has read of the Trainer: the loop watches it, and records anew where a value changed."""
         self._logged: list[tuple[str, list[Any], dict[str, Any]]] = []
-        self._inside = self._begun = False
+        self._inside = False
+        """Whether the loop runs the step at this moment."""
+        self._has_batch = False
+        """Whether `begin` has named the batch of the coming step."""
         self.left_at: int | None = None
-        """The step from which on they are the Trainer's own, since the callback was taken out in the fit."""
-        self._seen: Seen | None = None
+        """The step from which on the Trainer runs the steps itself, since the callback was taken out in the fit."""
+        self._final: Snapshot | None = None
         self._batch: Any = None
         self._result: Any = None
         own = own_method(module, "training_step")
-        takes = is_param_in_hook_signature(own, "batch_idx", min_args=2)  # as the Trainer tells it
-        self._takes_index, self.reads_index = takes, takes and reads_argument(type(module).training_step, 2)
+        takes = is_param_in_hook_signature(own, "batch_idx", min_args=2)  # the Trainer asks the same
+        self._takes_index, self.reads_index = takes, takes and _reads_argument(type(module).training_step, 2)
         state = () if self._scaler is None else (self._scaler,)
         self.loop = Loop(module, self._optimizer, state=state, **settings)
         self.loop.not_watched = (trainer, self, trainer.strategy)
-        step, self._take_number = self._make_step()
+        step, self._set_batch_index = self._make_step()
         self._run = self.loop.step(step)
         self._shadows = Shadows(module)
         self._shadows.put("optimizer_step", self._optimizer_step)
-        self._shadows.put("training_step", self._training_step_given)
+        self._shadows.put("training_step", self._training_step)
         for name in ("optimizer_zero_grad", "backward"):
-            self._shadows.put(name, self._done_already(name))
+            self._shadows.put(name, self._unless_done(name))
 
     def begin(self, batch: Any, number: int) -> None:
-        """Take the batch of the coming step, on the device, and its number in the epoch."""
-        self._batch, self._begun = batch, True
+        """Set the batch of the coming step, on the device, and its number in the epoch."""
+        self._batch, self._has_batch = batch, True
         if self.reads_index:
-            self._take_number(number)
+            self._set_batch_index(number)
         for name, value in self._mirror.items():
             if value is not _WRITES:
                 self._mirror[name] = getattr(self._trainer, name)
 
-    def seen(self) -> Seen:
-        """Give the status of the loop and of the compiled model, and the record: as they were, once it is closed."""
-        return self._seen or (self.loop.status(), self.loop.context.compiled.status(), self.loop.record)
+    def snapshot(self) -> Snapshot:
+        """Return the status of the loop and of the compiled model, and the record; of a closed step, the last ones."""
+        return self._final or Snapshot(self.loop.status(), self.loop.context.compiled.status(), self.loop.record)
 
     def compiled_with(self) -> dict[str, Any]:
-        """Give the arguments for `hotloop.compile` of what is in force; empty where nothing is compiled."""
-        tier = self.loop.tier
-        return (
-            self.loop.context.compiled.settings(tier)
-            if tier.compiles and self.loop.context.compiled.base == tier.base
-            else {}
-        )
+        """Return the arguments for `hotloop.compile` that are in force; empty where nothing is compiled."""
+        tier, compiled = self.loop.tier, self.loop.context.compiled
+        return compiled.settings(tier) if tier.compiles and compiled.base == tier.base else {}
 
     def close(self) -> None:
-        """Leave the module as it was, and give back what the loop holds."""
-        self._seen = self.seen()
+        """Leave the module as it was, and release what the loop holds."""
+        self._final = self.snapshot()
         self._shadows.take_off()
         self._batch = self._result = None
         self.loop.close()
@@ -126,24 +121,24 @@ class OwnedStep:
     # -- what the loop runs ----------------------------------------------------------------------------------------
 
     def _make_step(self) -> tuple[Callable[[Any], Any], Callable[[int], None]]:
-        """Give the step as a function of its batch, and what tells it the number of the next one.
+        """Return the step as a function of its batch, and a function that sets the number of the next batch.
 
-        A number that training_step reads is watched, as what it reads of the Trainer is: as an argument each would be a
-        kind of call of its own, which compiled code does not see before it has come back.
+        The loop watches the number as a closure variable, as it watches what the step reads of the Trainer. As an
+        argument, each number would be a kind of call of its own, and no call would ever be compiled.
         """
         owner, module, optimizer, scaler = self._trainer, self.module, self._optimizer, self._scaler
         clips = own_method(module, "configure_gradient_clipping")
         backward = own_method(module, "backward")
         unscales = not getattr(optimizer, "_step_supports_amp_scaling", False)
-        trainer = self._mirror  # held by the step itself, so looked at as the step's own state, and named so there
+        trainer = self._mirror  # a closure variable of the step: the loop watches it, and names it so in messages
         takes_index, batch_idx = self._takes_index, 0
 
-        def take_number(number: int) -> None:
+        def set_batch_index(number: int) -> None:
             nonlocal batch_idx
             batch_idx = number
 
         def training_step(batch: Any) -> Any:
-            # The module's own backward and clipping may log, and read of the Trainer, too.
+            # The module's own backward and clipping may log, and read the Trainer, too.
             with self._watched(trainer):
                 output = owner.strategy.training_step(*((batch, batch_idx) if takes_index else (batch,)))
                 loss = _loss_of(output)
@@ -166,18 +161,18 @@ class OwnedStep:
                     scaler.update()
             return output, self._take_logged()
 
-        return training_step, take_number
+        return training_step, set_batch_index
 
     @contextlib.contextmanager
     def _watched(self, mirror: dict[str, Any]) -> Iterator[None]:
-        """Have the module's own methods run, their logging noted and what they read of the Trainer as well."""
+        """Run the module's own methods in the block, and note their logging and what they read of the Trainer."""
         held = vars(self.module)
         self._inside = True
         self._logged.clear()
         shadows = Shadows(self.module)
         for name in ("log", "log_dict"):
             shadows.put(name, Note(name, self._logged))
-        held["_trainer"] = _Read(self._trainer, mirror)
+        held["_trainer"] = _TrainerView(self._trainer, mirror)
         try:
             yield
         finally:
@@ -186,7 +181,7 @@ class OwnedStep:
             self._inside = False
 
     def _take_logged(self) -> list[tuple[str, list[Any], dict[str, Any]]]:
-        """Give what was logged; nothing is left behind, so that a step changes no Python state."""
+        """Return what was logged, and forget it, so that a step changes no Python state."""
         taken = list(self._logged)
         self._logged.clear()
         return taken
@@ -197,8 +192,8 @@ class OwnedStep:
         if self._trainer.accumulate_grad_batches != 1:  # changed in the fit: gradients of earlier batches wait
             own_method(self.module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
             return
-        if not self._begun:  # nobody has named its batch: an earlier one must not be trained on again
-            _log.warning(
+        if not self._has_batch:  # an earlier batch must not be trained on again
+            logging.getLogger("hotloop").warning(
                 "HotLoop heard of no batch %d, as it is not among trainer.callbacks any more: the step is the "
                 "Trainer's own from here on",
                 batch_idx,
@@ -207,15 +202,15 @@ class OwnedStep:
             self.close()
             own_method(self.module, "optimizer_step")(epoch, batch_idx, optimizer, closure)
             return
-        self._begun = False
+        self._has_batch = False
         self._result = self._run(self._batch)
         try:
             closure()
         finally:
             self._result = None
 
-    def _done_already(self, name: str) -> Callable[..., None]:
-        """Give what the Trainer's closure calls: nothing where the loop's step has done it, else the module's own."""
+    def _unless_done(self, name: str) -> Callable[..., None]:
+        """Return a method that does nothing where the loop's step has done the work, else calls the module's own."""
         own = own_method(self.module, name)
 
         def call(*args: Any, **kwargs: Any) -> None:
@@ -224,9 +219,9 @@ class OwnedStep:
 
         return call
 
-    def _training_step_given(self, *args: Any) -> Any:
-        """The module's own training_step inside the loop's step, what that gave when the Trainer's closure asks."""
-        if self._inside or self._result is None:  # a batch for which no optimizer step is asked: weight averaging's
+    def _training_step(self, *args: Any) -> Any:
+        """Run the module's own step inside the loop's; return the loop's result when the Trainer's closure asks."""
+        if self._inside or self._result is None:  # weight averaging asks no optimizer step for some batches
             return method_of(self.module, "training_step")(*args)
         output, logged = self._result
         for method, values, settings in logged:
@@ -235,25 +230,26 @@ class OwnedStep:
 
 
 def _loss_of(output: Any) -> Any:
-    """Give the loss in what a training_step returned; None where it asks for no update."""
+    """Return the loss in the output of a training_step; None where it asks for no update."""
     if isinstance(output, Mapping):
         loss = output.get("loss")
         return _NO_STEP if loss is None else loss
     return output if output is None or isinstance(output, torch.Tensor) else _NO_STEP
 
 
-def reads_argument(function: Any, place: int) -> bool:
-    """Tell whether a function reads its argument at a place; where that cannot be told (``*args``), yes."""
+def _reads_argument(function: Any, place: int) -> bool:
+    """Return whether a function reads its argument at a place; True where that is unknown (``*args``, a decorator)."""
     code = getattr(function, "__code__", None)
     if code is None or hasattr(function, "__wrapped__"):  # a decorator may do anything with what it hands on
         return True
     if code.co_argcount <= place:
         return bool(code.co_flags & inspect.CO_VARARGS)
     name = code.co_varnames[place]
-    inner = name in code.co_cellvars or "locals" in code.co_names
-    return inner or any(one.argval == name or name in _names(one) for one in dis.get_instructions(code))
-
-
-def _names(instruction: dis.Instruction) -> tuple[Any, ...]:
-    """Give the names of an instruction that loads two at once."""
-    return instruction.argval if isinstance(instruction.argval, tuple) else ()
+    if name in code.co_cellvars or "locals" in code.co_names:
+        return True
+    for instruction in dis.get_instructions(code):
+        loaded = instruction.argval
+        # Since Python 3.13 an instruction may load two names at once, as a tuple.
+        if loaded == name or (isinstance(loaded, tuple) and name in loaded):
+            return True
+    return False

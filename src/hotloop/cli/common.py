@@ -1,0 +1,90 @@
+"""What several commands share: options, exit codes, the console for results, and a guard around the user's program."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from hotloop import record
+from hotloop.errors import ConfigError, DataError, HotloopError, RecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Workload = Annotated[
+    str, typer.Argument(metavar="FILE.py:make", help="A function that returns a hotloop.Workload; or module:make.")
+]
+
+WRONG_USAGE = (ConfigError, DataError, RecordError)
+"""What users can mend in what they typed or handed in: exit code 2."""
+NO_RESULT = 3
+"""The exit code without a verdict: the program under test raised or cannot be judged. A CI job must be able to tell
+this from a failed check and from a passed one."""
+INTERRUPTED = 130
+"""The exit code after Ctrl-C or SIGTERM, as shells have it."""
+
+
+@contextlib.contextmanager
+def users_program() -> Iterator[None]:
+    """Run the user's program in the block; its prints go to stderr, since stdout is for our results.
+
+    An exception of the program is shown as Python shows it, and ends the command with `NO_RESULT`. The same goes for
+    its ``sys.exit()``, with any code, and for an error of ours that is no wrong usage.
+
+    Raises:
+        ConfigError, DataError, RecordError: wrong usage, as it was raised.
+        typer.Exit: for everything else.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except WRONG_USAGE:
+        raise
+    except HotloopError as error:
+        typer.echo(f"hotloop: {error}", err=True)
+        raise typer.Exit(NO_RESULT) from error
+    except (Exception, SystemExit) as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise typer.Exit(NO_RESULT) from error
+
+
+@contextlib.contextmanager
+def writing_page(path: Path | None) -> Iterator[None]:
+    """Turn an ``OSError`` while a page is written into a message that names the option.
+
+    Raises:
+        HotloopError: the page cannot be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise HotloopError(
+            f"the page {path} cannot be written ({error.strerror or error}): name another file with --html"
+        ) from error
+
+
+def console() -> Console:
+    """Return the console for results: as wide as the terminal, or 120 columns for a file or a pipe."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def echo_json(result: Any) -> None:
+    """Print a result as indented JSON; NaN and infinity become strings, as in records."""
+    typer.echo(json.dumps(json.loads(record.to_json(result)), indent=2))
+
+
+def echo_result(result: dict[str, Any], drawing: Any, page: Path | None, *, as_json: bool) -> None:
+    """Print a result as JSON, or draw it for the terminal; both say where its HTML page was written."""
+    if as_json:
+        echo_json({**result, "html": str(page) if page else None})
+        return
+    console().print(drawing)
+    if page:
+        typer.echo(f"\nReport: {page}")

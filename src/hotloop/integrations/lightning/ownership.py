@@ -1,0 +1,74 @@
+"""Decides whether Lightning's hooks leave a training step to a loop: not where code of the program runs inside it.
+
+Lightning calls ``optimizer_step`` of the module for each batch under automatic optimization, and lets it run forward,
+backward and optimizer in any way. The program may have put code of its own between these three, which the Trainer runs
+once a batch. Then the step stays the Trainer's, and the model is compiled in place at most.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.plugins import DoublePrecision, HalfPrecision, MixedPrecision, Precision
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+
+from hotloop.compiling.apply import metric_updated_by
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def obstacles(trainer: pl.Trainer, module: pl.LightningModule) -> list[str]:
+    """List why a loop cannot own the step of this fit; empty where it can."""
+    callbacks: list[Any] = list(vars(trainer)["callbacks"])
+    # The hooks between forward, backward and optimizer step.
+    between = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+    hooks = [
+        f"{type(owner).__name__}.{name} runs inside the step, once a batch"
+        for owner in (*callbacks, module)
+        for name in between
+        if is_overridden(name, owner)
+    ]
+    return [*_of_trainer(trainer, callbacks), *_of_module(module), *hooks]
+
+
+def _of_trainer(trainer: pl.Trainer, callbacks: list[Any]) -> Iterator[str]:
+    if type(trainer.strategy) is not SingleDeviceStrategy:
+        yield f"{type(trainer.strategy).__name__} runs the step on several devices, or in a way of its own"
+    if type(trainer.precision_plugin) not in (Precision, MixedPrecision, HalfPrecision, DoublePrecision):
+        yield f"{type(trainer.precision_plugin).__name__} has a backward and an optimizer step of its own"
+    schedulers = [
+        callback for callback in callbacks if isinstance(callback, pl.callbacks.GradientAccumulationScheduler)
+    ]
+    if trainer.accumulate_grad_batches != 1 or schedulers:
+        yield "gradients are accumulated: the Trainer asks optimizer_step of the module for some batches only"
+
+
+def _of_module(module: pl.LightningModule) -> Iterator[str]:
+    if not module.automatic_optimization:
+        yield "manual optimization: training_step steps the optimizers itself, with the Trainer's counters in between"
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        yield "training_step takes the dataloader_iter: what it reads in a step is not known before"
+    if updated := metric_updated_by(module, "training_step"):
+        yield f"{updated}: it would count a step twice that runs twice"
+    kind = type(module).__name__
+    for name in ("optimizer_step", "optimizer_zero_grad"):
+        if is_overridden(name, module):
+            yield f"{kind}.{name} is overridden"
+    # A loop calls these of the class, or puts its own in front, so it would pass by what is set on the object.
+    for name in ("training_step", "backward", "configure_gradient_clipping", "log", "log_dict"):
+        if name in vars(module):
+            yield f"{name} was set on this one {kind}, in front of what its class defines"
+
+
+def optimizer_obstacles(optimizers: list[torch.optim.Optimizer]) -> list[str]:
+    """List why a loop cannot own a step with these optimizers, which exist only once the fit has begun."""
+    if len(optimizers) != 1:
+        return [f"there are {len(optimizers)} optimizers"]
+    if isinstance(optimizers[0], torch.optim.LBFGS):
+        return ["LBFGS runs forward and backward several times a step, by a closure"]
+    return []
