@@ -17,7 +17,7 @@ from hotloop.diagnose.host_sync import IN_A_SCALER
 from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import Benchmark, HotLoop
 from hotloop.testing import assert_max_recompiles, captured_step_emulation
-from hotloop.testing.fitting import SmallClassifier, flat, inventory, small_batches
+from hotloop.testing.fitting import SmallClassifier, flatten, inventory, small_batches
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its own use of torch
 
@@ -211,7 +211,7 @@ def test_a_whole_checkpoint_is_eagers(tmp_path):
     for name, callbacks in (("eager", []), ("ours", [HotLoop(run="aot_eager")])):
         *_, trainer = fit(Sgd, *callbacks, epochs=2)
         trainer.save_checkpoint(tmp_path / name)
-        left.append(flat(torch.load(tmp_path / name, weights_only=True)))
+        left.append(flatten(torch.load(tmp_path / name, weights_only=True)))
     eager, ours = left
     assert eager.keys() == ours.keys()
     for key, value in eager.items():

@@ -1,4 +1,4 @@
-"""What test suites need, ours and users': captured steps and CUDA graphs without a GPU, assertions, conformance."""
+"""Helpers for test suites, ours and users': captured steps and CUDA graphs without a GPU, assertions, conformance."""
 
 from hotloop.testing.assertions import (
     assert_compiled,

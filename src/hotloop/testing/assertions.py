@@ -21,35 +21,35 @@ def assert_compiled(model: Any) -> None:
     """Assert that every component of a model that was asked to compile has run, and ran as it was asked to.
 
     Args:
-        model: what was given to `hotloop.compile`, or what it returned.
+        model: the model that `hotloop.compile` took or returned.
 
     Raises:
         AssertionError: nothing was asked to compile; or a component was not called, or ran eager or on a lower preset,
             with the causes.
     """
-    asked = {name: one for name, one in status(model).components.items() if one.requested != "none"}
-    if not asked:
+    components = {name: part for name, part in status(model).components.items() if part.requested != "none"}
+    if not components:
         raise AssertionError(f"{type(model).__name__} was not compiled: nothing asked for a preset but none")
     wrong = []
-    for name, one in asked.items():
-        if one.state == "compiled":
+    for name, part in components.items():
+        if part.state == "compiled":
             continue
-        why = "; ".join(f"{_at(cause.file, cause.line)}{cause.reason}" for cause in one.causes) or "it was not called"
-        wrong.append(f"{name} is {one.state}, running {one.running}, not {one.requested}: {why}")
+        why = "; ".join(f"{_at(cause.file, cause.line)}{cause.reason}" for cause in part.causes) or "it was not called"
+        wrong.append(f"{name} is {part.state}, running {part.running}, not {part.requested}: {why}")
     if wrong:
         raise AssertionError("\n".join(wrong))
 
 
 @contextlib.contextmanager
 def assert_max_recompiles(n: int) -> Iterator[None]:
-    """Assert that the block compiles code again, which it compiled before, at most ``n`` times.
+    """Assert that the block recompiles functions at most ``n`` times in all.
 
-    The first compile of a function is none. Reaching torch's recompile limit fails too: from then on unseen inputs run
-    eager, and nothing is compiled again.
+    The first compile of a function does not count. Reaching torch's recompile limit fails too: from then on unseen
+    inputs run eager, and nothing is compiled again.
 
     Raises:
-        ConfigError: ``n`` is no number of times.
-        AssertionError: there were more; each is listed with its function and torch's reason.
+        ConfigError: ``n`` is no whole number, or negative.
+        AssertionError: there were more recompiles; each is listed with its function and torch's reason.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
         raise ConfigError(f"assert_max_recompiles({n!r}): expected a whole number, 0 or more")
@@ -69,17 +69,16 @@ def assert_max_recompiles(n: int) -> Iterator[None]:
 def assert_steps_marked() -> Iterator[None]:
     """Assert that each step of compiled code begins with a marked step, inside `cudagraph_emulation`.
 
-    Without a mark torch begins a new generation at whatever call comes next while no backward is pending. What
-    `hotloop.compile` compiled marks by itself, and `hotloop.own` marks for other compiled code.
+    Without a mark, torch begins a new generation of CUDA graph outputs at any call while no backward is pending. Code
+    that `hotloop.compile` compiled marks its steps itself; for other compiled code `hotloop.own` does.
 
     Raises:
         ConfigError: no emulation is in force.
-        AssertionError: a generation began without one, or no CUDA graph ran; with the calls.
+        AssertionError: a generation began without a mark, with the calls; or no CUDA graph ran.
     """
-    emulation = _emulation("assert_steps_marked()")
-    runs, before = emulation.runs, len(emulation.unmarked)
-    yield
-    _some_ran(emulation, runs)
+    with _emulation("assert_steps_marked()") as emulation:
+        before = len(emulation.unmarked)
+        yield
     if unmarked := emulation.unmarked[before:]:
         places = sorted({f"{place[0]}:{place[1]}" if place else "an unknown place" for place in unmarked})
         raise AssertionError(
@@ -90,22 +89,21 @@ def assert_steps_marked() -> Iterator[None]:
 
 @contextlib.contextmanager
 def assert_outputs_owned() -> Iterator[None]:
-    """Assert that nothing which a CUDA graph left is held when its memory is reused, inside `cudagraph_emulation`.
+    """Assert that no output of a CUDA graph is held when its memory is reused, inside `cudagraph_emulation`.
 
-    It fails also where nobody reads such an output afterwards: somebody will. What the graphs left last is judged at
-    the end of the block, unless a forward waits for its backward, which has to hold it.
+    A held output fails even if no code reads it afterwards. The outputs that are left at the end of the block are held
+    too, unless a forward waits for its backward, which needs them.
 
     Raises:
         ConfigError: no emulation is in force.
-        AssertionError: an output was held, or no CUDA graph ran; with each output and where it was made.
+        AssertionError: an output was held, with each output and where it was made; or no CUDA graph ran.
     """
-    emulation = _emulation("assert_outputs_owned()")
-    runs, before = emulation.runs, len(emulation.overwritten)
-    yield
-    _some_ran(emulation, runs)
-    held = [str(one) for one in emulation.overwritten[before:]]
+    with _emulation("assert_outputs_owned()") as emulation:
+        before = len(emulation.overwritten)
+        yield
+    held = [str(output) for output in emulation.overwritten[before:]]
     if not emulation.forward_waits():
-        held += [f"{one}, still held at the end" for one in emulation.alive()]
+        held += [f"{output}, still held at the end" for output in emulation.alive()]
     if held:
         listed = "\n  ".join(held)
         raise AssertionError(
@@ -114,14 +112,14 @@ def assert_outputs_owned() -> Iterator[None]:
         )
 
 
-def _emulation(what: str) -> Emulation:
-    found = running()
-    if found is None:
+@contextlib.contextmanager
+def _emulation(what: str) -> Iterator[Emulation]:
+    """Yield the emulation that is in force, and check at the end that a CUDA graph ran in the block."""
+    emulation = running()
+    if emulation is None:
         raise ConfigError(f"{what} needs an emulation in force: with hotloop.testing.cudagraph_emulation(): ...")
-    return found
-
-
-def _some_ran(emulation: Emulation, before: int) -> None:
+    before = emulation.runs
+    yield emulation
     if emulation.runs == before:
         raise AssertionError(
             "no CUDA graph ran in the block: compile inside cudagraph_emulation(), with a preset that has CUDA graphs "

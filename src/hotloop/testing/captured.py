@@ -1,8 +1,8 @@
 """A captured step without a GPU: every operation is recorded with its storages, and replayed into them.
 
-What a CUDA graph does to a step, this does too: no Python of the step runs in a replay, host numbers are frozen,
-results and gradients are overwritten in place, reading a value on the host ends the capture. What it does not show:
-kernels that Inductor generates for a CPU (they pass the dispatcher by), streams, and memory.
+The effects of a CUDA graph on a step are emulated: no Python of the step runs in a replay, host numbers are frozen,
+results and gradients are overwritten in place, reading a value on the host ends the capture. Not emulated are kernels
+that Inductor generates for a CPU (they bypass the dispatcher), streams, and memory.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def captured_step_emulation() -> contextlib.AbstractContextManager[None]:
     """Let ``hotloop.Loop`` capture steps on the CPU while the block runs, so that programs can be tested on them.
 
     A replay runs the recorded operations one by one: it is as slow as eager, and equal to it bit by bit. Inductor's
-    kernels are no such operations: of compiled code ``run="aot_eager+graph"`` can be captured here, while a tier or
-    preset of Inductor's with a graph is a `ConfigError`, and ``run="auto"`` leaves it out.
+    kernels cannot be recorded: ``run="aot_eager+graph"`` works here, while an Inductor tier or preset with a graph is a
+    `ConfigError`, and ``run="auto"`` leaves it out.
     """
     return engines.using("cpu", TapeEngine)
 
 
 class TapeEngine:
-    """Records operations on a tape."""
+    """The engine of the emulation: records operations on a tape."""
 
     name = "tape"
     kernels = False
@@ -53,12 +53,12 @@ class TapeEngine:
         reports_capturing: bool,
         asked: Callable[[], None] | None = None,
     ) -> Iterator[None]:
-        """Answer code that looks for a capture as a capture will."""
+        """Tell code that asks whether a capture is going on what a capture will tell it."""
         with engines.reporting_capture(reports_capturing, asked):
             yield
 
     def reference_stream(self, device: torch.device) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
-        """A CPU has no streams."""
+        """Do nothing: a CPU has no streams."""
         return contextlib.nullcontext()
 
 
@@ -67,7 +67,7 @@ class TapeRecording:
 
     def __init__(self, *, reports_capturing: bool) -> None:
         self._reports_capturing = reports_capturing
-        self.replay_seconds: float | None = None  # what was recorded ran as it was
+        self.replay_seconds: float | None = None  # operations run as they are recorded, so nothing was timed apart
         self._open: contextlib.ExitStack | None = None
         self._tape = Tape()
         self.resume()
@@ -92,23 +92,24 @@ class TapeRecording:
             self._open = None
 
     def close(self) -> None:
-        """Nothing is left open."""
+        """Stop recording."""
         self.abandon()
 
 
 class Tape:
-    """Recorded operations, each with the memory that it was given and what it made.
+    """Recorded operations, each with the memory of its arguments and of its results.
 
-    Not with the tensors: ``tensor.data = other`` gives one other memory later, of which a recording knows nothing.
+    The tape holds memory and not the tensors: ``tensor.data = other`` gives a tensor other memory later, which a
+    recording must not follow.
     """
 
     def __init__(self) -> None:
         self._operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], list[torch.Tensor]]] = []
         self._modes: list[tuple[bool, bool]] = []
-        """Of each whether gradients were on, and inference: what nn.LSTM keeps for its backward, it keeps only then."""
+        """Whether gradients and inference mode were on for each operation: nn.LSTM saves for its backward only then."""
 
     def record(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation and keep it.
+        """Run an operation and record it.
 
         Raises:
             CaptureForbiddenError: Python waits for its result.
@@ -116,14 +117,14 @@ class Tape:
         if why := host_read(operation, args):
             raise CaptureForbiddenError(f"operation not permitted while a step is captured: {why}")
         result = operation(*args, **kwargs)
-        given = {name: _memory_of(value) for name, value in kwargs.items()}
-        made = [in_place(one) for one in tensors_in(result)]
-        self._operations.append((operation, _memory_of(args), given, made))
+        kept = {name: _memory_of(value) for name, value in kwargs.items()}
+        made = [in_place(tensor) for tensor in tensors_in(result)]
+        self._operations.append((operation, _memory_of(args), kept, made))
         self._modes.append((torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
         return result
 
     def replay(self) -> None:
-        """Run the operations again, in order, each result into the storage of the first one."""
+        """Run the operations again, in order, and write each result into the storage of the first one."""
         with torch.no_grad():
             recorded = zip(self._operations, self._modes, strict=True)
             for (operation, args, kwargs, made), (with_gradients, inferring) in recorded:
@@ -132,7 +133,7 @@ class Tape:
                 for old, new in zip(made, tensors_in(again), strict=True):
                     for ours, theirs in zip(_dense_parts(old), _dense_parts(new), strict=True):
                         if ours.data_ptr() != theirs.data_ptr():
-                            with _inference(ours.is_inference()):  # elsewhere it may not be written
+                            with _inference(ours.is_inference()):  # outside, torch forbids the write
                                 ours.copy_(theirs)
 
 
@@ -147,7 +148,10 @@ def _memory_of(value: Any) -> Any:
 
 
 def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Give the memory of a tensor: of a sparse one its indices and values, whose number no replay can change."""
+    """Return the dense tensors that hold a tensor's memory: for a sparse one its indices and values.
+
+    No replay can change the number of these.
+    """
     if tensor.layout == torch.sparse_coo:
-        return tensor._indices(), tensor._values()  # noqa: SLF001 - the public ones refuse what is not coalesced
+        return tensor._indices(), tensor._values()  # noqa: SLF001 - the public ones need a coalesced tensor
     return (tensor,)

@@ -1,19 +1,18 @@
-"""One suite for every integration: what hotloop promises, held against the framework's own eager run.
+"""A test suite for every integration: hotloop's promises, checked against the framework's own eager run.
 
-An integration's tests subclass `Conformance`, say how their framework fits a `Task`, and inherit the tests; pytest
+An integration's tests subclass `Conformance`, define how their framework fits a `Task`, and inherit the tests; pytest
 finds them under the subclass's name. Nothing here needs a framework, a GPU, or pytest itself::
 
     class TestMyTrainer(Conformance):
         def fit(self, task): ...
         def saved(self, path): ...
 
-What a framework's hooks make impossible is declared in ``limits``, with the reason; the test then holds what is
-promised in its place, and `promises` puts both into the table that the docs show.
+If a framework's hooks make a promise impossible, ``limits`` declares so, with the reason. The test then checks what is
+promised instead, and `Conformance.promises` shows the reason in the docs' table.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import json
@@ -35,38 +34,67 @@ from hotloop.testing.fitting import (
     Fitted,
     SmallClassifier,
     Task,
-    flat,
+    flatten,
     inventory,
-    placed,
     plain_python,
-    said,
     small_batches,
+    to_device,
 )
-from hotloop.testing.planted import TELLS, Stage, forget_compiled_code, planted_failure
-from hotloop.testing.promises import Promises, check
+from hotloop.testing.planted import MESSAGE, Stage, forget_compiled_code, planted_failure
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from types import SimpleNamespace
 
 
-_eager_fits: collections.defaultdict[type, dict[Any, Fitted]] = collections.defaultdict(dict)
-"""What the eager fits of a suite gave, by their settings."""
+class Conformance:
+    """The promises that every integration keeps, as tests; each test's docstring is a promise."""
 
-
-class Conformance(Promises):
-    """The promises that every integration keeps, as tests; see the module's description for how to subclass it."""
-
+    name: ClassVar[str] = ""
+    """The suite's name in reports; without one, that of the class."""
+    limits: ClassVar[Mapping[str, str]] = {}
+    """Promises that the framework's hooks do not allow, by the test's name, with the reason."""
     device: ClassVar[str] = "cpu"
-    """Where models and batches are: on ``"cuda"`` steps are captured in CUDA graphs, elsewhere by the stand-in."""
+    """The device of models and batches: on ``"cuda"`` steps are captured in CUDA graphs, else by an emulation."""
     run: ClassVar[str] = "aot_eager"
-    """What hotloop is asked for where nothing is captured; compiled by `aot_eager`, into which failures are planted."""
+    """The tier or preset of tests that capture nothing; failures are planted into code that `aot_eager` compiles."""
     steps: ClassVar[int] = 12
     """Batches of an epoch: enough that a loop has proven compiled code and runs it, or has captured a step."""
     rtol: ClassVar[float] = 1e-5
     atol: ClassVar[float] = 1e-6
+    _eager_fits: ClassVar[dict[Any, Fitted]] = {}
+    """The eager fits that many tests compare with, by suite and settings."""
 
-    # -- what an integration says ----------------------------------------------------------------------------------
+    # -- what reports show -----------------------------------------------------------------------------------------
+
+    @classmethod
+    def label(cls) -> str:
+        """Return the suite's name in a report."""
+        return cls.name or cls.__name__.removeprefix("Test")
+
+    @classmethod
+    def order(cls) -> list[tuple[str, str]]:
+        """List the tests by name in the order in which they are written, each with its promise."""
+        attributes = {name: getattr(cls, name) for name in dir(cls) if name.startswith("test_")}
+        tests = {name: test for name, test in attributes.items() if test is not None}  # None: does not apply
+        ordered = sorted(tests, key=lambda name: tests[name].__code__.co_firstlineno)
+        return [(name, (tests[name].__doc__ or name).splitlines()[0]) for name in ordered]
+
+    @classmethod
+    def promises(cls) -> list[tuple[str, str]]:
+        """List each promise and how it is kept: ``yes``, or the reason in ``limits`` why another one holds."""
+        order = cls.order()
+        unknown = sorted(set(cls.limits) - {name for name, _ in order})
+        _check(not unknown, f"limits name tests that do not exist: {unknown}")
+        return [(promise, cls.limits.get(name, "yes")) for name, promise in order]
+
+    @classmethod
+    def table(cls) -> str:
+        """Return `promises` as a Markdown table, for the docs."""
+        rows = [f"| {promise} | {kept} |" for promise, kept in cls.promises()]
+        return "\n".join(["| promise | kept |", "|---|---|", *rows])
+
+    # -- what an integration defines -------------------------------------------------------------------------------
 
     def fit(self, task: Task) -> Fitted:
         """Fit the task's model with the framework, and with hotloop where ``task.run`` asks for it.
@@ -80,15 +108,15 @@ class Conformance(Promises):
         raise NotImplementedError(f"{type(self).__name__}.saved: say how your framework's checkpoints are read")
 
     def model(self) -> nn.Module:
-        """Make a model; random numbers are seeded before. Override it where the framework wants models of its own."""
+        """Make a model; random numbers are seeded before. Override it if the framework needs its own kind of model."""
         return SmallClassifier()
 
     def batches(self, count: int, *, ragged: bool = False) -> list[Any]:
-        """Give batches as the model takes them, the last one short if ``ragged``; the same ones at every call."""
+        """Return batches as the model takes them, the last one short if ``ragged``; the same ones at every call."""
         return list(small_batches(count, ragged=ragged))
 
     def broken(self) -> Any:
-        """Give a batch on which the model itself raises, compiled or not."""
+        """Return a batch on which the model itself raises, compiled or not."""
         ids, labels = self.batches(1)[0]
         return torch.stack([ids, ids], 1), labels
 
@@ -104,14 +132,12 @@ class Conformance(Promises):
 
     def test_clean_keys(self) -> None:
         """Names in ``state_dict`` and in checkpoints are eager's."""
-        with self._folder() as folder:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
             eager = self._fit(save=folder / "eager")
             ours = self._fit(run=self.run, save=folder / "ours")
-            expected, found = self.saved(folder / "eager"), self.saved(folder / "ours")
-            _same_names("the checkpoint", expected, found)
-            _same_names("state_dict()", eager.model.state_dict(), ours.model.state_dict())
-            for name, value in expected.items():
-                self._close(f"{name} in the checkpoint", value, found[name])
+            self._same_values("the checkpoint", self.saved(folder / "eager"), self.saved(folder / "ours"))
+            self._same_values("state_dict()", eager.model.state_dict(), ours.model.state_dict())
 
     def test_saved_compiled_resumes_eager(self) -> None:
         """A checkpoint that a compiled run saved is resumed by an eager one, to eager's result."""
@@ -151,71 +177,73 @@ class Conformance(Promises):
         with captured_step_emulation() if self.device == "cpu" else contextlib.nullcontext():
             ours = self._fit(run="eager+graph", epochs=2)
         self._same(eager, ours)
-        told = said(ours)
+        told = ours.text()
         limit = self.limits.get("test_captured_step")
         if limit is not None:
-            check(limit in told, f"the status does not say why no step is captured: {limit!r} is not in {told}")
+            _check(limit in told, f"the status does not say why no step is captured: {limit!r} is not in {told}")
             return
-        check("eager+graph" in told, f"no tier eager+graph in the status: {told}")
+        _check("eager+graph" in told, f"no tier eager+graph in the status: {told}")
         assert ours.record is not None
-        captured = [one for one in ours.record.document["events"] if one["kind"] == ev.Captured.kind]
-        check(bool(captured), f"no step was captured: {told}")
+        captured = [event for event in ours.record.document["events"] if event["kind"] == ev.Captured.kind]
+        _check(bool(captured), f"no step was captured: {told}")
 
     def test_python_that_a_step_reads(self) -> None:
         """What a callback sets in Python between two steps is read by the next, compiled and captured ones too."""
         for run in self._runs():
-            eager, ours = (self._fit_with_python(one, changes=2 * self.steps // 3)[0] for one in (None, run))
+            eager, _ = self._fit_with_python(None, changes=2 * self.steps // 3)
+            ours, _ = self._fit_with_python(run, changes=2 * self.steps // 3)
             self._same(eager, ours)
 
     def test_python_that_a_step_counts(self) -> None:
         """What a step counts in Python counts each batch once; where it stays eager for that, the status says so."""
         for run in self._runs():
             eager, expected = self._fit_with_python(None, counting=True)
-            check(expected.steps == self.steps, f"eager counts {expected.steps} steps in {self.steps} batches")
+            _check(expected.steps == self.steps, f"eager counts {expected.steps} steps in {self.steps} batches")
             with watch() as seen:
                 ours, found = self._fit_with_python(run, counting=True)
             self._same(eager, ours)
-            told = said(ours)
-            check(found.steps == self.steps, f"run={run!r} counts {found.steps} steps in {self.steps} batches: {told}")
-            made = [one for one in seen if isinstance(one, ev.Captured if "+graph" in run else ev.Compiled)]
+            told = ours.text()
+            _check(found.steps == self.steps, f"run={run!r} counts {found.steps} steps in {self.steps} batches: {told}")
+            kind = ev.Captured if "+graph" in run else ev.Compiled
             why = self.limits.get("test_captured_step", "changes Python state") if "+graph" in run else "Python state"
-            check(bool(made) or why in told, f"run={run!r} ran eager, and {why!r} is not in the status: {told}")
+            if not any(isinstance(event, kind) for event in seen):
+                _check(why in told, f"run={run!r} ran eager, and {why!r} is not in the status: {told}")
 
     def test_status_and_record(self) -> None:
         """The status says what was asked for and what runs; the record holds the same, and can be read back."""
         with watch() as seen:
             ours = self._fit(run=self.run)
         data = json.loads(json.dumps(ours.status.to_dict()))
-        check(self.run in json.dumps(data), f"the status does not name {self.run!r}, which was asked for: {data}")
-        check(self.run in str(ours.status), f"str(status) does not name {self.run!r}: {ours.status}")
-        check(any(isinstance(one, ev.Compiled) for one in seen), f"nothing was compiled: {ours.status}")
+        _check(self.run in json.dumps(data), f"the status does not name {self.run!r}, which was asked for: {data}")
+        _check(self.run in str(ours.status), f"str(status) does not name {self.run!r}: {ours.status}")
+        _check(any(isinstance(event, ev.Compiled) for event in seen), f"nothing was compiled: {ours.status}")
         if ours.record is not None:
             document = ours.record.document
-            compiles = sum(one["compiles"] for one in document["components"].values())
-            check(compiles > 0, f"the record tells of no compile: {document['components']}")
-            check(bool(document["steps"]), "the record has no steps")
+            compiles = sum(part["compiles"] for part in document["components"].values())
+            _check(compiles > 0, f"the record tells of no compile: {document['components']}")
+            _check(bool(document["steps"]), "the record has no steps")
 
     def test_disabled(self) -> None:
         """``HOTLOOP_DISABLE=1`` leaves everything eager, and the status says so."""
         eager = self._eager()
-        with _environment("HOTLOOP_DISABLE", "1"), watch() as seen:
+        with mock.patch.dict(os.environ, {"HOTLOOP_DISABLE": "1"}), watch() as seen:
             ours = self._fit(run=self.run)
         self._same(eager, ours)
-        check(not [one for one in seen if isinstance(one, ev.Compiled)], "something was compiled")
-        check("HOTLOOP_DISABLE" in said(ours), f"the status does not say why all is eager: {said(ours)}")
+        _check(not [event for event in seen if isinstance(event, ev.Compiled)], "something was compiled")
+        _check("HOTLOOP_DISABLE" in ours.text(), f"the status does not say why all is eager: {ours.text()}")
 
     def test_removal(self) -> None:
         """Taken off, the model is as it was: nothing compiled, no attribute more, no hook more, eager's output."""
         model = self._model()
         before = inventory(model)
         ours = self._fit(run=self.run, model=model)
-        check(ours.model is model, "Fitted.model is not the task's model")
+        _check(ours.model is model, "Fitted.model is not the task's model")
         ours.remove()
         after = inventory(model)
         changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-        check(not changed, f"left behind: {sorted(changed)}")
+        _check(not changed, f"left behind: {sorted(changed)}")
         copied = copy.deepcopy(model)
-        _same_names("a copy", model.state_dict(), copied.state_dict())
+        self._same_values("a copy", model.state_dict(), copied.state_dict())
 
     def test_two_fits(self) -> None:
         """Two fits in one process are as good as the first, and the second compiles nothing that the first did."""
@@ -226,10 +254,10 @@ class Conformance(Promises):
             with watch() as seen:
                 ours = self._fit(run=self.run, fresh=False)
             self._same(eager, ours)
-            counts.append(sum(isinstance(one, ev.Compiled) for one in seen))
+            counts.append(sum(isinstance(event, ev.Compiled) for event in seen))
             ours.remove()
-        check(counts[0] > 0, "the first fit compiled nothing")
-        check(counts[1] == 0, f"the second fit compiled {counts[1]} graphs again")
+        _check(counts[0] > 0, "the first fit compiled nothing")
+        _check(counts[1] == 0, f"the second fit compiled {counts[1]} graphs again")
 
     def test_exceptions_of_the_user(self) -> None:
         """An exception of the model's own reaches the user as eager raises it."""
@@ -240,12 +268,12 @@ class Conformance(Promises):
                 self._fit(run=run, batches=batches)
             except Exception as error:  # noqa: BLE001 - whatever eager raises
                 raised.append(error)
-        check(len(raised) == 2, f"{2 - len(raised)} of two runs raised nothing")  # noqa: PLR2004 - eager and ours
+        _check(len(raised) == 2, f"{2 - len(raised)} of two runs raised nothing")  # noqa: PLR2004 - eager and ours
         eager, ours = raised
-        check(type(eager) is type(ours), f"eager raises {eager!r}, compiled code {ours!r}")
-        check(str(eager) == str(ours), f"eager says {eager}, compiled code {ours}")
+        _check(type(eager) is type(ours), f"eager raises {eager!r}, compiled code {ours!r}")
+        _check(str(eager) == str(ours), f"eager says {eager}, compiled code {ours}")
 
-    # -- what the tests are made of --------------------------------------------------------------------------------
+    # -- how the tests do it ---------------------------------------------------------------------------------------
 
     def _model(self) -> nn.Module:
         torch.manual_seed(1)
@@ -259,77 +287,72 @@ class Conformance(Promises):
             forget_compiled_code()
         model = self._model() if model is None else model
         batches = settings.pop("batches", None) or self.batches(self.steps)
-        settings["validation"] = placed(settings.get("validation", ()), self.device)
+        settings["validation"] = to_device(settings.get("validation", ()), self.device)
         torch.manual_seed(2)
         return self.fit(
-            Task(model=model, batches=placed(batches, self.device), run=run, device=self.device, **settings)
+            Task(model=model, batches=to_device(batches, self.device), run=run, device=self.device, **settings)
         )
 
     def _runs(self) -> list[str]:
-        """Name what a program is asked to run as: compiled; captured too where anybody captures here."""
+        """List the tiers to test a program in: compiled, and captured unless the suite captures nothing."""
         return [self.run] if self.test_captured_step is None else [self.run, "eager+graph"]
 
     def _fit_with_python(
         self, run: str | None, *, changes: int | None = None, counting: bool = False
     ) -> tuple[Fitted, SimpleNamespace]:
-        """Fit a program that keeps Python state, captured by the stand-in where a capture is asked for.
+        """Fit a program that keeps Python state.
 
-        After ``changes`` batches, what the step reads is set to something else, and the model's dropout switched off.
+        After ``changes`` batches, the value that the step reads is changed, and the model's dropout switched off.
         """
         model, python, begun = self._model(), plain_python(counting=counting), 0
-        drops = [one for one in model.modules() if isinstance(one, nn.Dropout)]
+        drops = [module for module in model.modules() if isinstance(module, nn.Dropout)]
 
         def begin() -> None:
             nonlocal begun
             if begun == changes:
                 python.weight = 0.25
-                for one in drops:
-                    one.p = 0.0
+                for drop in drops:
+                    drop.p = 0.0
             begun += 1
 
-        stand_in = self.device == "cpu" and run is not None and "+graph" in run
-        with captured_step_emulation() if stand_in else contextlib.nullcontext():
+        emulated = self.device == "cpu" and run is not None and "+graph" in run
+        with captured_step_emulation() if emulated else contextlib.nullcontext():
             fitted = self._fit(run=run, model=model, python=python, begin=begin)
-        check(begun == self.steps, f"Task.begin was called {begun} times in {self.steps} batches")
+        _check(begun == self.steps, f"Task.begin was called {begun} times in {self.steps} batches")
         return fitted, python
 
     def _eager(self, **settings: Any) -> Fitted:
-        """Fit eagerly; what many tests compare with is fitted once a suite."""
-        kept = _eager_fits[type(self)]
-        key = tuple(sorted(settings.items()))
-        if key not in kept:
-            kept[key] = self._fit(**settings)
-        return kept[key]
-
-    @contextlib.contextmanager
-    def _folder(self) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder)
+        """Fit eagerly, once a suite for the same settings."""
+        key = type(self), tuple(sorted(settings.items()))
+        if key not in self._eager_fits:
+            self._eager_fits[key] = self._fit(**settings)
+        return self._eager_fits[key]
 
     def _compiles_as_eager(self, **settings: Any) -> None:
         eager = self._eager(**settings)
         with watch() as seen:
             ours = self._fit(run=self.run, **settings)
-        check(any(isinstance(one, ev.Compiled) for one in seen), f"nothing was compiled: {said(ours)}")
+        _check(any(isinstance(event, ev.Compiled) for event in seen), f"nothing was compiled: {ours.text()}")
         self._same(eager, ours)
 
     def _resumes(self, *, first: str | None, then: str | None) -> None:
-        with self._folder() as folder:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
             self._fit(save=folder / "eager")
             eager = self._fit(resume=folder / "eager", epochs=2)
             self._fit(run=first, save=folder / "ours")
             ours = self._fit(run=then, resume=folder / "ours", epochs=2)
-        check(len(eager.losses) == self.steps, f"a resumed run took {len(eager.losses)} batches, not {self.steps}")
+        _check(len(eager.losses) == self.steps, f"a resumed run took {len(eager.losses)} batches, not {self.steps}")
         self._same(eager, ours)
 
     def _survives(self, stage: Stage, *, after: int) -> None:
         eager = self._eager()
         with planted_failure(stage, after=after) as planted, watch() as seen:
             ours = self._fit(run=self.run, fresh=False)
-        check(planted.fired > 0, f"nothing failed in {stage}, so nothing was tested")
+        _check(planted.fired > 0, f"nothing failed in {stage}, so nothing was tested")
         self._same(eager, ours)
-        told = f"{said(ours)} {[one.to_dict() for one in seen]}"
-        check(TELLS in told, f"neither status nor events tell of the failure in {stage}: {told}")
+        told = f"{ours.text()} {[event.to_dict() for event in seen]}"
+        _check(MESSAGE in told, f"neither status nor events tell of the failure in {stage}: {told}")
 
     def _undoes(self, test: str, stage: Stage) -> None:
         if test not in self.limits:
@@ -341,22 +364,23 @@ class Conformance(Promises):
                 self._fit(run=self.run, fresh=False)
             except CompiledRunError as error:
                 raised = error
-        check(planted.fired > 0, f"nothing failed in {stage}, so nothing was tested")
-        check(raised is not None, f"a failure in {stage} was neither undone nor raised")
-        check(TELLS in str(raised) and "checkpoint" in str(raised), f"cause or remedy is missing: {raised}")
+        _check(planted.fired > 0, f"nothing failed in {stage}, so nothing was tested")
+        _check(raised is not None, f"a failure in {stage} was neither undone nor raised")
+        _check(MESSAGE in str(raised) and "checkpoint" in str(raised), f"cause or remedy is missing: {raised}")
 
     def _same(self, eager: Fitted, ours: Fitted) -> None:
         """Compare two fits: losses, parameters and buffers, optimizer state."""
-        check(len(eager.losses) == len(ours.losses), f"{len(eager.losses)} losses of eager's, {len(ours.losses)} ours")
+        _check(len(eager.losses) == len(ours.losses), f"{len(eager.losses)} losses of eager's, {len(ours.losses)} ours")
         self._close("losses", torch.tensor(list(eager.losses)), torch.tensor(list(ours.losses)))
-        expected, found = eager.model.state_dict(), ours.model.state_dict()
-        _same_names("state_dict()", expected, found)
-        for name, value in expected.items():
-            self._close(name, value, found[name])
+        self._same_values("state_dict()", eager.model.state_dict(), ours.model.state_dict())
         if eager.optimizer is not None and ours.optimizer is not None:
-            _same_names("the optimizer's state", flat(eager.optimizer), flat(ours.optimizer))
-            for name, value in flat(eager.optimizer).items():
-                self._close(f"optimizer {name}", value, flat(ours.optimizer)[name])
+            self._same_values("the optimizer's state", flatten(eager.optimizer), flatten(ours.optimizer))
+
+    def _same_values(self, what: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
+        more, fewer = sorted(set(found) - set(expected)), sorted(set(expected) - set(found))
+        _check(not more and not fewer, f"names of {what}: {more} are not eager's, {fewer} are missing")
+        for name, value in expected.items():
+            self._close(f"{name} in {what}", value, found[name])
 
     def _close(self, name: str, expected: Any, found: Any) -> None:
         if isinstance(expected, torch.Tensor):
@@ -364,15 +388,10 @@ class Conformance(Promises):
                 found, expected, rtol=self.rtol, atol=self.atol, msg=lambda why: f"{name} is not as in eager: {why}"
             )
         else:
-            check(expected == found, f"{name} is {found!r}, and {expected!r} in eager")
+            _check(expected == found, f"{name} is {found!r}, and {expected!r} in eager")
 
 
-def _same_names(what: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    more, fewer = sorted(set(found) - set(expected)), sorted(set(expected) - set(found))
-    check(not more and not fewer, f"names of {what}: {more} are not eager's, {fewer} are missing")
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    with mock.patch.dict(os.environ, {name: value}):
-        yield
+def _check(holds: bool, message: str) -> None:
+    """Assert in a module that pytest does not rewrite, with a message that shows the values."""
+    if not holds:
+        raise AssertionError(message)

@@ -1,4 +1,4 @@
-"""CUDA graphs inside torch.compile, without a GPU: what a later call overwrites cannot be read by mistake."""
+"""CUDA graphs inside torch.compile, without a GPU: reading an output that a later call overwrote raises."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
 
 def cudagraph_emulation(*, holders: bool = False) -> contextlib.AbstractContextManager[emulation.Emulation]:
-    """Have compiled code behave as CUDA graphs do while the block runs, on any machine.
+    """Make compiled code behave as CUDA graphs do while the block runs, on any machine.
 
     Presets with CUDA graphs (``reduce-overhead``, ``triton``, ``max-autotune``) run, where without a GPU they would
-    step down; they run eager kernels, so numbers are those of preset ``aot_eager``. Plain ``torch.compile`` takes part
-    with ``torch.compile(model, backend=emulation.backend)`` in place of ``mode="reduce-overhead"``. What is compiled in
-    the block belongs to it: afterwards such code runs on, unwatched.
+    step down. They run eager kernels, so numbers are those of preset ``aot_eager``. Plain ``torch.compile`` takes part
+    with ``torch.compile(model, backend=emulation.backend)`` instead of ``mode="reduce-overhead"``. Code that was
+    compiled in the block runs on unwatched after it.
 
-    A new call of compiled code overwrites what earlier ones left, by torch's own rule, and reading it then raises
-    `hotloop.errors.StaleOutputError`, which names the output, its component, where it was made and where it is read.
-    What reads past torch's dispatcher (``print``, ``numpy()``, another thread without ``emulation.watching()``) finds
-    NaN. Code compiled by `hotloop.compile` copies what it hands out, so there is nothing to raise, unless it was
-    compiled with ``strict_lifetime=True``.
+    A new call of compiled code overwrites the outputs of earlier calls, by torch's own rule. Reading such an output
+    then raises `hotloop.errors.StaleOutputError`, which names the output, its component, where it was made and where it
+    is read. Reads that bypass torch's dispatcher (``print``, ``numpy()``, another thread without
+    ``emulation.watching()``) find NaN. Code compiled by `hotloop.compile` copies its outputs, so nothing is raised,
+    unless it was compiled with ``strict_lifetime=True``.
 
-    ``docs/cudagraph-lifetime.md`` has the rule, where this differs from a GPU, and what to do about what it finds.
+    ``docs/cudagraph-lifetime.md`` has the rule, how the emulation differs from a GPU, and the remedies.
 
     Args:
         holders: also find out who holds each output that is overwritten, which looks through all objects of the
@@ -36,6 +36,6 @@ def cudagraph_emulation(*, holders: bool = False) -> contextlib.AbstractContextM
         without a marked step.
 
     Raises:
-        ConfigError: one is in force already.
+        ConfigError: another emulation is in force.
     """
     return emulation.cudagraph_emulation(holders=holders)

@@ -1,4 +1,4 @@
-"""What the conformance suite fits: a small real model, one fit that is asked for, and what it left."""
+"""The model and data of the conformance suite, the fit that it asks for (`Task`), and its outcome (`Fitted`)."""
 
 from __future__ import annotations
 
@@ -18,68 +18,72 @@ if TYPE_CHECKING:
 
     from hotloop.record import RunRecord
 
-_WIDTH, _LENGTH, _WORDS, _CLASSES = 8, 5, 11, 3
-_BATCH, _SHORT = 6, 4
-
 
 class SmallClassifier(nn.Module):
-    """What a real model has and a toy has not: attention, dropout, buffers that a step moves, and a tied weight.
+    """A small model with the parts of a real one: attention, dropout, buffers that a step moves, and a tied weight.
 
-    Called with token ids, shape (batch, length); gives logits, shape (batch, 3).
+    Takes token ids from 0 to 10, int64 of shape (batch, length); returns logits, float32 of shape (batch, 3).
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(_WORDS, _WIDTH)
-        self.attention = nn.MultiheadAttention(_WIDTH, 2, dropout=0.1, batch_first=True)
-        self.norm = nn.BatchNorm1d(_WIDTH)
+        self.embed = nn.Embedding(11, 8)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+        self.norm = nn.BatchNorm1d(8)
         self.drop = nn.Dropout(0.1)
-        self.widen = nn.Linear(_WIDTH, _WORDS, bias=False)
+        self.widen = nn.Linear(8, 11, bias=False)
         self.widen.weight = self.embed.weight
-        self.head = nn.Linear(_WORDS, _CLASSES)
+        self.head = nn.Linear(11, 3)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Classify token ids."""
-        found = self.embed(ids)
-        found = found + self.attention(found, found, found, need_weights=False)[0]
-        logits: torch.Tensor = self.head(self.drop(self.widen(self.norm(found.mean(1)))).relu())
+        hidden = self.embed(ids)
+        hidden = hidden + self.attention(hidden, hidden, hidden, need_weights=False)[0]
+        logits: torch.Tensor = self.head(self.drop(self.widen(self.norm(hidden.mean(1)))).relu())
         return logits
 
 
 def small_batches(count: int, *, ragged: bool = False) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Give batches for `SmallClassifier`, token ids and labels, the last one short if ``ragged``; always the same."""
+    """Return batches for `SmallClassifier`, the same in each call.
+
+    Args:
+        count: how many.
+        ragged: whether the last batch is short: 4 rows instead of 6.
+
+    Returns:
+        Token ids, int64 of shape (rows, 5), and labels from 0 to 2, int64 of shape (rows,), for each batch.
+    """
     draws = torch.Generator().manual_seed(7)
-    sizes = [_BATCH] * (count - ragged) + [_SHORT] * ragged
+    sizes = [6] * (count - ragged) + [4] * ragged
     return [
-        (torch.randint(_WORDS, (size, _LENGTH), generator=draws), torch.randint(_CLASSES, (size,), generator=draws))
-        for size in sizes
+        (torch.randint(11, (size, 5), generator=draws), torch.randint(3, (size,), generator=draws)) for size in sizes
     ]
 
 
 def plain_python(*, counting: bool = False) -> SimpleNamespace:
-    """Give Python that a program keeps beside its tensors; no object of ours, which are none of a program's state."""
+    """Make the Python state of a program; no class of ours, since hotloop does not watch its own objects."""
     return SimpleNamespace(counting=counting, steps=0, weight=1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """One fit that an integration is asked for.
+    """A fit that the suite asks an integration for.
 
     Args:
-        model: to be trained, as `Conformance.model` gave it.
-        batches: of one epoch, in order; as `Conformance.batches` gave them.
+        model: to be trained, as `Conformance.model` returned it.
+        batches: of one epoch, in order; as `Conformance.batches` returned them.
         validation: batches to validate on after each epoch; empty for no validation.
-        epochs: how many there are in all: a resumed run goes on until it has done so many.
+        epochs: how many there are in all, those before a resume included.
         accumulate: batches for each optimizer step.
-        run: what hotloop is asked for; None for the framework's own eager run, without hotloop.
+        run: the tier or preset for hotloop; None for the framework's own eager run, without hotloop.
         save: where to write a checkpoint when the fit has ended; None for none.
         resume: a checkpoint to go on from; None to begin.
         device: where model and batches are, and the fit has to run: ``"cpu"`` or ``"cuda"``.
-        begin: to be called before each training batch, outside of the step: where a user's callback would be.
-        python: what the user's own step (``training_step``, ``compute_loss``) reads and counts in Python, in the
-            integration's own file: ``loss = loss * python.weight``, with the loss as the model gives it, and
-            ``python.steps += 1`` where ``python.counting``. It is taken out of the task before (``python =
-            task.python``): objects of hotloop's own are no state of a program.
+        begin: to be called before each training batch, outside of the step, as a user's callback is.
+        python: Python state that the user's own step (``training_step``, ``compute_loss``) reads and counts, in the
+            integration's own file: ``loss = loss * python.weight``, with the loss of the model, and
+            ``python.steps += 1`` where ``python.counting``. Take it out of the task before the step (``python =
+            task.python``): hotloop does not watch its own objects, such as the task.
     """
 
     model: nn.Module
@@ -97,15 +101,15 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """What a fit left.
+    """The outcome of a fit.
 
     Args:
-        model: the module of the task as the fit left it: the same object.
+        model: the module of the task after the fit: the same object.
         losses: of each training batch of this fit, in order.
-        optimizer: the ``state_dict`` of the optimizer, or whatever of it the framework lets one read.
-        status: what the integration says of itself: ``str()`` for people, ``to_dict()`` as JSON; None without hotloop.
-        record: the run record, where the integration keeps one.
-        remove: takes the integration off the model again; nothing without hotloop.
+        optimizer: the ``state_dict`` of the optimizer, or the part of it that the framework lets users read.
+        status: the integration's status: ``str()`` for people, ``to_dict()`` as JSON; None without hotloop.
+        record: the run record, if the integration keeps one.
+        remove: takes the integration off the model again; does nothing without hotloop.
     """
 
     model: nn.Module
@@ -115,33 +119,32 @@ class Fitted:
     record: RunRecord | None = None
     remove: Callable[[], None] = lambda: None
 
+    def text(self) -> str:
+        """Return everything that status and record say of the fit."""
+        status = {} if self.status is None else self.status.to_dict()
+        record = {} if self.record is None else self.record.document
+        return json.dumps([status, str(self.status), record], default=str)
 
-def flat(nested: Any, prefix: str = "") -> dict[str, Any]:
-    """Give what a nest of mappings and sequences holds, each value by its path."""
+
+def flatten(nested: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values in nested mappings and sequences by their paths."""
     if isinstance(nested, torch.Tensor) or not isinstance(nested, dict | list | tuple):
         return {prefix: nested}
     items = nested.items() if isinstance(nested, dict) else enumerate(nested)
-    return {path: value for key, one in items for path, value in flat(one, f"{prefix}.{key}").items()}
+    return {path: value for key, item in items for path, value in flatten(item, f"{prefix}.{key}").items()}
 
 
-def placed(value: Any, device: str) -> Any:
-    """Give a nest of tensors on a device, in the same form."""
+def to_device(value: Any, device: str) -> Any:
+    """Return nested tensors on a device, in the same nesting."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):
-        return {key: placed(one, device) for key, one in value.items()}
-    return type(value)(placed(one, device) for one in value) if isinstance(value, list | tuple) else value
-
-
-def said(fitted: Fitted) -> str:
-    """Give all that status and record say of a run, as one text."""
-    status = {} if fitted.status is None else fitted.status.to_dict()
-    record = {} if fitted.record is None else fitted.record.document
-    return json.dumps([status, str(fitted.status), record], default=str)
+        return {key: to_device(item, device) for key, item in value.items()}
+    return type(value)(to_device(item, device) for item in value) if isinstance(value, list | tuple) else value
 
 
 def inventory(model: nn.Module) -> dict[str, Any]:
-    """Give what a fit with hotloop could leave behind in a model, by module: attributes, hooks, entries."""
+    """Return all that a fit with hotloop could leave behind in a model, by module: attributes, hooks, entries."""
     found: dict[str, Any] = {}
     for name, module in model.named_modules():
         found[f"{name} attributes"] = sorted(vars(module))

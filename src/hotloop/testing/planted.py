@@ -1,9 +1,10 @@
-"""Planted failures: code that preset ``aot_eager`` compiles fails in one stage, so that what follows can be tested."""
+"""Planted failures: code that preset ``aot_eager`` compiles fails in one stage, so that the reaction can be tested."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import typing
 from typing import TYPE_CHECKING, Any, Literal
 from unittest import mock
 
@@ -20,18 +21,24 @@ if TYPE_CHECKING:
     from torch import fx
 
 Stage = Literal["forward compile", "backward compile", "forward run", "backward run"]
-STAGES: tuple[Stage, ...] = ("forward compile", "backward compile", "forward run", "backward run")
-TELLS = "planted failure"
-"""What the message of a planted failure says: what a status must tell of."""
+MESSAGE = "planted failure"
+"""The text in the message of every planted failure, which a status must repeat."""
 
 
 class PlantedError(RuntimeError):
-    """What a planted failure raises, unless it was given another exception."""
+    """The exception of a planted failure."""
 
 
 @dataclasses.dataclass
 class Planted:
-    """A failure that was planted; ``fired`` is how often it came so far."""
+    """A failure that was planted.
+
+    Args:
+        stage: the stage that fails.
+        after: how often the stage is passed before it fails.
+        fired: how often it has failed so far.
+        reached: how often the stage was reached so far.
+    """
 
     stage: Stage
     after: int
@@ -39,7 +46,7 @@ class Planted:
     reached: int = 0
 
     def reach(self) -> None:
-        """Fail where it is time to.
+        """Count that the stage was reached, and fail if it is time to.
 
         Raises:
             PlantedError: the stage was reached for the ``after + 1``-th time or more.
@@ -47,20 +54,20 @@ class Planted:
         self.reached += 1
         if self.reached > self.after:
             self.fired += 1
-            raise PlantedError(f"{TELLS} in {self.stage}")
+            raise PlantedError(f"{MESSAGE} in {self.stage}")
 
     def compile(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        """Compile one of dynamo's graphs as ``aot_eager`` does, with the failure in its place."""
+        """Compile a graph of dynamo's as ``aot_eager`` does, with the failure in its place."""
         return compile_traced(graph, inputs, self._make)
 
     def _make(self, traced: TracedGraph) -> Callable[[list[Any]], Any]:
-        phase, what = self.stage.split()
+        phase, action = self.stage.split()
         here = traced.kind == phase
-        if here and what == "compile":
+        if here and action == "compile":
             self.reach()
 
         def run(args: list[Any]) -> Any:
-            if here and what == "run":
+            if here and action == "run":
                 self.reach()
             return traced.call(args)
 
@@ -69,22 +76,23 @@ class Planted:
 
 @contextlib.contextmanager
 def planted_failure(stage: Stage, *, after: int = 0) -> Iterator[Planted]:
-    """Have code that preset ``aot_eager`` compiles fail in a stage while the block runs.
+    """Make code that preset ``aot_eager`` compiles fail in a stage while the block runs.
 
-    Code compiled before is forgotten, before the block and after it (``torch.compiler.reset``).
+    Code that was compiled earlier is forgotten, before the block and after it (``torch.compiler.reset``).
 
     Args:
-        stage: where: compiling or running, of a forward that has gradients or of its backward.
-        after: how often the stage is passed without a failure before.
+        stage: compiling or running, of a forward that has gradients or of its backward.
+        after: how often the stage is passed before it fails.
 
     Yields:
-        the failure, which counts how often it came: a test in which it never did has tested nothing.
+        the failure, which counts how often it fired: a test in which it never did has tested nothing.
 
     Raises:
         ConfigError: there is no such stage.
     """
-    if stage not in STAGES:
-        raise ConfigError(f"planted_failure({stage!r}): expected one of {', '.join(STAGES)}")
+    stages = typing.get_args(Stage)
+    if stage not in stages:
+        raise ConfigError(f"planted_failure({stage!r}): expected one of {', '.join(stages)}")
     planted = Planted(stage, after)
     forget_compiled_code()
     try:
@@ -95,6 +103,6 @@ def planted_failure(stage: Stage, *, after: int = 0) -> Iterator[Planted]:
 
 
 def forget_compiled_code() -> None:
-    """Forget all compiled code of the process, shared code of equal modules too: a test begins cold."""
+    """Forget all compiled code of the process, also code that equal modules share: a test begins cold."""
     torch.compiler.reset()
     forget_roots()

@@ -97,20 +97,13 @@ class TrainerStatus:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as plain JSON data."""
-        return {
-            "asked": self.asked,
-            "running": self.running,
-            "owned": self.owned,
-            "stage": self.stage,
-            "given": self.given,
-            "why": list(self.why),
-            "notes": list(self.notes),
-            "hints": list(self.hints),
-            "ended": self.ended,
-            "loop": self.loop.to_dict() if self.loop is not None else None,
-            "model": self.model.to_dict() if self.model is not None else None,
-            "after": self.after.to_dict() if self.after is not None else None,
-        }
+        plain: dict[str, Any] = {"asked": self.asked, "running": self.running}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            plain[field.name] = list(value) if isinstance(value, tuple) else value
+        for name in ("loop", "model", "after"):
+            plain[name] = plain[name].to_dict() if plain[name] is not None else None
+        return plain
 
     def __str__(self) -> str:
         ended = f" (ended by {self.ended})" if self.ended else ""
