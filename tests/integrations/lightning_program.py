@@ -42,7 +42,7 @@ os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": PORT, "TORCHELASTIC_RU
 
 
 class Task(pl.LightningModule):
-    """Has a forward of its own, through which Lightning leads a step under DDP."""
+    """A module with a forward of its own: under DDP, Lightning runs a step through it."""
 
     def __init__(self):
         super().__init__()
@@ -66,7 +66,7 @@ class Task(pl.LightningModule):
 
 
 class Sharded(Task):
-    """Each block gathers its own parameters, and the network the rest."""
+    """A model-parallel module: each block gathers its own parameters, and the network the rest."""
 
     def configure_model(self):
         sharded(self.net, self.device_mesh)
@@ -87,7 +87,7 @@ class Losses(pl.Callback):
 
 
 class OnCpu(FSDPStrategy):
-    """Lightning has FSDP on GPUs only, by the name of its class; torch has it on a CPU, where it is asked for."""
+    """FSDP on a CPU: torch allows it, Lightning's own strategy takes GPUs only."""
 
     def _setup_model(self, model):
         return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **self.kwargs)
@@ -172,7 +172,7 @@ def fabrics():
 
 
 def recorded(hot):
-    """Give what the folder of this process's own record holds: how often it was started, and the steps."""
+    """Return from this process's own record how often it was started, and its steps."""
     document = load(hot.record.folder)
     return [document["starts"], [one["step"] for one in document["steps"]]]
 

@@ -1,8 +1,8 @@
-"""What a user's step does with plain Python, as the conformance suite asks for it."""
+"""The plain Python of a user's step, as the conformance suite asks for it."""
 
 
 def weighed(loss, python):
-    """Weigh a loss by what a callback has set, and count the step."""
+    """Weigh a loss by a number that a callback sets, and count the step."""
     if python.counting:
         python.steps += 1
     return loss * python.weight

@@ -1,4 +1,4 @@
-"""Accelerate: what `prepare` promises beyond the conformance suite."""
+"""Accelerate: the promises of `prepare` beyond the conformance suite."""
 
 import functools
 import subprocess

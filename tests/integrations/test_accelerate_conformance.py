@@ -18,7 +18,7 @@ RAISED = "raised with cause and remedy: nobody owns the step, where no hotloop.L
 
 
 def fit_with_accelerate(task, hot):
-    """A training loop as Accelerate's guide has it."""
+    """A training loop as in Accelerate's guide."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
     accelerator = Accelerator(

@@ -1,4 +1,4 @@
-"""The tables in the docs are what the suites say."""
+"""The tables in the docs equal those of the suites."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ def test_the_docs_hold_the_table(page, suite):
 
 
 def test_the_table_of_all_is_of_the_suites_that_there_are():
-    """A run wrote it (``--conformance-report``); where a promise, a suite or a limit has changed, one has to again."""
+    """A run writes this table (``--conformance-report``): run it again after changing a promise, suite or limit."""
     suites = (
         test_conformance_plain.TestLoop,
         test_conformance_plain.TestCompile,

@@ -1,4 +1,4 @@
-"""The conformance suite finds an integration that gets the Python of a step wrong."""
+"""The conformance suite finds an integration that freezes the Python state of a step."""
 
 import dataclasses
 
@@ -10,14 +10,14 @@ from hotloop.compiling.observe import collector
 
 
 class Told:
-    """A status that says nothing."""
+    """An empty status."""
 
     def to_dict(self):
         return {}
 
 
 class Faulty(plain.Plain):
-    """Claims to capture steps, with a fault: what it runs after six calls is not the step's own Python any more."""
+    """A faulty capture: after six calls it runs without the step's own Python."""
 
     test_captured_step = None
     fault = None

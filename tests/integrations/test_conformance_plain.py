@@ -1,4 +1,4 @@
-"""The conformance suite itself, on the plainest integration there is: a loop of one's own, and compile in place."""
+"""The conformance suite itself, on the plainest integrations: a user's own loop, and compile in place."""
 
 import torch
 from python_in_steps import weighed
@@ -9,7 +9,7 @@ from hotloop.testing import Conformance, Fitted
 
 
 def fit_plainly(task, hot):
-    """A training loop as a user writes it; ``hot(model, optimizer, step)`` gives the step that runs, and what it is."""
+    """A user's training loop; ``hot(model, optimizer, step)`` returns the step that runs, and the integration."""
     optimizer = torch.optim.AdamW(task.model.parameters(), lr=0.0625, fused=True)
     done = 0
     if task.resume is not None:

@@ -35,7 +35,7 @@ BATCH = (torch.randn(2, 2, 4, 4, generator=torch.Generator().manual_seed(1)), to
 
 
 def gradients(unet):
-    """One forward and backward; gives the output and each gradient."""
+    """Run one forward and backward; return the output and each gradient."""
     unet.zero_grad()
     found = unet(*BATCH).sample
     if found.requires_grad:
@@ -44,7 +44,7 @@ def gradients(unet):
 
 
 def as_eager(unet, state="compiled"):
-    """The compiled model does what it does eagerly, and the status counts the call."""
+    """Check that the compiled model computes what eager does, and that the status counts the call."""
     before = hotloop.status(unet).components["model"].frames_compiled
     ours = gradients(unet)
     part = hotloop.status(unet).components["model"]

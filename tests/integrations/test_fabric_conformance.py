@@ -68,7 +68,7 @@ class TestLoop(OfFabric):
 
 
 class TestCompile(OfFabric):
-    """Compiled in place, the step the user's own."""
+    """Fabric with the model compiled in place; the user runs the step."""
 
     name = "Fabric, in place"
 

@@ -1,4 +1,4 @@
-"""The code on the pages of the integrations runs as it stands, with what a reader has beside it."""
+"""The code on the pages of the integrations runs unchanged, with the objects that a reader has."""
 
 import functools
 import re
@@ -31,7 +31,7 @@ def _fresh_state():
 
 
 def run_page(name, around):
-    """Run each block of a page with what ``around`` makes for it, and give what all of them leave."""
+    """Run each block of a page with the names that ``around`` makes, and return the names of all blocks."""
     blocks = re.findall(r"```python\n(.*?)```", (PAGES / f"{name}.md").read_text(encoding="utf-8"), re.DOTALL)
     assert blocks
     left = {}

@@ -1,4 +1,4 @@
-"""The Trainer's callback: what the conformance suite does not ask of every integration."""
+"""The Trainer's callback, beyond the conformance suite."""
 
 import runpy
 from pathlib import Path
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its
 
 
 class Sgd(Task):
-    """Whose optimizer is recorded and eager alike, bit by bit."""
+    """A module with an optimizer that is bit-identical recorded and eager."""
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.125, momentum=0.5, fused=True)
@@ -120,7 +120,7 @@ def test_what_a_step_reads_of_the_trainer_is_never_frozen():
 
 
 class ReadsAround(Sgd):
-    """Reads what a fit's objects hold: hyper-parameters, a data module, a callback, the progress of the fit."""
+    """A module whose step reads objects of the fit: hyper-parameters, a data module, a callback, the progress."""
 
     reads = "hparams"
 
@@ -178,7 +178,7 @@ class Watches(pl.Callback):
 
 @pytest.mark.parametrize("more", [(), (Watches,)], ids=["owned", "in place"])
 def test_statistics_that_weight_averaging_computes_at_the_end_compile_nothing_anew(more):
-    """It has BatchNorm divide by the number of batches, which is read in Python."""
+    """Weight averaging makes BatchNorm divide by the number of batches, which is read in Python."""
     eager = fit(Sgd, StochasticWeightAveraging(0.01, swa_epoch_start=1), epochs=3, batches=12)
     hot = HotLoop(run="aot_eager")
     callbacks = StochasticWeightAveraging(0.01, swa_epoch_start=1), hot, *(one() for one in more)
@@ -206,7 +206,7 @@ def test_what_keeps_the_step_the_trainers_own_is_said_and_the_module_compiled_in
 
 
 def test_a_whole_checkpoint_is_eagers(tmp_path):
-    """Not the model's part alone: loops' counters, callbacks, optimizer and schedules."""
+    """The checkpoint is compared whole: the model, the loops' counters, callbacks, optimizer and schedules."""
     left = []
     for name, callbacks in (("eager", []), ("ours", [HotLoop(run="aot_eager")])):
         *_, trainer = fit(Sgd, *callbacks, epochs=2)

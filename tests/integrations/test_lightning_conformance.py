@@ -36,7 +36,7 @@ class Task(pl.LightningModule):
 
 
 class Losses(pl.Callback):
-    """Tells the suite of each batch, and keeps the losses; the Trainer divides them by the batches it accumulates."""
+    """A callback that reports each batch to the suite, and keeps the losses as they are before accumulation."""
 
     def __init__(self, begin=lambda: None):
         self.seen, self.begin = [], begin
@@ -84,7 +84,7 @@ class TestTrainer(Conformance):
 
 
 class Looks(pl.Callback):
-    """Runs inside the step, as a strategy does, so that no loop owns it."""
+    """A callback with a hook inside the step, as a strategy has, so that no loop owns the step."""
 
     def on_after_backward(self, trainer, pl_module):
         assert any(one.grad is not None for one in pl_module.parameters())

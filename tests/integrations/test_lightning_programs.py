@@ -60,7 +60,7 @@ class ReadsTheNumber(Sgd):
 
 @pytest.mark.parametrize("module", [ReadsTheNumber, AnyArguments, Decorated])
 def test_a_step_that_reads_the_number_of_its_batch_is_compiled_from_the_start(module):
-    """Though each is another, none is waited for to come back."""
+    """Each number occurs once, so waiting for a number to repeat would compile nothing."""
     eager, hot = fit(module, batches=16), HotLoop("aot_eager")
     same(eager, fit(module, hot, batches=16))
     assert {one.name: one.steps for one in hot.status().loop.tiers} == {"aot_eager": 16, "eager": 0}
@@ -107,7 +107,7 @@ def test_what_keeps_a_step_from_being_captured_has_a_remedy_that_a_module_can_fo
 
 
 class MeasuresValidation(Sgd):
-    """Whose metrics are of the validation alone, as most are."""
+    """A module with metrics of the validation alone, as most have."""
 
     def __init__(self, net):
         super().__init__(net)
@@ -124,14 +124,14 @@ class MeasuresValidation(Sgd):
 
 
 def test_metrics_of_a_validation_keep_no_step_from_being_compiled():
-    """Their code reaches Python's own caches, of regular expressions for one, in which every compile writes."""
+    """Their code reaches Python's own caches (of regular expressions, say), in which every compile writes."""
     eager, hot = fit(MeasuresValidation, batches=12, validate=True), HotLoop("aot_eager")
     same(eager, fit(MeasuresValidation, hot, batches=12, validate=True))
     assert hot.status().running == "aot_eager", hot.status()
 
 
 class MeasuresEpochs(Sgd):
-    """Its metric takes part in the log by its own name, as Lightning's pages have it, and moves from epoch to epoch."""
+    """A module that logs a metric object, as on Lightning's pages; the metric changes from epoch to epoch."""
 
     def __init__(self, net):
         super().__init__(net)
@@ -160,7 +160,7 @@ def test_a_number_that_stays_is_captured():
 
 
 class Kept(pl.Callback):
-    """Keeps what was logged, batch by batch."""
+    """A callback that keeps the logged values, batch by batch."""
 
     def __init__(self):
         self.seen = []
@@ -255,7 +255,7 @@ def test_a_callback_that_is_taken_out_in_a_fit_leaves_the_rest_of_it_to_the_trai
 
 
 class SkipsShortBatches(Sgd):
-    """Asks for no update of some batches, as Lightning has it: by returning nothing."""
+    """A module that skips the update of some batches in Lightning's way: its step returns nothing."""
 
     def training_step(self, batch, batch_idx):
         ids, labels = batch
@@ -270,7 +270,7 @@ class SkipsShortBatches(Sgd):
 
 
 class SkipsAndClips(SkipsShortBatches):
-    """Which Lightning asks for clipping though there was no backward."""
+    """A module with clipping of its own, which Lightning calls without a backward too."""
 
     def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
         self.log("clipped", float(sum(one.grad is not None for one in self.parameters())))
@@ -278,7 +278,7 @@ class SkipsAndClips(SkipsShortBatches):
 
 
 class Grads(Kept):
-    """Keeps the gradients that a callback finds after each batch as well."""
+    """A callback that keeps the gradients after each batch as well."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)

@@ -1,4 +1,4 @@
-"""The status of the Trainer's callback says something useful at any time, and keeps what the fit was."""
+"""The status of the Trainer's callback is useful at any time, and still describes a fit after it."""
 
 import lightning.pytorch as pl
 import pytest
@@ -28,7 +28,7 @@ QUIET = {
 
 
 def trained(*callbacks, module=AlsoTested, batches=None, **settings):
-    """Give a Trainer, and the module that it has fitted."""
+    """Return a Trainer, and the module that it has fitted."""
     torch.manual_seed(1)
     model = module(SmallClassifier())
     trainer = pl.Trainer(callbacks=list(callbacks), **{"max_epochs": 1, **QUIET, **settings})
@@ -41,7 +41,7 @@ def compiles(events):
 
 
 def short(batches):
-    """Put a short batch behind others, as a loader does that drops none."""
+    """Append a short batch, as a loader does that drops no rows."""
     return [*batches, tuple(one[:3] for one in batches[0])]
 
 
@@ -177,7 +177,7 @@ def test_two_callbacks_are_refused_before_anything_runs():
 
 
 class Joins(pl.Callback):
-    """Adds the callback when the fit has begun."""
+    """A callback that adds the HotLoop once the fit has begun."""
 
     def __init__(self, hot):
         self.hot = hot
@@ -258,7 +258,7 @@ def test_a_step_of_the_trainers_own_has_its_reason_and_a_hint_in_the_status():
 
 
 def test_a_fit_that_goes_on_counts_the_steps_that_are_to_come(tmp_path):
-    """What pays over a whole run may not over its last steps."""
+    """A compile that pays over a whole run may not pay over its last steps."""
     trainer, _ = trained(max_steps=5)
     trainer.save_checkpoint(tmp_path / "middle.ckpt")
     hot = HotLoop()

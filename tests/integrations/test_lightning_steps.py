@@ -1,4 +1,4 @@
-"""The *_step methods of a LightningModule are compiled as such, with what they log."""
+"""The *_step methods of a LightningModule are compiled with their calls of self.log."""
 
 import copy
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its
 
 
 class Logs(Sgd):
-    """Logs in the middle of its step, a number that is changed afterwards among it, and predicts."""
+    """A module that logs in the middle of its step, also a number that changes afterwards, and predicts."""
 
     def training_step(self, batch, batch_idx):
         logits, labels = self.net(batch[0]), batch[1]
@@ -121,7 +121,7 @@ def test_a_step_that_reads_a_counter_is_left_to_its_modules(module, caplog):
 def test_what_is_left_to_its_modules_is_said_once_and_not_anew_at_each_evaluation(caplog):
     class Watched(ReadsTheCounter):
         def on_after_backward(self):
-            """The step is the Trainer's own by it: the module is compiled in place."""
+            """Leave the step to the Trainer: the module is then compiled in place."""
 
     hot = HotLoop(run="aot_eager")
     model, _, trainer = fit(Watched, hot, validate=True)
@@ -172,7 +172,7 @@ def test_a_step_that_updates_a_metric_counts_it_once_and_its_network_is_compiled
 
 
 def test_a_loop_of_ones_own_around_a_training_step():
-    """What the loop puts in front of methods is no state of the program's."""
+    """The methods that the loop puts in front are not state of the program."""
     left = []
     for run in (None, "aot_eager"):
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""transformers' Trainer on small real models: what the conformance suite does not ask."""
+"""transformers' Trainer on small real models, beyond the conformance suite."""
 
 import importlib
 
@@ -26,12 +26,12 @@ from hotloop.testing import captured_step_emulation
 
 
 class Tokens:
-    """What a padding collator needs of a tokenizer."""
+    """The part of a tokenizer that a padding collator needs."""
 
     padding_side = "right"
 
     def save_pretrained(self, folder):
-        """Save nothing beside a checkpoint: there is nothing."""
+        """Save nothing: there are no files."""
 
     def pad(self, samples, padding=True, max_length=None, pad_to_multiple_of=None, return_tensors=None):
         longest = max(len(one["input_ids"]) for one in samples)
@@ -76,7 +76,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("kind", [Trainer, HotTrainer])
 def test_mixed_precision_clipping_and_a_second_model_compile_once(kind, tmp_path):
-    """Accelerate gives each model an autocast object of its own, by whose identity compiled code would be guarded."""
+    """Accelerate gives each model its own autocast object, whose identity would guard compiled code."""
     settings = {"bf16": True, "max_grad_norm": 0.1, "gradient_accumulation_steps": 2, "evaluates": True}
     eager = trainer_of(Trainer, tmp_path, **settings)
     eager.train()
@@ -245,7 +245,7 @@ def test_a_callback_that_is_added_takes_the_place_of_the_first(tmp_path):
 
 @pytest.mark.parametrize("run", ["eager", "aot_eager"])
 def test_a_callback_of_two_trainers_trains_the_model_of_each(tmp_path, run):
-    """As folds are made: all Trainers first, with the same list of callbacks."""
+    """Folds are made like this: all Trainers first, with the same list of callbacks."""
     hot = HotLoop(run)
     trainers = [trainer_of(HotTrainer, tmp_path / str(at), hot) for at in range(2)]
     for trainer in trainers:
@@ -299,7 +299,7 @@ def test_a_callback_that_is_taken_out_while_training_leaves_the_model_as_it_was_
 
 
 class Annealed(HotTrainer):
-    """Whose loss is its own, and reads an attribute that changes."""
+    """A Trainer with a loss of its own, which reads an attribute that changes."""
 
     scale = 1.0
 
@@ -327,11 +327,11 @@ def test_what_a_loss_of_ones_own_reads_is_never_frozen(tmp_path):
 
 
 class NothingOfItsOwn(HotStep, Seq2SeqTrainer):
-    """A library's Trainer as it is."""
+    """A library's Trainer without changes."""
 
 
 class ReadsByItself(HotTrainer):
-    """Whose loss reads how far training is."""
+    """A Trainer with a loss that reads how far training is."""
 
     def compute_loss(self, *args, **kwargs):
         loss = super().compute_loss(*args, **kwargs)
@@ -441,7 +441,7 @@ def test_a_plain_trainer_says_what_runs_and_why_before_and_after(tmp_path, caplo
 
 
 def test_a_tier_that_a_plain_trainer_cannot_have_is_compiled_in_place_and_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOTLOOP_DISABLE", "1")  # what is asked for is told in any case
+    monkeypatch.setenv("HOTLOOP_DISABLE", "1")  # the status names the request in any case
     hot = HotLoop("full+graph")
     plain_trainer(small_bert(), tmp_path, hot).train()
     part = hot.status().components["model"]
@@ -474,7 +474,7 @@ def test_a_second_callback_that_is_added_later_is_refused_and_the_model_left(tmp
 
 
 def test_a_run_that_goes_on_counts_the_steps_that_are_to_come(tmp_path):
-    """What pays over a whole run may not over its last steps."""
+    """A compile that pays over a whole run may not pay over its last steps."""
     told = []
 
     class Counts(TrainerCallback):

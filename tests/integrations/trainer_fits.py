@@ -34,7 +34,7 @@ def small_bert(**settings):
 
 
 class SmallModel(PreTrainedModel):
-    """The suite's model as transformers has models: it gives its loss, and is saved with its tied weight once.
+    """The suite's model as a transformers model: it returns its loss, and is saved with its tied weight once.
 
     A BERT, which takes four times as long to trace, is fitted in `test_transformers`.
     """
@@ -53,7 +53,7 @@ class SmallModel(PreTrainedModel):
 
 
 def in_order(kind, python):
-    """A Trainer that takes its data in order, and whose loss is the suite's to weigh."""
+    """A Trainer that takes its data in order, with a loss that the suite weighs."""
 
     class InOrder(kind):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
@@ -67,7 +67,7 @@ def in_order(kind, python):
 
 
 class Before(TrainerCallback):
-    """Tells the suite of a batch that begins."""
+    """A callback that reports each batch to the suite."""
 
     def __init__(self, begin):
         self.begin = begin

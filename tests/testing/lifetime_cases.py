@@ -31,7 +31,7 @@ class Case:
 
 
 def table():
-    """Give the table of the docs, as Markdown."""
+    """Return the table of the docs, as Markdown."""
     heads = ("program", "`torch.compile`", "`hotloop.compile`", "why")
     rows = [(f"`{case.name}`", "**flagged**" if case.flagged else "right", case.hotloop, case.why) for case in CASES]
     return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ("---",) * len(heads), *rows))

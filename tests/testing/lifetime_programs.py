@@ -1,4 +1,4 @@
-"""Programs that hold, pass on and read what CUDA graphs left; `lifetime_cases` says which of them are right.
+"""Programs that hold, pass on and read outputs of CUDA graphs; `lifetime_cases` says which of them are right.
 
 Each is a function of a `World`, which compiles its modules, and gives the numbers that it read. Eager's are the right
 ones.
@@ -29,14 +29,14 @@ class Net(nn.Module):
 
 
 class Cell(Net):
-    """A recurrent cell: takes an input and a hidden state, gives the next one."""
+    """A recurrent cell: takes an input and a hidden state, returns the next hidden state."""
 
     def forward(self, x, hidden):
         return torch.tanh(self.layer(x) + hidden)
 
 
 class Writes(Net):
-    """Writes into its input, which CUDA graphs do not capture."""
+    """A module that writes into its input, which CUDA graphs do not capture."""
 
     def forward(self, x):
         x.add_(1)
@@ -44,7 +44,7 @@ class Writes(Net):
 
 
 class HandsOn(Net):
-    """Gives its input and its parameter beside its output."""
+    """A module that returns its input and its parameter beside its output."""
 
     def forward(self, x):
         return torch.tanh(self.layer(x)), x, self.layer.weight
@@ -66,7 +66,7 @@ class World:
 
     @torch.enable_grad()
     def _clean(self, module, kind):
-        """One step of training and one call of inference after which nothing is held."""
+        """Run a training step and an inference call after which nothing is held."""
         given = (self.x(90), self.x(91)) if kind is Cell else (self.x(90),)
         with torch.no_grad():
             module(*given)

@@ -1,4 +1,4 @@
-"""The assertions that users' test suites take from hotloop: each passes, and each fails with a message to act on."""
+"""The assertions for users' test suites: each passes, and each fails with a message to act on."""
 
 import pytest
 import torch

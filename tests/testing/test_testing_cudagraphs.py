@@ -61,7 +61,7 @@ def test_strict_lifetime_is_never_silently_wrong(case):
 
 
 def line_of(text):
-    """Give file and line of the one line of this file that holds ``text`` and the mark ``# <-``."""
+    """Return file and number of the line in this file that holds ``text`` and the mark ``# <-``."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     found = [number for number, line in enumerate(lines, 1) if text in line and line.endswith("# <-")]
     return f"{__file__}:{found[0]}"
@@ -86,7 +86,7 @@ def test_the_error_names_the_output_its_component_where_it_was_made_and_where_it
             scorer(torch.ones(3, 8))
         plain = torch.compile(Scorer(), backend=emulation.backend)
         torch.compiler.cudagraph_mark_step_begin()
-        plain(torch.ones(3, 8))  # torch has no strictness: this call overwrites what the component's left
+        plain(torch.ones(3, 8))  # torch has no strictness: this call overwrites the component's outputs
         with pytest.raises(StaleOutputError) as stale:
             print(first * 2)  # <-
     made = re.escape(line_of("return self.layer(hidden)"))

@@ -16,7 +16,7 @@ ITEMS, WIDTH, PICKS = 12, 16, 4
 
 
 class Gist(nn.Module):
-    """Sums up the chosen items of each row: (rows, items, width) and a mask (rows, items) give (rows, width)."""
+    """An encoder of the chosen items of each row: (rows, items, width) and a mask (rows, items) -> (rows, width)."""
 
     def __init__(self, width=WIDTH):
         super().__init__()
@@ -30,7 +30,7 @@ class Gist(nn.Module):
 
 
 class Lens(nn.Module):
-    """Scores each item in the light of a gist: (rows, width) and (rows, items, width) give (rows, items)."""
+    """A scorer of each item, given a gist: (rows, width) and (rows, items, width) -> (rows, items)."""
 
     def __init__(self, width=WIDTH):
         super().__init__()
@@ -64,13 +64,13 @@ class Ranker:
         return loss
 
     def allocate(self, items):
-        """See `allocate`."""
+        """Call `allocate`."""
         return allocate(self.gist, self.lens, items)
 
 
 @torch.no_grad()
 def allocate(gist, lens, items, picks=PICKS):
-    """Choose ``picks`` items of one row greedily; give them, and the gist and the scores of the surest choice."""
+    """Choose ``picks`` items of one row greedily; return them, and the gist and scores of the surest choice."""
     chosen = torch.zeros(1, items.shape[1], device=items.device)
     order, best = [], None
     for _ in range(picks):
@@ -86,7 +86,7 @@ def allocate(gist, lens, items, picks=PICKS):
 
 
 def batches(many, device="cpu", rows=8):
-    """Give batches: items, what was chosen of them, and the item that goes best with that."""
+    """Return batches: items, which of them were chosen, and the item that fits these best."""
     generator = torch.Generator().manual_seed(1)
     made = []
     for _ in range(many):
@@ -99,7 +99,7 @@ def batches(many, device="cpu", rows=8):
 
 
 def run(ranker, given, *, every=1):
-    """Train on the batches, and allocate each batch's first row after every so many; give all that came of it."""
+    """Train on the batches, and allocate the first row of each ``every``-th batch; return all results."""
     losses, orders, gists = [], [], []
     for number, batch in enumerate(given):
         losses.append(ranker.step(*batch))
@@ -111,12 +111,12 @@ def run(ranker, given, *, every=1):
 
 
 def allocator(workload):
-    """Give what asks a workload's networks for one row of a batch, between its steps."""
+    """Make the inference call of a workload: it asks the networks for one row of a batch, between steps."""
     gist, lens = workload.model
     return lambda batch: allocate(gist, lens, batch[0][:1])
 
 
 def make(device="cpu"):
-    """Give the training as a workload."""
+    """Return the training as a workload."""
     ranker = Ranker(device)
     return hotloop.Workload((ranker.gist, ranker.lens), ranker.optimizer, ranker.step, batches(16, device))

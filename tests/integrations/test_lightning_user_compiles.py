@@ -1,4 +1,4 @@
-"""What a user compiled himself is recognised, left as it is, and told with the hint for that case."""
+"""A user's own compile is recognised, left as it is, and reported with the hint for that case."""
 
 import lightning.pytorch as pl
 import pytest
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("default")  # the framework warns of its
 
 
 class Wraps(Sgd):
-    """As people write it: a part is compiled where it is made."""
+    """A module that compiles a part where it makes it, as people write it."""
 
     def __init__(self, net):
         super().__init__(net)
@@ -22,7 +22,7 @@ class Wraps(Sgd):
 
 
 class WrapsWhenConfigured(Sgd):
-    """Which the Trainer asks for after its callbacks' setup."""
+    """A module that compiles in a hook which the Trainer calls after its callbacks' setup."""
 
     def configure_model(self):
         if "_orig_mod" not in dict(self.net.named_children()):
@@ -118,7 +118,7 @@ def test_each_way_to_compile_is_recognised_and_has_its_own_hint(case, run):
 
 
 def test_a_step_that_torch_compiled_on_the_object_runs_compiled():
-    """No loop of ours calls the class's method past it."""
+    """A loop would call the class's method, so none owns the step."""
     with hotloop.watch() as events:
         fit(StepOfTheObject, HotLoop("aot_eager"), batches=2)
     assert [one for one in events if isinstance(one, hotloop.events.Compiled)]
@@ -143,7 +143,7 @@ def test_an_evaluation_takes_it_as_it_is_as_well():
 
 
 class Doubles(Sgd):
-    """A step of its own on the object, in front of what the class defines, as a test or a notebook sets one."""
+    """A module with a step on the object in front of the class's, as a test or a notebook sets it."""
 
     name = "training_step"
 

@@ -1,4 +1,4 @@
-"""A setting that there is not is refused by name in every integration, before anything is done."""
+"""Every integration refuses an unknown setting by name, before anything is done."""
 
 import lightning
 import pytest
