@@ -99,7 +99,7 @@ class Program:
         return loss.detach()
 
     def timed(self, steps, run=None):
-        """Give the seconds of so many steps, the device's work included."""
+        """Return the seconds of so many steps, the device's work included."""
         begin = time.perf_counter()
         for _ in range(steps):
             (run or self.step)(self.batch)
@@ -139,7 +139,7 @@ def beside_eager(size, preset, what, device, pairs):
 
 
 def by_turns(ours, eager, pairs):
-    """Give ms a step of two functions that run so many steps and give their seconds, and how they compare."""
+    """Time two functions that run so many steps and return their seconds; return ms a step, and their ratio."""
     blocks, timed = [[], []], (ours, eager)
     counts = [max(2, round(BLOCK_SECONDS / (one(2) / 2))) for one in timed]
     for order in in_turns(2, pairs):
@@ -157,12 +157,12 @@ def by_turns(ours, eager, pairs):
 
 
 def peak(device):
-    """Give the most memory that was held, of both programs."""
+    """Return the peak memory of both programs."""
     return {"peak_mb": torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else None}
 
 
 def auto(size, total, what, device, pairs):
-    """Let a hot loop run until it has settled, and time it beside an eager program."""
+    """Run a hot loop until it has settled, and time it beside an eager program."""
     program, eager = Program(size, what, device), Program(size, what, device)
     eager.timed(6)
     loop = hotloop.Loop(program.denoiser.unet, program.optimizer, state=program.denoiser, total_steps=total)
@@ -207,7 +207,7 @@ def child(options):
 
 
 def plain(value):
-    """Round to five digits, and say None where there is no bound."""
+    """Round to five digits; return None for an infinite bound."""
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -218,7 +218,7 @@ def plain(value):
 
 
 def run_child(options, row):
-    """Give a row, measured in a process and a cache of its own; what failed is said in it."""
+    """Measure a row in a process and a cache of its own; a failure is written into the row."""
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "HOTLOOP_CACHE_DIR": ""}
         command = [sys.executable, __file__, str(options.results), "--child", row, "--size", options.size]

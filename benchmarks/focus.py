@@ -1,4 +1,4 @@
-"""What the lens of recipe `focus` is worth: held-out loss at equal budget, against recency, random focus, shared words.
+"""The gain of the lens in recipe `focus`: held-out loss at equal budget, against recency, random focus, shared words.
 
 usage: python benchmarks/focus.py [--seeds 0 1 2] [--runs FOLDER] [--out benchmarks/results/DATE-cpu-focus.json]
        [--picture docs/focus.svg] [settings of the recipe ...]
@@ -36,7 +36,7 @@ SLOT, HIGH, LEFT = 6.2, 34, 74
 
 
 def trained(seed, folder, settings):
-    """Train one seed, or take the run that is there; gives its settings, its weights and its record."""
+    """Train a seed, or take the run that is there; return its settings, its weights and its record."""
     if not (folder / checkpoint.FOLDER / checkpoint.LAST).is_file():
         given = ["recipe=focus", *settings, f"run.seed={seed}", "run.device=cpu", f"run.folder={folder}"]
         focus.train(start.prepare(given), Console(file=io.StringIO()))
@@ -60,7 +60,7 @@ def overlap(controller, batch):
 
 
 def come_back_to(controller, sides, tokens):
-    """Give, for each held-out text, which of its runs it goes on with at its end."""
+    """Return for each held-out text the number of the run that it continues at its end."""
     chosen, frame = controller.focus, controller.frame
     documents = [tokens.encode(one.text).numpy().tobytes() for one in sides.validation]
     run = (frame.blocks - frame.protected) // chosen.documents * BLOCK
@@ -76,7 +76,7 @@ def come_back_to(controller, sides, tokens):
 
 @torch.no_grad()
 def judged(controller):
-    """Give each held-out text's loss in each way, and what the lens took and did."""
+    """Return the loss of each held-out text for each way, and the time and choices of the lens."""
     losses, taken, edits = {way: [] for way in (*WAYS, "overlap", "gists alone")}, [], []
     torch.manual_seed(controller.settings.run.seed)
     for batch in controller.held_out():
@@ -97,7 +97,7 @@ def judged(controller):
 
 
 def figures(controller, losses, taken, edits, back, document):  # noqa: PLR0913, PLR0917 - what was found
-    """Sum one seed up."""
+    """Summarise a seed."""
     ahead = {}
     for way in (one for one in losses if one != "lens"):
         gain = losses[way] - losses["lens"]
@@ -159,7 +159,7 @@ def picture(controller, losses, edits, back, tokens):
 
 
 def places(expanded):
-    """Give each block's number, place and width in the picture."""
+    """Return each block's number, place and width in the picture."""
     x = float(LEFT)
     for block, whole in enumerate(expanded):
         wide = SLOT * (BLOCK if whole else 1)
@@ -179,7 +179,7 @@ def cells(expanded, of, said, y):
 
 
 def bars(expanded, scores, y):
-    """Draw what the lens says of each block, up from ``y`` or down."""
+    """Draw the lens's score of each block as a bar, up from ``y`` or down."""
     for block, x, wide in places(expanded):
         high = 18 * abs(scores[block])
         top, colour = (y - high, "#2a7") if scores[block] > 0 else (y, "#c33")

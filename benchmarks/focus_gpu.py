@@ -42,7 +42,7 @@ LATE = 200
 
 
 def run(way, options, folder):
-    """Train one way; give what a late step takes, and what the run came to."""
+    """Train one way; return the time of a late step, and the outcome of the run."""
     torch.compiler.reset()
     given = ["recipe=focus", "run.device=cuda", "training.num_epochs=50", f"training.max_steps={options.steps}"]
     begun = start.prepare([*given, f"run.folder={folder}", *options.settings, *WAYS[way]])

@@ -48,7 +48,7 @@ def command(folder: Path, study: str, trials: int, storage: str | None, folds: i
 
 
 def outcomes(attempts: list[dict[str, object]]) -> dict[int, object]:
-    """Give what each trial came to: its values and its objective."""
+    """Return the values and the objective of each trial."""
     return {one["number"]: [one["values"], one["value"]] for one in attempts if one["state"] == "complete"}
 
 

@@ -28,7 +28,7 @@ SPLITS = 4
 
 
 def command(folder: Path, study: Path, nested: bool) -> list[str]:
-    """Give what starts the cross-validation, or goes on with it where there is one to go on with."""
+    """Return the command that starts the cross-validation, or resumes it if it was begun."""
     from training_fixtures import overrides
 
     start = [sys.executable, "-m", "hotloop", "kfold"]
@@ -46,7 +46,7 @@ def command(folder: Path, study: Path, nested: bool) -> list[str]:
 
 
 def folds_of(study: Path) -> dict[int, Any]:
-    """Give what the folds that are finished came to: metrics, and the settings that an inner search chose."""
+    """Return the metrics of each finished fold, and the settings that an inner search chose."""
     with contextlib.suppress(OSError, ValueError):
         document = json.loads((study / "kfold.json").read_text())
         kept = ("best", "last", "best_step", "step", "chosen")
@@ -69,14 +69,14 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 def inner_trials(fold: Path) -> list[dict[str, Any]]:
-    """Give the attempts of a fold's inner search."""
+    """Return the attempts of a fold's inner search."""
     found = fold / "search" / "study.json"
     trials: list[dict[str, Any]] = json.loads(found.read_text())["trials"] if found.is_file() else []
     return trials
 
 
 def outcomes(attempts: list[dict[str, Any]]) -> dict[int, Any]:
-    """Give what each trial came to: its values and its objective."""
+    """Return the values and the objective of each trial."""
     return {one["number"]: [one["values"], one["value"]] for one in attempts if one["state"] == "complete"}
 
 
@@ -147,7 +147,7 @@ def judged(study: Path, undisturbed: Path) -> dict[str, int]:
 
 
 def cross_validations(what: str, given: argparse.Namespace) -> Iterator[dict[str, object]]:
-    """Run the campaign, and give its row."""
+    """Run the campaign; return its row."""
     nested, chance, loads = what == "nested", random.Random(f"{what} {given.seed}"), [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory(prefix="hotloop-kills-") as scratch:
         folder = Path(scratch)

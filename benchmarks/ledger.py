@@ -1,4 +1,4 @@
-"""What keeping the ledger costs: µs for each executed graph, and for each call of a compiled component.
+"""The cost of the ledger: µs for each executed graph, and for each call of a compiled component.
 
 usage: python benchmarks/ledger.py [ROUNDS]
 
@@ -38,7 +38,7 @@ def processor():
 
 
 def best(functions, rounds, calls):
-    """Give the fewest µs a call of each function, taken in turns."""
+    """Return the least µs a call of each function, timed in turns."""
     found = [float("inf")] * len(functions)
     for _ in range(rounds):
         for place, function in enumerate(functions):
@@ -66,10 +66,10 @@ def graph(rounds):
 
 
 class Tiny(nn.Module):
-    """The least that a graph can hold."""
+    """A module with the smallest graph."""
 
     def forward(self, x):
-        """Give ``x + 1``."""
+        """Return ``x + 1``."""
         return x + 1
 
 

@@ -1,4 +1,4 @@
-"""What it costs that outputs of CUDA graphs may be held: copies and marked steps of ``reduce-overhead``.
+"""The cost of outputs of CUDA graphs that may be held: copies and marked steps of ``reduce-overhead``.
 
 usage: OMP_NUM_THREADS=1 python benchmarks/lifetime.py [BLOCKS] > benchmarks/results/DATE-MACHINE-lifetime.json
 
@@ -45,19 +45,19 @@ class Encoder(nn.Module):
         self.head = nn.Linear(width, 2)
 
     def forward(self, x):
-        """Give scores (rows, 2) for ``x`` (rows, length, width)."""
+        """Return scores (rows, 2) for ``x`` (rows, length, width)."""
         return self.head(self.layers(x).mean(1))
 
 
 class Node:
-    """Stands for the autograd node of a graph whose inputs are parameters without a gradient."""
+    """A stand-in for the autograd node of a graph whose inputs are parameters without a gradient."""
 
     def __init__(self, parameters):
         self.next_functions = [(one.expand_as(one).grad_fn.next_functions[0][0], 0) for one in parameters]
 
 
 def python_cost():
-    """Give the µs of Python that a call, an output and a gradient cost, without a GPU's launches."""
+    """Return the µs of Python that a call, an output and a gradient cost, without a GPU's launches."""
     tally, x = Tally("model", "training"), torch.ones(1)
     tensors = (torch.ones(1), torch.ones(1))
     with cudagraph_emulation():
@@ -75,7 +75,7 @@ def python_cost():
 
 
 def gradients_cost(many, tally):
-    """Give the µs for the gradients of so many parameters: copied as a backward's are, and cloned one by one."""
+    """Return the µs for the gradients of so many parameters: copied as a backward's are, and cloned one by one."""
     node = Node([nn.Parameter(torch.ones(1)) for _ in range(many)])
     gradients = tuple(torch.ones(1) for _ in range(many))
     each = (lambda: owned_gradients(node, gradients, tally), lambda: [one.clone() for one in gradients])
@@ -83,12 +83,12 @@ def gradients_cost(many, tally):
 
 
 def mark():
-    """What marking a step costs alone."""
+    """Return the µs of marking a step, alone."""
     torch.compiler.cudagraph_mark_step_begin()
 
 
 def ways(model):
-    """Give the model compiled in each way; marks are the user's own business in the first."""
+    """Return the model compiled in each way; marks are the user's own business in the first."""
     plain = torch.compile(copy.deepcopy(model), mode="reduce-overhead")
     ours = hotloop.compile(copy.deepcopy(model), "reduce-overhead")
     strict = hotloop.compile(copy.deepcopy(model), "reduce-overhead", strict_lifetime=True)
@@ -96,7 +96,7 @@ def ways(model):
 
 
 def stepper(name, model, x, *, trains):
-    """Give a function that makes one step of training, or one call of inference, and holds nothing."""
+    """Return a function that makes one step of training, or one call of inference, and holds nothing."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step():
@@ -114,7 +114,7 @@ def stepper(name, model, x, *, trains):
 
 
 def seconds(step, many):
-    """Give the seconds of one step, by CUDA events around many."""
+    """Return the seconds of one step, by CUDA events around many."""
     began, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     began.record()
     for _ in range(many):

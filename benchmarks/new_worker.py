@@ -29,7 +29,7 @@ WAYS = ("eager", "cold", "kept", "bundle")
 
 
 def child(options):
-    """Do the first steps of a worker; print what they took."""
+    """Run the first steps of a worker; print their seconds."""
     import torch
     from transformers import BertConfig, BertModel
 

@@ -1,10 +1,10 @@
-"""How far honest compiles are from eager, tensor by tensor: the data that the limits of ``hotloop.measure`` come from.
+"""The distance of correct compiles from eager, tensor by tensor: the data behind the limits of ``hotloop.measure``.
 
 usage: python benchmarks/noise.py [--device cpu] [--seeds 4] [--out src/hotloop/measure/noise.json] [--wrong]
 
 Several small models are trained; at the first step and after some, the loss and each gradient of the compiled model are
-held against eager's from the same parameters and batch, and what AdamW makes of either. ``--wrong`` writes nothing, but
-holds compiles against the limits: right ones, and a gelu whose gradient is off by a factor.
+compared with eager's from the same parameters and batch, and so are AdamW's updates from either. ``--wrong`` writes
+nothing, and checks compiles against the limits: correct ones, and a gelu whose gradient is off by a factor.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ H200 = ROOT / "benchmarks/results/2026-11-20-h200-presets.json"
 
 MODES = ("float64", "float32", "bfloat16 autocast", "bfloat16 parameters")
 BUCKETS = (1, 2, 32, 256, 4096)  # the least numel of each
-# Where right and wrong are three orders apart, limits stand well between; bfloat16 leaves little room.
+# Right and wrong differ by three orders of magnitude, so limits fit between them; bfloat16 leaves little room.
 SAFETY = {"float64": 20.0, "float32": 20.0, "bfloat16 autocast": 2.0, "bfloat16 parameters": 2.0}
 STEPS = (0, 10)  # eager steps before a measurement: fresh parameters, and parameters that learned something
 VOCABULARY = 256
 
 
 def loss_of(scores, y):
-    """Give the cross-entropy in float32 or better, as training code does it."""
+    """Return the cross-entropy in float32 or better, as training code does it."""
     return F.cross_entropy(scores.to(torch.promote_types(scores.dtype, torch.float32)), y)
 
 
 class Gelu(nn.Module):
-    """Gelu, with a gradient that is too large by a factor where one is set."""
+    """Gelu, with a gradient that is too large by a factor, if a factor is set."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ class Gelu(nn.Module):
         self.planted = False
 
     def forward(self, x):
-        """Give ``gelu(x)``; where a bug is planted, its gradient is 1 + excess times the right one."""
+        """Return ``gelu(x)``; where a bug is planted, its gradient is 1 + excess times the right one."""
         y = F.gelu(x)
         return y + self.excess.to(y.dtype) * (y - y.detach()) if self.planted else y
 
@@ -67,12 +67,12 @@ class Mlp(nn.Module):
         )
 
     def forward(self, x, y):
-        """Give the loss of x [128, 64], labels y [128]."""
+        """Return the loss of x [128, 64], labels y [128]."""
         return loss_of(self.net(x), y)
 
     @staticmethod
     def batch(generator):
-        """Give points, labelled by a fixed function of them."""
+        """Return points, labelled by a fixed function of them."""
         x = torch.randn(128, 64, generator=generator)
         return x, x[:, :10].argmax(dim=1)
 
@@ -88,7 +88,7 @@ class Block(nn.Module):
         self.up, self.gelu, self.down = nn.Linear(width, 4 * width), Gelu(), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        """Give x [B, T, W] after the block."""
+        """Return x [B, T, W] after the block."""
         normed = self.norm_1(x)
         q, k, v = (
             part(normed).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
@@ -111,7 +111,7 @@ class Gpt(nn.Module):
         nn.init.normal_(self.tokens.weight, std=0.02)
 
     def forward(self, x, y):
-        """Give the loss of tokens x, y [B, T]."""
+        """Return the loss of tokens x, y [B, T]."""
         hidden = self.tokens(x) + self.places.weight
         for block in self.blocks:
             hidden = block(hidden)
@@ -120,7 +120,7 @@ class Gpt(nn.Module):
 
     @staticmethod
     def batch(generator):
-        """Give sequences whose next token follows from the last."""
+        """Return sequences whose next token follows from the last."""
         start = torch.randint(VOCABULARY, (8, 1), generator=generator)
         tokens = (start + 7 * torch.arange(65)) % VOCABULARY
         return tokens[:, :-1], tokens[:, 1:]
@@ -140,12 +140,12 @@ class Convolutions(nn.Module):
         self.net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], 10))
 
     def forward(self, x, y):
-        """Give the loss of images x [16, 3, 32, 32], labels y [16]."""
+        """Return the loss of images x [16, 3, 32, 32], labels y [16]."""
         return loss_of(self.net(x), y)
 
     @staticmethod
     def batch(generator):
-        """Give noise with a stripe that tells the label."""
+        """Return noise with a stripe that tells the label."""
         y = torch.randint(10, (16,), generator=generator)
         x = torch.randn(16, 3, 32, 32, generator=generator)
         x[torch.arange(16), :, 3 * y] += 2
@@ -168,7 +168,7 @@ class Residual(nn.Module):
         self.head = nn.Linear(24, 10)
 
     def forward(self, x, y):
-        """Give the loss of images x [16, 3, 32, 32], labels y [16]."""
+        """Return the loss of images x [16, 3, 32, 32], labels y [16]."""
         x = self.stem(x)
         for block in self.blocks:
             x = x + block(x)
@@ -188,12 +188,12 @@ class Encoder(nn.Module):
         self.head = nn.Linear(64, 8)
 
     def forward(self, x, y):
-        """Give the loss of tokens x [16, 32], labels y [16]."""
+        """Return the loss of tokens x [16, 32], labels y [16]."""
         return loss_of(self.head(self.encoder(self.tokens(x)).mean(1)), y)
 
     @staticmethod
     def batch(generator):
-        """Give tokens, labelled by the first."""
+        """Return tokens, labelled by the first."""
         x = torch.randint(VOCABULARY, (16, 32), generator=generator)
         return x, x[:, 0] % 8
 
@@ -202,7 +202,7 @@ MODELS = {"mlp": Mlp, "gpt": Gpt, "convolutions": Convolutions, "residual": Resi
 
 
 def gradients(model, run, batch, mode):
-    """Give the loss and all gradients of one batch, leaving the model's own alone."""
+    """Return the loss and all gradients of one batch, leaving the model's own alone."""
     model.zero_grad()
     device = next(model.parameters()).device.type
     with torch.autocast(device, torch.bfloat16, enabled=mode == "bfloat16 autocast"):
@@ -212,7 +212,7 @@ def gradients(model, run, batch, mode):
 
 
 def updates(model, optimizer, grads):
-    """Give what the optimizer would add to each parameter for these gradients, and change nothing."""
+    """Return the change that the optimizer would make to each parameter for these gradients, without making it."""
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     state = copy.deepcopy(optimizer.state_dict())
     for name, p in model.named_parameters():
@@ -255,7 +255,7 @@ def pairs(kind, mode, seeds, device, excess=None):
 
 
 def tensors(kind, mode, seeds, device):
-    """Give ("gradients" or "updates", differences, names without a true gradient) of each measurement."""
+    """Return ("gradients" or "updates", differences, names without a true gradient) of each measurement."""
     for _, _, *both in pairs(kind, mode, seeds, device):
         for of, (reference, candidate) in zip(("gradients", "updates"), both, strict=True):
             found, mismatches = differences(reference, candidate)
@@ -265,7 +265,7 @@ def tensors(kind, mode, seeds, device):
 
 
 def figures(sets, eps):
-    """Give the figures of ``hotloop.measure.limits``: the largest of all sets, and no less than eps / 16."""
+    """Return the figures of ``hotloop.measure.limits``: the largest of all sets, and no less than eps / 16."""
     found = dict.fromkeys(("base", "scalar", "own", "median", "floor", "pooled"), eps / 16)
 
     def note(name, value):
@@ -297,7 +297,7 @@ def figures(sets, eps):
 
 
 def distribution(sets):
-    """Give median, 99th percentile and maximum of slope and residual of tensors that have a gradient, by size."""
+    """Return median, 99th percentile and maximum of slope and residual of tensors that have a gradient, by size."""
     rows = []
     for least, most in itertools.pairwise((*BUCKETS, 1 << 62)):
         every = [d for each, no_gradient in sets for d in each if not d.name.endswith(no_gradient)]
@@ -316,7 +316,7 @@ def distribution(sets):
 
 
 def measured(mode, of, sets):
-    """Give the entry of one mode."""
+    """Return the entry of one mode."""
     half = mode == "bfloat16 parameters"
     compute = mode.split()[0]
     entry = {
@@ -338,7 +338,7 @@ def measured(mode, of, sets):
 
 
 def derived(entry, compute):
-    """Give the entry of a dtype with 10 bits of mantissa from one of bfloat16, which has 7."""
+    """Return the entry of a dtype with 10 bits of mantissa from one of bfloat16, which has 7."""
     scale = torch.finfo(torch.float16).eps / torch.finfo(torch.bfloat16).eps
     kept = {key: value for key, value in entry.items() if key in ("held", "of", "safety")}
     scaled = {key: {k: v * scale for k, v in entry[key].items()} for key in ("figures", "at_least")}
@@ -396,7 +396,7 @@ def wrong(device, seeds):
 
 
 def main():
-    """Measure, or hold right and wrong compiles against the limits."""
+    """Measure, or check right and wrong compiles against the limits."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seeds", type=int, default=4)

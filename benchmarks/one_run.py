@@ -1,4 +1,4 @@
-"""One run with ``run="auto"``, step by step: when it was eager, when something was tried, what was chosen.
+"""One run with ``run="auto"``, step by step: its eager steps, its trials, and its choice.
 
 usage: python benchmarks/one_run.py RESULT.json [--steps N] [--seconds S] [--device cpu]
        python benchmarks/one_run.py RESULT.json --picture docs/hot-loop.svg
@@ -22,7 +22,7 @@ COLOURS = {"eager": "#7a8793", "graph": "#1b7f5c", "compiled": "#2563a8", "doing
 
 
 def data(count):
-    """Give batches of bytes, (8, 128) int64, of the standard library's source."""
+    """Return batches of bytes, (8, 128) int64, of the standard library's source."""
     import torch
 
     text = b"".join(path.read_bytes() for path in sorted(pathlib.Path(json.__file__).parent.parent.glob("*.py")))
@@ -90,7 +90,7 @@ def measure(path, arguments):
 
 
 def hardware(device):
-    """Name what the run was on."""
+    """Name the hardware of the run."""
     if device == "cuda":
         import torch
 
@@ -149,7 +149,7 @@ def picture(result, path):
 
 
 def turns(result, times):
-    """Give the moments of the decisions that changed something, with what to write beside them."""
+    """Return the moments of the decisions that changed something, with their labels."""
     labels = {"prepare": "a child compiles {tier}", "try": "{tier} is tried", "switch": "{tier} in force"}
     for decision in result["decisions"]:
         if decision.get("action") in labels:
@@ -158,7 +158,7 @@ def turns(result, times):
 
 
 def kind(tier):
-    """Give the colour's name for a tier."""
+    """Return the colour's name for a tier."""
     return "graph" if tier.endswith("+graph") else "eager" if tier in ("eager", "as-given") else "compiled"
 
 

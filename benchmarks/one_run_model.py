@@ -52,7 +52,7 @@ class LanguageModel(nn.Module):
         self.norm, self.head = Norm(width), nn.Linear(width, 256, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Give logits of shape (batch, length, 256) for ``tokens`` of shape (batch, length), int64."""
+        """Return logits of shape (batch, length, 256) for ``tokens`` of shape (batch, length), int64."""
         x = self.embed(tokens)
         for block in self.blocks:
             x = block(x)

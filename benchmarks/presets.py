@@ -106,7 +106,7 @@ WORKLOADS = {
 
 
 def gradients(model, loss, autocast=True):
-    """One forward and backward; gives loss and gradients by name, and leaves none behind."""
+    """Run one forward and backward; return loss and gradients by name, and clear the gradients."""
     import torch
 
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
@@ -119,7 +119,7 @@ def gradients(model, loss, autocast=True):
 
 
 def compare(compiled, eager, exact):
-    """Give (worst ratio, its tensor, worst slope error) over all tensors; NaN never passes for agreement."""
+    """Return (worst ratio, its tensor, worst slope error) over all tensors; NaN never passes for agreement."""
     worst, at, slope = 0.0, "", 0.0
     for name in eager:
         c, e, x = compiled[name].double(), eager[name].double(), exact[name].double()
@@ -265,7 +265,7 @@ def main():
 
 
 def key_of(spec):
-    """Give (workload, preset, regions) of a row's name."""
+    """Return (workload, preset, regions) of a row's name."""
     workload, preset, *rest = spec.split(":")
     return workload, preset, rest[0] if rest else "auto"
 

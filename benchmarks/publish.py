@@ -16,13 +16,13 @@ FIELDS = (
 
 
 def find(rows, workload, preset, regions=None):
-    """Give the row of a workload and preset."""
+    """Return the row of a workload and preset."""
     matching = (row for row in rows if (row["workload"], row["preset"]) == (workload, preset))
     return next(row for row in matching if regions in (None, row["regions"]))
 
 
 def contradictions(rows):
-    """Say where the measurement contradicts a common ranking."""
+    """List the contradictions between the measurement and a common ranking."""
     fast, tuned = find(rows, "xlmr-2", "reduce-overhead"), find(rows, "xlmr-2", "triton")
     inductor, aot = find(rows, "xlmr-2", "inductor"), find(rows, "unet-small", "aot_eager")
     whole, blocks = find(rows, "unet", "default", "whole"), find(rows, "unet", "default", "blocks")

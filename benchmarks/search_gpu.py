@@ -48,7 +48,7 @@ EPOCHS = 100
 
 
 def settings_of(number):
-    """Give learning rate, weight decay and warm-up of a trial."""
+    """Return learning rate, weight decay and warm-up of a trial."""
     return RATES[number % 4], DECAYS[number % 3], WARM_UPS[(number // 3) % 3]
 
 
@@ -86,7 +86,7 @@ class Program:
         return loss.detach()
 
     def batches(self, count):
-        """Give random batches, drawn before the clock starts."""
+        """Return random batches, drawn before the clock starts."""
         draws = torch.Generator().manual_seed(1)
         rows, tokens, words = (4, 16, 100) if self.options.small else (8, 512, 250_002)
         made = [
@@ -103,7 +103,7 @@ def synchronize(options):
 
 @contextlib.contextmanager
 def alone(way):
-    """Stop what compiles for auto while another way runs; a child that has ended meanwhile is let be."""
+    """Stop the background compiles of auto while another way runs; ignore a child that has ended meanwhile."""
     stopped = [] if way == "auto" else [child.pid for child in history_store.children() if child.poll() == "running"]
     for pid in stopped:
         os.killpg(pid, signal.SIGSTOP)
@@ -116,7 +116,7 @@ def alone(way):
 
 @contextlib.contextmanager
 def folder_of(way, options):
-    """Have what is compiled kept in a folder of the way's own."""
+    """Keep compiled code in a folder of the way's own."""
     place = pathlib.Path(options.scratch, way)
     place.mkdir(exist_ok=True)
     names = ("TORCHINDUCTOR_CACHE_DIR", "HOTLOOP_CACHE_DIR")
@@ -130,7 +130,7 @@ def folder_of(way, options):
 
 
 def runner(program, way, told, runs, stack):
-    """Give what does a step in a way, and the loop that owns it, if any."""
+    """Return the function that runs a step in a way, and the loop that owns the step, if any."""
     if way == "compile":
         program.model.compile()
     elif way == "true":
@@ -144,7 +144,7 @@ def runner(program, way, told, runs, stack):
 
 
 def run(way, number, options, *, steps, told, runs, epochs=1):  # noqa: PLR0913 - what a call of the plan says
-    """Run one trial or fold in one way; give what it took."""
+    """Run a trial or fold in one way; return its seconds."""
     began = time.perf_counter()
     program = Program(options, number, told)
     batches = program.batches(steps)
@@ -210,7 +210,7 @@ def plan(part, options):
 
 
 def summary(rows):
-    """Sum up each part by way."""
+    """Summarise each part by way."""
     found = {}
     for part, ways in WAYS.items():
         mine = {way: [row for row in rows if row["part"] == part and row["way"] == way] for way in ways}
@@ -244,7 +244,7 @@ def _sum(part, rows):
 
 
 def main():
-    """Run what is left of the plan, and write after each."""
+    """Run the rest of the plan, and write the document after each entry."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", nargs="+", default=["search", "final", "folds"], choices=list(WAYS))
     parser.add_argument("--trials", type=int, default=20)

@@ -1,4 +1,4 @@
-"""Twenty trials of the recipe criteria in one process: what compiles, that none is silently eager, what auto costs.
+"""Twenty trials of the recipe criteria in one process: compiles, silently eager trials (none), the cost of auto.
 
 usage: python benchmarks/search_policy.py [--trials 20] [--steps 60] [--ways false auto true] [--preset aot_eager]
        [--encoder small] [--out benchmarks/results/DATE-cpu-search-policy.json]
@@ -36,7 +36,7 @@ SIZES = (4, 8, 16)
 
 
 def space(trials):
-    """Give the settings of each trial: every pair of dropout and batch size comes, and comes again."""
+    """Return the settings of each trial: every pair of dropout and batch size comes, and comes again."""
     pairs = list(itertools.product(DROPOUTS, SIZES))
     return [(RATES[number % len(RATES)], *pairs[number % len(pairs)]) for number in range(trials)]
 
@@ -53,7 +53,7 @@ def small_encoder(folder):
 
 
 def trial(way, values, folder, left, options):
-    """Run one trial in one way; give what it took and what compiled."""
+    """Run a trial in one way; return its seconds and its compiles."""
     rate, dropout, size = values
     overrides = [
         f"model.name={options.encoder}",
@@ -96,7 +96,7 @@ def trial(way, values, folder, left, options):
 
 
 def summary(rows, options):
-    """Sum up by way, and hold the figures against what was promised."""
+    """Summarise by way, and compare the figures with the goals."""
     found = {}
     for way in options.ways:
         mine = [row for row in rows if row["way"] == way]

@@ -1,4 +1,4 @@
-"""Long runs under the sentinel: how often it is wrong about right code, and what it costs.
+"""Long runs under the sentinel: its false alarms on correct code, and its cost.
 
 usage: python benchmarks/sentinel.py [--device cpu] [--steps 10000] [--every 10] [--models mlp convolutions gpt]
        [--mode bfloat16] [--preset inductor] [--out benchmarks/results/DATE-DEVICE-sentinel.json]
@@ -29,7 +29,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def forced(every):
-    """Give a plan that checks so often, whatever it costs."""
+    """Return a plan that checks at this period, whatever the cost."""
 
     def plan(self, seconds, _tier):
         self._seconds += seconds
@@ -39,7 +39,7 @@ def forced(every):
 
 
 def train(kind, options):
-    """Train a model under the sentinel; give what it did, and what was lost to it."""
+    """Train a model under the sentinel; return its checks and alarms, and the time that they took."""
     torch.compiler.reset()
     torch.manual_seed(0)
     draws = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Two processes under a loop: how often they end cleanly, and what agreeing costs.
+"""Two processes under a loop: the share of clean exits, and the cost of votes.
 
 usage: python -m benchmarks.two_processes [--exits 20] [--votes 1000] [--backend gloo|nccl] [--out FILE]
 
@@ -24,7 +24,7 @@ SECONDS = 180
 
 
 def child(folder, rank, backend, votes):
-    """Train, and leave in order: nothing holds the group when it is destroyed; prints JSON."""
+    """Train, and leave in order, so that no object holds the group when it is destroyed; print JSON."""
     import torch
     from torch import distributed as dist
 
@@ -39,7 +39,7 @@ def child(folder, rank, backend, votes):
 
 
 def trained(device, votes):
-    """Train under DDP with a loop, and measure votes where asked; what was made is gone afterwards."""
+    """Train under DDP with a loop, and measure votes if asked to; all objects are gone afterwards."""
     import torch
     from torch import nn
     from torch.nn import functional as F  # noqa: N812 - torch's own custom
@@ -70,7 +70,7 @@ def trained(device, votes):
 
 
 def measured(loop, train_step, batch, votes):
-    """Give the median milliseconds of a vote, of a step between votes, and of one with guard collectives."""
+    """Return the median milliseconds of a vote, of a step between votes, and of one with guard collectives."""
     import torch
 
     from hotloop.step.ranks.peers import Vote
@@ -96,7 +96,7 @@ def measured(loop, train_step, batch, votes):
 
 
 def pair(backend, votes=0):
-    """Run two processes; gives their exit codes and what they told."""
+    """Run two processes; return their exit codes and output."""
     with tempfile.TemporaryDirectory() as folder:
         env = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", **os.environ}
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.two_processes", "--folder", folder]

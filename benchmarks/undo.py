@@ -1,4 +1,4 @@
-"""What it costs to be able to undo a step: saving its start, as a share of the step; and what run="eager" costs a call.
+"""The cost of undo: saving a step's start, as a share of the step; and the cost of run="eager" for a call.
 
 usage: OMP_NUM_THREADS=1 python benchmarks/undo.py [BLOCKS]
 
@@ -52,7 +52,7 @@ class Bottleneck(nn.Module):
             self.shortcut = nn.Sequential(shape, nn.BatchNorm2d(outside))
 
     def forward(self, x):
-        """Give ``x`` and what the convolutions make of it."""
+        """Return ``x`` plus the output of the convolutions."""
         y = x
         for index, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
             y = norm(convolution(y))
@@ -74,7 +74,7 @@ class Residual(nn.Module):
         self.blocks, self.head = nn.Sequential(*blocks), nn.Linear(2048, 1000)
 
     def forward(self, x):
-        """Give the scores of 1,000 classes."""
+        """Return the scores of 1,000 classes."""
         x = nn.functional.max_pool2d(self.start(x), 3, 2, 1)
         return self.head(self.blocks(x).mean((2, 3)))
 
@@ -90,12 +90,12 @@ class Encoder(nn.Module):
         self.head = nn.Linear(width, words)
 
     def forward(self, ids):
-        """Give a score for each word at each place."""
+        """Return a score for each word at each place."""
         return self.head(self.layers(self.words(ids))).transpose(1, 2)
 
 
 def workloads():
-    """Give each model with its batch, small: the smaller the step, the larger the share."""
+    """Return each model with its batch, small: the smaller the step, the larger the share."""
     yield "ResNet-50, 4 images of 128 px", Residual(), torch.randn(4, 3, 128, 128), torch.randint(1000, (4,))
     yield "encoder, 8 sequences of 64", Encoder(), torch.randint(2000, (8, 64)), torch.randint(2000, (8, 64))
 
@@ -108,7 +108,7 @@ def seconds(function, count):
 
 
 def cost(model, x, y, blocks, *, keeps):
-    """What saving the start of a step costs, with gradients that are there (``keeps``) and without."""
+    """Return the cost of saving the start of a step, with gradients that are kept (``keeps``) and without."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     loop = hotloop.Loop(model, optimizer, run="eager")
     start = StepStart(loop.context.holdings, [loop.context.device])
@@ -126,7 +126,7 @@ def cost(model, x, y, blocks, *, keeps):
     once = seconds(step, 2)
     steps = max(1, round(0.4 / once))
     pairs = []
-    for block in range(blocks):  # which of the two comes first changes, since a machine drifts
+    for block in range(blocks):  # the order alternates, since a machine drifts
         order = (step, saved) if block % 2 else (saved, step)
         found = {function: seconds(function, steps) for function in order}
         pairs.append((found[saved], found[step]))
@@ -147,7 +147,7 @@ def cost(model, x, y, blocks, *, keeps):
 
 
 def eager_call():
-    """What ``run="eager"`` adds to a call of a step, in µs; the function itself does nothing."""
+    """Return the µs that ``run="eager"`` adds to a call of a step that does nothing."""
     model = nn.Linear(2, 2)
     loop = hotloop.Loop(model, torch.optim.SGD(model.parameters(), lr=0.1), run="eager")
 

@@ -1,4 +1,4 @@
-"""The smallest errors that ``hotloop.verify`` sees, by dtype and model, and how near right compiles come to its limits.
+"""The smallest errors that ``hotloop.verify`` sees, by dtype and model, and the margin of correct compiles.
 
 usage: python benchmarks/verify.py [--device cuda] [--models mlp convolutions gpt] [--tries 3]
        [--out benchmarks/results/DATE-DEVICE-verify.json]
@@ -36,14 +36,14 @@ BETWEEN = 5
 
 
 def wrong_gradient(values, excess):
-    """Give the values as they are, with a gradient that is too large by an excess, in compiled code only."""
+    """Return the values as they are, with a gradient that is too large by an excess, in compiled code only."""
     if not torch.compiler.is_compiling():
         return values
     return values + excess.to(values.dtype) * (values - values.detach())
 
 
 def middle(model):
-    """Give the module whose result's gradient is spoiled as one operation's."""
+    """Return the module whose output gets the wrong gradient of one operation."""
     found = [one for one in model.modules() if isinstance(one, Gelu | nn.BatchNorm2d)]
     return found[len(found) // 2]
 
@@ -84,7 +84,7 @@ def advance(workload, steps):
 
 
 def seen(workload, excess, value, options):
-    """Tell whether an excess is seen in every try; the first that is missed ends it."""
+    """Return whether an excess is seen in every try; stop at the first miss."""
     excess.fill_(value)
     try:
         for _ in range(options.tries):
@@ -97,7 +97,7 @@ def seen(workload, excess, value, options):
 
 
 def smallest(workload, excess, options):
-    """Find the smallest excess that is seen, by halves."""
+    """Find the smallest excess that is seen, by bisection."""
     low, high = 0, len(EXCESSES)
     while low < high:
         place = (low + high) // 2
@@ -109,7 +109,7 @@ def smallest(workload, excess, options):
 
 
 def measure(name, mode, options):
-    """Give the row of one model and dtype."""
+    """Return the row of one model and dtype."""
     began = time.perf_counter()
     torch.compiler.reset()
     if options.device == "cuda":
@@ -136,7 +136,7 @@ def measure(name, mode, options):
 
 
 def named(options):
-    """Have the region of a wrong operation searched for, in float32."""
+    """Search for the region of a wrong operation, in float32."""
     torch.compiler.reset()
     workload, excesses = program(MODELS["gpt"], "float32", options.device)
     excesses["one operation"].fill_(1e-5)
@@ -166,7 +166,7 @@ def main():
 
 
 def write(rows, search, options):
-    """Write what was measured so far."""
+    """Write the results so far."""
     document = {
         "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
         "command": "python benchmarks/verify.py",

@@ -1,4 +1,4 @@
-"""Where a compile goes beside a strategy's wrapper: inside it or over it, under DDP, FSDP and FSDP2.
+"""Compiling inside a strategy's wrapper or over it, under DDP, FSDP and FSDP2.
 
 usage: torchrun --nproc-per-node 2 -m benchmarks.wrapped [--size gpu|cpu] [--blocks 8] [--steps 8] [--out FILE]
 
@@ -40,7 +40,7 @@ def sharded(model, mesh):
 
 
 def strategies(block):
-    """Give the strategies by name, and the places that each has."""
+    """Return the strategies by name, and the places that each has."""
     wrapped = FSDPStrategy(auto_wrap_policy={block}, use_orig_params=True)
     return {
         "ddp": (lambda: "ddp", [*PLACES]),
@@ -50,7 +50,7 @@ def strategies(block):
 
 
 def steps_of(fabric, model, size, place):
-    """Set a copy of the model up, and give a call that runs one step and waits for it."""
+    """Set a copy of the model up; return a function that runs one step and waits for it."""
     words, _, _, length, number = SIZES[size]
     model = copy.deepcopy(model)
     reapply = PLACES[place]

@@ -109,7 +109,7 @@ def begin(path, device, note):
 
 
 def run_jobs(jobs, document, out, options, size):
-    """Run jobs one by one, each put in the file at once; gives the number of those that failed."""
+    """Run jobs one by one, each put in the file at once; returns the number of those that failed."""
     start, failed = time.monotonic(), 0
     for place, job in enumerate(jobs, 1):
         left = options.limit - (time.monotonic() - start)

@@ -32,7 +32,7 @@ ROUNDS = {"gpu": 8, "cpu": 12}
 
 
 class Run:
-    """What a job's fits share."""
+    """The objects that a job's fits share."""
 
     def __init__(self, size, backend="inductor"):
         self.size, self.backend = size, backend
@@ -45,7 +45,7 @@ class Run:
 
 
 def main(order):
-    """Run the job of an order, and write what was found."""
+    """Run the job of an order, and write its result."""
     job = order["job"]
     do = {"cold": cold, "steady": steady, "failure": failure}[job["kind"]]
     found = clock.plain(do(job, Run(order["size"])))
@@ -127,7 +127,7 @@ def _middle(values):
 
 
 def failure(job, run):
-    """Have the compiler, or compiled code, fail in the middle of a fit, and say what became of the run."""
+    """Make the compiler, or compiled code, fail in the middle of a fit, and record the outcome of the run."""
     (way,), stage = job["ways"], job["stage"]
     after = STEPS["failure"] // 2 if stage.endswith("run") else 0
     expected = _loss_of(job["row"], EAGER, run)
@@ -149,7 +149,7 @@ def _apart(one, other):
 
 
 def _loss_of(row, way, run):
-    """Fit, and give what became of the parameters."""
+    """Fit, and return the parameters."""
     ready = make(row, way, run)
     ready.go(Marks(run.device), STEPS["failure"])
     return [one.detach().cpu().clone() for one in ready.state().values() if one.is_floating_point()]

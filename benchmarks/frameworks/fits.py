@@ -1,4 +1,4 @@
-"""A fit of each framework: eager, with its own compile, and with ours. Each gives the state that would be saved."""
+"""A fit of each framework: eager, with its own compile, and with ours. Each returns the state that would be saved."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Ready:
 
     Args:
         go: trains so many steps, told to `Marks`; again and again.
-        state: gives what its user would save.
-        status: gives what ours says of itself; None for another way.
+        state: returns the state that its user would save.
+        status: returns the status of ours; None for another way.
     """
 
     go: Callable[[Marks, int], None]
@@ -44,13 +44,13 @@ def make(row, way, run):
 
 
 def ours(way):
-    """Name what ours is asked for; None for another way."""
+    """Return the tier or preset of ours; None for another way."""
     kind, _, run = way.partition(":")
     return run if kind == "ours" else None
 
 
 def owns(way):
-    """Tell whether a way gives the step to a loop."""
+    """Return whether a way gives the step to a loop."""
     return ours(way) not in (None, "default")
 
 
@@ -139,7 +139,7 @@ def lightning(row, way, run):
 
 
 def own_loop(model, optimizer, backward, way, batch, left=contextlib.nullcontext):  # noqa: PLR0913, PLR0917
-    """Give a user's own loop; a tier gives its step to a `hotloop.Loop`."""
+    """Return a user's own loop; a tier gives its step to a `hotloop.Loop`."""
 
     def step(*batch):
         with left():
@@ -217,7 +217,7 @@ class Denoise(torch.nn.Module):
         self.unet = unet
 
     def forward(self, noise, at, texts):
-        """Give the loss."""
+        """Return the loss."""
         return F.mse_loss(self.unet(noise, at, texts).sample.float(), noise)
 
 
@@ -242,5 +242,5 @@ def diffusers(row, way, run):  # noqa: ARG001 - one row
 
 
 def said(way, loop, model):
-    """Give what ours says of itself."""
+    """Return the status of ours."""
     return None if ours(way) is None else str(loop.status() if loop else hotloop.status(model))

@@ -8,7 +8,7 @@ from hotloop.prove.bench.way import synchronize
 
 
 class Marks:
-    """Looks at the clock when a step has ended.
+    """A clock that is read when a step has ended.
 
     Args:
         device: that is waited for before a look.
@@ -24,13 +24,13 @@ class Marks:
         self._begin = None
 
     def begin(self):
-        """The first step is about to begin; what follows until then counts to it."""
+        """Start the clock before the first step; setup until then counts to it."""
         if self._begin is None:
             synchronize(self.device)
             self._begin = time.perf_counter()
 
     def done(self, loss=None):
-        """A step has ended."""
+        """Read the clock, if the step that has ended is one to note."""
         self.count += 1
         if self._at is None or self.count in self._at:
             synchronize(self.device)
@@ -40,7 +40,7 @@ class Marks:
         self._then.get(self.count, _nothing)()
 
     def block(self):
-        """Give the seconds of a step between the last two looks."""
+        """Return the seconds of a step between the last two looks."""
         (first, began), (last, ended) = list(self.ends.items())[-2:]
         return (ended - began) / (last - first)
 

@@ -1,4 +1,4 @@
-"""What is run: a row is a framework with one of its own ways to compile, beside eager and beside ours."""
+"""The plan: a row is a framework with one of its own ways to compile, beside eager and beside ours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib.util
 
 EAGER, THEIRS = "eager", "theirs"
 STAGES = ("backward compile", "backward run")
-"""Where a failure is injected: what a compile cannot lower, and a kernel that dies in the middle of a run."""
+"""Stages of injected failures: code that a compile cannot lower, and a kernel that dies in the middle of a run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Row:
     big: bool = False
 
     def ours(self, size):
-        """Give our ways at a size."""
+        """Return our ways at a size."""
         return self.gpu if size == "gpu" else self.cpu
 
 
@@ -68,12 +68,12 @@ class Job:
 
     @property
     def key(self):
-        """What tells jobs apart in the result file."""
+        """The job's key in the result file."""
         return ":".join(one for one in (self.row, self.kind, "+".join(self.ways), self.stage) if one)
 
 
 def jobs(size):
-    """Give all jobs of a size."""
+    """Return all jobs of a size."""
     found = []
     for row in ROWS:
         if row.big and size == "cpu":
@@ -92,7 +92,7 @@ def choose(found, patterns):
 
 
 def row_of(name):
-    """Give a row by name."""
+    """Return a row by name."""
     return next(row for row in ROWS if row.name == name)
 
 

@@ -1,4 +1,4 @@
-"""What was found, as tables and totals: arithmetic over the jobs of a result file."""
+"""Results as tables and totals: arithmetic over the jobs of a result file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEAD = (
 
 
 def in_short(found):
-    """Give one line of a job's result."""
+    """Return one line of a job's result."""
     if why := found.get("error") or found.get("skipped"):
         return why.strip().splitlines()[-1][:160]
     if "outcome" in found:
@@ -30,11 +30,11 @@ def in_short(found):
 
 
 def ran_eager(compiled, status):
-    """Tell whether a way that was to be compiled ran eager.
+    """Return whether a way that should be compiled ran eager.
 
     Args:
         compiled: whether something was compiled in its own fits: not where another way has compiled the same code.
-        status: what ours says of itself; empty for another way.
+        status: the status of ours; empty for another way.
     """
     if compiled or not status:
         return not compiled
@@ -43,7 +43,7 @@ def ran_eager(compiled, status):
 
 
 def total(jobs, row, way, steps):
-    """Give the seconds of a run of so many steps; None where they are not known."""
+    """Return the seconds of a run of so many steps; None where they are not known."""
     cold = jobs.get(f"{row}:cold:{way}", {})
     if str(steps) in cold.get("real", {}):
         return cold["real"][str(steps)]
@@ -54,7 +54,7 @@ def total(jobs, row, way, steps):
 
 
 def totals(jobs):
-    """Give, per row and way, totals by steps, and the best of ours against theirs in geometric mean of 1,000 steps."""
+    """Return totals by row, way and steps, and the best of ours against theirs: geometric mean at 1,000 steps."""
     found, gains = {}, []
     for row in ROWS:
         ways = dict.fromkeys(key.split(":", 2)[2] for key in jobs if key.startswith(f"{row.name}:cold:"))
@@ -71,7 +71,7 @@ def totals(jobs):
 
 
 def tables(document):
-    """Give the result file as Markdown."""
+    """Return the result file as Markdown."""
     jobs, lines = document["jobs"], []
     for row in ROWS:
         if any(key.startswith(f"{row.name}:") for key in jobs):
@@ -81,7 +81,7 @@ def tables(document):
 
 
 def _guide(jobs, row):
-    """Give what Lightning's own guide prints, for its compile and for ours."""
+    """Return the lines of Lightning's own guide, for its compile and for ours."""
     steady = next((one for key, one in jobs.items() if key.startswith(f"{row.name}:steady:")), {}).get("ways", {})
     lines = []
     for way, found in steady.items():
@@ -98,7 +98,7 @@ def _row(jobs, row):
 
 
 def together(document):
-    """Give all rows of the result file as one Markdown table, without what injected failures did."""
+    """Return all rows of the result file as one Markdown table, without injected failures."""
     rows = [row for row in ROWS if any(key.startswith(f"{row.name}:cold:") for key in document["jobs"])]
     lines = [_HEAD.format(""), "|" + "---|" * 11]
     for row in rows:

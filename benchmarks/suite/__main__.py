@@ -1,4 +1,4 @@
-"""Runs the suite, or shows what it would run and what it found.
+"""Runs the suite, or shows its plan or its results.
 
 usage: python -m benchmarks.suite [--only WORKLOAD[:WAY,...] ...] [--part PART ...] [--limit SECONDS] [--out FILE]
        python -m benchmarks.suite --plan            what would run, and for about how long
@@ -118,7 +118,7 @@ def run(options):
 
 
 def run_rows(todo, document, out, options):
-    """Run rows one by one, each result put in the file at once; gives how many failed, and how many did not run."""
+    """Run rows one by one, each result put in the file at once; returns how many failed, and how many did not run."""
     begin, failed, waiting = time.monotonic(), 0, 0
     for place, row in enumerate(todo, 1):
         left = options.limit - (time.monotonic() - begin)
@@ -140,7 +140,7 @@ def run_rows(todo, document, out, options):
 
 
 def skipped(row, why, options):
-    """Give the results of a row that cannot run here."""
+    """Return the results of a row that cannot run here."""
     size = "cpu" if options.cpu else "gpu"
     same = {"row": row.key, "kind": row.kind, "workload": row.workload, "size": size, "number": row.number}
     return [{**same, "way": way, "skipped": why} for way in row.ways]
@@ -165,7 +165,7 @@ def measured(row, options, limit):
 
 
 def ended(command, env, limit):
-    """Run a command to its end; gives what went wrong, or nothing. Its own children end with it."""
+    """Run a command to its end; return an error, or nothing. Its children end with it."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True

@@ -1,4 +1,4 @@
-"""One row of the plan, measured in a process of its own; what is known is written down as the row goes."""
+"""One row of the plan, measured in a process of its own; results are written as soon as they are known."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _BLOCK = 50
 _MARKS = (50, 200, 1_000)
 _TAIL = 10
 _LONGEST_SECONDS = 150.0
-"""Of a run that has done its steps and waits for `auto` to settle."""
+"""The time limit of a run that has done its steps and waits for `auto` to settle."""
 _SEED = 2
 
 
 @dataclasses.dataclass
 class Bench:
-    """What one process measures with: the row, its device and size, and where results are put."""
+    """The state of a measuring process: the row, its device and size, and the path for results."""
 
     row: Row
     device: torch.device
@@ -56,7 +56,7 @@ class Bench:
         return found
 
     def keep(self):
-        """Write down what is known so far; a process that is ended for its time leaves that."""
+        """Write the results so far; they stay if the process is killed at its time limit."""
         with open(self.out, "w", encoding="utf-8") as file:  # noqa: PTH123 - many times a row
             json.dump(clock.plain(self.results), file)
 
@@ -137,7 +137,7 @@ def first_steps(bench, turns, result):
 
 
 def memory_of(bench, turns, result, held, *, alone):
-    """Note the highest memory while a way got ready, and in a few steps of it; ``held`` bytes are others'."""
+    """Note the peak memory of preparation and of a few steps; ``held`` bytes belong to other programs."""
     others = round(held / 2**20)
     getting_ready = clock.memory(bench.device)
     clock.begin_memory(bench.device)
@@ -149,7 +149,7 @@ def memory_of(bench, turns, result, held, *, alone):
         result["memory"] = {
             "preparing_mb": getting_ready["allocated_mb"] - others,
             "peak_mb": running["allocated_mb"] - others,
-            "reserved_mb": running["reserved_mb"] if alone else None,  # torch does not tell whose it is
+            "reserved_mb": running["reserved_mb"] if alone else None,  # torch does not report the owner
         }
 
 
@@ -168,7 +168,7 @@ def prepared(turns, result):
 
 
 def prepared_with(turns, way, first, result):
-    """A tier below the first one was in force as soon as the first one's code was proven."""
+    """Note that a tier below the first was in force as soon as the code of the first was proven."""
     proven = [event for event in turns.running.loop.record.document["events"] if event["kind"] == "tier_proven"]
     steps = next((event["step"] + 1 for event in proven if event["tier"] == way), None)
     ends = first["first_seconds"]
@@ -200,7 +200,7 @@ def real_run(bench, turns, result):
 
 
 def what_ran(turns, result):
-    """Note what ran of what was asked for."""
+    """Note which part of the requested way ran."""
     loop = turns.running.loop
     if loop is None:
         parts = hotloop.status(dict(turns.program.components) or turns.program.model).components
@@ -229,7 +229,7 @@ def busy(bench, turns, result):
 
 
 def difference(ours, eager):
-    """Give the largest relative difference of two runs' losses, step by step."""
+    """Return the largest relative difference of two runs' losses, step by step."""
     return max(abs(a - b) / max(abs(b), 1e-12) for a, b in zip(ours, eager, strict=True))
 
 
@@ -237,7 +237,7 @@ def difference(ours, eager):
 
 
 def run_auto(bench):
-    """Run `auto` as a user would, looking at the clock at few steps only; then time what it came to beside eager."""
+    """Run `auto` as a user would, reading the clock at few steps only; then time its final tier beside eager."""
     row, result = bench.row, bench.result("auto")
     result |= {"told": row.told, "real": {}}
     turns = bench.turns("auto", told=row.told)
@@ -268,7 +268,7 @@ def run_auto(bench):
 
 
 def settle(bench, turns, result, begin):
-    """Run on until nothing is prepared or tried any more, or for so long that it is not waited for."""
+    """Run on until nothing is prepared or tried any more, or until the time limit."""
     policy = turns.running.loop.policy
     until = time.perf_counter() + (_LONGEST_SECONDS if bench.size == "gpu" else 5)
     quiet = 0
@@ -281,7 +281,7 @@ def settle(bench, turns, result, begin):
 
 
 def note_decisions(loop, result):
-    """Keep what was decided, with its reasons and figures, and what became of each tier."""
+    """Keep the decisions, with reasons and figures, and the final state of each tier."""
     status, document = loop.status(), loop.record.document
     result |= {
         "ran": status.tier,

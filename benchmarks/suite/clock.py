@@ -17,7 +17,7 @@ from hotloop.prove.bench.way import in_turns, synchronize
 PAIRS = 12
 """Blocks of each way: with 12, the 95% interval of a median goes from the third to the tenth."""
 FEW_PAIRS = 6
-"""With 6 it goes from the first to the last: for eager beside one of several runs."""
+"""With 6 the interval goes from the first to the last: for eager beside each of several runs."""
 BLOCK_SECONDS = 0.15
 _MEBI = 2**20
 _WARM = 2
@@ -26,7 +26,7 @@ _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class Turns:
-    """One running way that takes its batches in order, wherever it was left."""
+    """A running way that takes its batches in order, and goes on from its last batch."""
 
     def __init__(self, program, running, device, done=0):
         self.program, self.running, self.device, self.done = program, running, device, done
@@ -37,7 +37,7 @@ class Turns:
         return self.running.run(*self.program.batch(self.done - 1))
 
     def block(self, steps):
-        """Give the seconds of a step, over a block of so many that ends with the device being done."""
+        """Return the seconds of a step, over a block of so many that ends with the device being done."""
         for _ in range(_WARM):
             self.step()
         synchronize(self.device)
@@ -83,7 +83,7 @@ def side_by_side(way, eager, *, pairs=PAIRS, seconds=BLOCK_SECONDS, together=Fal
 
 
 def plain(value):
-    """Round to what clocks tell, five digits, and say None where there is no bound: JSON has no infinity."""
+    """Round to five digits, the precision of clocks; return None for infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -94,7 +94,7 @@ def plain(value):
 
 
 def merged(spans):
-    """Give the length of the union of spans (begin, length), so that work that overlaps counts once."""
+    """Return the length of the union of spans (begin, length), so that work that overlaps counts once."""
     covered, end = 0.0, -math.inf
     for begin, length in sorted(spans):
         covered += max(0.0, begin + length - max(begin, end))
@@ -103,7 +103,7 @@ def merged(spans):
 
 
 def busy(turns, steps=5):
-    """Give ``busy_ms`` and ``kernels`` of a step as torch's profiler sees them on the GPU; None on a CPU.
+    """Return ``busy_ms`` and ``kernels`` of a step as torch's profiler sees them on the GPU; None on a CPU.
 
     Kernels, copies and fills count, each moment once. Profile last: the tracing stays in the process.
     """
@@ -130,7 +130,7 @@ def busy_of(events, steps):
 
 
 def begin_memory(device, *, keep=False):
-    """Forget the highest memory so far; ``keep`` what torch holds, so that the steps that follow take as long."""
+    """Reset the peak memory; ``keep`` torch's cached memory, so that the next steps take no longer."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         if not keep:
@@ -139,7 +139,7 @@ def begin_memory(device, *, keep=False):
 
 
 def memory(device):
-    """Give the highest memory in MB that tensors took, and that torch held, since `begin_memory`; none on a CPU."""
+    """Return the highest memory in MB that tensors took, and that torch held, since `begin_memory`; none on a CPU."""
     if device.type != "cuda":
         return None
     torch.cuda.synchronize(device)

@@ -18,7 +18,7 @@ from .plan import LEFT_OUT, WORKLOADS
 RESULTS = pathlib.Path(__file__).parents[1] / "results"
 _VERSIONS = ("triton", "transformers", "torchvision", "diffusers", "peft")
 _SAME = ("gpu", "processor", "torch")
-"""What has to agree for rows to stand in one file."""
+"""Facts that have to agree for rows to be in the same file."""
 
 
 def machine(device):
@@ -68,12 +68,12 @@ def _version(package):
 
 
 def today():
-    """Give the date, as files carry it."""
+    """Return the date, as files carry it."""
     return dt.datetime.now(tz=dt.UTC).date().isoformat()
 
 
 def default_path(device, name):
-    """Give the path for a run of today: ``DATE-GPU-suite.json``."""
+    """Return the path for a run of today: ``DATE-GPU-suite.json``."""
     if device != "cuda":
         return RESULTS / f"{today()}-cpu-suite.json"
     words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in ("", "nvidia", "tesla", "geforce")]
@@ -125,7 +125,7 @@ def begin(path, device, settings):
 
 
 def done(document):
-    """Give the keys of the rows that the document holds."""
+    """Return the keys of the rows that the document holds."""
     return {row["row"] for row in document["rows"]}
 
 
@@ -138,7 +138,7 @@ def add(document, key, results):
 
 
 def save(document, path):
-    """Write the document with what follows from its rows; a killed process leaves the old file or the new one."""
+    """Write the document with its summary; a killed process leaves either the old file or the new one."""
     summarise(document)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
@@ -148,13 +148,13 @@ def save(document, path):
 
 
 def text(document):
-    """Give the document as JSON with one line for each short list, so that a file can be read and compared."""
+    """Return the document as JSON with one line for each short list, so that a file can be read and compared."""
     lines = json.dumps(document, indent=1)
     return re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda found: "[" + re.sub(r"\n\s*", " ", found[1]) + "]", lines) + "\n"
 
 
 def summarise(document):
-    """Work out totals, checks and goals from the rows."""
+    """Compute totals, checks and goals from the rows."""
     names = [name for name in (*WORKLOADS, "diffusion") if any(row["workload"] == name for row in document["rows"])]
     document["totals"] = totals.table(document["rows"], names)
     document["checks"] = totals.checks(document["rows"])

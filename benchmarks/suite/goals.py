@@ -51,7 +51,7 @@ def judged(goal, target, measured, *, at_least=True, **more):
 
 
 def steady(rows):
-    """The step of hotloop's fastest tier against eager's beside it."""
+    """Judge the step of hotloop's fastest tier against eager's beside it."""
     for workload, target in STEADY.items():
         ways = {way: row["steady"] for way, row in totals.fixed(rows, workload).items() if way in TIERS}
         ratios = {way: one for way, one in ways.items() if "ratio" in one}
@@ -66,7 +66,7 @@ def steady(rows):
 
 
 def lengths(rows):
-    """Varying lengths over 1,000 steps with buckets declared: real runs over the same batches."""
+    """Judge varying lengths over 1,000 steps with buckets declared, by real runs over the same batches."""
     fixed = totals.fixed(rows, "xlmr-lengths")
     done = {way: row["real"]["1000"] for way, row in fixed.items() if "1000" in (row.get("real") or {})}
     ours = {way: seconds for way, seconds in done.items() if way in TIERS}
@@ -81,7 +81,7 @@ def lengths(rows):
 
 
 def resampled(slow, fast):
-    """Give a 95% interval of the ratio of two totals: the same blocks of batches, drawn anew in pairs (a bootstrap).
+    """Return a 95% interval of the ratio of two totals: the same blocks of batches, drawn anew in pairs (a bootstrap).
 
     The first steps count in whole, since they happen once. Efron and Tibshirani, 1993, "An Introduction to the
     Bootstrap", section 13.3 (percentiles).
@@ -105,12 +105,12 @@ def over_runs(goal, target, figures, **more):
 
 
 def beside(run):
-    """Give the eager step in ms that was measured in a run of `auto`; None where sizes vary."""
+    """Return the eager step in ms that was measured in a run of `auto`; None where sizes vary."""
     return None if run["row"].get("varying") else run["row"]["steady"]["eager_ms"]
 
 
 def never_slower(rows):
-    """`auto` against 1.02 times eager and a second: the share of that allowance which it took."""
+    """Judge `auto` against 1.02 times eager plus a second, by the share of this allowance that it took."""
     for workload in _workloads(rows):
         for steps in totals.STEPS:
             shares, computed = [], False
@@ -124,7 +124,7 @@ def never_slower(rows):
 
 
 def near_best(rows):
-    """`auto` against the best of all fixed ways in hindsight."""
+    """Judge `auto` against the best of all fixed ways in hindsight."""
     for workload in _workloads(rows):
         for steps, (factor, seconds) in NEAR_BEST.items():
             shares, ways, computed = [], set(), False
@@ -142,7 +142,7 @@ def near_best(rows):
 
 
 def means(rows):
-    """The geometric mean of eager over `auto` over the first five workloads."""
+    """Judge the geometric mean of eager over `auto`, over the first five workloads."""
     for steps, target in MEAN.items():
         goal = f"geometric mean over {', '.join(FIRST_FIVE)}: eager over auto at {steps:,} steps"
         gains = []
@@ -163,7 +163,7 @@ def means(rows):
 
 
 def soon(rows):
-    """``eager+graph`` in force so many seconds after the first step."""
+    """Judge the seconds from the first step until ``eager+graph`` is in force."""
     for workload in FIRST_FIVE:
         known = [
             row["after_first_seconds"]

@@ -21,7 +21,7 @@ class Scorer(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def forward(self, x):
-        """Give the loss of x [B, T, W]: scores are drawn to 0."""
+        """Return the loss of x [B, T, W]: scores are drawn to 0."""
         for layer in self.layers:
             x = layer(x)
         return torch.tanh(self.head(x)).float().square().mean()
@@ -38,14 +38,14 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x):
-        """Give x [B, T, W] after the block."""
+        """Return x [B, T, W] after the block."""
         q, k, v = self.qkv(self.norm_1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm_2(x)), approximate="tanh"))
 
 
 class Gpt(nn.Module):
-    """A language model of GPT-2's shape that gives its loss, as nanoGPT does."""
+    """A language model of GPT-2's shape that returns its loss, as nanoGPT does."""
 
     def __init__(self, words, width, layers, heads, length):
         super().__init__()
@@ -54,7 +54,7 @@ class Gpt(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, x, y):
-        """Give the loss of tokens x and the next tokens y, both [B, T]."""
+        """Return the loss of tokens x and the next tokens y, both [B, T]."""
         hidden = self.tokens(x) + self.places.weight[: x.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
@@ -78,7 +78,7 @@ class Vit(nn.Module):
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
 
     def forward(self, x):
-        """Give the scores [B, C] of images x [B, 3, H, W]."""
+        """Return the scores [B, C] of images x [B, 3, H, W]."""
         x = self.patches(x).flatten(2).transpose(1, 2)
         x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], dim=1) + self.places
         for layer in self.layers:
@@ -95,5 +95,5 @@ class Mlp(nn.Module):
         self.net = nn.Sequential(*parts, nn.Linear(width, classes))
 
     def forward(self, x):
-        """Give the scores [B, C] of points x [B, W]."""
+        """Return the scores [B, C] of points x [B, W]."""
         return self.net(x)

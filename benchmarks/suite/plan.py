@@ -1,4 +1,4 @@
-"""What the suite runs, row by row, with an estimate of each row's seconds: the plan, its parts, and the choice of some.
+"""The plan of the suite, row by row, with an estimate of each row's seconds, its parts, and the choice of rows.
 
 No torch here, so that the plan is printed at once on any machine.
 """
@@ -31,12 +31,12 @@ PACKAGES = {
     "diffusion": ("diffusers", "transformers"),
     "lora": ("transformers", "peft"),
 }
-"""What a workload needs beside torch; where it is missing, its rows are skipped and say so."""
+"""Packages that a workload needs beside torch; rows without them are skipped and say so."""
 NO_BLOCKS = ("inception", "mlp")
 VARYING = ("xlmr-lengths",)
 AUTOTUNED = ("tiny", "gpt")
 CHECKED = {"tiny": ("eager", "default", "full+graph"), "xlmr": ("eager", "default", "full+graph")}
-"""Where a real run of 1,000 steps checks the totals that are computed."""
+"""Ways for which a real run of 1,000 steps checks the computed totals."""
 LEFT_OUT = {
     "regional, regional+graph": f"not on {', '.join(NO_BLOCKS)}, whose models have no repeated blocks",
     "autotune+graph, max-autotune-no-cudagraphs": f"only on {', '.join(AUTOTUNED)}: elsewhere autotuning takes many "
@@ -59,7 +59,7 @@ _GUESSES = {
 }
 _START, _STEADY, _AUTOTUNE, _FIRST = 8.0, 6.0, 140.0, 24
 _UNSEEN_MS = 145
-"""An eager step of a length that was not seen before, with what libraries set up for it."""
+"""An eager step of a new length, with the setup of libraries for it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,19 +90,19 @@ class Row:
 
     @property
     def name(self):
-        """What tells the rows of a workload apart."""
+        """The row's name among those of its workload."""
         if self.kind == "auto":
             return f"auto told {self.told} (run {self.number})"
         return ",".join(self.ways) + (f", cold {self.number}" if self.kind == "cold" else "")
 
     @property
     def key(self):
-        """What tells rows apart in the result file."""
+        """The row's key in the result file."""
         return f"{self.workload}:{self.name}"
 
 
 def gpu(document=None):
-    """Give all rows for a GPU; which ways have their cold seconds repeated depends on what a result file holds."""
+    """Return all rows for a GPU; which ways have their cold seconds repeated depends on what a result file holds."""
     rows = [row for workload in WORKLOADS for row in _of_workload(workload)]
     rows += _cold_rows(document or {"rows": []})
     rows += [_ways("unet", f"preset:{name}", part="presets") for name in ("default", "aot_eager", "inductor", "triton")]
@@ -111,7 +111,7 @@ def gpu(document=None):
 
 
 def cpu():
-    """Give the subset for a CPU: small sizes, few steps, captured steps stood in for."""
+    """Return the subset for a CPU: small sizes, few steps, captured steps stood in for."""
     rows = []
     for workload in (*WORKLOADS, "diffusion"):
         rows.append(_small(workload, "eager"))
@@ -212,7 +212,7 @@ def _seconds(workload, ways, steps):
 
 
 def choose(rows, only):
-    """Give the rows that patterns name, as ``tiny``, ``xlmr:auto``, ``gpt:full*,default`` or ``*:eager``.
+    """Return the rows that patterns name, as ``tiny``, ``xlmr:auto``, ``gpt:full*,default`` or ``*:eager``.
 
     Raises:
         ValueError: a pattern fits no row.
@@ -239,13 +239,13 @@ def choose(rows, only):
 
 
 def _unplanned(workload, ways):
-    """Rows that the plan leaves out, named in full."""
+    """Return rows that the plan leaves out and the user names in full."""
     if workload not in _GUESSES or not set(ways) <= {"autotune+graph", "max-autotune-no-cudagraphs"}:
         return []
     return [_ways(workload, way, part="autotune") for way in ways]
 
 
 def missing(workload):
-    """Say which package a workload lacks here; empty where it has all."""
+    """Return a message about the packages that a workload lacks here; empty where it has all."""
     lacking = [name for name in PACKAGES.get(workload, ()) if importlib.util.find_spec(name) is None]
     return f"{', '.join(lacking)} is not installed" if lacking else ""

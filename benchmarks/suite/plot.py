@@ -37,7 +37,7 @@ def write(document, path):
 
 
 def svg(document):
-    """Give the picture as text."""
+    """Return the picture as text."""
     rows = document["rows"]
     names = [name for name in dict.fromkeys(row["workload"] for row in rows) if series(rows, name)]
     width, height = (_PANEL[0] + _MARGIN[0] + _MARGIN[2], _PANEL[1] + _MARGIN[1] + _MARGIN[3])
@@ -62,7 +62,7 @@ def svg(document):
 
 
 def series(rows, workload):
-    """Give by way its points (steps, total over eager's total, computed), eager left out."""
+    """Return by way its points (steps, total over eager's total, computed), eager left out."""
     found = {}
     fixed = totals.fixed(rows, workload)
     for way, row in fixed.items():
@@ -134,7 +134,7 @@ def line(way, points, colour):
 
 
 def middles(points):
-    """Give one point for all runs of the same number of steps: the middle one."""
+    """Return one point for all runs of the same number of steps: the middle one."""
     by_place = {}
     for at, height, _ in points:
         by_place.setdefault(at, []).append(height)
@@ -142,7 +142,7 @@ def middles(points):
 
 
 def ticks(low, high):
-    """Give round shares between two bounds."""
+    """Return round shares between two bounds."""
     every = [digit * 10.0**power for power in range(-3, 5) for digit in (1, 2, 5)]
     return [share for share in every if low <= share <= high]
 

@@ -14,7 +14,7 @@ WIDTH = 170
 
 
 def console():
-    """Give a console; what is piped gets the full width."""
+    """Return a console; what is piped gets the full width."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(width=WIDTH, highlight=False)
 
@@ -55,7 +55,7 @@ def plan(rows, held):
 
 
 def in_short(result):
-    """Say in a few words what a result found."""
+    """Return a result in a few words."""
     way = result["way"]
     for word in ("error", "skipped", "declined"):
         if result.get(word):
@@ -72,7 +72,7 @@ def in_short(result):
 
 
 def ratio(result):
-    """Say how a step compares with eager's beside it."""
+    """Return the ratio of a step to eager's beside it, as text."""
     steady = result["steady"]
     if "ratio" not in steady:
         return ""
@@ -97,7 +97,7 @@ def tables(document):
 
 
 def ways(document):
-    """Each way's step beside eager's, cold seconds and memory."""
+    """Print each way's step beside eager's, cold seconds and memory."""
     found = table(
         "steps: medians of blocks in turns with eager",
         *("workload", "way", "ms>", "eager ms>", "eager / way, 95%>", "x busy>", "waits>"),
@@ -116,7 +116,7 @@ def ways(document):
 
 
 def figures(row):
-    """Give the figures of a row as text."""
+    """Return the figures of a row as text."""
     steady, memory = row.get("steady") or {}, row.get("memory") or {}
     cold = row.get("prepared_seconds")
     interval = ""
@@ -138,7 +138,7 @@ def figures(row):
 
 
 def note(row):
-    """Say what is special about a row."""
+    """Return a remark about a row."""
     words = [
         f"{word}: {' '.join(str(row[word]).split())[:90]}" for word in ("error", "skipped", "declined") if row.get(word)
     ]
@@ -155,7 +155,7 @@ def number(value, digits):
 
 
 def total_table(document):
-    """Total seconds over steps; what is computed is marked."""
+    """Print total seconds over steps; computed figures are marked."""
     columns = [f"{n:,} steps>" for n in totals.STEPS]
     found = table("total seconds (~: computed from cold seconds and steady step)", "workload", "way", *columns)
     previous = None
@@ -172,7 +172,7 @@ def total_table(document):
 
 
 def check_table(document):
-    """Real runs against computed totals."""
+    """Print real runs against computed totals."""
     if not document["checks"]:
         return None
     found = table(
@@ -191,7 +191,7 @@ def check_table(document):
 
 
 def goal_table(document):
-    """The goals with their figures."""
+    """Print the goals with their figures."""
     found = table("goals", "goal", "target>", "figure>", "interval or range>", "status", "by or why")
     for one in document["goals"]:
         bounds = ""

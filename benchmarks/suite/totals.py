@@ -1,4 +1,4 @@
-"""Total seconds of a run of so many steps: measured where such a run was made, else computed from its parts.
+"""Total seconds of a run by its number of steps: measured if such a run was made, else computed from its parts.
 
 Pure arithmetic over the rows of a result file. A row's ``first_seconds`` are the moments, from the begin of the first
 step, at which each of the first steps was done; ``prepared_steps`` of them were spent on getting ready.
@@ -16,7 +16,7 @@ SHORT, MEDIUM, LONG, LONGEST = 200, 1_000, 10_000, 100_000
 
 
 def fixed(rows, workload):
-    """Give the whole rows of a workload's fixed ways by name: none that failed, declined, or was stood in for."""
+    """Return the complete rows of a workload's fixed ways by name, without failed, declined or emulated rows."""
     found = {}
     for row in rows:
         if (row["kind"], row["workload"]) != ("ways", workload) or row.get("emulated"):
@@ -27,12 +27,12 @@ def fixed(rows, workload):
 
 
 def usable(row):
-    """Tell whether a row ran as asked, to its end."""
+    """Return whether a row ran as asked, to its end."""
     return not row.get("error") and not row.get("skipped") and not row.get("declined") and "steady" in row
 
 
 def prepared(rows, row):
-    """Give (steps, seconds) until a way is in force; of several cold runs the median seconds."""
+    """Return (steps, seconds) until a way is in force; of several cold runs the median seconds."""
     others = [
         other
         for other in rows
@@ -45,16 +45,16 @@ def prepared(rows, row):
 
 
 def total(rows, row, steps, *, eager_ms=None, real=True):
-    """Give the total seconds of a fixed way over so many steps; None where they cannot be known.
+    """Return the total seconds of a fixed way over so many steps; None where they cannot be known.
 
     Args:
         rows: of the result file, for repeats of the cold run.
         row: of the way.
         steps: of the run.
-        eager_ms: the eager step beside which the total is wanted: the way is then as much faster or slower as it was
-            beside its own. But a captured step waits for no host, whose speed is what eager steps differ by: it takes
-            its own time beside any. None takes the way's own step time.
-        real: give a real run's seconds where there is one.
+        eager_ms: the eager step beside which the total is wanted: the way then keeps its ratio to eager. A captured
+            step keeps its own time, since it does not wait for the host, whose speed differs between eager steps. None
+            takes the way's own step time.
+        real: return the seconds of a real run, if there is one.
 
     Returns:
         ``{"seconds": float, "computed": bool}`` or None.
@@ -79,7 +79,7 @@ def total(rows, row, steps, *, eager_ms=None, real=True):
 
 
 def best_fixed(rows, workload, steps, *, eager_ms=None):
-    """Give the best of all fixed ways at so many steps: its total, and ``way``; None where none is known."""
+    """Return the best of all fixed ways at so many steps: its total, and ``way``; None where none is known."""
     found = []
     for way, row in fixed(rows, workload).items():
         seconds = total(rows, row, steps, eager_ms=eager_ms, real=row.get("varying", False))
@@ -89,7 +89,7 @@ def best_fixed(rows, workload, steps, *, eager_ms=None):
 
 
 def auto_runs(rows, workload, steps):
-    """Give the runs of `auto` that tell of so many steps, each as ``{"seconds", "computed", "row"}``.
+    """Return the runs of `auto` that tell of so many steps, each as ``{"seconds", "computed", "row"}``.
 
     50 steps are read off the runs told 200; 10,000 and 100,000 are computed from the runs that were told so many and
     had settled, those of 100,000 from the runs told 10,000 where there is no other.
@@ -114,7 +114,7 @@ def auto_runs(rows, workload, steps):
 
 
 def eager_total(rows, workload, steps, eager_ms=None):
-    """Give eager's total seconds over so many steps, at the step time that was measured beside another way."""
+    """Return eager's total seconds over so many steps, at the step time that was measured beside another way."""
     row = fixed(rows, workload).get("eager")
     if row is None:
         return None
@@ -124,7 +124,7 @@ def eager_total(rows, workload, steps, eager_ms=None):
 
 
 def checks(rows):
-    """Hold each real run against the total that is computed from its parts."""
+    """Compare each real run with the total that is computed from its parts."""
     found = []
     for row in rows:
         if row["kind"] != "ways" or row.get("varying") or not usable(row):
@@ -146,7 +146,7 @@ def checks(rows):
 
 
 def table(rows, workloads):
-    """Give all totals as rows of plain data: workload, way, and per number of steps the seconds or None."""
+    """Return all totals as rows of plain data: workload, way, and per number of steps the seconds or None."""
     found = []
     for workload in workloads:
         for way, row in fixed(rows, workload).items():

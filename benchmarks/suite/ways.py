@@ -1,4 +1,4 @@
-"""The ways to run a step: as a user of torch would write each, as one of hotloop, and as a diffusion trainer does."""
+"""The ways to run a step, as a user of torch, a user of hotloop, and a diffusion trainer write it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COMPILED = ("default", "reduce-overhead", "max-autotune-no-cudagraphs")
 
 @dataclasses.dataclass
 class Running:
-    """A program on its way: ``run`` takes a batch; ``loop`` is hotloop's, where it owns the step."""
+    """A program that runs in a way: ``run`` takes a batch; ``loop`` is hotloop's, if it owns the step."""
 
     run: Callable[..., Any]
     loop: hotloop.Loop | None = None
     asked: str = ""
 
     def close(self):
-        """Give back what the way holds."""
+        """Release what the way holds."""
         if self.loop is not None:
             self.loop.close()
 
@@ -56,7 +56,7 @@ def start(program, way, *, told=None):
 
 
 def compiled(program, mode):
-    """``torch.compile`` in place, as its documentation has it; its CUDA graphs have to be told of each step."""
+    """Apply ``torch.compile`` in place, as in its documentation; its CUDA graphs need a mark for each step."""
     program.model.compile(**({} if mode == "default" else {"mode": mode}))
     if mode != "reduce-overhead":
         return Running(program.step)
@@ -71,7 +71,7 @@ def compiled(program, mode):
 def preset(program, name):
     """Compile the UNet with a preset, as a diffusion trainer's setting does."""
     hotloop.compile(program.model, name)
-    marks = name == "triton"  # its CUDA graphs have to be told of each step as well
+    marks = name == "triton"  # its CUDA graphs need a mark for each step as well
 
     def step(*batch):
         torch.compiler.cudagraph_mark_step_begin()
@@ -81,7 +81,7 @@ def preset(program, name):
 
 
 def emulated(order):
-    """Stand in for captured steps where a row asks for it: right, and as slow as eager."""
+    """Emulate captured steps if a row asks for it: correct, and as slow as eager."""
     if not order.emulated:
         return contextlib.nullcontext()
     from hotloop.testing import captured_step_emulation

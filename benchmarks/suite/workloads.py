@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 BATCHES = 8
-"""Different batches of a workload of one shape, given in turns."""
+"""Different batches of a workload with a single shape, used in turns."""
 
 
 @dataclasses.dataclass
@@ -39,12 +39,12 @@ class Program:
     padded: Callable[..., tuple[Any, ...]] | None = None
 
     def batch(self, index):
-        """Give the arguments of a step by its number."""
+        """Return the arguments of a step by its number."""
         return self.batches[index % len(self.batches)]
 
 
 class Place:
-    """Where and how large a workload is built; draws its data from a generator of its own."""
+    """The device and size of a workload; draws its data from a generator of its own."""
 
     def __init__(self, device, size):
         self.device, self.size = torch.device(device), size
@@ -61,7 +61,7 @@ class Place:
             return make().to(self.device).train()
 
     def autocast(self):
-        """Give what a forward pass runs under."""
+        """Return the precision context of a forward pass."""
         if self.size == "gpu":
             return functools.partial(torch.autocast, self.device.type, torch.bfloat16)
         return contextlib.nullcontext
@@ -233,7 +233,7 @@ def unet(place):
 
 
 def diffusion(place):
-    """The same UNet with what a trainer runs beside it: Stable Diffusion's VAE and text encoder, both frozen."""
+    """The same UNet beside Stable Diffusion's VAE and text encoder, both frozen, as a trainer runs them."""
     from diffusers import AutoencoderKL, DDPMScheduler
     from transformers import CLIPTextConfig, CLIPTextModel
 
