@@ -62,11 +62,10 @@ class HotLoop(pl.Callback):
         self._owned: OwnedStep | None = None
         self._compiled: pl.LightningModule | None = None
         self._batches = 0
-        self._logging: Shadows | None = None
+        self._undo = contextlib.ExitStack()
+        """What the end of the stage puts back of the Trainer and the module."""
         self._eager = contextlib.ExitStack()
         """Open while a pass over the data runs eager."""
-        self._inference_mode: tuple[Any, bool] | None = None
-        """The Trainer's loop of the current evaluation, and its own setting, which is put back."""
         self._last_fit: tuple[weakref.ref[pl.LightningModule], dict[str, Any], bool] | None = None
         """A module whose step a loop owned, what it was compiled with, and whether its validation was as well."""
 
@@ -163,7 +162,7 @@ class HotLoop(pl.Callback):
         if begun.name != "fit" and self._evaluation_settings(begun, pl_module) and not compiled_by_user(pl_module):
             # Validation in a fit runs under ``no_grad``, and torch compiles anew for inference mode.
             loop = getattr(trainer, f"{begun.name}_loop")
-            self._inference_mode = loop, loop.inference_mode
+            self._undo.callback(setattr, loop, "inference_mode", loop.inference_mode)
             loop.inference_mode = False
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -281,10 +280,11 @@ class HotLoop(pl.Callback):
         stage.hints += [entry.hint for entry in found]
         if stage.given == "torch":
             # torch 2.13 cannot trace self.log: a graph break there keeps the user's own compile going.
-            self._logging = Shadows(module)
+            shadows = Shadows(module)
+            self._undo.callback(shadows.take_off)
             for name in ("log", "log_dict"):
                 untraced = torch.compiler.disable(own_method(module, name))  # type: ignore[no-untyped-call]
-                self._logging.put(name, untraced)
+                shadows.put(name, untraced)
 
     def _leave_step(self, module: pl.LightningModule, fit: Stage) -> None:
         """Leave the step of a fit to the Trainer, say why, and compile the module in place as far as asked for."""
@@ -339,12 +339,7 @@ class HotLoop(pl.Callback):
     def _end_stage(self, error: BaseException | None = None) -> None:
         """Take the loop or the compile off, and keep what the status says of it."""
         self._eager.close()
-        if self._logging is not None:
-            self._logging.take_off()
-            self._logging = None
-        if self._inference_mode is not None:
-            (loop, before), self._inference_mode = self._inference_mode, None
-            loop.inference_mode = before
+        self._undo.close()
         stage = self._current
         if stage is None:
             return
