@@ -13,7 +13,7 @@ from torch import nn
 
 import hotloop
 from hotloop import events as ev
-from hotloop._torch.module import inlined_by, inlined_in, root_function
+from hotloop._torch.module import Inlined, root_function
 from hotloop.compiling.observe import explain
 from hotloop.diagnose.breaks import cause_of
 from hotloop.diagnose.graph_break import GraphBreak
@@ -93,19 +93,19 @@ def test_a_function_names_its_arguments_from_the_first():
 
 def test_what_a_root_calls():
     model = Scaled()
-    name = root_function("Scaled", module=True, inlined=inlined_by(model)).__name__
-    found = inlined_in(name)
+    name = root_function("Scaled", module=True, inlined=Inlined.of(model)).__name__
+    found = Inlined.by_root[name]
     assert found.parameters == ("rows", "factor")
     assert found.file == __file__
-    assert inlined_by(len) is None
+    assert Inlined.of(len) is None
     model.forward = lambda x: x  # no bound method: it has no self
-    assert inlined_by(model).parameters == ("x",)
+    assert Inlined.of(model).parameters == ("x",)
 
     def circular(x):
         return x
 
     circular.__wrapped__ = circular
-    assert inlined_by(circular) is None
+    assert Inlined.of(circular) is None
 
 
 def test_a_guard_place_without_a_stack_is_found_by_the_end_of_its_path(tmp_path):

@@ -30,7 +30,6 @@ def collectives_begun(among: list[Any]) -> int:
 
 PATIENCE_SECONDS = 1800.0
 """How long collectives wait for a process that compiles: the duration of a long compile."""
-_PATIENCE = dt.timedelta(seconds=PATIENCE_SECONDS)
 
 
 class Patience:
@@ -41,6 +40,8 @@ class Patience:
     collectives in a group, the number means the same collective in each.
     """
 
+    TIMEOUT = dt.timedelta(seconds=PATIENCE_SECONDS)
+
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._holders: set[str] = set()
@@ -49,7 +50,7 @@ class Patience:
 
     def needed(self) -> bool:
         """Return whether a compile may take longer than a collective; groups whose timeout is fixed do not count."""
-        return bool(self._holders) or any(timeout < _PATIENCE for _, _, timeout in _backends())
+        return bool(self._holders) or any(timeout < self.TIMEOUT for _, _, timeout in self._backends())
 
     def held_by(self, who: str) -> bool:
         """Return whether a holder asked for the longer timeout and has not dropped it."""
@@ -64,15 +65,15 @@ class Patience:
         """
         with self._lock:
             self._holders.add(who)
-            fresh = [found for found in _backends() if self._held.get(found[0], (None,))[0] is not found[1]]
+            fresh = [found for found in self._backends() if self._held.get(found[0], (None,))[0] is not found[1]]
             for _, backend, timeout in fresh:
-                if timeout < _PATIENCE:
-                    backend._set_default_timeout(_PATIENCE)  # noqa: SLF001 - in the ledger
+                if timeout < self.TIMEOUT:
+                    backend._set_default_timeout(self.TIMEOUT)  # noqa: SLF001 - in the ledger
             if fresh and settle:
                 time.sleep(settle)
             for name, backend, timeout in fresh:
                 # A group whose timeout was as long before has always been patient.
-                self._held[name] = backend, timeout, collectives_begun([backend]) if timeout < _PATIENCE else 0
+                self._held[name] = backend, timeout, collectives_begun([backend]) if timeout < self.TIMEOUT else 0
 
     def drop(self, who: str) -> None:
         """Drop a holder's request: after the last holder's, the user's timeouts are back."""
@@ -80,9 +81,9 @@ class Patience:
             self._holders.discard(who)
             if self._holders:
                 return
-            alive = {name: (backend, timeout) for name, backend, timeout in _backends()}
+            alive = {name: (backend, timeout) for name, backend, timeout in self._backends()}
             for name, (backend, timeout, _) in self._held.items():
-                if alive.get(name) == (backend, _PATIENCE):  # else it is another group, or the user has set it anew
+                if alive.get(name) == (backend, self.TIMEOUT):  # else it is another group, or the user has set it anew
                     backend._set_default_timeout(timeout)  # noqa: SLF001 - in the ledger
             self._held.clear()
 
@@ -100,20 +101,20 @@ class Patience:
         with self._lock:
             return {name: (since, collectives_begun([backend])) for name, (backend, _, since) in self._held.items()}
 
+    @staticmethod
+    def _backends() -> list[tuple[str, Any, dt.timedelta]]:
+        """List the backends whose timeout can be changed, with names that are equal in all processes, and timeouts."""
+        found = []
+        for group in groups() if distributed.is_initialized() else ():
+            for device, backend, timeout in _timeouts(group):
+                if type(backend).__name__ in ("ProcessGroupGloo", "ProcessGroupNCCL"):
+                    found.append((f"{group.group_name} {device}", backend, timeout))
+        return found
+
 
 patience = Patience()
 AGREED = "a loop"
 """The holder in steps that all processes of a loop take together: each of them may compile there."""
-
-
-def _backends() -> list[tuple[str, Any, dt.timedelta]]:
-    """List the backends whose timeout can be changed, with names that are equal in all processes, and timeouts."""
-    found = []
-    for group in groups() if distributed.is_initialized() else ():
-        for device, backend, timeout in _timeouts(group):
-            if type(backend).__name__ in ("ProcessGroupGloo", "ProcessGroupNCCL"):
-                found.append((f"{group.group_name} {device}", backend, timeout))
-    return found
 
 
 def _timeouts(group: Any) -> Iterator[tuple[str, Any, dt.timedelta]]:

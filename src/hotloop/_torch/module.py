@@ -9,11 +9,12 @@ of its own.
 from __future__ import annotations
 
 import collections
+import dataclasses
 import inspect
 import itertools
 import types
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -22,16 +23,32 @@ if TYPE_CHECKING:
 
 _PREFIX = "hotloop_root_"
 _numbers = itertools.count()
-_inlined: collections.OrderedDict[str, Inlined] = collections.OrderedDict()
-"""The function that each root calls, by the root's name; only the newest 1024."""
 
 
-class Inlined(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Inlined:
     """The function that a root calls: where it begins, and its positional parameters without ``self``."""
 
     file: str
     line: int
     parameters: tuple[str, ...]
+
+    by_root: ClassVar[collections.OrderedDict[str, Inlined]] = collections.OrderedDict()
+    """By a root's name; only the newest 1024 roots."""
+
+    @classmethod
+    def of(cls, target: Any) -> Inlined | None:
+        """Return the forward of a module, or a function; None for a function that is not written in Python."""
+        function = target.forward if isinstance(target, torch.nn.Module) else target
+        function = function.bound() if isinstance(function, Method) else function
+        bound = getattr(function, "__self__", None) is not None
+        try:
+            code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+        except ValueError:  # it wraps itself
+            return None
+        if not isinstance(code, types.CodeType):
+            return None
+        return cls(code.co_filename, code.co_firstlineno, code.co_varnames[bound : code.co_argcount])
 
 
 def _call_module(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +115,7 @@ def root_function(name: str, *, module: bool, inlined: Inlined | None = None) ->
     Args:
         name: its name in messages.
         module: whether it calls a module, with its hooks, or a function.
-        inlined: the function that it calls, where it is known; `inlined_in` returns it.
+        inlined: the function that it calls, where it is known; kept in `Inlined.by_root`.
     """
     source = _call_module if module else _call_function
     # The name has a number: dynamo remembers by file, line and name which sizes and floats have varied.
@@ -106,9 +123,10 @@ def root_function(name: str, *, module: bool, inlined: Inlined | None = None) ->
     safe = "".join(c if c.isalnum() else "_" for c in name)
     code = source.__code__.replace(co_name=f"{_PREFIX}{number}_{safe}")
     if inlined is not None:
-        _inlined[code.co_name] = inlined
-        while len(_inlined) > 1024:  # noqa: PLR2004 - see there
-            _inlined.popitem(last=False)
+        known, most = Inlined.by_root, 1024
+        known[code.co_name] = inlined
+        while len(known) > most:
+            known.popitem(last=False)
     return types.FunctionType(code, source.__globals__, code.co_name)
 
 
@@ -123,28 +141,6 @@ def root_name(function_name: str | None) -> str | None:
     if not function_name or not function_name.startswith(_PREFIX):
         return None
     return function_name.removeprefix(_PREFIX).partition("_")[2]
-
-
-def inlined_by(target: Any) -> Inlined | None:
-    """Return where a module's forward, or a function, begins, and the names of its parameters.
-
-    None for a function that is not written in Python.
-    """
-    function = target.forward if isinstance(target, torch.nn.Module) else target
-    function = function.bound() if isinstance(function, Method) else function
-    bound = getattr(function, "__self__", None) is not None
-    try:
-        code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
-    except ValueError:  # it wraps itself
-        return None
-    if not isinstance(code, types.CodeType):
-        return None
-    return Inlined(code.co_filename, code.co_firstlineno, code.co_varnames[bound : code.co_argcount])
-
-
-def inlined_in(function_name: str | None) -> Inlined | None:
-    """Return the function that the root of a name calls, or None for any other function."""
-    return _inlined.get(function_name) if function_name else None
 
 
 def get_entry(module: torch.nn.Module) -> Callable[..., Any] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop._torch.dynamo import mark_dynamic
-from hotloop._torch.module import inlined_by, module_of, plain_call, root_function, settings_of
+from hotloop._torch.module import Inlined, module_of, plain_call, root_function, settings_of
 from hotloop.compiling.apply.targets import sharded_units
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def roots_for(  # noqa: PLR0913 - what a compile is keyed by
 ) -> Roots:
     """Return the roots that ``target`` shares with equal targets; for ``private_to`` roots of its own, not kept."""
     name = type(target).__name__ if isinstance(target, torch.nn.Module) else getattr(target, "__name__", "function")
-    module, inlined = isinstance(target, torch.nn.Module), inlined_by(target)
+    module, inlined = isinstance(target, torch.nn.Module), Inlined.of(target)
     sharded = module and bool(sharded_units(target))
 
     def make() -> Root:  # it outlives the target, which it must not hold

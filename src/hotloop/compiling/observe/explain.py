@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
 from hotloop._torch.graphs import is_user_file, last_user_frame
-from hotloop._torch.module import inlined_in, root_name
+from hotloop._torch.module import Inlined, root_name
 from hotloop.diagnose import breaks
 from hotloop.diagnose.no_effect import NoEffect
 from hotloop.diagnose.recompile_words import words_of
@@ -157,7 +157,7 @@ def no_effect(problem: str, component: str | None, reason: str, **fields: Any) -
 
 def _in_users_words(root: str | None, reason: str, begins: _Place) -> tuple[str, _Place]:
     """Name a root's arguments as the function that it calls does, and return where that function begins."""
-    inlined = inlined_in(root)
+    inlined = Inlined.by_root.get(root or "")
     if inlined is None:
         return reason, begins
 
