@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")
+_NOTHING = contextlib.nullcontext()
 _UNTIMED = 7
 """Steps that run untimed after each timed one, while eager stays and nothing is tried."""
 
@@ -61,21 +63,24 @@ class Stepping:
             self.carefully(lambda: self._transitions.apply(policy.before_step(function, args, kwargs)))
             policy = self._transitions.policy
         self._latest = runner
-        tier, turn = context.progress.tier, policy.turn()
+        tier, turn = context.progress.tier, policy.turn() if policy.chooses else None
         # Turns of a trial are of two kinds, and begin on an idle device: launches hide behind no earlier step.
-        alone = turn is not None or policy.idle_start
-        runner.code.look_before()
-        with policy.watch_step():
+        alone = turn is not None or (policy.chooses and policy.idle_start)
+        if tier.compiles:
+            runner.code.look_before()
+        with policy.watch_step() if policy.chooses else _NOTHING:
             result = self.times.run(
                 lambda: runner.run(args, kwargs, tier),
                 lambda: Ran(runner.step.ran, runner.step.doing, turn, alone=alone),
                 alone=alone,
             )
-        self.carefully(runner.code.look_after)
+        if tier.compiles:
+            self.carefully(runner.code.look_after)
         context.progress.steps += 1
-        self._transitions.policy.after_step(runner.step.doing)
+        if policy.chooses:
+            self._transitions.policy.after_step(runner.step.doing)
         self.carefully(self.settle)
-        if self._transitions.policy.quiet:
+        if policy.chooses and self._transitions.policy.quiet:
             self._untimed = _UNTIMED
         return self._returned(result)
 
@@ -103,7 +108,8 @@ class Stepping:
         for ran, timing in self.times.known():
             policy = self._transitions.policy
             self._account.step(ran.tier, ran.kind, timing, chosen=policy.chooses)
-            self._transitions.apply(policy.timed(ran, timing))
+            if policy.chooses:
+                self._transitions.apply(policy.timed(ran, timing))
 
     def settle_last(self) -> None:
         """Wait for the last steps, whose times are known then; none is added to a record that is finished."""
