@@ -133,6 +133,8 @@ class Both:
             made = program(run)
         left = {"result": run.results, **(made if isinstance(made, Mapping) else dict(enumerate(_several(made))))}
         left = {name: contents(one) for name, one in left.items()}
+        if run.device.type == "cuda":
+            torch.cuda.synchronize()  # the time of the last step is known once the device has done it
         run.statuses = [loop.status() for loop in run.loops if loop is not None]
         left["torch's random position"] = torch.get_rng_state()
         left["other random positions"] = (random.getstate(), str(np.random.get_state()))  # noqa: NPY002
