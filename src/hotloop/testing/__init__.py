@@ -1,5 +1,6 @@
 """Helpers for test suites, ours and users': captured steps and CUDA graphs without a GPU, assertions, conformance."""
 
+from hotloop.compiling.fallback.emulation import cudagraph_emulation
 from hotloop.testing.assertions import (
     assert_compiled,
     assert_max_recompiles,
@@ -8,7 +9,6 @@ from hotloop.testing.assertions import (
 )
 from hotloop.testing.captured import captured_step_emulation
 from hotloop.testing.conformance import Conformance
-from hotloop.testing.cudagraphs import cudagraph_emulation
 from hotloop.testing.fitting import Fitted, Task
 from hotloop.testing.planted import planted_failure
 

@@ -53,7 +53,7 @@ class TapeEngine:
         reports_capturing: bool,
         asked: Callable[[], None] | None = None,
     ) -> Iterator[None]:
-        """Tell code that asks whether a capture is going on what a capture will tell it."""
+        """Answer code that asks whether a capture is going on as in a capture."""
         with engines.reporting_capture(reports_capturing, asked):
             yield
 

@@ -251,7 +251,7 @@ class HotLoop(TrainerCallback):
         return kept
 
     def _take_step(self, owner: StepOwner, model: torch.nn.Module, parts: Mapping[str, Any], steps: int) -> None:
-        """Give the Trainer's step to a loop."""
+        """Hand the Trainer's step to a loop."""
         scaler = getattr(owner.accelerator, "scaler", None)
         self.loop = self._open.enter_context(
             Loop(
