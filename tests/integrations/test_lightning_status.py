@@ -268,7 +268,7 @@ def test_a_fit_that_goes_on_counts_the_steps_that_are_to_come(tmp_path):
 
     def start(*args):
         hot_start(*args)
-        told.append(hot.loop.total_steps)
+        told.append(hot.loop.context.total_steps)
 
     hot.on_train_start = start
     trainer.fit(Sgd(SmallClassifier()), loader(small_batches(8)), ckpt_path=tmp_path / "middle.ckpt")

@@ -479,7 +479,7 @@ def test_a_run_that_goes_on_counts_the_steps_that_are_to_come(tmp_path):
 
     class Counts(TrainerCallback):
         def on_step_begin(self, args, state, control, **_):
-            told.append(hot.loop.total_steps)
+            told.append(hot.loop.context.total_steps)
 
     trainer_of(Trainer, tmp_path, save_strategy="steps", save_steps=4).train()
     hot = HotLoop()
