@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hotloop.step.state.ambient import compute_dtype
+from hotloop.step.state.precision import compute_dtype
 
 if TYPE_CHECKING:
     import contextlib
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from hotloop.step.engine import Engine
     from hotloop.step.obstacle import Obstacle
     from hotloop.step.ranks.peers import Peers
-    from hotloop.step.state.holdings import Holdings
-    from hotloop.step.state.parts import Parts
+    from hotloop.step.state.holdings import Holdings, Parts
     from hotloop.step.state.program import Program
     from hotloop.step.state.undo import WriteWatch
     from hotloop.step.tiers import Tier

@@ -30,7 +30,7 @@ from hotloop.prove.harness.result import REMEDY, Finding, Harness
 from hotloop.prove.harness.subject import Subject, noting_calls
 from hotloop.prove.workloads import same_random_numbers, seeded, source_of, survey_training
 from hotloop.step.compiled import Compiled
-from hotloop.step.state.ambient import compute_dtype
+from hotloop.step.state.precision import compute_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -31,7 +31,7 @@ from hotloop.step.prove.culprit import Culprit
 from hotloop.step.prove.outcomes import Outcome, over_steps
 from hotloop.step.prove.step_outputs import StepOutputs
 from hotloop.step.prove.wide_reference import wide_step, wider_dtypes
-from hotloop.step.state.ambient import compute_dtype
+from hotloop.step.state.precision import compute_dtype
 from hotloop.step.state.program import Call, Program
 from hotloop.step.state.snapshot import Snapshot
 from hotloop.step.tiers import parse

@@ -14,7 +14,7 @@ import torch
 from hotloop.errors import describe
 from hotloop.measure import flatten, unflatten
 from hotloop.step.audit.averaged_model import answered
-from hotloop.step.calls.aliasing import Regions, shared
+from hotloop.step.calls.key import Regions, shared
 from hotloop.step.capture.inputs import Inputs
 from hotloop.step.capture.invariants import Change, Frozen
 from hotloop.step.capture.optimizers import Recorded, move_step_counts

@@ -11,9 +11,7 @@ import torch
 
 from hotloop import events as ev
 from hotloop.compiling.control import between_steps
-from hotloop.step.calls.aliasing import Aliasing
-from hotloop.step.calls.keys import key_of
-from hotloop.step.calls.unstable_arguments import UnstableArguments
+from hotloop.step.calls.key import Aliasing, UnstableArguments, key_of
 from hotloop.step.capture.invariants import Invariants
 from hotloop.step.engine import collector_paused
 from hotloop.step.loop.call_kind import Audited, CallKind, Captured, Declined, New, Proven, Warmed

@@ -41,8 +41,7 @@ from hotloop.step.policy.lookahead import choose_buckets, look_ahead
 from hotloop.step.prove.sentinel import SHARE, share_of
 from hotloop.step.ranks import threads
 from hotloop.step.ranks.peers import peers_of_this_run
-from hotloop.step.state.holdings import Holdings
-from hotloop.step.state.parts import Parts
+from hotloop.step.state.holdings import Holdings, Parts
 from hotloop.step.state.undo import WriteWatch
 from hotloop.step.tiers import Tier
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hotloop.step.loop.stepping import Stepping
     from hotloop.step.loop.transitions import Transitions
     from hotloop.step.obstacle import Obstacle
-    from hotloop.step.state.parts import Parts
+    from hotloop.step.state.holdings import Parts
     from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")

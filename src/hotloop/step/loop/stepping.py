@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from hotloop.measure import StepClock
 from hotloop.step.audit.returned import without_used_graph
-from hotloop.step.policy.timed import Ran, Timed
+from hotloop.step.policy.policy import Ran
 from hotloop.step.state.trial_run import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    import torch
+
+    from hotloop.measure import Mark, Timing
     from hotloop.step.context import Context
     from hotloop.step.loop.account import Account
     from hotloop.step.loop.runner import StepRunner
@@ -20,9 +25,64 @@ if TYPE_CHECKING:
     from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")
+_What = TypeVar("_What")
 _NOTHING = contextlib.nullcontext()
 _UNTIMED = 7
 """Steps that run untimed after each timed one, while eager stays and nothing is tried."""
+
+
+class Timed(Generic[_What]):
+    """A clock whose times come with what they are the times of.
+
+    Args:
+        device: where the steps run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin()
+
+    def _begin(self) -> None:
+        self.clock = StepClock(self._device)
+        self.what: collections.deque[_What] = collections.deque()
+        self._dropped = 0
+
+    @contextlib.contextmanager
+    def _kept_together(self) -> Iterator[None]:
+        """Forget all times where an interrupt comes in the block: they would be counted for other steps."""
+        try:
+            yield
+        except BaseException:
+            self._begin()
+            raise
+
+    def run(self, function: Callable[[], Any], what: Callable[[], _What], *, alone: bool = False) -> Any:
+        """Run and time a function; a call that raises is not timed.
+
+        Args:
+            function: what to run.
+            what: asked afterwards what the time is the time of.
+            alone: as for `StepClock.start`.
+        """
+        mark: Mark = self.clock.start(alone=alone)
+        try:
+            result = function()
+        except BaseException:
+            self.clock.cancel(mark)
+            raise
+        with self._kept_together():
+            self.clock.stop(mark)
+            self.what.append(what())
+        return result
+
+    def known(self) -> list[tuple[_What, Timing]]:
+        """Return the times that have become known, in order."""
+        with self._kept_together():
+            timings = self.clock.take()
+            for _ in range(self.clock.dropped - self._dropped):  # the clock drops the oldest
+                self.what.popleft()
+            self._dropped = self.clock.dropped
+            return [(self.what.popleft(), timing) for timing in timings]
 
 
 class Stepping:

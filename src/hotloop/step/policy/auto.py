@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from hotloop.measure import Difference, Timing
     from hotloop.step.context import Context
     from hotloop.step.obstacle import Obstacle
-    from hotloop.step.policy.policy import Action
+    from hotloop.step.policy.policy import Action, Ran
     from hotloop.step.policy.states import State
-    from hotloop.step.policy.timed import Ran
 
 _GIVE_UP_STEPS = 64
 """Steps after which a tier that is still not proven is given up: no two calls were alike."""

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from hotloop.decide import Trial, Turn
     from hotloop.measure import Difference, Timing
     from hotloop.step.obstacle import Obstacle
-    from hotloop.step.policy.timed import Ran
     from hotloop.step.tiers import Tier
 
 
@@ -116,3 +115,20 @@ class Policy(Protocol):
 
     def close(self) -> None:
         """Settle with the runs that come after this one, and stop a child process that nobody needs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """A step that ran.
+
+    Args:
+        tier: the name of the tier that it ran in.
+        kind: ``run``, ``survey``, ``proof``, ...
+        turn: its trial and its turn there, if any.
+        alone: it began on an idle device.
+    """
+
+    tier: str
+    kind: str
+    turn: tuple[Trial, Turn] | None
+    alone: bool = False
