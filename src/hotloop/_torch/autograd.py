@@ -28,7 +28,7 @@ def keeps_graph_probe() -> Callable[[], bool]:
 
 
 class Around(Protocol):
-    """What is to be done around each run of a compiled backward; ``node`` is the autograd node of its forward."""
+    """Callbacks around each run of a compiled backward; ``node`` is the autograd node of its forward."""
 
     def before(self, node: Any) -> None:
         """Run before the backward; an exception ends the backward."""

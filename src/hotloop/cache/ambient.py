@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def _unless_mixed(get: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a reader of an older precision setting: None where the newer settings, listed below, cannot be put so."""
+    """Wrap the getter of an older precision setting: None where torch refuses it, since newer settings differ."""
 
     def read() -> Any:
         try:

@@ -43,7 +43,7 @@ _LOOK_SECONDS = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Done:
-    """The cache is filled. Seconds are the child's own wall-clock time.
+    """The outcome of a child that filled the cache. Seconds are the child's own wall-clock time.
 
     ``state`` is that of `hotloop.status` (``compiled`` or ``partial``), ``causes`` why it is no better; ``graphs``
     counts compiled frames, ``cache_misses`` what was compiled anew. ``peak_bytes`` is the child's GPU memory.
@@ -61,7 +61,7 @@ class Done:
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
-    """The child failed, was stopped, or took too long; ``reason`` is for people."""
+    """The outcome of a child that failed, was stopped, or took too long; ``reason`` is for people."""
 
     reason: str
 

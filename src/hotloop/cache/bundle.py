@@ -27,7 +27,7 @@ _MANIFEST, _CHECKSUM = "manifest.json", "manifest.sha256"
 
 @dataclasses.dataclass(frozen=True)
 class Bundle:
-    """What was exported or imported: the manifest and its checksum."""
+    """A bundle that was exported or imported: its manifest, and the manifest's checksum."""
 
     checksum: str
     manifest: Manifest

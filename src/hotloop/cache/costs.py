@@ -205,8 +205,12 @@ def _valid_tiers(document: Any) -> dict[str, dict[str, Any]]:
 
 def _valid_entry(tier: str, entry: Any) -> dict[str, Any]:
     figures = entry.get("figures") if isinstance(entry, dict) else None
-    if not isinstance(figures, dict) or not all(_are_figures(name, values) for name, values in figures.items()):
+    if not isinstance(figures, dict) or not figures.keys() <= _LIMITS.keys():
         raise ValueError(f"tier {tier!r} has figures that cannot be")
+    for name, values in figures.items():
+        listed = isinstance(values, list) and 1 <= len(values) <= KEPT
+        if not listed or not all(_is_figure(value, _LIMITS[name]) for value in values):
+            raise ValueError(f"tier {tier!r} has figures that cannot be")
     runs, when = entry.get("runs"), entry.get("when")
     if type(runs) is not int or not 1 <= runs <= _MAX_RUNS or not _is_figure(when, time.time() + _TORN_AFTER):
         raise ValueError(f"tier {tier!r} has runs {runs!r} at {when!r}")
@@ -217,9 +221,3 @@ def _valid_entry(tier: str, entry: Any) -> dict[str, Any]:
     if verdict not in ("proven", "declined") or not isinstance(reason, str) or len(reason) > _REASON_LENGTH:
         raise ValueError(f"tier {tier!r} has a verdict that cannot be")
     return {**valid, "verdict": verdict, "reason": "".join(c if c.isprintable() else " " for c in reason)}
-
-
-def _are_figures(name: str, values: Any) -> bool:
-    if name not in _LIMITS or not isinstance(values, list) or not 1 <= len(values) <= KEPT:
-        return False
-    return all(_is_figure(value, _LIMITS[name]) for value in values)

@@ -103,7 +103,7 @@ def _refuse_others(facts: os.stat_result) -> None:
 
 
 class WarnOnce:
-    """Says the first trouble with a store on the log; later troubles would add nothing.
+    """A logger of the first trouble with a store; later troubles would add nothing.
 
     Args:
         ending: a sentence that says what the trouble means for the run.

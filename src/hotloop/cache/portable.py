@@ -99,7 +99,7 @@ class Tensors:
 
 
 class Packer:
-    """Pickles several objects that share tensors.
+    """A pickler of several objects that share tensors.
 
     Raises:
         BackgroundUnavailableError: from `pack`, where the object cannot be built anew in another process.

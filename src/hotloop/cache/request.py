@@ -97,7 +97,7 @@ class Request:
 
 
 class Recorder:
-    """Records the eager calls of components while the block runs, without changing what they do.
+    """A recorder of the eager calls of components while its block runs. It does not change what they do.
 
     Use it around a step (or several steps, where shapes differ from step to step): equal calls count once. Each call
     costs the pickling of its arguments, the first call that of the module's structure as well; tensors of up to 64 KiB

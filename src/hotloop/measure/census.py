@@ -223,7 +223,7 @@ def _text(leaf: Any) -> str:
 
 @dataclasses.dataclass(slots=True)
 class Seen:
-    """How often a signature was seen: its count, the step (from 0) that saw it first, and its share of all steps.
+    """The frequency of a signature: its count, the step (from 0) that saw it first, and its share of all steps.
 
     ``tracked`` is false for a signature that came when the census was full: its count is unknown, and set to 1.
     """
@@ -257,7 +257,7 @@ class _Entry:
 
 
 class Census:
-    """Counts signatures in bounded memory.
+    """A counter of signatures in bounded memory.
 
     Args:
         limit: how many signatures are counted each; later signatures are counted together, and their sizes kept.

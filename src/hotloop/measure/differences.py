@@ -16,7 +16,7 @@ Tensors = Mapping[str, torch.Tensor | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """How far a candidate tensor c is from its reference r; sums over elements where both are finite, in float64.
+    """The difference of a candidate tensor c from its reference r; sums in float64, over elements finite in both.
 
     Attributes:
         name: the tensor's name.

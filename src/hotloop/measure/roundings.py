@@ -65,7 +65,7 @@ def compare_with_roundings(
 
 
 class _Room:
-    """How far the draws of a step allow the scores of a comparison to be."""
+    """The room that the draws of a step leave for the scores of a comparison."""
 
     FURTHEST = 4.0
     """How many times as far as the furthest draw a right candidate may be."""

@@ -61,7 +61,7 @@ def sums_of(pairs: Sequence[Pair], *, sized: bool) -> list[list[float]]:
 
 
 class _Batch:
-    """The pairs of one call. First it finds which pairs differ, since with eager's own kernels mostly none does.
+    """The pairs of a call. Pairs that differ are found first, since with eager's own kernels mostly none differs.
 
     That is a sixth of the work of the sums.
     """

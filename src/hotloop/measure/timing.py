@@ -59,7 +59,7 @@ class _CudaEvent:
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """One step: seconds that the device worked on it, and seconds that the host did.
+    """The time of a step: seconds that the device worked on it, and seconds that the host did.
 
     A step whose ``host_seconds`` are near its ``seconds`` waits for Python and kernel launches, not for the device.
     """
@@ -78,7 +78,7 @@ class Mark:
 
 
 class StepClock:
-    """Times steps on a device, without waiting for it.
+    """A clock for steps on a device, which does not wait for the device.
 
     On CUDA two events are recorded on the device's current stream around each step, so start, step and stop must see
     the same current stream. They are read in order once the second event has passed. At most ``pending`` steps are

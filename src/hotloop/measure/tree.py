@@ -137,7 +137,7 @@ class _Keys:
 
 
 class _Container:
-    """How containers of a type come apart, are put together, and name their children; here a plain tuple."""
+    """The way that containers of a type come apart, are put together, and name their children; here a plain tuple."""
 
     def split(self, value: Any) -> tuple[Hashable, Iterable[Any]]:
         """Return what tells the container from others of its type, and its children."""
