@@ -42,10 +42,10 @@ def show(context: typer.Context, as_json: AsJson = False) -> None:
 
 @app.command("clear")
 def clear(
-    stale: Annotated[bool, typer.Option("--stale", help="Only what hardly serves again.")] = False,
+    stale: Annotated[bool, typer.Option("--stale", help="Only entries that will hardly be used again.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what is kept of compiles: all of it, or what is stale (other versions or hardware, unused for long)."""
+    """Remove what is kept of compiles: all of it, or stale entries (other versions or hardware, unused for long)."""
     from hotloop.cache.keys import fits  # noqa: PLC0415 - loads torch
 
     here = fits()
@@ -68,16 +68,18 @@ def export(
 
 
 @app.command("import")
-def take_in(
-    file: Annotated[Path, typer.Argument(help="The bundle to take in.")],
-    checksum: Annotated[str | None, typer.Option(help="What the export printed: refuses any other bundle.")] = None,
+def import_(
+    file: Annotated[Path, typer.Argument(help="The bundle to import.")],
+    checksum: Annotated[
+        str | None, typer.Option(help="The checksum that the export printed: any other bundle is refused.")
+    ] = None,
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a bundle in. It is code that will run as you: import only what you made yourself, best with --checksum.
+    """Import a bundle. Its code will run as you: import only bundles that you made yourself, best with --checksum.
 
-    Refused, with the part that does not fit: other versions or hardware, another model, a checksum that is not the
-    manifest's.
+    A bundle for other versions or hardware, of another model, or with another checksum than its manifest's is refused,
+    with the part that does not fit.
     """
     from hotloop.cache import bundle  # noqa: PLC0415 - loads torch
 

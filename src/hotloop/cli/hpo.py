@@ -66,7 +66,7 @@ def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None
     settings = configure.load(overrides, config)
     if settings.run.folder or settings.run.resume:
         raise ConfigError(
-            "run.folder and run.resume are of a run: a search has hpo.folder, and goes on by the same command"
+            "run.folder and run.resume belong to a run: a search has hpo.folder, and the same command resumes it"
         )
     _announce(settings)
 

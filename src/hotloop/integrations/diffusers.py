@@ -74,14 +74,14 @@ def compile(  # noqa: A001 - the name of hotloop.compile
     check_names("compile", settings, own=("preset",))
     if preset == "auto":
         raise ConfigError(
-            "compile(preset='auto'): expected a preset, as 'default': what measures and decides owns the step, "
-            "hotloop.Loop(pipeline.unet, optimizer)"
+            "compile(preset='auto'): expected a preset, such as 'default': only a loop, which owns the step, can "
+            "measure and decide: hotloop.Loop(pipeline.unet, optimizer)"
         )
     target = components_of(pipeline)
     if target.kind != "pipeline":
         raise ConfigError(
-            f"{type(pipeline).__name__} is no pipeline: hand over one, or Parts(unet=model); for a model "
-            "alone there is hotloop.compile"
+            f"{type(pipeline).__name__} is no pipeline: hand over a pipeline, or Parts(unet=model); a "
+            "model alone is compiled by hotloop.compile"
         )
     names = tuple(preset) if isinstance(preset, Mapping) else target.denoisers()
     target.refuse_wrapped([name for name in names if name in target.components])

@@ -39,9 +39,9 @@ def check_names(
             continue
         hint = ""
         if name in ("backend", "mode"):
-            hint = "; what compiles is named by preset="
+            hint = "; preset= names the way to compile"
         elif name == "run":
-            hint = "; run= is of hotloop.Loop, which owns the step"
+            hint = "; run= belongs to hotloop.Loop, which owns the step"
         if "run" in valid:
             hint = ""
         raise ConfigError(f"{call}({name}={value!r}): there is no such setting: {expected(name, (*own, *valid))}{hint}")

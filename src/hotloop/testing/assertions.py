@@ -29,7 +29,7 @@ def assert_compiled(model: Any) -> None:
     """
     components = {name: part for name, part in status(model).components.items() if part.requested != "none"}
     if not components:
-        raise AssertionError(f"{type(model).__name__} was not compiled: nothing asked for a preset but none")
+        raise AssertionError(f"{type(model).__name__} was not compiled: every component was asked for preset none")
     wrong = []
     for name, part in components.items():
         if part.state == "compiled":

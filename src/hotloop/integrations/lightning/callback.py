@@ -210,9 +210,9 @@ class HotLoop(pl.Callback):
         tier = None if self._auto else parse(self.run)
         if self._owned.reads_index and self._owned.loop.context.engine is not None and (tier is None or tier.graph):
             self._fit.notes.append(
-                "training_step reads batch_idx, or a decorator or *args hides whether it does: it is another number in "
-                "each step, which a captured step cannot follow and compiled code can; leave it to "
-                "on_train_batch_start or on_train_batch_end"
+                "training_step reads batch_idx, or a decorator or *args hides whether it does: the number differs in "
+                "each step, which a captured step cannot follow and compiled code can; use it in on_train_batch_start "
+                "or on_train_batch_end instead"
             )
         if tier == Tier("eager"):
             self._fit.notes.append(f"run={self.run!r} was asked for: steps run eager, and none is timed")

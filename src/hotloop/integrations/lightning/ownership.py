@@ -52,9 +52,9 @@ def _of_module(module: pl.LightningModule) -> Iterator[str]:
     if not module.automatic_optimization:
         yield "manual optimization: training_step steps the optimizers itself, with the Trainer's counters in between"
     if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
-        yield "training_step takes the dataloader_iter: what it reads in a step is not known before"
+        yield "training_step takes the dataloader_iter: the batches that it reads are not known before the step"
     if updated := metric_updated_by(module, "training_step"):
-        yield f"{updated}: it would count a step twice that runs twice"
+        yield f"{updated}: a step that runs twice would be counted twice"
     kind = type(module).__name__
     for name in ("optimizer_step", "optimizer_zero_grad"):
         if is_overridden(name, module):
