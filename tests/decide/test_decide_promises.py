@@ -9,7 +9,7 @@ import pytest
 from simulate import PARTS, SETUPS, STEPS, play
 from worlds import WORLDS, Noise, Tier, World, best_fixed, best_proven, fixed
 
-from hotloop.decide import choose, guard
+from hotloop.decide import break_even, guard
 from hotloop.decide.horizon import FEWEST_GUESSED
 
 LONG = 4_000
@@ -120,7 +120,7 @@ def test_no_flapping_on_a_noisy_machine(name, seed):
             if decision.action == "try" and decision.tier != "eager":
                 left = decision.numbers["steps_left"]
                 # Proof and trial take up to 204 steps, so a guess is by that much less when the tier is rejected.
-                assert left >= choose.REGROWN * (tried.get(decision.tier, 0) - 204)
+                assert left >= break_even.REGROWN * (tried.get(decision.tier, 0) - 204)
                 tried[decision.tier] = left
 
 

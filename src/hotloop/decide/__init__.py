@@ -6,7 +6,7 @@ makes the option of a tier that was not measured yet. `Trial` finds the faster o
 
 from __future__ import annotations
 
-from hotloop.decide.choose import EAGER_STEPS, decide
+from hotloop.decide.break_even import EAGER_STEPS, decide
 from hotloop.decide.courses import Course, Stretch, envelope
 from hotloop.decide.guard import carried_seconds, certain_saving_seconds
 from hotloop.decide.horizon import Horizon, remaining
