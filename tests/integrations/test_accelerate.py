@@ -139,7 +139,7 @@ def test_a_preset_for_each_model():
     [
         ({"preset": {"model": "default"}}, r"preset=\{'model': 'default'\}: expected models as keys, not a str.*: Net"),
         ({"run": "auto"}, r"prepare\(run='auto'\): .*hotloop\.Loop\(model, optimizer, run='auto'\)"),
-        ({"backend": "eager"}, r"prepare\(backend='eager'\): there is no such setting.*named by preset="),
+        ({"backend": "eager"}, r"prepare\(backend='eager'\): there is no such setting.*preset= names"),
         ({"dynamc": True}, r"did you mean 'dynamic'"),
         ({"prest": "aot_eager"}, r"did you mean 'preset'"),
         ({"preset": "full+graph"}, r"it says how a hotloop.Loop runs steps"),
