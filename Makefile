@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # pytest-xdist: two workers, each with one thread, or they fight over the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test test-slow check format clean
 
 setup: $(STAMP)
 
@@ -19,7 +19,10 @@ demo: setup
 	$(BIN)/hotloop train recipe=criteria
 
 test: setup
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal tests
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m "not campaign" tests
+
+test-slow: setup
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m campaign tests
 
 check: setup
 	$(BIN)/ruff check .

@@ -10,6 +10,8 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 
+pytestmark = pytest.mark.campaign  # several processes under Lightning
+
 PROGRAM = Path(__file__).with_name("lightning_program.py")
 
 

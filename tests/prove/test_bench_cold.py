@@ -12,6 +12,8 @@ from hotloop.prove.bench import child
 from hotloop.prove.bench.child import CannotStartError, caches_in, run_cold
 from hotloop.prove.bench.way import NotRunError
 
+pytestmark = pytest.mark.campaign  # children that compile in empty caches
+
 FILE = Path(__file__).with_name("bench_programs.py")
 
 

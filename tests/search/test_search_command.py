@@ -23,6 +23,8 @@ from hotloop.train.search.study import Study
 from hotloop.train.search.told import Said, SearchBegan, TrialBegan, TrialEnded
 from hotloop.train.search.work import Worker
 
+pytestmark = pytest.mark.campaign  # real processes, some of which are killed
+
 
 @pytest.fixture
 def run():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.campaign  # several processes, some of which fail
+
 PROGRAM, VOTES = (Path(__file__).with_name(name) for name in ("peers_program.py", "peers_votes_program.py"))
 
 

@@ -10,6 +10,8 @@ from training_fixtures import overrides, tiny_encoder
 from hotloop import recipes, record
 from hotloop.train import checkpoint, start
 
+pytestmark = pytest.mark.campaign  # real signals to real runs
+
 IMPORTS = """
 import lightning.fabric, torch, torch._dynamo, transformers, typer
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification

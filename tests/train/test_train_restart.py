@@ -15,6 +15,8 @@ from hotloop.cli import train as commands
 from hotloop.errors import ConfigError, StepLostError
 from hotloop.train import checkpoint, configure, restart, start
 
+pytestmark = pytest.mark.campaign  # lost steps in real processes
+
 AUTO = {"training__optimization__use_torch_compile": "auto"}
 LOSES_A_STEP = textwrap.dedent("""
     # Python runs this before anything else, in every process of the test.

@@ -11,6 +11,8 @@ import pytest
 
 from hotloop.compiling.control.rendezvous import judge
 
+pytestmark = pytest.mark.campaign  # several processes, some of which are stopped
+
 PROGRAM = Path(__file__).with_name("rendezvous_program.py")
 
 

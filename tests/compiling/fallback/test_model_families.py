@@ -10,6 +10,7 @@ import hotloop
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytestmark = [
     pytest.mark.inductor,
+    pytest.mark.campaign,  # each family is compiled by Inductor
     # transformers and Inductor warn of deprecated parts of their own; as errors they would break tracing.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
