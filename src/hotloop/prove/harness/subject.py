@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.upcast import Draw, NotRepeatableError, recording_draws
 from hotloop.measure import flatten, unflatten
 from hotloop.step.loop.arguments import device_of
 from hotloop.step.prove.proof import plain_run, values_of
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.prove.wide_reference import wide_step, wider_dtypes
+from hotloop.step.prove.wide_reference import draws_of, wider_dtypes, widest_step
 from hotloop.step.state.program import Call, Program
 from hotloop.step.workload import Workload, arguments
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
     Values = Mapping[str, torch.Tensor | None]
 
-_log = logging.getLogger("hotloop")
 KEPT_CALLS = 4
 """Calls of each model that are kept, to be repeated without gradients. Different inputs make old outputs visible."""
 Calls = dict[str, collections.deque[Call]]
@@ -86,19 +83,8 @@ class Subject:
             the values that it made, by the names that a proof uses; None if it runs in no wider dtype.
         """
         program = Program(step, self.holdings, self.device, lambda: False)
-        draws: list[Draw] = []
-
-        def noted() -> Any:
-            with recording_draws(draws):
-                return plain_run(self.holdings, lambda: step(*call))
-
-        StepOutputs.of(program, noted)
-        for dtype in wider_dtypes(compute_dtype):
-            try:
-                return wide_step(program, (call, {}), dtype, draws)
-            except NotRepeatableError as error:
-                _log.info("harness: it is not run in more bits: %s", error)
-        return None
+        draws = draws_of(program, (call, {}))
+        return widest_step(program, (call, {}), list(wider_dtypes(compute_dtype)), draws)[0]
 
     def infer(self, batch: Any, calls: Calls, number: int) -> Iterator[Any]:
         """Call without gradients: the program's own function, or each model as the training step called it.

@@ -14,7 +14,7 @@ import torch
 
 from hotloop import presets
 from hotloop._torch.products import products_in_tf32
-from hotloop._torch.upcast import Draw, NotRepeatableError, recording_draws
+from hotloop._torch.upcast import Draw, recording_draws
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.errors import ConfigError, HotloopError, describe
 from hotloop.measure import ALL, Limits, differences, flatten
@@ -30,7 +30,7 @@ from hotloop.step.prove import culprit, proof
 from hotloop.step.prove.culprit import Culprit
 from hotloop.step.prove.outcomes import Outcome, over_steps
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.prove.wide_reference import wide_step, wider_dtypes
+from hotloop.step.prove.wide_reference import wider_dtypes, widest_step
 from hotloop.step.state.precision import compute_dtype
 from hotloop.step.state.program import Call, Program
 from hotloop.step.state.snapshot import Snapshot
@@ -335,21 +335,14 @@ class _Verification:
 
     def _wide(self, call: Call) -> tuple[Mapping[str, torch.Tensor | None] | None, str]:
         """Run a step in the widest dtype that it runs in; return its values (None for eager) and the dtype's name."""
-        while self._dtypes:
-            dtype = self._dtypes[0]
-            try:
-                with self._path():
-                    values = wide_step(self.program, call, dtype, self._draws)
-            except NotRepeatableError as error:
-                if self._asked not in ("auto", "eager"):
-                    raise HotloopError(f"there is no reference in {_short(dtype)}: {error}") from error
-                self._why = f"not {_short(dtype)}: {error}"
-                self._dtypes.pop(0)
-                self._dtype = None
-                continue
-            self._dtype = dtype
-            return values, _short(dtype)
-        return None, "eager"
+        with self._path():
+            values, why = widest_step(self.program, call, self._dtypes, self._draws)
+        if why and self._asked not in ("auto", "eager"):
+            raise HotloopError(f"there is no reference in {why}")
+        if why:
+            self._why = f"not {why}"
+        self._dtype = self._dtypes[0] if self._dtypes else None
+        return values, "eager" if self._dtype is None else _short(self._dtype)
 
     def _search(self, seconds: float) -> Culprit | None:
         """Search for the region at fault, from the present state on the batches that disagreed."""

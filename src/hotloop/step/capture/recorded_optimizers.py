@@ -1,4 +1,4 @@
-"""What capturing makes of a loop's optimizers: which run outside of recordings, and where step counts are kept."""
+"""A loop's optimizers under capture: which run outside of recordings, and where their step counts are."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ if TYPE_CHECKING:
 
 
 class RecordedOptimizers:
-    """Keeps a loop's optimizers as the program knows them, whatever recordings move to the device.
+    """The optimizers of a loop, some of whose step counts recordings move to the device.
 
     Attributes:
-        outside: names of those that were left out of recordings.
-        hooks: what makes their checkpoints eager's; to be removed at the end.
+        outside: names of the optimizers that were left out of recordings.
+        hooks: handles of the hooks that keep their checkpoints as eager writes them; to be removed at the end.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.outside: set[str] = set()
         optimizers = context.holdings.optimizers.values()
-        self.hooks = [one.register_state_dict_post_hook(with_host_step_counts) for one in optimizers]
+        self.hooks = [optimizer.register_state_dict_post_hook(with_host_step_counts) for optimizer in optimizers]
 
     def outside_of(self, stepped: Iterable[str]) -> set[str]:
-        """Name those of the optimizers that step which run outside of a recording, and say why."""
-        found = self.outside & set(stepped)
+        """Name the stepped optimizers that run outside of a recording, and log why."""
+        names = self.outside & set(stepped)
         for name in stepped:
             why = recordable(self._context.holdings.optimizers[name], self._context.device)
-            if why and name not in found:
-                found.add(name)
+            if why and name not in names:
+                names.add(name)
                 self._context.reports.say_once(f"{name} runs outside the captured step: {why}")
-        return found
+        return names
 
     def run_outside(self, name: str, why: str) -> None:
         """Leave an optimizer out of recordings from now on."""
@@ -42,7 +42,7 @@ class RecordedOptimizers:
         self._context.reports.say_once(f"{name} runs outside the captured step from now on: {why}")
 
     def return_step_counts(self) -> None:
-        """Have eager's step counts where eager keeps them."""
+        """Move the step counts back to where eager keeps them."""
         if self._context.engine is not None:
             for optimizer in self._context.holdings.optimizers.values():
                 return_step_counts(optimizer)

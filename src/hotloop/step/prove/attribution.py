@@ -1,4 +1,4 @@
-"""What is at fault where a sentinel step disagrees with eager: a recording, or a region of the code in it."""
+"""Finds what is at fault if a sentinel step disagrees with eager: the recording, or a region of the compiled code."""
 
 from __future__ import annotations
 
@@ -24,46 +24,40 @@ SECONDS = 60.0
 
 
 def at_fault(runs: ReferenceRuns, calls: list[Call], *, recorded: bool) -> tuple[bool, Culprit | None]:
-    """Tell whether a recording is at fault rather than the code in it; and which region of the code is.
+    """Return whether a recording is at fault rather than the code in it, and the region of the code that is.
 
     Args:
-        runs: of the step that disagreed.
-        calls: the arguments of the steps that did.
-        recorded: they were replays.
+        runs: the reference runs of the step.
+        calls: the arguments of the steps that disagreed.
+        recorded: these steps were replays.
 
     Raises:
         CandidateFailedError: code failed in the search, and what it had done could not be undone.
     """
+    program, compiled = runs.program, runs.context.compiled
     try:
-        return _look(runs, calls, recorded=recorded)
+        steps = []
+        for call in calls:
+            wide = in_more_bits(runs, call)
+            with runs.aside():
+                made = StepOutputs.of(program, runs.call(call), wide)
+            steps.append((functools.partial(program.step, *call[0], **call[1]), made))
+        tests = Tests(
+            program,
+            compiled.models,
+            steps,
+            limits=Limits.compiled(runs.context.compute_dtype()),
+            settings=compiled.settings(Tier(compiled.base)),
+            seconds=SECONDS,
+        )
+        if not tests.disagrees_now():
+            return recorded, None if recorded else Culprit((), NOT_AGAIN, 1, tests.spent)
+        spent = sum(component.compile_seconds for component in compiled.status().components.values())
+        if spent <= SECONDS:
+            return False, search(compiled.models, tests, shown=True)
+        _log.info("sentinel: no search for the region at fault, as compiling took %.0f s", spent)
     except CandidateFailedError as error:
         if not error.undone:
             raise
         _log.info("sentinel: the region at fault could not be searched for: %s", describe(error.__cause__ or error))
     return False, None
-
-
-def _look(runs: ReferenceRuns, calls: list[Call], *, recorded: bool) -> tuple[bool, Culprit | None]:
-    program, compiled = runs.program, runs.context.compiled
-    made = []
-    for call in calls:
-        wide = in_more_bits(runs, call)
-        with runs.aside():
-            made.append(
-                (functools.partial(program.step, *call[0], **call[1]), StepOutputs.of(program, runs.call(call), wide))
-            )
-    tests = Tests(
-        program,
-        compiled.models,
-        made,
-        limits=Limits.compiled(runs.context.compute_dtype()),
-        settings=compiled.settings(Tier(compiled.base)),
-        seconds=SECONDS,
-    )
-    if not tests.disagrees_now():
-        return recorded, None if recorded else Culprit((), NOT_AGAIN, 1, tests.spent)
-    spent = sum(one.compile_seconds for one in compiled.status().components.values())
-    if spent > SECONDS:
-        _log.info("sentinel: no search for the region at fault, as compiling took %.0f s", spent)
-        return False, None
-    return False, search(compiled.models, tests, shown=True)

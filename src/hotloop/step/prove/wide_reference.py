@@ -7,13 +7,14 @@ the step runs, and the tensors from before come back as they were, in the same m
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hotloop._torch.hooks import module_tables
-from hotloop._torch.upcast import Draw, NotRepeatableError, widened
+from hotloop._torch.upcast import Draw, NotRepeatableError, recording_draws, widened
 from hotloop.errors import describe
 from hotloop.measure import flatten, unflatten
 from hotloop.measure.machine import free_bytes
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from hotloop.step.state.holdings import Holdings
     from hotloop.step.state.program import Call, Program
 
+_log = logging.getLogger("hotloop")
 _COUNT = "step"
 """An optimizer's count of its steps: fused kernels need it in float32, and only powers are computed from it."""
 
@@ -36,6 +38,50 @@ def wider_dtypes(compute_dtype: str) -> tuple[torch.dtype, ...]:
     if compute_dtype == "float64":
         return ()
     return (torch.float64,) if compute_dtype == "float32" else (torch.float64, torch.float32)
+
+
+def draws_of(program: Program, call: Call) -> list[Draw]:
+    """Run a step in its own dtype and undo it; return the random draws that it made.
+
+    Raises:
+        hotloop.step.obstacle.CandidateFailedError: the step raised; the state is as before.
+    """
+    draws: list[Draw] = []
+
+    def run() -> Any:
+        with recording_draws(draws):
+            return proof.plain_run(program.holdings, lambda: program.step(*call[0], **call[1]))
+
+    proof.run_and_undo(program, run)
+    return draws
+
+
+def widest_step(
+    program: Program, call: Call, dtypes: list[torch.dtype], draws: Sequence[Draw]
+) -> tuple[dict[str, torch.Tensor | None] | None, str]:
+    """Run a step in the first of some dtypes that it runs in, and undo it.
+
+    Args:
+        program: the program that the step changes.
+        call: the step's arguments.
+        dtypes: the dtypes to try, widest first. Those that the step does not run in are removed from the list.
+        draws: the random draws of the same step in its own dtype.
+
+    Returns:
+        the values of `wide_step`, None if the step runs in none of the dtypes; and why the last of the removed dtypes
+        was removed, after its name.
+
+    Raises:
+        hotloop.step.obstacle.CandidateFailedError: a run could not be undone.
+    """
+    why = ""
+    while dtypes:
+        try:
+            return wide_step(program, call, dtypes[0], draws), why
+        except NotRepeatableError as error:
+            why = f"{str(dtypes.pop(0)).removeprefix('torch.')}: {error}"
+            _log.info("a step is not run in more bits, in %s", why)
+    return None, why
 
 
 def wide_step(

@@ -1,0 +1,148 @@
+"""The results of a captured step: what its caller gets after each replay."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop.measure import flatten, unflatten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from hotloop.step.state.program import Program
+
+    Maker = Callable[[], Any] | int
+    """Makes one result after a replay; a number is the argument with that number, which is returned itself."""
+
+
+class Results:
+    """What a captured step returns, copied after each replay: the next replay overwrites the recording's tensors.
+
+    An argument is returned itself, and so is a tensor of the program: who writes into a returned parameter, as
+    ``logit_scale.clamp_()`` does, means the parameter. A view of such a tensor stays a view of it. Results that share
+    memory share it after a replay, too.
+
+    A caller may clip a returned gradient, and means the gradient; a caller that keeps it keeps its values. So each
+    replay makes a new tensor, for the caller and as the parameter's gradient.
+
+    Args:
+        result: what the step returned while it was recorded.
+        program: the program of the step.
+        arguments: the recording's own copies of the arguments.
+        made: the gradients that the recording makes, by the number of their parameter.
+        left_alone: the numbers of the parameters whose gradients were there before and are left alone.
+        on_host: the numbers of the results that eager makes on the host, from arguments that are there.
+
+    Attributes:
+        gradients: the numbers of the parameters whose gradients share memory with a result.
+
+    Raises:
+        RuntimeError: a result is a part of a gradient that is left alone: another tensor may be there at a replay.
+    """
+
+    def __init__(  # noqa: PLR0913, PLR0917 - the result, and everything that it may be a part of
+        self,
+        result: Any,
+        program: Program,
+        arguments: Sequence[Any],
+        made: Mapping[int, torch.Tensor],
+        left_alone: Sequence[int],
+        on_host: Collection[int],
+    ) -> None:
+        leaves, self._structure = flatten(result)
+        self._parameters = list(program.holdings.parameters().values())
+        addresses = {_address(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)} - {0}
+        self.gradients = [index for index, gradient in made.items() if _address(gradient) in addresses]
+        own = list(program.holdings.objects().values())
+        self._makers = _makers([*leaves, *(made[index] for index in self.gradients)], own, arguments)
+        for index in left_alone:
+            parameter = self._parameters[index]
+            gradient = parameter.grad
+            if gradient is None or _address(gradient) not in addresses:
+                continue
+            for number, leaf in enumerate(leaves):
+                if leaf is gradient:
+                    self._makers[number] = functools.partial(getattr, parameter, "grad")
+                elif isinstance(leaf, torch.Tensor) and _address(leaf) == _address(gradient):
+                    raise RuntimeError("the step returns a part of a gradient that was there before it")
+        for number, leaf in enumerate(leaves):
+            make = self._makers[number]
+            on_device = isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"
+            if on_device and number in on_host and not isinstance(make, int):
+                self._makers[number] = functools.partial(_on_host, make)
+
+    def make(self, arguments: Sequence[Any]) -> Any:
+        """Return the results of the last replay, and set the gradients that share memory with them.
+
+        Args:
+            arguments: the call's own. A result that is an argument is returned itself, on its own device.
+        """
+        made = [arguments[make] if isinstance(make, int) else make() for make in self._makers]
+        first = len(made) - len(self.gradients)
+        for index, gradient in zip(self.gradients, made[first:], strict=True):
+            self._parameters[index].grad = gradient
+        return unflatten(self._structure, made[:first])
+
+
+def _makers(leaves: Sequence[Any], own: Sequence[torch.Tensor], arguments: Sequence[Any]) -> list[Maker]:
+    """Return what makes each result after a replay, as `Results` says."""
+    own_ids, own_addresses = {id(tensor) for tensor in own}, {_address(tensor) for tensor in own} - {0}
+    numbers = {id(leaf): number for number, leaf in enumerate(arguments) if isinstance(leaf, torch.Tensor)}
+    uses = collections.Counter(_address(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    copies: dict[int, _SharedCopy] = {}
+    makers: list[Maker] = []
+    for leaf in leaves:
+        if id(leaf) in numbers:
+            makers.append(numbers[id(leaf)])
+        elif not isinstance(leaf, torch.Tensor) or id(leaf) in own_ids:
+            makers.append(functools.partial(_itself, leaf))
+        else:
+            # Detached: a graph that a result kept alive would tie other steps to the stream of this recording.
+            result, address = leaf.detach(), _address(leaf)
+            if address in own_addresses:
+                makers.append(result.detach)
+            elif address and uses[address] > 1:
+                makers.append(copies.setdefault(address, _SharedCopy()).part(result))
+            else:
+                makers.append(result.clone)
+    return makers
+
+
+class _SharedCopy:
+    """Memory that several results share. It is copied once a replay, so that they share memory again."""
+
+    def __init__(self) -> None:
+        self._parts = 0
+        self._copy: torch.UntypedStorage | None = None
+
+    def part(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Return what makes one part after a replay. Parts are made in the order in which they were added."""
+        number = self._parts
+        self._parts += 1
+
+        def make() -> torch.Tensor:
+            if number == 0 or self._copy is None:
+                self._copy = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
+            copy = tensor.new_empty(0).set_(self._copy, tensor.storage_offset(), tensor.shape, tensor.stride())
+            if number == self._parts - 1:
+                self._copy = None  # from here on only the caller holds it
+            return copy
+
+        return make
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _on_host(make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    return make().cpu()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Return where a tensor's storage begins; 0 if it has none of its own."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
