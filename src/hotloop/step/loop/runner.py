@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
     from hotloop.step.context import Context
     from hotloop.step.loop.call_kind import CallKind
-    from hotloop.step.prove.sentinel import Disagreement
+    from hotloop.step.prove.attribution import Disagreement
     from hotloop.step.tiers import Tier
 
 AUDITS = 2
