@@ -1,20 +1,20 @@
-"""Judges a candidate beside eager by what other roundings of the same step come to.
+"""Judges a candidate beside eager by other roundings of the same step.
 
-The reference in more bits (`hotloop.measure.wide_reference`) shows how far eager is off, once: of two roundings, either
-may be the lucky one. And a model can be in a state in which that decides. Stable Diffusion's UNet, which learns that
-noise cannot be predicted, leaves gradients behind that nearly cancel. After 200 steps on an H200 (bfloat16, torch 2.11)
-right code was 4 times past its limits, after 600 steps 50 times; with the reference it was twice and 8 times past them.
+A reference in more bits (`hotloop.measure.wide_reference`) shows eager's error once, and by chance it may be small. In
+some states that decides. Stable Diffusion's UNet, once it has learnt that noise cannot be predicted, has gradients that
+nearly cancel: after 200 steps on an H200 (bfloat16, torch 2.11) right code was 4 times past its limits, after 600 steps 50 times. With the
+reference it was still 2 and 8 times past them.
 
-So the step is run in another state, with parameters that were displaced by a good part of themselves, where less
-cancels. There it is run again several times, from parameters that were moved by no more than a rounding. These are the
-draws: they show what rounding does to a tensor, and a right candidate is one more of them::
+So the parameters are displaced by a good part of themselves, where less cancels. From there the step is run several
+times, each time from parameters that were moved by at most a rounding. These runs, the *draws*, show what rounding does
+to a tensor, and a right candidate is like one more draw::
 
     measure <= max(limit, 4 * the furthest of the draws)
 
-That excuses slopes and residuals up to a half of the tensor. A tensor that rounding moves further is *blind*: only its
-length is judged, within what the draws' lengths differ by. Where more than a quarter of the tensors are blind, nothing
-is proven. Displaced by 0.3, 0 to 63 of the UNet's 686 tensors were past the plain limits, the gradients of attention's
-queries and keys, where 267 had been.
+This excuses slopes and residuals up to half of the tensor. A tensor that rounding moves further is *blind*: only its
+length is judged, by the lengths of the draws. If more than a quarter of the tensors are blind, nothing is proven. With
+the UNet displaced by 0.3, up to 63 of its 686 tensors were past the plain limits (gradients of attention's queries and
+keys), instead of 267.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ if TYPE_CHECKING:
 DRAWS = 3
 """How often a step is run from moved parameters."""
 BLIND = "blind"
-"""The measure's name: the share of tensors that are blind."""
+"""The name of a measure: the share of tensors that are blind."""
 
 
 def compare_with_roundings(
     eager: Tensors, candidate: Tensors, limits: Limits, draws: Sequence[Mapping[str, Difference]]
 ) -> Comparison:
-    """Compare a candidate's tensors with eager's, as `compare` does, with room for what rounding does to each.
+    """Compare a candidate's tensors with eager's, as `compare` does, with room for the rounding of each tensor.
 
     Args:
         eager: eager's tensors by name.
         candidate: the candidate's tensors by name.
-        limits: ``Limits.compiled`` of what the step computes in.
+        limits: ``Limits.compiled`` of the dtype that the step computes in.
         draws: how far other roundings of eager's step were from it, by tensor.
     """
     alone = compare(eager, candidate, limits)
@@ -83,7 +83,7 @@ class _Room:
         return (SPREADS if few else self.FURTHEST) * self._furthest(score)
 
     def widen(self, score: Score) -> Score:
-        """Return a score whose limit is at least a few times what the furthest draw came to."""
+        """Return a score whose limit is at least a few times the measure of the furthest draw."""
         if score.name == ALL:
             own = max((self._of_all(score.measure, draw) for draw in self._draws), default=0.0)
             return score.widened(min(self.BLIND_FROM, self.FURTHEST * own))
@@ -92,7 +92,7 @@ class _Room:
         return score.widened(SPREADS * self._furthest(score) / self._alone.unit_of(score))
 
     def length_score(self, name: str) -> Score:
-        """Score how much longer or shorter than eager's a blind tensor is; 3 times the furthest draw's is allowed."""
+        """Score how much longer or shorter than eager's a blind tensor is, up to 3 times the furthest draw."""
         draws = [abs(_log_length(draw[name])) for draw in self._draws if name in draw]
         limit = max(NORM_LIMIT, 3.0 * max(draws, default=0.0))
         return Score(name, NORM, _log_length(self._alone.differences[name]), limit)
@@ -102,12 +102,14 @@ class _Room:
         return max((abs(value) for value in measures if value is not None), default=0.0)
 
     def _of_all(self, measure: str, draw: Mapping[str, Difference]) -> float:
-        """Return what a draw comes to over all tensors: the median residual, or the tilt that they share."""
+        """Return a draw's measure over all tensors: the median residual, or the tilt that they share."""
         known = [draw[name] for name in self._alone.differences if name in draw]
         if measure == "residual":
-            return statistics.median([each.residual for each in known if each.residual is not None] or [0.0])
+            return statistics.median(
+                [difference.residual for difference in known if difference.residual is not None] or [0.0]
+            )
         slopes = {score.name: score.limit for score in self._alone.scores if score.measure == "slope"}
-        tilted = [(each.name, each.tilt) for each in known if each.tilt is not None]
+        tilted = [(difference.name, difference.tilt) for difference in known if difference.tilt is not None]
         pool = [(tilt, slopes[name]) for name, tilt in tilted if name in slopes]
         return abs(pooled(pool) if pool else statistics.median([tilt for _, tilt in tilted] or [0.0]))
 

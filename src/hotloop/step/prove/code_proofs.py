@@ -38,19 +38,19 @@ _ELSEWHERE = (
     "random.Random, numpy.random.default_rng), or load in worker processes"
 )
 _STAYED = 2
-"""Such steps after which its Python is taken to run exactly once."""
+"""Steps whose Python could run only once, after which it is taken to be so for good."""
 Evidence = Literal["more bits", "roundings"]
 
 
 def remedy_of(verdict: Outcome, otherwise: str = _REPORT_IT) -> str:
-    """Say what to do about a proof, or a check of the sentinel, that does not agree."""
+    """Return what to do about a proof, or a check of the sentinel, that does not agree."""
     if verdict.undecided:
         return _TOO_ROUGH
     return _ELSEWHERE if verdict.random_moved and other_threads() else otherwise
 
 
 class CodeProofs:
-    """What is known of the compiled code of one decorated step: its proofs, and what they found.
+    """The proofs of the compiled code of one decorated step.
 
     Args:
         step: the decorated step.
@@ -70,12 +70,12 @@ class CodeProofs:
         self._agree: set[str] = set()
         """Bases whose code has agreed with eager."""
         self._evidence: dict[str, Evidence] = {}
-        """By base: what else has to tell whether code is right that was further from eager than is usual."""
+        """By base: the further evidence that decides, where code was past the normal limits."""
         self._stayed = 0
-        """Steps that did what nobody can undo, though the step had been audited."""
+        """Proof steps that could be run only once."""
         self._known = "", 0
-        """The base in force, and how much of its code was compiled before the step, or is compared in it."""
-        self._looks = False
+        """The base in force, and the number of its compiles before the step, or at the end of a proof."""
+        self._in_step = False
         """A step is running, or has raised."""
         self.compiled_anew = 0
 
@@ -84,31 +84,30 @@ class CodeProofs:
         return base in self._agree
 
     def steps_left(self, base: str) -> int:
-        """Return how many steps have to be run both ways before the code is proven, as far as none differs."""
+        """Return how many more steps have to be run both ways and agree until the code is proven."""
         return max(1, proof.STEPS - len(self._outcomes[base]))
 
     def not_proven(self, base: str) -> None:
-        """Take a proof back: another process has not come to it."""
+        """Take a proof back, since another process has not proven its code."""
         self._agree.discard(base)
 
     def look_before(self) -> None:
-        """Note what is compiled of the base in force; after a step that raised, keep what was noted before that."""
-        base = self._context.compiled.base
-        if not self._looks or self._known[0] != base:
-            self._compared()
-        self._looks = True
+        """Note how much is compiled of the base in force; after a step that raised, keep the number from before it."""
+        if not self._in_step or self._known[0] != self._context.compiled.base:
+            self._note_compiles()
+        self._in_step = True
 
-    def _compared(self) -> None:
-        """Note that all that is compiled of the base in force is proven, or is being compared."""
+    def _note_compiles(self) -> None:
+        """Note that all code of the base in force is proven, or is being compared."""
         self._known = self._context.compiled.base, self._context.compiled.compiles()
 
     def look_after(self) -> None:
-        """Have code proven that the step has compiled anew, after an adapter was added, say.
+        """Prove code again if the step has compiled some anew, as after an adapter was added.
 
-        A proof has compared what is compiled in it. Several processes agree on when they prove it.
+        Code that is compiled in a proof is compared there. Several processes agree on when they prove code again.
         """
         base, known = self._known
-        self._looks = False
+        self._in_step = False
         compiled = self._context.compiled
         if base != compiled.base or not self.proven(base) or compiled.compiles() <= known:
             return
@@ -135,8 +134,7 @@ class CodeProofs:
     def prove(self, call: Call, tier: Tier) -> Any:
         """Run the step compiled and eager, and compare losses, gradients and buffers; return the step's result.
 
-        What the optimizer makes of equal gradients is uncompiled code. Where that is captured as well, the proof of the
-        graph compares it.
+        The optimizer's step is not compiled, so its outcome is not compared here. The proof of a graph compares it.
         """
         step, context, began = self._step, self._context, time.perf_counter()
         ready = alone if context.peers is None else context.peers.ready
@@ -161,7 +159,7 @@ class CodeProofs:
             elsewhere = roundings(self._runs, call, candidate) if by_roundings else None
             proved = proof.prove_step(step.program, candidate, eager, limits, wide=wide, ready=ready)
             outcome = with_roundings(proved, elsewhere)
-            self._compared()
+            self._note_compiles()
         except CandidateFailedError as error:
             obstacle = self._rescue.candidate_failed(error, tier)
         if obstacle is not None:
@@ -175,7 +173,7 @@ class CodeProofs:
         return outcome.result
 
     def _not_yet(self, tier: Tier) -> None:
-        """Note a step that could be run only once. What sets something up does so in its first step, and not again."""
+        """Count a step that could be run only once: a first step may set something up that later steps do not."""
         step = self._step
         if step.not_repeatable is None:
             return
@@ -186,7 +184,7 @@ class CodeProofs:
             self._context.reports.failed(step, tier.without_graph(), step.not_repeatable)
 
     def _in_more_bits(self, base: str, call: Call) -> dict[str, torch.Tensor | None] | None:
-        """Run the step in more bits where these have to tell; where that is not possible, other roundings do."""
+        """Run the step in more bits if these decide; if that is not possible, let other roundings decide."""
         if self._evidence.get(base) != "more bits":
             return None
         wide = in_more_bits(self._runs, call)
@@ -195,8 +193,8 @@ class CodeProofs:
             self._outcomes[base].clear()
         return wide
 
-    def _nothing(self, why: str) -> Obstacle:
-        """Say that nothing of the model was compiled, with the line and the remedy of what kept it from that."""
+    def _nothing_compiled(self, why: str) -> Obstacle:
+        """Return the obstacle that nothing of the model was compiled, with the line and remedy of its first cause."""
         cause, reason = self._context.compiled.first_cause(), f"nothing of the model was compiled: {why}"
         if cause is None or not cause.hint:
             return Obstacle(reason, _COMPILE_IT)
@@ -205,7 +203,7 @@ class CodeProofs:
         return Obstacle(reason, cause.hint, cause.file, cause.line)
 
     def _judge(self, outcome: Outcome, run: Callable[[], Any], tier: Tier) -> None:
-        """Draw the conclusion of a proof step: the code is proven, is wrong, or other evidence has to tell."""
+        """Conclude from the proof steps so far: the code is proven, is wrong, or other evidence decides."""
         step, context, base = self._step, self._context, tier.base
         outcomes = self._outcomes[base]
         # Without the result, whose graph would tie a later capture to the stream of this step.
@@ -214,12 +212,13 @@ class CodeProofs:
         verdict = over_steps(outcomes)
         enough = len(outcomes) == proof.STEPS
         wrong = verdict.hopeless or (enough and not verdict.agrees)
-        only = context.peers is None  # else nobody runs a step more often than the others, whose collectives wait
-        by_chance = verdict.random_moved and only and step.program.device.type == "cuda"
+        # With other processes, none may run a step more often than the others, whose collectives would wait.
+        alone_here = context.peers is None
+        by_chance = verdict.random_moved and alone_here and step.program.device.type == "cuda"
         if by_chance and not self._runs.on_traced_path and self._runs.differs_by_chance(run):
             self._runs.on_traced_path = True  # from the next step on, eager is compared on the path compilers take
             outcomes.clear()
-        elif only and base not in self._evidence and not verdict.agrees and verdict.may_be_noise:
+        elif alone_here and base not in self._evidence and not verdict.agrees and verdict.may_be_noise:
             self._evidence[base] = "more bits"  # from the next step on
             outcomes.clear()
         elif self._evidence.get(base) == "more bits" and wrong and verdict.may_be_noise:
@@ -230,7 +229,7 @@ class CodeProofs:
             reason = f"compiled code does not agree with eager: {verdict.why}"
             context.reports.failed(step, tier.without_graph(), Obstacle(reason, remedy_of(verdict)))
         elif enough and (idle := context.compiled.idle()):
-            context.reports.failed(step, tier.without_graph(), self._nothing(idle))
+            context.reports.failed(step, tier.without_graph(), self._nothing_compiled(idle))
         elif enough and base not in self._agree:
             self._agree.add(base)
             context.reports.proven(

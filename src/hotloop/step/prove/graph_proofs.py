@@ -1,4 +1,4 @@
-"""Whether a recording of a step is the step: it is warmed up, captured, and run both ways until that is known."""
+"""Proofs of recordings: a step is warmed up, captured, and run both ways until its recording is known to be right."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _REPEAT_IT = "draw from torch's own generators, and read clocks and files outsid
 
 @dataclasses.dataclass
 class CapturePath:
-    """Which path code of the step takes that asks whether a capture is going on.
+    """The path of code in the step that asks whether a capture is going on.
 
     Args:
         reports_capturing: the answer that such code gets. By default False, so that a recording follows eager's path;
             True where eager's path cannot be captured, or compiled code has taken the other path.
-        compared: the step is compared on the path of the capture, since it draws other random numbers there.
+        compared: the reference takes the path of the capture too, since other random numbers are drawn there.
     """
 
     reports_capturing: bool = False
@@ -50,10 +50,10 @@ class CapturePath:
 
 @dataclasses.dataclass
 class Recorded:
-    """What is known of a step that may be captured, or is.
+    """A step that may be captured, or is: its audit, noise and recording.
 
     Args:
-        audit: what an eager run of the step has shown.
+        audit: the findings of an eager run of the step.
         noise: how far the step is from itself.
         path: the path that it is captured on.
         recording: the captured step; None before the capture.
@@ -66,12 +66,12 @@ class Recorded:
 
     @property
     def updated(self) -> set[str]:
-        """The parameters that a recording is judged by its own gradients in: two runs may find other gradients."""
+        """The parameters to judge a recording by with its own gradients, since those differ from run to run."""
         return self.audit.updated if self.noise.noisy else set()
 
 
 class GraphProofs:
-    """Captures the calls of one decorated step, and proves each recording against the step that was recorded.
+    """The captures of one decorated step, and the proofs of each recording against the step that was recorded.
 
     Args:
         step: the decorated step.
@@ -85,24 +85,24 @@ class GraphProofs:
         self._clock = StepClock(self._program.device)
         self._replay_seconds: float | None = None
         self._reference_seconds = 0.0
-        """Of the last proof step: the seconds of its replay, and of the reference that it was held against."""
+        """The seconds of the replay and of the reference in the last proof step."""
 
     def warm_up(
         self, audit: Survey, noise: Noise, path: CapturePath, call: Call, earlier: dict[str, Difference] | None
     ) -> tuple[Any, Obstacle | None, bool]:
-        """Run a step twice on the way of the capture, the first undone: how far the two are apart is noise.
+        """Run a step twice, the first time on the path of the capture and undone; their difference is noise.
 
-        Libraries and lazy code are set up in these runs, outside of the capture.
+        These runs also set up libraries and lazy code, outside of the capture.
 
         Args:
-            audit: of the step.
-            noise: what is known of its noise so far, which gets what these runs show.
-            path: the path that it will be captured on.
+            audit: the audit of the step.
+            noise: the noise measured so far, to which the difference is added.
+            path: the path that the step will be captured on.
             call: the step's arguments.
-            earlier: the noise that earlier runs of this program have shown.
+            earlier: the noise that earlier runs of this program measured.
 
         Returns:
-            The step's result; what keeps it from being captured; and whether the noise was measured.
+            The step's result; the obstacle to a capture; and whether the noise was measured.
 
         Raises:
             CandidateFailedError: the first run failed; the state is as before.
@@ -118,8 +118,8 @@ class GraphProofs:
             by_chance = audit.random_operations > 0
             spread = spread.spread if repeats_elsewhere(self._runs, spread, once, again) else spread.why
         if isinstance(spread, str):
-            # transformers' masks choose another attention kernel on the path of a capture, with dropout masks of its
-            # own. Then the reference is the step on that path: next time the step has to repeat itself there.
+            # On the path of a capture, transformers' masks choose another attention kernel, which draws other dropout
+            # masks. Then the reference takes that path too, and the next call has to repeat itself there.
             other = path.reports_capturing and not path.compared and by_chance and self._runs.differs_by_chance(run)
             path.compared = True
             return result, None if other else Obstacle(spread, _REPEAT_IT), False
@@ -131,10 +131,10 @@ class GraphProofs:
         return result, None, True
 
     def prove(self, recorded: Recorded, call: Call, tier: Tier, share: float) -> Outcome:
-        """Run the step without a graph and captured, and compare; capture it first where it is not captured yet.
+        """Run the step captured and without a graph, and compare; the first time, capture it.
 
         Args:
-            recorded: what is known of the step, which gets the recording.
+            recorded: the step, to which the recording is added.
             call: the step's arguments.
             tier: the captured tier.
             share: the share of all calls of the loop that this recording would replay.
@@ -181,18 +181,18 @@ class GraphProofs:
         return result
 
     def conclude(self, outcomes: list[Outcome], noise: Noise) -> tuple[Outcome, bool | Obstacle | None]:
-        """Judge the proof steps so far, by what is known of the step's noise.
+        """Judge the proof steps so far, with room for the step's noise.
 
         Returns:
-            the joined outcome; and True where the recording is proven, an obstacle where it is wrong, False where the
-            noise has to be measured again, None where more proof steps have to tell.
+            the joined outcome; and True if the recording is proven, an obstacle if it is wrong, False if the noise has
+            to be measured again, None if more proof steps are needed.
         """
         joined = verdict(outcomes, noise.spread)
         enough = len(outcomes) >= proof.STEPS
         if joined.agrees and enough:
             return joined, True
         if joined.agrees or (noise.noisy and joined.may_be_noise and not enough):
-            return joined, None  # noise does not stay: the steps to come tell
+            return joined, None  # noise does not persist, so later steps decide
         if joined.may_be_noise and noise.measurable:
             line = f"{self._step.name}: how far it is from itself is measured again: {joined.why}"
             self._context.reports.decided(line, {})
@@ -201,28 +201,29 @@ class GraphProofs:
         return joined, Obstacle(reason, remedy_of(joined))
 
     def reference(self, path: CapturePath, run: Callable[[], Any]) -> Any:
-        """Run a step as it is; on the path of a capture only where other random numbers are drawn there."""
+        """Run a step as it is; or on the path of a capture, if other random numbers are drawn there."""
         if path.compared:
             return self._runs.on_capture_path(run, reports_capturing=path.reports_capturing)
         return self._runs.on_capture_stream(run)
 
     def candidate(self, recorded: Recorded, call: Call) -> tuple[Any, Mapping[str, Any]]:
-        """Replay a recording; where there is none, capture the step, whose first replay is the step."""
+        """Replay a recording; without a recording, capture the step, whose first replay is the step."""
         began = time.perf_counter()
         if recorded.recording is not None:
-            mark = self._clock.start(alone=True)  # behind the copies of the state
+            mark = self._clock.start(alone=True)  # after the copies of the state
             try:
                 result = recorded.recording.replay(flatten(call)[0])
             except BaseException:
                 self._clock.cancel(mark)
                 raise
-            self._clock.stop(mark)  # what the replay has made is named while the device is still at it
+            self._clock.stop(mark)  # the proof names the values while the device still computes them
             return result, recorded.recording.gradients_at_step
         engine = self._context.engine
         assert engine is not None
         outside = self._optimizers.outside_of(recorded.audit.stepped)
-        told = recorded.path.reports_capturing
-        recording, result = capture(self._program, engine, recorded.audit, outside, call, reports_capturing=told)
+        recording, result = capture(
+            self._program, engine, recorded.audit, outside, call, reports_capturing=recorded.path.reports_capturing
+        )
         recorded.recording = recording
         self._replay_seconds = recording.first_seconds
         self._context.reports.emit(

@@ -1,4 +1,4 @@
-"""How far a step is from itself where its kernels are not deterministic: what proofs of a recording allow for."""
+"""The noise of a step whose kernels are not deterministic: the room that proofs of a recording leave."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from hotloop.measure import Difference
 
 MOST, _EXACT = 4, 2
-"""How often a step is run twice at most: kernels that are not deterministic differ at one step and not at another. And
-how often where the step repeats itself exactly, which once may be luck."""
+"""The most measurements: kernels that are not deterministic differ in some steps and not in others. And the most of a
+step that repeats itself exactly, which may be luck the first time."""
 
 
 class Noise:
     """The largest differences, by tensor, that runs of one step from one state have shown.
 
     Attributes:
-        spread: by name of a tensor, the largest difference yet, as such and beside the tensor's size.
-        noisy: whether any run differed from another, in this run of the program or an earlier one.
+        spread: by tensor, the largest difference so far, absolute and relative to the tensor.
+        noisy: whether any two runs differed, in this run of the program or an earlier one.
     """
 
     def __init__(self) -> None:
@@ -27,11 +27,11 @@ class Noise:
         self._measured: list[dict[str, Difference]] = []
 
     def note(self, found: dict[str, Difference], earlier: dict[str, Difference] | None = None) -> None:
-        """Add what two runs of the step have just shown.
+        """Add the differences of two runs.
 
         Args:
-            found: how far the two runs were apart.
-            earlier: how far earlier runs of the program were, which gets what is noted now.
+            found: the differences by tensor.
+            earlier: the differences in earlier runs of the program, which is updated.
         """
         self._measured.append(found)
         known = [*self._measured, *([earlier] if earlier else [])]
@@ -42,7 +42,7 @@ class Noise:
             earlier.update(self.spread)
 
     def joined(self, found: dict[str, Difference]) -> Noise:
-        """Return the noise with a further measurement, both kept as one: a long run of sentinels measures often."""
+        """Return the noise with a further measurement, merged into one: sentinels of a long run measure often."""
         noise = Noise()
         if self.spread:
             noise.note(self.spread)
@@ -52,10 +52,10 @@ class Noise:
 
     @property
     def measurable(self) -> bool:
-        """Return whether to run the step twice once more could tell anything new.
+        """Whether a further measurement may show more noise.
 
         A step that has repeated itself exactly twice will do so again. A step whose kernels differ from run to run may
-        differ more than it did, yet it is not measured for ever.
+        differ more than before, up to the most measurements.
         """
         return len(self._measured) < (MOST if self.noisy else _EXACT)
 

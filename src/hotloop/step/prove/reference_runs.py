@@ -1,4 +1,4 @@
-"""The runs of one decorated step that proofs compare with: as given, on the stream or on the path of a capture."""
+"""The runs of a decorated step that proofs compare with: models as given, or on the stream or path of a capture."""
 
 from __future__ import annotations
 
@@ -23,14 +23,13 @@ if TYPE_CHECKING:
 
 
 class ReferenceRuns:
-    """Runs a decorated step as the reference of a proof.
+    """The runs of a decorated step as the reference of a proof.
 
     Args:
         step: the decorated step.
 
     Attributes:
-        on_traced_path: compilers trace another path of the step than eager takes, and other random numbers are drawn
-            there: eager is compared on that path.
+        on_traced_path: eager takes the path that compilers trace, since other random numbers are drawn there.
     """
 
     def __init__(self, step: DecoratedStep) -> None:
@@ -38,27 +37,27 @@ class ReferenceRuns:
         self.on_traced_path = False
 
     def call(self, call: Call) -> Callable[[], Any]:
-        """Return a function that runs the step with these arguments, and notes the gradients its optimizers find."""
+        """Return a function that runs the step, and returns its result and the gradients that its optimizers read."""
         run = functools.partial(self.program.step, *call[0], **call[1])
         return functools.partial(plain_run, self.program.holdings, run)
 
     @contextlib.contextmanager
     def as_given(self) -> Iterator[None]:
-        """Run the models as they were given while the block runs, on the path that is compared."""
+        """Run the models as they were given in the block, on the path that is compared."""
         path = traced_path(self.program.device) if self.on_traced_path else contextlib.nullcontext()
         with self.context.eager(), path:
             yield
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Run as given in the block, and leave nothing behind that would tie a later capture to another stream."""
+        """Run the models as they were given in the block, on the capture stream if the step may be captured later."""
         engine = self.context.engine if self.context.progress.may_capture else None
         stream = engine.reference_stream(self.program.device) if engine is not None else contextlib.nullcontext()
         with self.as_given(), stream:
             yield
 
     def on_capture_stream(self, run: Callable[[], Any]) -> Any:
-        """Run the step as it is, on the stream of recordings: autograd's nodes stay tied to where they were made."""
+        """Run the step as it is, on the stream of recordings: autograd's nodes stay tied to their stream."""
         engine = self.context.engine
         assert engine is not None
         with engine.reference_stream(self.program.device):
@@ -73,16 +72,16 @@ class ReferenceRuns:
             return plain_run(self.program.holdings, run, as_left=True)
 
     def limits_of_repeats(self) -> Limits:
-        """Return how far a step may be from itself: beyond that it draws on something that nobody put back.
+        """Return how far a step may be from itself: a step further from itself depends on something not put back.
 
-        cuDNN's convolutions are in TF32 by default, whatever matrix products are in. A kernel that is not deterministic
-        makes of one other rounding there as much as an honest compile makes.
+        By default cuDNN's convolutions compute in TF32, whatever matrix products compute in. So a kernel that is not
+        deterministic may differ from itself by as much as an honest compile differs in TF32.
         """
         compute = self.context.compute_dtype()
         return Limits.compiled("tf32" if compute == "float32" and self.program.device.type == "cuda" else compute)
 
     def differs_by_chance(self, run: Callable[[], Any]) -> bool:
-        """Return whether the step on the path of a capture differs in nothing but the random numbers that it draws.
+        """Return whether the step on the path of a capture differs only in the random numbers that it draws.
 
         Raises:
             CandidateFailedError: a run could not be undone.
@@ -104,8 +103,7 @@ class ReferenceRuns:
                 raise
             return False
         except Exception as error:  # noqa: BLE001 - a comparison that fails shows nothing, and ends no run
-            self.context.reports.say_once(
-                f"{self.name}: the two paths of the step could not be compared: {describe(error)}"
-            )
+            line = f"{self.name}: the two paths of the step could not be compared: {describe(error)}"
+            self.context.reports.say_once(line)
             return False
         return all(comparison.agrees for comparison in held.values())
