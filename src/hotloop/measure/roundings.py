@@ -2,8 +2,8 @@
 
 A reference in more bits (`hotloop.measure.wide_reference`) shows eager's error once, and by chance it may be small. In
 some states that decides. Stable Diffusion's UNet, once it has learnt that noise cannot be predicted, has gradients that
-nearly cancel: after 200 steps on an H200 (bfloat16, torch 2.11) right code was 4 times past its limits, after 600 steps 50 times. With the
-reference it was still 2 and 8 times past them.
+nearly cancel: after 200 steps on an H200 (bfloat16, torch 2.11) right code was 4 times past its limits, after 600 steps
+50 times. With the reference it was still 2 and 8 times past them.
 
 So the parameters are displaced by a good part of themselves, where less cancels. From there the step is run several
 times, each time from parameters that were moved by at most a rounding. These runs, the *draws*, show what rounding does
@@ -105,9 +105,8 @@ class _Room:
         """Return a draw's measure over all tensors: the median residual, or the tilt that they share."""
         known = [draw[name] for name in self._alone.differences if name in draw]
         if measure == "residual":
-            return statistics.median(
-                [difference.residual for difference in known if difference.residual is not None] or [0.0]
-            )
+            residuals = [difference.residual for difference in known if difference.residual is not None]
+            return statistics.median(residuals or [0.0])
         slopes = {score.name: score.limit for score in self._alone.scores if score.measure == "slope"}
         tilted = [(difference.name, difference.tilt) for difference in known if difference.tilt is not None]
         pool = [(tilt, slopes[name]) for name, tilt in tilted if name in slopes]

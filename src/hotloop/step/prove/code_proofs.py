@@ -16,7 +16,6 @@ from hotloop.step.prove.outcomes import Outcome, over_steps
 from hotloop.step.prove.rounding_evidence import in_more_bits, roundings, with_roundings
 from hotloop.step.state.random_state import other_threads
 from hotloop.step.state.trial_run import alone
-from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -69,6 +69,11 @@ class Recorded:
         """The parameters to judge a recording by with its own gradients, since those differ from run to run."""
         return self.audit.updated if self.noise.noisy else set()
 
+    def keep_gradients(self) -> None:
+        """After a step that ran eagerly, copy its gradients to where a replay leaves them."""
+        if self.recording is not None:
+            self.recording.keep_gradients()
+
 
 class GraphProofs:
     """The captures of one decorated step, and the proofs of each recording against the step that was recorded.
@@ -166,8 +171,7 @@ class GraphProofs:
         if self._replay_seconds is not None:
             saved = max(0.0, self._reference_seconds - self._replay_seconds)
             self._context.reports.replay_saves(saved * share)
-        if recorded.recording is not None:
-            recorded.recording.keep_gradients()
+        recorded.keep_gradients()
         self._context.reports.proof_took(time.perf_counter() - began, outcome.nbytes)
         return outcome
 

@@ -221,8 +221,8 @@ class Sentinel:
             wide=wide,
             updated=recorded.updated if recorded is not None and not code else (),
         )
-        if recorded is not None and recorded.recording is not None:
-            recorded.recording.keep_gradients()
+        if recorded is not None:
+            recorded.keep_gradients()
         self._checks += 1
         self._plan(time.perf_counter() - began, tier)
         judged = with_roundings(outcome, elsewhere)
@@ -284,8 +284,7 @@ class Sentinel:
         """
         began = time.perf_counter()
         result, spread = proof.spread_of(self._step.program, run, run, self._runs.limits_of_repeats())
-        if recorded.recording is not None:
-            recorded.recording.keep_gradients()
+        recorded.keep_gradients()
         before = recorded.noise
         excused = isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runs, spread, run, run)
         self._plan(time.perf_counter() - began, tier)
