@@ -72,7 +72,14 @@ def roundings(runs: ReferenceRuns, call: Call, candidate: Run) -> dict[str, Comp
         def displaced_draws() -> tuple[StepOutputs, list[dict[str, Difference]]]:
             stack.enter_context(_displaced(program))
             with runs.aside():
-                return _outputs_and_draws(runs, run)
+                made = StepOutputs.of(program, run)
+                again = made.compare_run(program, run, runs.limits_of_repeats())
+                if unlike := next((held for held in again.values() if not held.agrees), None):
+                    raise _UndecidedError(f"it does not repeat itself from the same state: {unlike}")
+                draws = _draws(runs, run, made)
+                if not _finite(made):
+                    raise _UndecidedError("there is NaN or infinity in it")
+                return made, draws
 
         made_and_draws = _unless_it_fails(runs, displaced_draws)
         if made_and_draws is None:
@@ -150,23 +157,6 @@ def _unless_it_fails(runs: ReferenceRuns, run: Callable[[], _T]) -> _T | None:
         why = describe(error)
     _log.info("%s is not run in another state: %s", runs.name, why)
     return None
-
-
-def _outputs_and_draws(runs: ReferenceRuns, run: Run) -> tuple[StepOutputs, list[dict[str, Difference]]]:
-    """Run a step as it is and in other roundings, and undo each.
-
-    Raises:
-        CandidateFailedError: a run failed.
-        _UndecidedError: the step does not repeat itself, or is not finite.
-    """
-    made = StepOutputs.of(runs.program, run)
-    again = made.compare_run(runs.program, run, runs.limits_of_repeats())
-    if unlike := next((held for held in again.values() if not held.agrees), None):
-        raise _UndecidedError(f"it does not repeat itself from the same state: {unlike}")
-    draws = _draws(runs, run, made)
-    if not _finite(made):
-        raise _UndecidedError("there is NaN or infinity in it")
-    return made, draws
 
 
 def _draws(runs: ReferenceRuns, run: Run, made: StepOutputs) -> list[dict[str, Difference]]:
