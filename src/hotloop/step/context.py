@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from hotloop.events import Event
+    from hotloop.measure import Difference
     from hotloop.measure.limits import ComputeDtype
     from hotloop.step.compiled import Compiled
     from hotloop.step.engine import Engine
@@ -53,6 +54,12 @@ class Reports(Protocol):
     def replay_saves(self, seconds: float) -> None:
         """Note what a recording that is being proven saves, in seconds a step, over all calls of the loop."""
 
+    def spread_before(self, step: str) -> dict[str, Difference] | None:
+        """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""
+
+    def declined_kinds(self) -> list[str]:
+        """List why kinds of calls are not captured, each reason once."""
+
     def proven(self, step: DecoratedStep, tier: Tier, *, worst: str, copied_bytes: int, on_host: bool) -> None:
         """Report that a tier agreed with its reference in enough steps."""
 
@@ -73,6 +80,8 @@ class Progress:
     """Whether steps may be captured: there is an engine, and the policy may choose or was asked for a graph."""
     steps: int = 0
     """Steps done, those before a checkpoint included."""
+    calls: int = 0
+    """Calls of all steps in a tier, or on the way to one."""
     in_trial: bool = False
     """Whether the coming step is a turn of a trial, which is there for its time."""
     preparing: bool = False
@@ -131,7 +140,6 @@ class DecoratedStep:
     """One function under ``@loop.step``, as its audits, proofs and rescue see it.
 
     Args:
-        context: of its loop.
         program: its function, and what that changes.
         argument: turns the path of an argument into a name for messages.
 

@@ -14,7 +14,6 @@ from hotloop import events as ev
 from hotloop.measure import typical
 from hotloop.measure.machine import record_folder
 from hotloop.record import RunRecord
-from hotloop.report import write_html
 from hotloop.step.loop.status import LoopStatus, TierStatus
 from hotloop.step.tiers import GRAPH, Tier
 
@@ -65,13 +64,9 @@ class LoopView:
     """What a loop is at, for its status and record.
 
     Args:
-        context: of the loop.
-        policy: that chooses its tier.
         unproven: what the tier in force lacks before steps run in it; empty where it lacks nothing.
         shapes: by step, the shapes that it has seen.
-        sentinels: what the sentinels of its steps did.
         bypassed: steps run as the models were given, and nothing is done beside them.
-        closed: the loop was closed.
     """
 
     context: Context
@@ -87,7 +82,6 @@ class Account:
     """Adds up what a loop does.
 
     Args:
-        progress: of the loop.
         base: the name of the tier that the models were given in.
         record: a run record that somebody else owns, a folder for a new one, or None for one in memory.
     """
@@ -112,13 +106,9 @@ class Account:
             weakref.finalize(self, _end, self.record, os.getpid())
 
     def step(self, tier: str, doing: str, timing: Timing, *, chosen: bool) -> None:
-        """Count a step in a tier.
+        """Count a step in a tier; ``doing`` as in `DecoratedStep`.
 
-        Args:
-            tier: what it ran in.
-            doing: a plain ``run``, or ``survey``, ``proof``, ``capture``, ``sentinel``, ``undone``.
-            timing: what it took.
-            chosen: the policy chooses the tier, and counts by itself what that saves.
+        Where the tier was ``chosen`` by the policy, the policy counts by itself what that saves.
         """
         self._steps += 1
         account = self.tiers[tier]
@@ -181,22 +171,26 @@ class Account:
             self._steps, self.running = self.progress.steps, self._base
         policy, goal = loop.policy, self.progress.tier.name
         running, unproven = self._in_force(goal), self._lacks(loop)
-        begun = {goal: TierAccount()} if unproven or policy.chooses else {}
-        tiers = {**self.tiers, **{name: self.tiers.get(name, account) for name, account in begun.items()}}
-        compiled = loop.context.compiled
+        tiers = dict(self.tiers)
+        if unproven or policy.chooses:
+            tiers.setdefault(goal, TierAccount())
+        lately = list(self.tiers[running].samples)[-50:] if running in self.tiers else []
+        eager_seconds = policy.eager_seconds
+        if eager_seconds is None and self._base in self.tiers:
+            eager_seconds = self.tiers[self._base].seconds
         return LoopStatus(
             asked=policy.asked,
             tier=goal if loop.bypassed and not loop.closed else running,
             step=self.progress.steps,
-            step_seconds=self._lately(running),
-            eager_seconds=self._eager(policy),
+            step_seconds=statistics.median(lately) if lately else None,
+            eager_seconds=eager_seconds,
             seconds_saved=self.saved + policy.saved_seconds,
             prepare_seconds=self.prepare_seconds,
             tiers=tuple(self._tier(name, account, running, unproven, loop) for name, account in tiers.items()),
             decisions=tuple(self.decisions),
             undone=self.undone,
             dropped=tuple(self.dropped),
-            compiled=tuple(compiled.status().compile_lines()),
+            compiled=tuple(loop.context.compiled.status().compile_lines()),
             sentinels=loop.sentinels,
             closed=loop.closed,
         )
@@ -207,14 +201,6 @@ class Account:
         if known is not None and known.proven and not known.declined:  # a short last batch ran eager, say
             return goal
         return self.running or goal
-
-    def _eager(self, policy: Policy) -> float | None:
-        known = policy.eager_seconds
-        return self.tiers[self._base].seconds if known is None and self._base in self.tiers else known
-
-    def _lately(self, tier: str) -> float | None:
-        samples = list(self.tiers[tier].samples)[-50:] if tier in self.tiers else []
-        return statistics.median(samples) if samples else None
 
     def _lacks(self, loop: LoopView) -> str:
         """Say what the tier in force lacks, in the run or as it ended."""
@@ -282,11 +268,6 @@ class Account:
         if not Tier(tier.removesuffix(GRAPH)).compiles:
             asked["state"] = "captured" if tier.endswith(GRAPH) else "eager"
         return {name: {**component, **asked} for name, component in found.items()}
-
-    def report(self, path: str | os.PathLike[str], loop: LoopView) -> None:
-        """Write the record as a page."""
-        self.settle(loop)
-        write_html(self.record.document, path)
 
     def state_dict(self, policy: Policy) -> dict[str, Any]:
         """Return what a checkpoint keeps."""

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from hotloop.measure import Signature
     from hotloop.step.context import DecoratedStep
     from hotloop.step.prove.code_proofs import CodeProofs
-    from hotloop.step.ranks.peers import Peers
     from hotloop.step.rescue import Rescue
     from hotloop.step.tiers import Tier
 
@@ -24,34 +23,28 @@ GIVE_UP = 64
 """Votes without a proof after which a tier is given up: no shape came a second time in all processes at once."""
 _HINT = "see the log of the process that it failed in"
 _PAD = "pad batches to a few sizes (buckets=), and drop a short last one"
-_EVEN = (
-    "give all processes as many steps each; where a process waits for another's long work, have it wait at a barrier"
-)
 
 
 class AgreedStep:
     """Takes one step to a tier, and through it, at the pace of all processes.
 
     Args:
-        step: the decorated step.
-        peers: the processes.
         code: the proofs of its compiled code.
         rescue: runs compiled code, and undoes it where it fails.
         audit: audits a call of the step.
         to_be_audited: returns whether the step has to be audited before anything else.
     """
 
-    def __init__(  # noqa: PLR0913 - the collaborators of one step
+    def __init__(
         self,
         step: DecoratedStep,
-        peers: Peers,
         code: CodeProofs,
         rescue: Rescue,
-        *,
         audit: Callable[[Signature, Any], Any],
         to_be_audited: Callable[[], bool],
     ) -> None:
-        self._step, self._peers, self._code, self._rescue = step, peers, code, rescue
+        assert step.context.peers is not None
+        self._step, self._peers, self._code, self._rescue = step, step.context.peers, code, rescue
         self._audit, self._to_be_audited = audit, to_be_audited
         self._seen: collections.deque[Signature] = collections.deque(maxlen=GIVE_UP)
         self._unproved = 0
@@ -69,7 +62,7 @@ class AgreedStep:
         return self._towards(run, tier, inputs, call)
 
     def _towards(self, run: Callable[[], Any], tier: Tier, inputs: Signature, call: tuple[Any, Any]) -> Any:
-        """An agreed step: looked at, or run both ways by all processes, or eager in all of them."""
+        """Run an agreed step: audited, or run both ways by all processes, or eager in all of them."""
         step = self._step
         agreed = self._peers.agree(self._readiness(tier, inputs))
         self._seen.append(inputs)
@@ -90,7 +83,7 @@ class AgreedStep:
         return result
 
     def _readiness(self, tier: Tier, inputs: Signature) -> Vote:
-        """Say whether this process can run the step both ways: it was looked at, and its shape is no odd one."""
+        """Return whether this process can run the step both ways: it was audited, and its shape came before."""
         if self._too_many_shapes() is not None:
             return Vote.NEVER
         if self._to_be_audited():
@@ -105,7 +98,7 @@ class AgreedStep:
         return Obstacle(f"in {GIVE_UP} steps no shapes came a second time in all processes at once", _PAD)
 
     def _settle(self, tier: Tier) -> None:
-        """After a proof step: the tier is proven when it is so in all processes, and left when it is wrong in one."""
+        """Agree on a proof step: a tier is proven when it is so in all processes, and left when it is wrong in one."""
         step = self._step
         stays = step.context.progress.tier == tier
         mine = Vote.YES if self._code.proven(tier.base) else Vote.NOT_NOW if stays else Vote.NEVER
@@ -150,7 +143,11 @@ class AgreedStep:
         """Leave a tier for good, in this step, which is the same one in all processes that vote."""
         step = self._step
         if self._peers.unanswered:
-            obstacle = Obstacle(self._peers.unanswered, _EVEN)
+            obstacle = Obstacle(
+                self._peers.unanswered,
+                "give all processes as many steps each; where a process waits for another's long work, have it wait at "
+                "a barrier",
+            )
         self._code.not_proven(tier.base)
         if step.context.progress.tier.compiles:
             step.context.reports.failed(step, tier, obstacle)

@@ -24,7 +24,7 @@ from hotloop.step.tiers import Tier
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from hotloop.measure import Difference, Signature
+    from hotloop.measure import Signature
     from hotloop.step.audit.auditor import StepAuditor
     from hotloop.step.audit.op_trace import Survey
     from hotloop.step.capture.invariants import Change
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 KINDS = 8
 """Recordings of one step, at most: each holds memory."""
 _COMES_BACK = 4
-"""Calls for each kind there is after which a kind that has not come again is not waited for."""
+"""Calls for each known kind after which a kind that has not come again is not waited for."""
 _KEYS = 256
 """Keys that are remembered, at most."""
 _ALIKE = 3
-"""Kinds of calls that one line keeps from being captured, after which it is taken to do so in every kind."""
+"""Audited kinds of calls: a line that kept all of them from being captured is taken to do so in every kind."""
 
 
 class Capturing:
@@ -58,10 +58,10 @@ class Capturing:
         optimizers: which optimizers run outside of recordings.
         sentinel: checks proven recordings now and then; None where nothing is checked.
         uncaptured: runs a call in a tier without its graph.
-        disagreed: told of a tier that the sentinel found wrong.
-        spread_before: the noise of the step in earlier runs of this program, to be added to; None where that is
-            not kept.
-        calls_of_loop: counts the calls of all steps of the loop.
+        disagreed: called for a tier that the sentinel found wrong.
+
+    Attributes:
+        calls: how often the step was called in a tier, or on the way to one.
     """
 
     def __init__(  # noqa: PLR0913 - the collaborators of one step, each a room of its own
@@ -75,19 +75,15 @@ class Capturing:
         sentinel: Sentinel | None,
         uncaptured: Callable[[StepCall, Signature, Tier], Any],
         disagreed: Callable[[Disagreement, Tier], None],
-        spread_before: Callable[[str], dict[str, Difference] | None],
-        calls_of_loop: Callable[[], int],
     ) -> None:
         self._step, self._context = step, step.context
         self._auditor, self._graphs, self._rescue = auditor, graphs, rescue
         self._optimizers, self._sentinel = optimizers, sentinel
         self._uncaptured, self._disagreed = uncaptured, disagreed
-        self._spread_before, self._calls_of_loop = spread_before, calls_of_loop
         self._kinds: dict[str, dict[Hashable, CallKind]] = collections.defaultdict(dict)
         """By base, since a recording holds the code that it was made of; then by key."""
         self._fresh = UnstableArguments(step.argument)
         self.calls = 0
-        """How often the step was called in a tier, or on the way to one."""
 
     @property
     def kinds(self) -> dict[Hashable, CallKind]:
@@ -99,6 +95,7 @@ class Capturing:
         aliasing = Aliasing.of(leaves)
         kind = self._find(signature, key_of(signature, aliasing, self._context.parts))
         self.calls += 1
+        self._context.progress.calls += 1
         kind.calls, kind.called = kind.calls + 1, self.calls
         if self._context.progress.may_capture and kind.declined is None:
             obstacle = self._fresh.obstacle(signature, aliasing, new=kind.calls == 1)
@@ -117,10 +114,10 @@ class Capturing:
         # Code that is compiled has taken the path of code that is told that it is captured.
         told = Tier(self._context.progress.tier.base).compiles
         found = kinds[key] = CallKind(key, signature, reports_capturing=told)
-        for others in self._kinds.values():  # what an audit saw is so whatever the code is compiled with
-            other = others.get(key)
-            audit = other.audit if other is not None and other.declined is None else None
-            if other is not None and audit is not None and (not audit.asked or other.path.reports_capturing == told):
+        # What an audit saw is so whatever the code is compiled with.
+        for other in [kinds[key] for kinds in self._kinds.values() if key in kinds]:
+            audit = other.audit if other.declined is None else None
+            if audit is not None and (not audit.asked or other.path.reports_capturing == told):
                 found.state = Audited(audit)
         return found
 
@@ -225,7 +222,7 @@ class Capturing:
         """Run the call twice, to see how far it is from itself; a recording is judged anew by that."""
         audit = state.audit if isinstance(state, Audited) else state.recorded.audit
         noise = Noise() if isinstance(state, Audited) else state.recorded.noise
-        was_noisy, earlier = noise.noisy, self._spread_before(self._step.name)
+        was_noisy, earlier = noise.noisy, self._context.reports.spread_before(self._step.name)
         try:
             with collector_paused():
                 result, obstacle, measured = self._graphs.warm_up(audit, noise, kind.path, call.arguments, earlier)
@@ -266,7 +263,7 @@ class Capturing:
 
     def prove(self, kind: CallKind, state: Warmed | Captured, call: StepCall, tier: Tier) -> Any:
         """Run the call both ways and compare; capture it first where it is not captured."""
-        recorded, share = state.recorded, kind.calls / max(1, self._calls_of_loop())
+        recorded, share = state.recorded, kind.calls / max(1, self._context.progress.calls)
         try:
             with collector_paused():
                 outcome = self._graphs.prove(recorded, call.arguments, tier, share)

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from hotloop.step.prove.sentinel import SentinelStatus
 
 _TOO_SOON = 3
-_ANEW = (
-    "a step is decorated anew time and again, before it was called often enough to be proven in another tier: decorate "
-    "it once, before the loop over batches"
-)
 
 
 class Lifetimes:
@@ -31,7 +27,6 @@ class Lifetimes:
         runners: of its steps; those that are let go of are taken out.
 
     Attributes:
-        calls: how often the steps that are gone were called.
         sentinels: what the sentinels of the steps that are gone did.
     """
 
@@ -40,7 +35,6 @@ class Lifetimes:
         self._gone: list[weakref.ref[Any]] = []
         self._too_soon = 0
         """How many steps were gone before anything had come of them."""
-        self.calls = 0
         self.sentinels: list[SentinelStatus] = []
 
     def __bool__(self) -> bool:
@@ -56,7 +50,6 @@ class Lifetimes:
         gone = [self._gone.pop() for _ in range(len(self._gone))]  # another thread may add to it meanwhile
         for runner in [runner for runner in self._runners if runner.held in gone]:
             self._runners.remove(runner)
-            self.calls += runner.capturing.calls
             self.sentinels += checks_of([runner])
             self._too_soon += bool(runner.lacks(self._context.progress.tier))
             runner.capturing.forget_recordings()
@@ -66,7 +59,12 @@ class Lifetimes:
     @property
     def anew(self) -> str:
         """Say that steps do not live long enough; empty where they do."""
-        return _ANEW if self._too_soon >= _TOO_SOON else ""
+        if self._too_soon < _TOO_SOON:
+            return ""
+        return (
+            "a step is decorated anew time and again, before it was called often enough to be proven in another tier: "
+            "decorate it once, before the loop over batches"
+        )
 
 
 def checks_of(runners: Sequence[StepRunner]) -> list[SentinelStatus]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar
 import torch
 
 from hotloop.errors import ConfigError
+from hotloop.report import write_html
 from hotloop.step.calls.buckets import Buckets, Pad
 from hotloop.step.capture.engines import engine_for
 from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
@@ -48,7 +49,6 @@ from hotloop.step.tiers import Tier
 if TYPE_CHECKING:
     import types
 
-    from hotloop.measure import Difference
     from hotloop.record import RunRecord
     from hotloop.step.loop.status import LoopStatus
     from hotloop.step.policy.policy import Policy
@@ -58,13 +58,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _NO_FUNCTION: Any = object()
 
 
-class _Inside(threading.local):
-    """Whether a step of a loop runs in this thread: one that is called in it is a part of it, like any function."""
-
-    a_step = False
-
-
-_inside = _Inside()
+_inside = threading.local()
+"""Has ``a_step`` while a step of a loop runs in this thread: a step that is called in it is a part of it."""
 
 
 class Loop:
@@ -174,7 +169,7 @@ class Loop:
         self.closed = False
         warn_of_strangers(holdings)
         self._optimizers = RecordedOptimizers(self.context)
-        policy = policy_for(self.context, run, self._declined_kinds)
+        policy = policy_for(self.context, run)
         self.transitions = reporter.transitions = Transitions(self.context, policy, self._optimizers, self._runners)
         self.stepping = reporter.stepping = Stepping(self.context, self.transitions, self.account)
         self.stepping.bypassed = not policy.chooses and policy.start == Tier("eager")
@@ -203,8 +198,6 @@ class Loop:
             self._optimizers,
             ignore=(self, self.account, *self.not_watched),
             sentinel_share=self._sentinel_share,
-            calls_of_loop=self._calls,
-            spread_before=self._spread_before,
         )
         self._runners.append(runner)
         if self._batches is not None and not self.bypassed:
@@ -214,10 +207,11 @@ class Loop:
 
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
-            if self._lifetimes and not _inside.a_step:
+            inside = getattr(_inside, "a_step", False)
+            if self._lifetimes and not inside:
                 self.stepping.carefully(self._let_go)
             args, kwargs = prepare(args, kwargs)  # padding is the program's own, whatever runs it
-            if _inside.a_step:
+            if inside:
                 return function(*args, **kwargs)
             _inside.a_step = True
             try:
@@ -265,8 +259,7 @@ class Loop:
         """
         if not isinstance(path, str | os.PathLike) or Path(path).is_dir():
             raise ConfigError(f"loop.report: {path!r}: expected the name of the page's file, as 'run.html'")
-        self.settle()
-        self.account.report(path, self._view())
+        write_html(self.record.document, path)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs beside model and optimizer: steps done, and what was learnt about tiers."""
@@ -395,15 +388,3 @@ class Loop:
         if lacks and self._lifetimes.anew:
             return f"not proven yet: {self._lifetimes.anew}"
         return "; ".join(what if len(called) == 1 else f"{name}: {what}" for name, what in lacks.items())
-
-    def _declined_kinds(self) -> list[str]:
-        """List why kinds of calls are not captured, each reason once."""
-        kinds = [kind for runner in self._runners for kind in runner.capturing.kinds.values()]
-        return list(dict.fromkeys(str(kind.declined) for kind in kinds if kind.declined is not None))
-
-    def _spread_before(self, step: str) -> dict[str, Difference] | None:
-        return self.policy.spread_before(step)  # of the policy now in force
-
-    def _calls(self) -> int:
-        """Count how often the steps were called in a tier, or on the way to one."""
-        return self._lifetimes.calls + sum(runner.capturing.calls for runner in self._runners)

@@ -13,6 +13,7 @@ from hotloop.step.prove.proof import STEPS as PROOF_STEPS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hotloop.measure import Difference
     from hotloop.step.context import DecoratedStep
     from hotloop.step.loop.account import Account
     from hotloop.step.loop.runner import StepRunner
@@ -29,7 +30,7 @@ class Reporter:
     """The loop's side of `hotloop.step.context.Reports`.
 
     Args:
-        account: keeps the figures and the record.
+        account: keeps the figures and the run record.
         parts: looked up anew after a recording was dropped.
         runners: of the steps that were decorated so far.
 
@@ -77,7 +78,7 @@ class Reporter:
 
     def timed_beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
         """Run the reference of a proof, and count its time as a step of the tier that it runs in."""
-        return self.stepping.beside(tier, run)
+        return self.stepping.reference_times.run(run, lambda: tier.name)
 
     def seconds_of(self, tier: str) -> float | None:
         """Return the typical seconds of a step in a tier; None where none was timed."""
@@ -87,6 +88,15 @@ class Reporter:
     def replay_saves(self, seconds: float) -> None:
         """Note what a recording that is being proven saves, in seconds a step, over all calls of the loop."""
         self.transitions.policy.replay_saves(seconds)
+
+    def spread_before(self, step: str) -> dict[str, Difference] | None:
+        """Return the noise of a step in earlier runs of this program, to be added to; None where it is not kept."""
+        return self.transitions.policy.spread_before(step)
+
+    def declined_kinds(self) -> list[str]:
+        """List why kinds of calls are not captured, each reason once."""
+        kinds = [kind for runner in self._runners for kind in runner.capturing.kinds.values()]
+        return list(dict.fromkeys(str(kind.declined) for kind in kinds if kind.declined is not None))
 
     def proven(self, step: DecoratedStep, tier: Tier, *, worst: str, copied_bytes: int, on_host: bool) -> None:
         """Report that a tier agreed with its reference in enough steps."""

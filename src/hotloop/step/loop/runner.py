@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import weakref
     from collections.abc import Callable
 
-    from hotloop.measure import Difference, Signature
+    from hotloop.measure import Signature
     from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
     from hotloop.step.context import Context
     from hotloop.step.loop.call_kind import CallKind
@@ -43,16 +43,13 @@ class StepRunner:
     """One decorated step of a loop.
 
     Args:
-        context: of the loop.
         function: the step.
         optimizers: which optimizers run outside of recordings.
         ignore: objects of ours, and of a framework around us, whose state is none of the step's.
         sentinel_share: the share of time that checks may cost; 0 for none.
-        spread_before: the noise of the step in earlier runs of this program.
-        calls_of_loop: counts the calls of all steps of the loop.
     """
 
-    def __init__(  # noqa: PLR0913 - what the step shares with its loop
+    def __init__(
         self,
         context: Context,
         function: Callable[..., Any],
@@ -60,8 +57,6 @@ class StepRunner:
         *,
         ignore: tuple[Any, ...],
         sentinel_share: float,
-        spread_before: Callable[[str], dict[str, Difference] | None],
-        calls_of_loop: Callable[[], int],
     ) -> None:
         self.context = context
         self.shapes = Shapes(function, functools.partial(worth_a_compile, context))
@@ -86,20 +81,11 @@ class StepRunner:
             sentinel=self.sentinel,
             uncaptured=self._uncaptured,
             disagreed=self._disagreed,
-            spread_before=spread_before,
-            calls_of_loop=calls_of_loop,
         )
         self._audits = 0
         self._agreed: AgreedStep | None = None
         if context.peers is not None:
-            self._agreed = AgreedStep(
-                self.step,
-                context.peers,
-                self.code,
-                self._rescue,
-                audit=self._audit_agreed,
-                to_be_audited=self._to_be_audited,
-            )
+            self._agreed = AgreedStep(self.step, self.code, self._rescue, self._audit_agreed, self._to_be_audited)
         self.held: weakref.ref[Any] | None = None
         """What the user holds of the step: without that, nobody can call it any more."""
 

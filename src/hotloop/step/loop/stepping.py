@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from hotloop.step.loop.account import Account
     from hotloop.step.loop.runner import StepRunner
     from hotloop.step.loop.transitions import Transitions
-    from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")
 _What = TypeVar("_What")
@@ -32,11 +31,7 @@ _UNTIMED = 7
 
 
 class Timed(Generic[_What]):
-    """A clock whose times come with what they are the times of.
-
-    Args:
-        device: where the steps run.
-    """
+    """A clock of a device whose times come with what they are the times of."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -57,13 +52,7 @@ class Timed(Generic[_What]):
             raise
 
     def run(self, function: Callable[[], Any], what: Callable[[], _What], *, alone: bool = False) -> Any:
-        """Run and time a function; a call that raises is not timed.
-
-        Args:
-            function: what to run.
-            what: asked afterwards what the time is the time of.
-            alone: as for `StepClock.start`.
-        """
+        """Run and time a function, and ask afterwards what the time is the time of; a call that raises is not timed."""
         mark: Mark = self.clock.start(alone=alone)
         try:
             result = function()
@@ -87,11 +76,6 @@ class Timed(Generic[_What]):
 
 class Stepping:
     """Runs and times the steps of a loop.
-
-    Args:
-        context: of the loop.
-        transitions: does what the policy decides before and after each step.
-        account: takes the times.
 
     Attributes:
         times: of steps.
@@ -182,7 +166,3 @@ class Stepping:
         if self.bypassed or self._latest is None:
             return self._context.base_tier.name, "run"
         return self._latest.step.ran, self._latest.step.doing
-
-    def beside(self, tier: Tier, run: Callable[[], Any]) -> Any:
-        """Run the reference of a proof, and take its time for that of a step in its tier."""
-        return self.reference_times.run(run, lambda: tier.name)

@@ -50,10 +50,6 @@ _NOTHING = contextlib.nullcontext()
 class Auto:
     """The choice of tier for one loop. `states` says what may be under way.
 
-    Args:
-        context: of the loop.
-        declined_kinds: lists why kinds of calls are not captured, each reason once.
-
     Attributes:
         in_force: the tier that was chosen; a trial's turns may run in another.
         state: what is under way.
@@ -64,8 +60,8 @@ class Auto:
 
     asked, chooses = "auto", True
 
-    def __init__(self, context: Context, declined_kinds: Callable[[], list[str]]) -> None:
-        self.context, self._declined_kinds = context, declined_kinds
+    def __init__(self, context: Context) -> None:
+        self.context = context
         self.start = self.in_force = context.base_tier
         self.background, self.history = Background(context), History(context)
         self.speeds = Speeds(self.start.name)
@@ -105,7 +101,7 @@ class Auto:
 
     @property
     def eager_seconds(self) -> float | None:
-        """Return the seconds of a step of the models as given, at the speed that the machine has now."""
+        """Return the seconds of a step of the models as given, at the machine's present speed."""
         return self.speeds.seconds(self.start.name)
 
     @property
@@ -161,7 +157,7 @@ class Auto:
         name, spent = preparation.tier.name, preparation.spent
         if preparation.steps > _GIVE_UP_STEPS:
             why = "no kind of call came back often enough to be captured and proven"
-            if declined := self._declined_kinds():
+            if declined := self.context.reports.declined_kinds():
                 why += f"; declined: {declined[0]}"
             if another_trains(self.context):
                 why = WAITS

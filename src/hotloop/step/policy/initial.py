@@ -13,23 +13,16 @@ from hotloop.step.policy.fixed import Fixed
 from hotloop.step.tiers import Tier, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from hotloop.step.context import Context
     from hotloop.step.policy.policy import Policy
 
 _log = logging.getLogger("hotloop")
 
 
-def policy_for(context: Context, run: str, declined_kinds: Callable[[], list[str]]) -> Policy:
-    """Return what chooses the tier of a loop's steps, and say where that is not what was asked for.
+def policy_for(context: Context, run: str) -> Policy:
+    """Return what chooses the tier of a loop's steps, and say where that is not the ``run`` that was asked for.
 
     Several processes meet here where they will have to agree on compiled code.
-
-    Args:
-        context: of the loop.
-        run: what the user asked for: ``auto``, or the name of a tier or preset.
-        declined_kinds: for `Auto`.
 
     Raises:
         ConfigError: there is no such tier, or it cannot be captured where the model is.
@@ -51,7 +44,7 @@ def policy_for(context: Context, run: str, declined_kinds: Callable[[], list[str
         tier = _agreed(context, tier, context.peers.size)
         if tier.compiles:  # else nothing is agreed on, and a single process may have a loop
             context.peers.meet()
-    return Auto(context, declined_kinds) if tier is None else Fixed(context, tier)
+    return Auto(context) if tier is None else Fixed(context, tier)
 
 
 def _check_capture(context: Context, run: str, tier: Tier) -> None:
