@@ -389,7 +389,7 @@ def test_a_step_that_is_decorated_anew_is_let_go_of_and_stays_counted(asked):
             for _ in range(8):
                 train_step(torch.ones(4, 8))
             held.append(weakref.ref(scale))
-            calls.append(loop._calls())
+            calls.append(loop.context.progress.calls)
             recordings += [
                 weakref.ref(one.recording) for one in loop._runners[-1].capturing.kinds.values() if one.recording
             ]

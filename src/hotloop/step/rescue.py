@@ -20,29 +20,12 @@ if TYPE_CHECKING:
     from hotloop.step.obstacle import CandidateFailedError
     from hotloop.step.tiers import Tier
 
-_OF_THE_COMPILERS = (
-    "eager runs the same step without a failure, so compiled code is at fault: train on without this tier, or name "
-    "another preset"
-)
-_TWICE = "does not currently support double backward"
-_DIFFERENTIATED_TWICE = (
-    "the step differentiates a gradient of compiled code, as a gradient penalty does (create_graph=True), and torch's "
-    "aot_autograd, which all compiled code goes through, does not support double backward"
-)
-_NOT_COMPILED = (
-    'train such a step uncompiled: run="eager+graph" captures it on a GPU; hotloop.compile() can compile the models of '
-    "the program whose gradients are not differentiated again"
-)
 _COMPILED_CODE = ("hotloop.compiling.fallback.backend", "hotloop._torch.autograd")
 """Modules whose frames are around compiled code that runs: its forward and its backward."""
 
 
 class Rescue:
-    """Undoes and repeats the calls of one decorated step that failed in their tier.
-
-    Args:
-        step: the decorated step.
-    """
+    """Undoes and repeats the calls of one decorated step that failed in their tier."""
 
     def __init__(self, step: DecoratedStep) -> None:
         self._step, self._context = step, step.context
@@ -56,12 +39,7 @@ class Rescue:
         self._start = None
 
     def save(self, *, gradients: bool, tensors: bool = True) -> None:
-        """Note what the coming step finds.
-
-        Args:
-            gradients: the step may read the gradients that exist.
-            tensors: the step may fail half-way, so that tensors are copied.
-        """
+        """Keep what the coming step finds: ``gradients`` that it may read, ``tensors`` where it may fail half-way."""
         context = self._context
         optimizers = context.holdings.optimizers.values()
         sizes = [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
@@ -91,7 +69,7 @@ class Rescue:
         Args:
             error: what the step raised.
             run: runs the step.
-            tier: the tier that it failed in.
+            tier: the tier that failed.
             ours: the exception cannot be the user's own, since none of their code was running.
             wrote: a recorded optimizer has stepped.
 
@@ -179,15 +157,26 @@ def obstacle_of(error: Exception) -> Obstacle:
     """Explain why a capture or a compiled step failed, with the innermost line of the user's code."""
     file, line = place_of(error) or (None, None)
     cause = _cause_of(error)
-    if _TWICE in cause:
-        return Obstacle(_DIFFERENTIATED_TWICE, _NOT_COMPILED, file, line)
-    if isinstance(error, CompiledRunError):
-        return Obstacle(cause, _OF_THE_COMPILERS, file, line)
-    return Obstacle(cause, "see the reason; move what it names out of the step", file, line)
+    hint = "see the reason; move what it names out of the step"
+    if "does not currently support double backward" in cause:
+        cause = (
+            "the step differentiates a gradient of compiled code, as a gradient penalty does (create_graph=True), and "
+            "torch's aot_autograd, which all compiled code goes through, does not support double backward"
+        )
+        hint = (
+            'train such a step uncompiled: run="eager+graph" captures it on a GPU; hotloop.compile() can compile the '
+            "models of the program whose gradients are not differentiated again"
+        )
+    elif isinstance(error, CompiledRunError):
+        hint = (
+            "eager runs the same step without a failure, so compiled code is at fault: train on without this tier, or "
+            "name another preset"
+        )
+    return Obstacle(cause, hint, file, line)
 
 
 def is_compiled_codes(error: Exception) -> bool:
-    """Return whether compiled code failed rather than the user's; of memory that ran out, in whose frames it did."""
+    """Return whether compiled code failed rather than the user's. Memory may run out in the frames of either."""
     if isinstance(error, CompiledRunError) or RaisedError(error).is_compile_error:
         return True
     trace = error.__traceback__ if isinstance(error, torch.OutOfMemoryError) else None
@@ -199,6 +188,6 @@ def is_compiled_codes(error: Exception) -> bool:
 
 
 def _cause_of(error: Exception) -> str:
-    """Describe a failure; of compiled code the original one, since ours advises for a step that nobody owns."""
+    """Describe a failure; for compiled code its cause, since our own message advises for a step that no loop owns."""
     cause = error.__cause__ if isinstance(error, CompiledRunError) else None
     return describe(cause or error)

@@ -31,11 +31,7 @@ if TYPE_CHECKING:
 
 
 def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) -> tuple[Any, ...]:
-    """Refuse settings of a loop that cannot be meant; gives the other state as a tuple.
-
-    Raises:
-        ConfigError: one does not fit; the message names it, its value and what was expected.
-    """
+    """Return ``state`` as a tuple; raise `ConfigError` for a setting that cannot be meant."""
     if not isinstance(run, str):
         raise ConfigError(f"run {run!r}: expected 'auto', a tier ({', '.join(ASKED)}) or a preset, by name")
     if total_steps is not None and (not _is_whole(total_steps) or total_steps < 1):
@@ -47,30 +43,26 @@ def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) ->
     if record is not None and not isinstance(record, str | os.PathLike | RunRecord):
         raise ConfigError(f"record {record!r}: expected a folder, a RunRecord, or None")
     others = tuple(state) if isinstance(state, list | tuple) else (state,)
-    if any(isinstance(one, bool | int | float | str | bytes) or one is None for one in others):
+    if any(isinstance(other, bool | int | float | str | bytes) or other is None for other in others):
         raise ConfigError(f"state {state!r}: expected objects that a step changes: a GradScaler, an EMA, a module")
     return others
 
 
 def _is_whole(value: Any) -> bool:
-    """Tell whether a value is a whole number, numpy's too, and no truth value."""
+    """Return whether a value is a whole number, Python's or numpy's, and no truth value."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def refuse_suspended(step: Callable[..., Any]) -> None:
-    """Refuse a step whose call runs none of its Python: its body runs later, where nobody captures or proves it.
-
-    Raises:
-        ConfigError: it is a generator function, or an async one.
-    """
-    for one in (step, type(step).__call__):
-        name = getattr(step, "__qualname__", type(step).__qualname__)
-        if inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+    """Raise `ConfigError` for a generator function or an async one: its call runs none of its Python."""
+    name = getattr(step, "__qualname__", type(step).__qualname__)
+    for function in (step, type(step).__call__):
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigError(
                 f"loop.step: {name} is a generator function, whose body runs after its call has returned: expected a "
                 "function that does the step and returns what it made (return loss, not yield loss)"
             )
-        if inspect.iscoroutinefunction(one):
+        if inspect.iscoroutinefunction(function):
             raise ConfigError(
                 f"loop.step: {name} is an async function, whose body runs after its call has returned: expected a "
                 "plain function that does the step; await outside of it, and hand it what that gave"
@@ -78,11 +70,7 @@ def refuse_suspended(step: Callable[..., Any]) -> None:
 
 
 def check_name(name: str) -> None:
-    """Refuse a factory's name that leads nowhere, as far as can be told without running its file.
-
-    Raises:
-        ConfigError: there is no such file or module, or the file has no function of that name.
-    """
+    """Raise `ConfigError` for a factory whose file, module or function is missing, without running its file."""
     place, _, function = name.rpartition(":")
     if not place or not function:
         raise ConfigError(f"workload {name!r}: expected FILE.py:function or module:function")
@@ -101,11 +89,7 @@ def check_name(name: str) -> None:
 
 
 def _module_file(module: str, name: str) -> Path | None:
-    """Give the file of Python code that a module is; None where there is none to read.
-
-    Raises:
-        ConfigError: there is no such module.
-    """
+    """Return the Python file of a module, or None where it has none; raise `ConfigError` without such a module."""
     try:
         spec = importlib.util.find_spec(module)
         known = spec is not None
@@ -118,11 +102,7 @@ def _module_file(module: str, name: str) -> Path | None:
 
 
 def check_runs(runs: Any) -> float | None:
-    """Refuse a number of runs that cannot be meant.
-
-    Raises:
-        ConfigError: it is no number of 1 or more.
-    """
+    """Return a number of runs; raise `ConfigError` for what is no number of 1 or more."""
     if runs is None:
         return None
     if isinstance(runs, bool) or not isinstance(runs, int | float) or not 1 <= runs < math.inf:
@@ -131,11 +111,7 @@ def check_runs(runs: Any) -> float | None:
 
 
 def check_batches(batches: Any) -> None:
-    """Refuse batches that nothing can be looked at in.
-
-    Raises:
-        ConfigError: they are none, there is none, or the first is plain Python values, which have no shape.
-    """
+    """Raise `ConfigError` for batches that are none or empty, or whose first is plain values, which have no shape."""
     if batches is None or callable(batches):
         return
     if not isinstance(batches, Iterable):
@@ -144,24 +120,16 @@ def check_batches(batches: Any) -> None:
         return
     if not batches:
         raise ConfigError(f"batches {batches!r}: there is none to look at; give the run's, or leave batches out")
-    if all(one is None or isinstance(one, bool | int | float | str | bytes) for one in flatten(batches[0])[0]):
+    if all(leaf is None or isinstance(leaf, bool | int | float | str | bytes) for leaf in flatten(batches[0])[0]):
         raise ConfigError(
-            f"batches: the first, {str(batches[0])[:_SHOWN]!r}, has no tensor: expected what the step is called with, "
+            f"batches: the first, {str(batches[0])[:60]!r}, has no tensor: expected what the step is called with, "
             "a batch each, as it is their shapes that are looked at"
         )
 
 
-_SHOWN = 60
-"""Characters of a wrong value that an error repeats."""
-
-
 @contextlib.contextmanager
 def recording_in(record: Any) -> Iterator[None]:
-    """Say of a folder that no record can be written in that it is the setting that is wrong.
-
-    Raises:
-        ConfigError: the folder cannot be made, or not be written in.
-    """
+    """Raise `ConfigError` where the folder of a record, in the block, cannot be made or written in."""
     try:
         yield
     except OSError as error:
@@ -172,11 +140,7 @@ def recording_in(record: Any) -> Iterator[None]:
 
 
 def check_shapes(shapes: Any, batches: Any) -> int:
-    """Refuse a number of shapes that cannot be meant; gives 0 where none were declared.
-
-    Raises:
-        ConfigError: it is no number of 1 or more, or no batches say which shapes are meant.
-    """
+    """Return how many shapes were declared, 0 for none; raise `ConfigError` for a wrong number, or without batches."""
     if shapes is None:
         return 0
     if not _is_whole(shapes) or shapes < 1:
@@ -187,12 +151,8 @@ def check_shapes(shapes: Any, batches: Any) -> int:
 
 
 def device_of(holdings: Holdings) -> torch.device:
-    """Give the device that the step runs on: that of most parameters.
-
-    Raises:
-        ConfigError: nothing has a parameter.
-    """
-    counts = collections.Counter(one.device for one in holdings.parameters().values())
+    """Return the device of most parameters, where the step runs; raise `ConfigError` where there is no parameter."""
+    counts = collections.Counter(parameter.device for parameter in holdings.parameters().values())
     if not counts:
         raise ConfigError("model: it has no parameters, so there is no training step to run")
     return counts.most_common(1)[0][0]

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hotloop.step.prove import proof
 from hotloop.step.prove.graph_proofs import CapturePath, Recorded
 
 if TYPE_CHECKING:
     import functools
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable
 
     from hotloop.measure import Signature
+    from hotloop.step.audit.auditor import StepAuditor
     from hotloop.step.audit.op_trace import Survey
     from hotloop.step.capture.invariants import Change, Invariants
     from hotloop.step.capture.recording import CapturedStep
@@ -29,21 +30,23 @@ DROPS, WITHIN = 3, 24
 
 
 class StepCall(NamedTuple):
-    """One call of a step: its arguments, the leaves among them in order, and what runs it."""
+    """One call of a step: its positional and named arguments, the leaves among them in order, and what runs it."""
 
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
     leaves: list[Any]
     run: functools.partial[Any]
 
-    @property
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and named arguments."""
-        return self.args, self.kwargs
-
 
 class Capturing(Protocol):
-    """What the states ask of the step that they belong to; `loop.capturing` implements it."""
+    """What the states ask of the step that they belong to; `loop.capturing` implements it.
+
+    Attributes:
+        auditor: observes eager runs of the step.
+        uncaptured: runs a call in a tier without its graph.
+    """
+
+    auditor: StepAuditor
+    uncaptured: Callable[[CallKind, StepCall, Tier], Any]
 
     def may_begin(self, kind: CallKind) -> bool:
         """Return whether to take a kind of call to a recording now."""
@@ -54,11 +57,8 @@ class Capturing(Protocol):
     def common_obstacle(self) -> Obstacle | None:
         """Return the line that keeps every kind of call of this step from being captured, once that is known."""
 
-    def moved_outside(self, call: StepCall) -> Obstacle | None:
-        """Return what the step reads in Python and somebody changes from step to step."""
-
-    def is_of_now(self, audit: Survey) -> bool:
-        """Return whether what the step reads in Python is as it was when the step was audited."""
+    def decline_moved(self, kind: CallKind, call: StepCall) -> bool:
+        """Decline a kind of call that reads in Python what somebody changes from step to step; return whether so."""
 
     def argument_in_state(self, kind: CallKind, recording: CapturedStep, call: StepCall) -> bool:
         """Return whether an argument is part of what the step changes, and was not when the step was recorded."""
@@ -81,9 +81,6 @@ class Capturing(Protocol):
     def check(self, kind: CallKind, recorded: Recorded, call: StepCall, tier: Tier) -> Any:
         """Run the call both ways and compare, for the sentinel."""
 
-    def uncaptured(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
-        """Run the call in the tier without its graph."""
-
     def decline(self, kind: CallKind, obstacle: Obstacle) -> None:
         """Never capture this kind of call."""
 
@@ -94,8 +91,6 @@ class Capturing(Protocol):
 @dataclasses.dataclass
 class New:
     """Nothing is known of this kind of call."""
-
-    name: ClassVar = "new"
 
     def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
         """Audit the call, once it is worth a recording."""
@@ -112,7 +107,6 @@ class Audited:
     """An eager run was observed."""
 
     audit: Survey
-    name: ClassVar = "audited"
 
     def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
         """Decline the kind for what the audit found, or warm the step up."""
@@ -121,11 +115,11 @@ class Audited:
         obstacles = self.audit.obstacles
         if obstacles and kind.takes_other_path():
             return capturing.audit(kind, call)
-        obstacle = obstacles[0] if obstacles else capturing.moved_outside(call)
-        if obstacle is not None:
-            capturing.decline(kind, obstacle)
+        if obstacles:
+            capturing.decline(kind, obstacles[0])
+        if obstacles or capturing.decline_moved(kind, call):
             return capturing.uncaptured(kind, call, tier)
-        if not capturing.is_of_now(self.audit):
+        if not capturing.auditor.is_of_now(self.audit):
             kind.forget()
             return capturing.audit(kind, call)
         return capturing.warm_up(kind, self, call, tier)
@@ -137,19 +131,15 @@ class Warmed:
 
     recorded: Recorded
     invariants: Invariants
-    name: ClassVar = "warmed"
 
     def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
         """Capture the step, and prove it a first time."""
         if not self.invariants.holds():
             kind.forget()
             return kind.state.run(kind, call, tier, capturing)
-        if capturing.must_wait():
+        if capturing.must_wait() or capturing.decline_moved(kind, call):
             return capturing.uncaptured(kind, call, tier)
-        if (obstacle := capturing.moved_outside(call)) is not None:
-            capturing.decline(kind, obstacle)
-            return capturing.uncaptured(kind, call, tier)
-        if not capturing.is_of_now(self.recorded.audit):
+        if not capturing.auditor.is_of_now(self.recorded.audit):
             kind.forget()
             return capturing.audit(kind, call)
         return capturing.prove(kind, self, call, tier)
@@ -165,17 +155,17 @@ class Captured:
     """Of the proof steps, without what the steps returned."""
     measures: bool = False
     """Whether to run the step twice once more, before more proof steps: its noise may explain a difference."""
-    name: ClassVar = "captured"
 
     def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
         """Prove the recording in one more step."""
         if (change := self.recording.changed()) is not None:
             capturing.drop(kind, change)
             return kind.state.run(kind, call, tier, capturing)
-        if capturing.must_wait() or capturing.argument_in_state(kind, self.recording, call):
-            return capturing.uncaptured(kind, call, tier)
-        if (obstacle := capturing.moved_outside(call)) is not None:
-            capturing.decline(kind, obstacle)
+        if (
+            capturing.must_wait()
+            or capturing.argument_in_state(kind, self.recording, call)
+            or capturing.decline_moved(kind, call)
+        ):
             return capturing.uncaptured(kind, call, tier)
         if self.measures:
             return capturing.warm_up(kind, self, call, tier)
@@ -188,7 +178,6 @@ class Proven:
 
     recorded: Recorded
     recording: CapturedStep
-    name: ClassVar = "proven"
 
     def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
         """Replay the recording, unless what it rests on has changed; let the sentinel check it now and then."""
@@ -208,7 +197,6 @@ class Declined:
 
     obstacle: Obstacle
     audit: Survey | None = None
-    name: ClassVar = "declined"
 
     def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
         """Run the call without a graph."""
@@ -222,7 +210,6 @@ class CallKind:
     """Calls with one key: argument shapes and values, gradients that exist, modes.
 
     Args:
-        key: of the calls.
         signature: the arguments' part of the key.
         reports_capturing: the answer for code of the step that asks whether a capture is going on.
 
@@ -272,8 +259,8 @@ class CallKind:
         """The calls that it takes until the kind is proven, as far as none differs: audit, warm-up, proof steps."""
         if isinstance(self.state, Captured):
             return max(1, self.state.measures + proof.STEPS - len(self.state.outcomes))
-        first = {"new": 2, "audited": 1}.get(self.state.name, 0)
-        return max(1, first + proof.STEPS)
+        before = 2 if isinstance(self.state, New) else 1 if isinstance(self.state, Audited) else 0
+        return before + proof.STEPS
 
     def forget(self) -> None:
         """Begin anew, with an audit."""

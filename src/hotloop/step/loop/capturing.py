@@ -7,8 +7,6 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from hotloop import events as ev
 from hotloop.compiling.control import between_steps
 from hotloop.step.calls.key import Aliasing, UnstableArguments, key_of
@@ -58,7 +56,7 @@ class Capturing:
         optimizers: which optimizers run outside of recordings.
         sentinel: checks proven recordings now and then; None where nothing is checked.
         uncaptured: runs a call in a tier without its graph.
-        disagreed: called for a tier that the sentinel found wrong.
+        compare: runs a recording and eager and compares, for the sentinel (`StepRunner.compare`).
 
     Attributes:
         calls: how often the step was called in a tier, or on the way to one.
@@ -73,13 +71,13 @@ class Capturing:
         *,
         optimizers: RecordedOptimizers,
         sentinel: Sentinel | None,
-        uncaptured: Callable[[StepCall, Signature, Tier], Any],
-        disagreed: Callable[[Disagreement, Tier], None],
+        uncaptured: Callable[[CallKind, StepCall, Tier], Any],
+        compare: Callable[..., Any],
     ) -> None:
         self._step, self._context = step, step.context
-        self._auditor, self._graphs, self._rescue = auditor, graphs, rescue
+        self.auditor, self._graphs, self._rescue = auditor, graphs, rescue
         self._optimizers, self._sentinel = optimizers, sentinel
-        self._uncaptured, self._disagreed = uncaptured, disagreed
+        self.uncaptured, self._compare = uncaptured, compare
         self._kinds: dict[str, dict[Hashable, CallKind]] = collections.defaultdict(dict)
         """By base, since a recording holds the code that it was made of; then by key."""
         self._fresh = UnstableArguments(step.argument)
@@ -184,13 +182,12 @@ class Capturing:
         places = {(audit.obstacles[0].reason, audit.obstacles[0].file, audit.obstacles[0].line) for audit in audits}
         return first if len(places) == 1 and first.file is not None else None
 
-    def moved_outside(self, call: StepCall) -> Obstacle | None:
-        """Return what the step reads in Python and somebody changes from step to step."""
-        return next(iter(self._auditor.moved_outside(*call.arguments)), None)
-
-    def is_of_now(self, audit: Survey) -> bool:
-        """Return whether what the step reads in Python is as it was when the step was audited."""
-        return self._auditor.is_of_now(audit)
+    def decline_moved(self, kind: CallKind, call: StepCall) -> bool:
+        """Decline a kind of call that reads in Python what somebody changes from step to step; return whether so."""
+        obstacle = next(iter(self.auditor.moved_outside(*call.arguments)), None)
+        if obstacle is not None:
+            self.decline(kind, obstacle)
+        return obstacle is not None
 
     def argument_in_state(self, kind: CallKind, recording: CapturedStep, call: StepCall) -> bool:
         """Return whether an argument is part of what the step changes, and was not when the step was recorded."""
@@ -213,7 +210,7 @@ class Capturing:
 
     def audit(self, kind: CallKind, call: StepCall) -> Any:
         """Run the call eagerly and observe it."""
-        result, audit = self._auditor.audit(call.run, *call.arguments, reports_capturing=kind.path.reports_capturing)
+        result, audit = self.auditor.audit(call.run, *call.arguments, reports_capturing=kind.path.reports_capturing)
         if audit is not None:
             kind.state = Audited(audit)
         return result
@@ -229,37 +226,22 @@ class Capturing:
         except CandidateFailedError as error:
             failed = self._rescue.candidate_failed(error, tier)
         else:
-            self._warmed(kind, state, obstacle, Recorded(audit, noise, kind.path), measured=measured)
-            if isinstance(state, Captured) and kind.state is state and measured:
-                if noise.noisy and not was_noisy:
-                    state.outcomes.clear()  # they hold the optimizer against other gradients
+            if measured and obstacle is None:
+                self.auditor.note(audit)
+            if obstacle is not None:
+                self.decline(kind, obstacle)
+            elif isinstance(state, Captured):
+                state.measures = state.measures and not measured
+                # The outcomes are of the path before, or hold the optimizer against other gradients.
+                if not measured or (noise.noisy and not was_noisy):
+                    state.outcomes.clear()
                 elif state.outcomes:
                     self._conclude(kind, state, tier)
+            elif measured:
+                kind.state = Warmed(Recorded(audit, noise, kind.path), Invariants(self._context.holdings))
             return result
         # Out of the except clause, so that what eager raises does not carry our exception along.
         return self._instead(kind, audit, call, tier, failed)
-
-    def _warmed(
-        self,
-        kind: CallKind,
-        state: Audited | Captured,
-        obstacle: Obstacle | None,
-        recorded: Recorded,
-        *,
-        measured: bool,
-    ) -> None:
-        """Note what a warm-up has shown."""
-        if obstacle is not None:
-            self.decline(kind, obstacle)
-        elif not measured:  # the step is compared on the other path from now on, and its noise measured there
-            if isinstance(state, Captured):
-                state.outcomes.clear()
-        else:
-            self._auditor.note(recorded.audit)
-            if isinstance(state, Captured):
-                state.measures = False
-            else:
-                kind.state = Warmed(recorded, Invariants(self._context.holdings))
 
     def prove(self, kind: CallKind, state: Warmed | Captured, call: StepCall, tier: Tier) -> Any:
         """Run the call both ways and compare; capture it first where it is not captured."""
@@ -273,7 +255,7 @@ class Capturing:
             assert recorded.recording is not None
             if isinstance(state, Warmed):
                 state = kind.state = Captured(recorded, recorded.recording)
-            changed = self._auditor.changed_inside()
+            changed = self.auditor.changed_inside()
             if changed:
                 self.decline(kind, changed[0])
             else:
@@ -319,25 +301,13 @@ class Capturing:
 
     def check(self, kind: CallKind, recorded: Recorded, call: StepCall, tier: Tier) -> Any:
         """Run the call both ways and compare, for the sentinel."""
-        assert self._sentinel is not None
-        try:
-            result, disagreement = self._sentinel.check(recorded, call.arguments, tier)
-        except CandidateFailedError as error:
-            no_memory = isinstance(error.__cause__, torch.OutOfMemoryError)
-            failed = self._rescue.candidate_failed(error, tier)
-        else:
-            if disagreement is not None:
-                self._disagreed(disagreement, tier)
-            return result
-        if no_memory:
-            self._sentinel.stop("a step and a copy of its state do not fit in memory together")
-            self._step.doing = "run"
-            return self.uncaptured(kind, call, tier)
-        return self._instead(kind, recorded.audit, call, tier, failed)
-
-    def uncaptured(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
-        """Run the call in the tier without its graph."""
-        return self._uncaptured(call, kind.signature, tier)
+        return self._compare(
+            recorded,
+            call,
+            tier,
+            uncaptured=lambda: self.uncaptured(kind, call, tier),
+            failed=lambda obstacle: self._instead(kind, recorded.audit, call, tier, obstacle),
+        )
 
     def _instead(self, kind: CallKind, audit: Survey, call: StepCall, tier: Tier, obstacle: Obstacle) -> Any:
         """Run a call without the graph that failed; what it raises as well is the user's own, and declines nothing."""
@@ -366,7 +336,7 @@ class Capturing:
         """Forget a recording that no longer fits the program; decline the kind where that happens too often."""
         step, what = self._context.progress.steps, change.what
         too_often = kind.drop(step, what)
-        self._auditor.look_again()
+        self.auditor.look_again()
         self._rescue.look_again()
         self._context.reports.emit(ev.CaptureDropped(step=step, function=self._step.name, reason=what))
         if not too_often:

@@ -12,11 +12,9 @@ if TYPE_CHECKING:
 
 
 def line_of(event: ev.Event, *, asked: bool) -> tuple[int, str]:
-    """Give level and line of an event; an empty line for one that is no news.
+    """Return level and line of an event; the line is empty where the event is no news.
 
-    Args:
-        event: what happened.
-        asked: the user named the tier themselves, so that anything else that runs is against their wish.
+    Where the user ``asked`` for the tier by name, anything else that runs is against their wish.
     """
     phrase = _PHRASES.get(type(event))
     against = isinstance(event, ev.StepUndone | ev.SentinelDisagreed) or (

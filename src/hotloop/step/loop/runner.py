@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
     from hotloop.step.context import Context
     from hotloop.step.loop.call_kind import CallKind
+    from hotloop.step.obstacle import Obstacle
     from hotloop.step.prove.attribution import Disagreement
+    from hotloop.step.prove.graph_proofs import Recorded
     from hotloop.step.tiers import Tier
 
 AUDITS = 2
@@ -80,7 +82,7 @@ class StepRunner:
             optimizers=optimizers,
             sentinel=self.sentinel,
             uncaptured=self._uncaptured,
-            disagreed=self._disagreed,
+            compare=self.compare,
         )
         self._audits = 0
         self._agreed: AgreedStep | None = None
@@ -109,7 +111,7 @@ class StepRunner:
         if tier.compiles and signature.require_gradients():
             context.reports.failed(step, tier.without_graph(), GRADIENTS_OF_ARGUMENTS)
             return step.eagerly(run)
-        call = StepCall(args, kwargs, flatten((args, kwargs))[0], run)
+        call = StepCall((args, kwargs), flatten((args, kwargs))[0], run)
         unproven = tier.compiles and not self.code.proven(tier.base)
         if not tier.graph and not unproven:
             return self._compiled(call, tier, signature)
@@ -161,23 +163,45 @@ class StepRunner:
                 return self.step.eagerly(call.run)
             return self.code.prove(call.arguments, tier)
         if self.capturing.check_due():
-            return self._checked(call, tier)
+            return self.compare(
+                None,
+                call,
+                tier,
+                uncaptured=lambda: self._rescue.guarded(call.run, tier),
+                failed=lambda obstacle: self._rescue.rung_down(call.run, tier, obstacle),
+            )
         return self._rescue.guarded(call.run, tier)
 
-    def _uncaptured(self, call: StepCall, signature: Signature, tier: Tier) -> Any:
+    def _uncaptured(self, kind: CallKind, call: StepCall, tier: Tier) -> Any:
         """Run the step in a tier without its graph."""
         below = tier.without_graph()
         if tier.compiles:
-            return self._compiled(call, below, signature)
+            return self._compiled(call, below, kind.signature)
         if advice := self.shapes.advice():
             self.context.reports.say_once(advice)
         return self._rescue.guarded(call.run, below)
 
-    def _checked(self, call: StepCall, tier: Tier) -> Any:
-        """Run compiled code and eager and compare, for the sentinel; where the code fails, undo it and run eagerly."""
+    def compare(
+        self,
+        recorded: Recorded | None,
+        call: StepCall,
+        tier: Tier,
+        *,
+        uncaptured: Callable[[], Any],
+        failed: Callable[[Obstacle], Any],
+    ) -> Any:
+        """Run a recording, or compiled code where it is None, and eager, and compare; return the step's result.
+
+        Args:
+            recorded: the recording.
+            call: the call.
+            tier: the tier in force.
+            uncaptured: runs the call without a check, where there is no memory for it.
+            failed: runs the call, and leaves a candidate that failed for the obstacle.
+        """
         assert self.sentinel is not None
         try:
-            result, disagreement = self.sentinel.check(None, call.arguments, tier)
+            result, disagreement = self.sentinel.check(recorded, call.arguments, tier)
         except CandidateFailedError as error:
             no_memory = isinstance(error.__cause__, torch.OutOfMemoryError)
             obstacle = self._rescue.candidate_failed(error, tier)
@@ -188,8 +212,8 @@ class StepRunner:
         if no_memory:
             self.sentinel.stop("a step and a copy of its state do not fit in memory together")
             self.step.doing = "run"
-            return self._rescue.guarded(call.run, tier)
-        return self._rescue.rung_down(call.run, tier, obstacle)
+            return uncaptured()
+        return failed(obstacle)
 
     def _disagreed(self, disagreement: Disagreement, tier: Tier) -> None:
         """Leave what the sentinel found wrong: the recordings of the step, or its compiled code."""
@@ -205,7 +229,7 @@ class StepRunner:
         """Audit the step in the same call in all processes."""
         leaves = flatten(call)[0]
         run = functools.partial(self.step.program.step, *call[0], **call[1])
-        return self._audit(self.capturing.kind_of(signature, leaves), StepCall(*call, leaves, run))
+        return self._audit(self.capturing.kind_of(signature, leaves), StepCall(call, leaves, run))
 
     def _to_be_audited(self) -> bool:
         """Return whether the step has to be audited a first or, for what a first call sets up, a second time."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TierStatus:
     """One tier: ``state`` is ``in force``, ``proven``, ``trying``, ``declined`` or ``timed``; times in seconds.
 
-    ``why`` it is declined; what one lacks that is aimed at and not proven yet; why the first steps run as given.
+    ``why`` says why it is declined, what it lacks before it is proven, or why the first steps run as given.
     """
 
     name: str
@@ -66,7 +66,7 @@ class LoopStatus:
     closed: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the status as plain JSON data."""
+        """Return the status as plain JSON data."""
         return dataclasses.asdict(self)
 
     def __rich__(self) -> Group:
@@ -77,8 +77,9 @@ class LoopStatus:
         table = Table(title=title, title_justify="left", show_edge=False)
         for column in ("tier", "state", "steps", "ms a step", "why"):
             table.add_column(column, justify="right" if column in ("steps", "ms a step") else "left", overflow="fold")
-        for one in self.tiers:
-            table.add_row(one.name, one.state, f"{one.steps:,}", _ms(one.step_seconds), Text(one.why))
+        for tier in self.tiers:
+            milliseconds = "" if tier.step_seconds is None else f"{1e3 * tier.step_seconds:.2f}"
+            table.add_row(tier.name, tier.state, f"{tier.steps:,}", milliseconds, Text(tier.why))
         saved = round(self.seconds_saved, 1) + 0.0  # -0.0 reads oddly
         notes = [f"saved {saved:.1f} s so far, {self.prepare_seconds:.1f} s spent on preparing and proving"]
         notes += [f"undone: {self.undone} steps"] if self.undone else []
@@ -93,7 +94,3 @@ class LoopStatus:
         text = console.file
         assert isinstance(text, io.StringIO)
         return text.getvalue().rstrip()
-
-
-def _ms(seconds: float | None) -> str:
-    return "" if seconds is None else f"{1e3 * seconds:.2f}"

@@ -22,7 +22,6 @@ class Transitions:
     """Sets the tier that the steps of a loop run in.
 
     Args:
-        context: of the loop.
         policy: decides which tier comes next.
         optimizers: of the loop, whose step counts recordings move to the device.
         runners: of the steps that were decorated so far.
@@ -45,7 +44,10 @@ class Transitions:
             elif isinstance(action, TryTier):
                 self.try_tier(action.tier)
             elif isinstance(action, Release):
-                self._release(action.tier)
+                for runner in self._runners:
+                    runner.capturing.release(action.tier.base)
+                if not self._context.progress.tier.graph:
+                    self._optimizers.return_step_counts()
         self._context.progress.in_trial = self.policy.turn() is not None
         self._context.progress.preparing = self.policy.preparing
 
@@ -68,13 +70,6 @@ class Transitions:
         progress.tier = tier
         if progress.audits or not tier.compiles:  # an audit tells whether to compile at all
             self._context.compiled.install(tier)
-
-    def _release(self, tier: Tier) -> None:
-        """Give back what the recordings of a tier hold: a whole step's memory each."""
-        for runner in self._runners:
-            runner.capturing.release(tier.base)
-        if not self._context.progress.tier.graph:
-            self._optimizers.return_step_counts()
 
     def forget_recordings(self) -> None:
         """Let go of everything that was captured."""

@@ -17,25 +17,17 @@ _owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Any]] = we
 
 
 def warn_of_strangers(holdings: Holdings) -> None:
-    """Warn of optimizers none of whose parameters anything else of a loop's has."""
-    for name in _strange_optimizers(holdings):
-        _log.warning(
-            "%s (%s): none of its parameters is one of %s: give the optimizer that was made of model.parameters(), "
-            "or what has them as state=",
-            name, type(holdings.optimizers[name]).__name__,
-            ", ".join(f"{each} ({type(one).__name__})" for each, one in holdings.modules.items()),
-        )  # fmt: skip
-
-
-def _strange_optimizers(holdings: Holdings) -> list[str]:
-    """Name the optimizers none of whose parameters anything else of a loop's has: another model's, mostly."""
-    known = {id(one) for module in holdings.modules.values() for one in module.parameters()}
-    known |= {id(one) for one in holdings.other_tensors().values()}
-    return [
-        name
-        for name, optimizer in holdings.optimizers.items()
-        if not any(id(one) in known for group in optimizer.param_groups for one in group["params"])
-    ]
+    """Warn of optimizers none of whose parameters the loop's models or other state have: another model's, mostly."""
+    known = {id(parameter) for module in holdings.modules.values() for parameter in module.parameters()}
+    known |= {id(tensor) for tensor in holdings.other_tensors().values()}
+    models = ", ".join(f"{name} ({type(module).__name__})" for name, module in holdings.modules.items())
+    for name, optimizer in holdings.optimizers.items():
+        if not any(id(parameter) in known for group in optimizer.param_groups for parameter in group["params"]):
+            _log.warning(
+                "%s (%s): none of its parameters is one of %s: give the optimizer that was made of model.parameters(), "
+                "or what has them as state=",
+                name, type(optimizer).__name__, models,
+            )  # fmt: skip
 
 
 def warn_of_another_loop(loop: Any, holdings: Holdings) -> None:

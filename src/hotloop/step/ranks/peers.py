@@ -11,7 +11,7 @@ import contextlib
 import datetime as dt
 import enum
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import distributed
@@ -20,9 +20,6 @@ from hotloop._torch.collectives import AGREED, collectives_begun, groups, patien
 from hotloop.errors import StepLostError, describe
 from hotloop.step.obstacle import CandidateFailedError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 VOTE_SECONDS = 300.0
 """How long a vote waits, at most, for a process that is out of batches, or at something else."""
 _LOST = "hotloop/lost"
@@ -30,8 +27,10 @@ _UNANSWERED = "hotloop/unanswered"
 _VOTES = "hotloop/votes"
 _SLOW = "Timed out waiting"
 """What gloo says of a collective that nobody else began in time."""
+_ENDS = ("Connection closed by peer", "Connection reset by peer", "NCCL communicator was aborted", _SLOW)
+"""What a collective raises when another process has gone."""
 _meetings = itertools.count()
-"""All processes meet equally often, so this names a meeting for all of them."""
+"""Numbers the meetings: all processes meet equally often, so a number is the same in all of them."""
 _LOOK_SECONDS = 2.0
 
 
@@ -43,7 +42,7 @@ class Vote(enum.IntEnum):
     YES = 2
 
 
-_OUTCOMES = tuple(str(int(one)) for one in Vote)
+_OUTCOMES = tuple(str(int(vote)) for vote in Vote)
 
 
 class Peers:
@@ -69,11 +68,11 @@ class Peers:
         self._group = distributed.new_group(backend="gloo", timeout=dt.timedelta(seconds=seconds))
 
     def agree(self, vote: Vote) -> Vote:
-        """Give the lowest vote of all processes; each has to ask in the same step.
+        """Return the lowest vote of all processes; each has to ask in the same step.
 
-        Where one takes no part in time, it is `Vote.NEVER` in all that do, and `unanswered` says why. That is so for
-        all or for none: one process may give up waiting as the last comes, so that others have an outcome. What the
-        first of them writes into the store counts for all.
+        Where a process takes no part in time, the outcome is `Vote.NEVER` in all others, and `unanswered` says why. A
+        process may give up waiting just as the last one votes, so that others have an outcome. What the first process
+        writes into the store counts for all.
 
         Raises:
             StepLostError: a process has ended meanwhile.
@@ -81,9 +80,16 @@ class Peers:
         if self.unanswered:
             return Vote.NEVER
         self._votes += 1
-        found = torch.tensor([int(vote)])
-        why = self._broken or self._voted(found)
-        settled = self._settled(why or str(int(found)))
+        lowest, why = torch.tensor([int(vote)]), self._broken
+        if not why:
+            waited = timeout_of(self._group)
+            try:
+                distributed.all_reduce(lowest, distributed.ReduceOp.MIN, group=self._group)
+            except RuntimeError as error:
+                why = self._not_answered(error, waited)
+                if not why:
+                    raise StepLostError(self._ended(error)) from error
+        settled = self._settled(why or str(int(lowest)))
         if settled not in _OUTCOMES:
             self.unanswered = settled
             return Vote.NEVER
@@ -108,19 +114,8 @@ class Peers:
         """Return whether a rehearsed step stays in any process: then it stays in all, whose collectives would wait."""
         return self.agree(Vote.NOT_NOW if stays else Vote.YES) is not Vote.YES
 
-    def _voted(self, found: torch.Tensor) -> str:
-        """Reduce the votes in place; gives why that was not answered, where it was not."""
-        waited = timeout_of(self._group)
-        try:
-            distributed.all_reduce(found, distributed.ReduceOp.MIN, group=self._group)
-        except RuntimeError as error:
-            if why := self._not_answered(error, waited):
-                return why
-            raise StepLostError(self._ended(error)) from error
-        return ""
-
     def _settled(self, ours: str) -> str:
-        """Give the outcome of a vote that counts in all processes: what the first one has written down."""
+        """Return the outcome of a vote that counts in all processes: what the first of them has written down."""
         key = f"{_VOTES}/{self._meeting}"
         try:
             found = store().compare_set(f"{key}/{self._votes}", "", ours)
@@ -131,7 +126,7 @@ class Peers:
         return str(found.decode())
 
     def _not_answered(self, error: Exception, waited: dt.timedelta | None) -> str:
-        """Say that a vote was not answered in time, here or in a process that left it before; else say nothing."""
+        """Say why a vote was not answered in time, here or in a process that left before; empty where it was not so."""
         if _SLOW in str(error):
             seconds = waited.total_seconds() if waited is not None else VOTE_SECONDS
             why = f"rank {self.rank} waited {seconds:g} s for another process to reach the same step"
@@ -145,7 +140,7 @@ class Peers:
 
     def begun(self) -> int:
         """Count the collectives of the run that this process has begun so far."""
-        return collectives_begun(self._of_the_run())
+        return collectives_begun([group for group in groups() if group is not self._group])
 
     def patient(self) -> contextlib.AbstractContextManager[None]:
         """Let the run's collectives, and votes, wait for a process that compiles, while the block runs."""
@@ -160,15 +155,11 @@ class Peers:
         """Where a process of this meeting says why it ends; another loop, later, has a meeting of its own."""
         return f"{_LOST}/{self._meeting}"
 
-    def _of_the_run(self) -> list[Any]:
-        """Give the groups that there are by now, without our own."""
-        return [one for one in groups() if one is not self._group]
-
     def lost(self, error: Exception, where: str, *, ours: bool) -> Exception:
-        """Give what to raise for a step that failed after a collective: no process may repeat it alone.
+        """Return the exception to raise for a step that failed after a collective: no process may repeat it alone.
 
         Args:
-            error: what it raised.
+            error: what the step raised.
             where: tier and step.
             ours: compiled code of this process failed; else it is the user's own error, or another process's end.
         """
@@ -180,7 +171,9 @@ class Peers:
                 f"{why}, after the step's first collective: the other processes are in it, and it cannot be repeated. "
                 "All of them end; start again from the last checkpoint, with run='eager'"
             )
-        return StepLostError(self._ended(error)) if _tells_of_an_end(error) else error
+        chain = [str(cause) for cause in (error, error.__cause__, error.__context__) if cause is not None]
+        another_ended = any(words in text for text in chain for words in _ENDS)
+        return StepLostError(self._ended(error)) if another_ended else error
 
     def _ended(self, error: Exception) -> str:
         told = ""
@@ -201,16 +194,7 @@ class Peers:
 
 
 def peers_of_this_run() -> Peers | None:
-    """Give the other processes, where there are some."""
+    """Return the other processes; None where there are none."""
     if not distributed.is_available() or not distributed.is_initialized() or distributed.get_world_size() < 2:  # noqa: PLR2004
         return None
     return Peers()
-
-
-def _tells_of_an_end(error: Exception) -> bool:
-    """Tell whether an exception is what a collective raises when another process has gone."""
-    seen: Iterable[BaseException] = [one for one in (error, error.__cause__, error.__context__) if one is not None]
-    return any(words in str(one) for one in seen for words in _ENDS)
-
-
-_ENDS = ("Connection closed by peer", "Connection reset by peer", "NCCL communicator was aborted", _SLOW)

@@ -45,7 +45,7 @@ def another_trains(owner: object) -> bool:
     if len(_last) == 1:  # of this thread
         return False
     alive, now = {thread.ident for thread in threading.enumerate()}, time.monotonic()
-    for thread in [one for one in _last if one not in alive]:
+    for thread in [thread for thread in _last if thread not in alive]:
         _last.pop(thread, None)
     own = threading.get_ident()
     return any(
