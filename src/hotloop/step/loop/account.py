@@ -99,7 +99,8 @@ class Account:
         self._steps = 0
         self._closed = False
         self._copied = 0
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """The exception that the run ends with."""
         self._unproven: str | None = None
         """What the tier in force lacked as the loop was closed; asked of the loop before."""
         if self._owned:  # a program that never closes its loop has a settled record as well
@@ -170,7 +171,10 @@ class Account:
             self.tiers[self._base].steps += more
             self._steps, self.running = self.progress.steps, self._base
         policy, goal = loop.policy, self.progress.tier.name
-        running, unproven = self._in_force(goal), self._lacks(loop)
+        unproven = loop.unproven if self._unproven is None else self._unproven
+        running, known = self.running or goal, self.tiers.get(goal)
+        if known is not None and known.proven and not known.declined:
+            running = goal  # though the last step ran in another tier, as a short last batch does
         tiers = dict(self.tiers)
         if unproven or policy.chooses:
             tiers.setdefault(goal, TierAccount())
@@ -194,17 +198,6 @@ class Account:
             sentinels=loop.sentinels,
             closed=loop.closed,
         )
-
-    def _in_force(self, goal: str) -> str:
-        """Name the tier that steps run in: the last step's, unless that was of a kind that a proven tier leaves out."""
-        known = self.tiers.get(goal)
-        if known is not None and known.proven and not known.declined:  # a short last batch ran eager, say
-            return goal
-        return self.running or goal
-
-    def _lacks(self, loop: LoopView) -> str:
-        """Say what the tier in force lacks, in the run or as it ended."""
-        return loop.unproven if self._unproven is None else self._unproven
 
     def _tier(self, name: str, account: TierAccount, running: str, unproven: str, loop: LoopView) -> TierStatus:
         state = "timed" if account.samples else "trying"
@@ -281,16 +274,12 @@ class Account:
         self.undone = int(state.get("undone", 0))
         self._steps = self.progress.steps
 
-    def failed(self, error: BaseException) -> None:
-        """Note that the run ends with an exception."""
-        self._failure = error
-
     def close(self, loop: LoopView) -> None:
         """Settle the record, where it is the loop's own."""
         self.settle(loop)
-        self._closed, self._unproven = True, self._lacks(loop)
+        self._closed, self._unproven = True, loop.unproven
         if self._owned:
-            self.record.__exit__(type(self._failure) if self._failure else None, self._failure, None)
+            self.record.__exit__(type(self.failure) if self.failure else None, self.failure, None)
 
 
 def _end(record: RunRecord, owner: int) -> None:

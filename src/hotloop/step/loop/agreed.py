@@ -29,8 +29,6 @@ class AgreedStep:
     """Takes one step to a tier, and through it, at the pace of all processes.
 
     Args:
-        code: the proofs of its compiled code.
-        rescue: runs compiled code, and undoes it where it fails.
         audit: audits a call of the step.
         to_be_audited: returns whether the step has to be audited before anything else.
     """

@@ -277,14 +277,12 @@ class CallKind:
         self.forget()
         return True
 
-    def drop(self, step: int, reason: str) -> bool:
-        """Forget the recording; return whether it was dropped too often lately."""
+    def drop(self, step: int, reason: str) -> list[str]:
+        """Forget the recording; where that happened too often lately, return the reasons, each once."""
         self.forget()
         self._drops.append((step, reason))
-        return len(self._drops) == DROPS and step - self._drops[0][0] <= WITHIN
-
-    def take_drops(self) -> list[str]:
-        """Return why the latest recordings were dropped, each reason once, and forget it."""
+        if len(self._drops) < DROPS or step - self._drops[0][0] > WITHIN:
+            return []
         reasons = list(dict.fromkeys(reason for _, reason in self._drops))
         self._drops.clear()
         return reasons

@@ -49,10 +49,7 @@ class Capturing:
     """The kinds of calls of one decorated step, and what happens to them.
 
     Args:
-        step: the decorated step.
-        auditor: observes eager runs of it.
-        graphs: captures it and proves the recordings.
-        rescue: undoes what failed.
+        graphs: captures the step and proves its recordings.
         optimizers: which optimizers run outside of recordings.
         sentinel: checks proven recordings now and then; None where nothing is checked.
         uncaptured: runs a call in a tier without its graph.
@@ -124,7 +121,7 @@ class Capturing:
         return kind.state.run(kind, call, tier, self)
 
     def forget_audits(self) -> None:
-        """Have every kind of call audited anew."""
+        """Begin every kind of call anew, with an audit; declined kinds stay declined."""
         for kind in self.kinds.values():
             kind.state = Declined(kind.declined) if kind.declined is not None else New()
 
@@ -335,13 +332,12 @@ class Capturing:
     def drop(self, kind: CallKind, change: Change) -> None:
         """Forget a recording that no longer fits the program; decline the kind where that happens too often."""
         step, what = self._context.progress.steps, change.what
-        too_often = kind.drop(step, what)
+        reasons = kind.drop(step, what)
         self.auditor.look_again()
         self._rescue.look_again()
         self._context.reports.emit(ev.CaptureDropped(step=step, function=self._step.name, reason=what))
-        if not too_often:
+        if not reasons:
             return
-        reasons = kind.take_drops()
         if change.optimizer is None:
             hint = "keep it constant, pass it as a tensor, or change it less often"
             what = f"what a recording holds changes again and again: {'; '.join(reasons)}"

@@ -283,7 +283,7 @@ class Loop:
         self.account.load_state_dict(state.get("account", {}))
 
     def close(self) -> None:
-        """Give back what the loop holds: recordings, hooks, compiled code. Steps run eager from then on."""
+        """Free what the loop holds: recordings, hooks, compiled code. Steps run eager from then on."""
         if self.closed:
             return
         self.closed = self.stepping.bypassed = True
@@ -357,7 +357,7 @@ class Loop:
 
     def failed(self, error: BaseException) -> None:
         """Note that the run ends with an exception: the record says so once the loop is closed."""
-        self.account.failed(error)
+        self.account.failure = error
 
     def settle(self) -> None:
         """Account for the steps whose times have become known."""

@@ -51,7 +51,6 @@ class Auto:
     """The choice of tier for one loop. `states` says what may be under way.
 
     Attributes:
-        in_force: the tier that was chosen; a trial's turns may run in another.
         state: what is under way.
         saved_seconds: what steps saved so far, by the ratios that trials found: a slow spell of the machine saves none.
         trial_seconds: spent on trials, and on preparing tiers that were not chosen.
@@ -133,7 +132,10 @@ class Auto:
         if isinstance(self.state, Preparing):
             actions += self._check_preparation(self.state)
         elif isinstance(self.state, Idle):
-            self._poll_child(self.state)
+            if self.background.tier is not None and self._steps % _POLL_STEPS == 0 and self.background.ended():
+                self.state.ask_at = self._steps
+                if self.background.failed is not None:
+                    self.candidates.decline(*self.background.failed)
             if self.state.due(self._steps):
                 actions += self._ask_or_wait(self.state)
         if isinstance(self.state, Trying):  # a trial that was begun just now has its first turn in this very step
@@ -152,7 +154,7 @@ class Auto:
             self.state.ask_at = self._steps + _KNOWN_STEPS
 
     def _check_preparation(self, preparation: Preparing) -> list[Action]:
-        """Give a preparation up that has gone on for too long, or has cost too much."""
+        """Abandon a preparation that has gone on for too long, or has cost too much."""
         preparation.drop_step()  # its step is over by now: one that raised was not counted
         name, spent = preparation.tier.name, preparation.spent
         if preparation.steps > _GIVE_UP_STEPS:
@@ -171,14 +173,6 @@ class Auto:
         self.context.reports.decided(reason, {"action": "give up", "tier": name, "spent_seconds": spent})
         self.context.reports.gave_up(name, f"given up: {why}")
         return [*self._release(preparation.tier), *self._give_up(reason)]
-
-    def _poll_child(self, state: Idle) -> None:
-        """Look now and then whether the background compile has ended; if so, `decide` is asked at once."""
-        if self.background.tier is None or self._steps % _POLL_STEPS or not self.background.ended():
-            return
-        state.ask_at = self._steps
-        if self.background.failed is not None:
-            self.candidates.decline(*self.background.failed)
 
     def turn(self) -> tuple[Trial, Turn] | None:
         """Return the trial that the coming step is part of, and its turn in it."""
@@ -223,8 +217,11 @@ class Auto:
         ask_at, wait = self._steps + max(1, decision.ask_again_in_steps), decision.ask_again_in_seconds
         ask_after = time.monotonic() + wait if math.isfinite(wait) else 0.0
         self.state = (Settled if timed else Waiting)(ask_at, ask_after, state.recent)
-        if timed:
-            self._say(decision)
+        wording = _FIGURES.sub("", decision.reason)
+        if timed and (decision.action != "stay" or wording != self._said):  # new figures to stay are no news
+            self._said = wording
+            numbers = {"action": decision.action, "tier": decision.tier, **decision.numbers}
+            self.context.reports.decided(decision.reason, numbers)
         tier = parse(decision.tier)
         if decision.action == "switch":
             self.speeds.switch(self.in_force.name, decision.tier, self._steps_left)
@@ -236,20 +233,12 @@ class Auto:
             return self._try(tier, decision)
         return []
 
-    def _say(self, decision: Decision) -> None:
-        """Write a decision down; the same reason to stay with other figures is no news."""
-        wording = _FIGURES.sub("", decision.reason)
-        if decision.action != "stay" or wording != self._said:
-            self._said = wording
-            numbers = {"action": decision.action, "tier": decision.tier, **decision.numbers}
-            self.context.reports.decided(decision.reason, numbers)
-
     def _switch(self, tier: Tier, reason: str) -> list[Action]:
         left, self.in_force = self.in_force, tier
         return [SetTier(tier, reason), *(self._release(left) if left != tier else ())]
 
     def _release(self, tier: Tier) -> list[Action]:
-        """Give back the memory of recordings that are not replayed any more; they would be proven anew."""
+        """Free the memory of recordings that are not replayed any more; they would be proven anew."""
         if not tier.graph:
             return []
         self.candidates.proven.discard(tier.name)
@@ -279,23 +268,18 @@ class Auto:
     # -- what the loop reports --------------------------------------------------------------------------------------
 
     def proven(self, tier: Tier) -> list[Action]:
-        """Begin the trial of the tier that was prepared, now that it is proven."""
+        """Begin the trial of the tier that was prepared; skip it where an earlier run in this process made it."""
         self.candidates.proven.add(tier.name)
         if not isinstance(self.state, Preparing) or tier != self.state.tier:
             return []
         prepared = self.state.spent
-        if tier.name in self.history.program.faster:
-            return self._skip_trial(tier, prepared)
-        self.state = Trying(Trial(self.in_force.name, tier.name), self.state, prepared)
-        return []
-
-    def _skip_trial(self, tier: Tier, prepared: float) -> list[Action]:
-        """Skip the trial: an earlier run in this process timed this tier, and it is now proven for this run's objects.
-
-        The tier in force runs on until `decide` switches, which it need not.
-        """
+        if tier.name not in self.history.program.faster:
+            self.state = Trying(Trial(self.in_force.name, tier.name), self.state, prepared)
+            return []
+        # An earlier run in this process timed the tier, so that no trial is needed. The tier in force runs on until
+        # `decide` switches, which it need not.
         self.prepare_seconds += prepared
-        self.history.note_reached(tier.name, prepared)
+        self.history.program.again_seconds[tier.name] = prepared
         self.state = Settled(ask_at=self._steps, paired=tier.name)
         line = f"{tier.name}: proven in {prepared:.2f} s, timed in an earlier run of this process"
         self.context.reports.decided(line, {"action": "known", "tier": tier.name, "prepare_seconds": prepared})
@@ -376,8 +360,11 @@ class Auto:
         )
 
     def spread_before(self, step: str) -> dict[str, Difference] | None:
-        """Return how far a step was from itself in earlier runs of this process, by tensor; to be added to."""
-        return self.history.spread(step)
+        """Return how far a step was from itself in earlier runs of this process, by tensor; to be added to.
+
+        Noise of a few bits comes and goes: with one run's sample alone, the next run's proof would fail.
+        """
+        return self.history.program.spreads.setdefault(step, {})
 
     def close(self) -> None:
         """Settle with the runs that come after this one: the credit, and the child; where there are none, stop it."""

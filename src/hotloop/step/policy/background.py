@@ -28,9 +28,6 @@ _TRACING_SHARE = 0.3
 class Background:
     """Runs at most one child process at a time.
 
-    Args:
-        context: of the loop.
-
     Attributes:
         tier: the name of the tier that the child compiles for just now; None where there is no child.
         failed: the tier that the last child could not compile, and why.
@@ -101,7 +98,12 @@ class Background:
         elif self.possible(name):
             options.append(expect(name, facts, background=True))
         elif name == self.tier:
-            options = [self._under_way(name, facts)]
+            option = expect(name, facts, background=True)
+            if option is not None and option.background_seconds is not None:
+                spent = time.monotonic() - self._since  # a late child is taken to need as long again
+                left = max(option.background_seconds - spent, spent)
+                option = dataclasses.replace(option, background_seconds=left)
+            options = [option]
         contention = _CPU_CONTENTION if self._context.device.type == "cpu" else 0.0
         return [
             dataclasses.replace(
@@ -110,14 +112,6 @@ class Background:
             for option in options
             if option is not None
         ]
-
-    def _under_way(self, name: str, facts: Facts) -> Option | None:
-        """Return the tier that a child compiles for, with what is left; a late child is taken to need as long again."""
-        option = expect(name, facts, background=True)
-        if option is None or option.background_seconds is None:
-            return option
-        spent = time.monotonic() - self._since
-        return dataclasses.replace(option, background_seconds=max(option.background_seconds - spent, spent))
 
     @property
     def slower(self) -> float:
@@ -134,11 +128,8 @@ class Background:
     def start(self, tier: Tier, limit_seconds: float | None, expected_seconds: float | None) -> None:
         """Start a child for a tier's code; where that is not possible, `unavailable` says why.
 
-        Args:
-            tier: the tier.
-            limit_seconds: when to stop the child.
-            expected_seconds: what the decision expected the compile to take, lateness of earlier children included;
-                None where it expected nothing.
+        The child is stopped after ``limit_seconds``. The decision expected the compile to take ``expected_seconds``,
+        lateness of earlier children included.
         """
         settings = self._context.compiled.settings(tier)
         try:

@@ -9,7 +9,7 @@ import torch
 
 from hotloop.decide import Facts, Option
 from hotloop.measure import machine
-from hotloop.step.tiers import NAMED, Tier, parse
+from hotloop.step.tiers import NAMED, parse
 
 if TYPE_CHECKING:
     from hotloop.decide import Speeds
@@ -19,16 +19,12 @@ if TYPE_CHECKING:
 
 _EARLY = 0.8
 """Share of an eager step within which a host is done well before the device; chosen, not measured."""
+_DECLINES = 2
+"""Runs that declined a tier before further runs leave it alone."""
 
 
 class Candidates:
-    """The tiers that one loop may choose among.
-
-    Args:
-        context: of the loop.
-        speeds: what trials of this run found.
-        history: what earlier runs found.
-        background: what a child process has compiled, or could.
+    """The tiers that a loop may choose among, from its own trials, earlier runs and what a child process compiled.
 
     Attributes:
         proven: names of the tiers that steps can run in at once.
@@ -49,11 +45,9 @@ class Candidates:
         self._history.note_declined(name, reason)
 
     def options(self, in_force: str, paired: str | None = None) -> list[Option]:
-        """Return the tiers beside the one in force that were not declined, here or in two earlier runs.
+        """Return the tiers other than ``in_force`` that were not declined, here or in two earlier runs.
 
-        Args:
-            in_force: the name of the tier that steps run in.
-            paired: the name of the tier that a trial has just found faster than the tier in force.
+        A trial has just found ``paired`` faster than the tier in force.
         """
         base = self._speeds.seconds(self._context.base_tier.name)
         assert base is not None
@@ -69,7 +63,7 @@ class Candidates:
         graph_bytes = self._graph_bytes()
         options: list[Option] = []
         for name in self.names():
-            if name == in_force or name in self.declined or self._history.program.hopeless(name):
+            if name == in_force or name in self.declined or self._history.program.declines[name] >= _DECLINES:
                 continue
             for option in self._options_of(name, facts, paired):
                 needs_graph = name.endswith("+graph") and name not in self.proven
@@ -82,14 +76,10 @@ class Candidates:
         names = ["as-given", "as-given+graph"] if as_given else list(NAMED)
         if not self._context.compiled.in_blocks:
             names = [name for name in names if not name.startswith("regional")]
-        return [name for name in names if self._can_run(parse(name))]
-
-    def _can_run(self, tier: Tier) -> bool:
-        """Return whether the loop's engine can record the tier, where it has a graph."""
-        if not tier.graph:
-            return True
         engine = self._context.engine
-        return engine is not None and (engine.kernels or not tier.makes_kernels)
+        if engine is None:
+            return [name for name in names if not parse(name).graph]
+        return [name for name in names if engine.kernels or not (parse(name).graph and parse(name).makes_kernels)]
 
     def _options_of(self, name: str, facts: Facts, paired: str | None) -> list[Option]:
         rejected = self._speeds.rejected_at(name)
@@ -100,15 +90,8 @@ class Candidates:
         seconds = self._speeds.seconds(name)
         if seconds is None:
             return []
-        ready = Option(
-            tier=name,
-            step_seconds=seconds,
-            prepare_seconds=0.0,
-            source="measured",
-            paired=name == paired,
-            recalled=name not in self._history.timed_here,
-            rejected_at=rejected,
-        )
+        recalled = name not in self._history.timed_here
+        ready = Option(name, seconds, 0.0, "measured", paired=name == paired, recalled=recalled, rejected_at=rejected)
         return [ready]
 
     def _launch_bound(self) -> float | None:

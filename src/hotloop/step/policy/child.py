@@ -33,11 +33,7 @@ _REASON_LENGTH = 500
 
 
 def main(argument: Mapping[str, Any]) -> None:
-    """Compile what the request says, and write a JSON object into the report: the facts, or ``failed`` with the reason.
-
-    Args:
-        argument: ``request`` and ``report``, numbers of open files, and ``memory``, a share by GPU number.
-    """
+    """Compile what the request says, and write the facts, or ``failed`` with the reason, into the report as JSON."""
     began = time.monotonic()
     _die_with_parent()
     for number in (argument["request"], argument["report"]):

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 
 class Fixed:
-    """Runs steps in the tier that was asked for, and in the tier below once that one fails.
-
-    Args:
-        context: of the loop.
-        tier: the tier that was asked for.
-    """
+    """The policy that runs steps in the tier that was asked for, and in the tier below once that tier fails."""
 
     chooses = preparing = quiet = idle_start = False
     eager_seconds: float | None = None

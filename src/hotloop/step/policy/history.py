@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hotloop.decide import Facts, Speeds
-    from hotloop.measure import Difference
     from hotloop.step.context import Context
 
 _PROOF_STEPS = 4
@@ -60,10 +59,7 @@ class History:
     def stored_option(self, name: str, facts: Facts, rejected_at: int | None) -> Option | None:
         """Return a tier with the costs that other processes stored; None where they did not, or declined it.
 
-        Args:
-            name: the tier's.
-            facts: what is known of this run. The machine may be slower than it was: the stored ratio to eager counts.
-            rejected_at: for the option.
+        The machine may be slower than it was then: the stored ratio to eager counts.
         """
         costs = self._stored.get(name)
         if costs is None or not costs.step_seconds or not costs.eager_seconds or costs.verdict != "proven":
@@ -120,25 +116,10 @@ class History:
             self._code_held = any(holds_code_for(point) for model in models for point in entry_points(model))
         return self._code_held
 
-    def spread(self, step: str) -> dict[str, Difference]:
-        """Return how far a step was from itself in earlier runs of this process, by tensor; to be added to.
-
-        Noise of a few bits comes and goes: with one run's sample alone, the next run's proof would fail.
-        """
-        return self.program.spreads.setdefault(step, {})
-
-    def note_reached(self, name: str, seconds: float) -> None:
-        """Note the seconds that it took to get to a tier whose code an earlier run of this process had compiled."""
-        self.program.again_seconds[name] = seconds
-
     def note_trial(self, name: str, speeds: Speeds, prepare_seconds: float, *, faster: bool) -> None:
-        """Note what a tier cost and saved.
+        """Note what a tier cost and saved, and whether it was faster than the tier in force.
 
-        Args:
-            name: the tier's.
-            speeds: what trials found, the tier's included.
-            prepare_seconds: from the decision to the first proven step, beyond what plain steps would have taken.
-            faster: whether it beat the tier in force.
+        ``prepare_seconds`` go from the decision to the first proven step, beyond what plain steps would have taken.
         """
         step, eager = speeds.seconds(name), speeds.seconds(self._context.base_tier.name)
         self.timed_here.add(name)

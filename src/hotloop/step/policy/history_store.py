@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 _KEPT = 64
 """Programs that are remembered."""
-_DECLINES = 2
-"""Runs that declined a tier before further runs leave it alone."""
 
 
 @dataclasses.dataclass
@@ -56,10 +54,6 @@ class ProgramHistory:
     ready: dict[str, float] = dataclasses.field(default_factory=dict)
     child: Child | None = None
     slower: float = 1.0
-
-    def hopeless(self, tier: str) -> bool:
-        """Return whether so many runs declined a tier that the next run need not try it."""
-        return self.declines[tier] >= _DECLINES
 
     def stop_child(self) -> None:
         """Stop the child that still compiles, if any."""

@@ -46,7 +46,7 @@ def look_ahead(  # noqa: PLR0913 - of a loop, of a step, of the settings: each i
         context: of the loop.
         name: the step's.
         shapes: of the step's calls.
-        prepare: what is done to a call's arguments before the step gets them.
+        prepare: pads a call's arguments.
         batches: what the run's batches come from.
         declared_shapes: how many sizes of batches the user chose beforehand; 0 where not told.
     """

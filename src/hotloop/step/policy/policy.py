@@ -35,7 +35,7 @@ class TryTier:
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Give back the memory of a tier's recordings; they would be proven anew."""
+    """Free the memory of a tier's recordings; they would be proven anew."""
 
     tier: Tier
 
@@ -119,13 +119,9 @@ class Policy(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Ran:
-    """A step that ran.
+    """A step that ran: its tier, what it did (``run``, ``survey``, ``proof``), the trial it was a turn of, if any.
 
-    Args:
-        tier: the name of the tier that it ran in.
-        kind: ``run``, ``survey``, ``proof``, ...
-        turn: its trial and its turn there, if any.
-        alone: it began on an idle device.
+    Where it ran ``alone``, it began on an idle device.
     """
 
     tier: str

@@ -158,12 +158,12 @@ class Trying:
 
     @property
     def tier(self) -> Tier:
-        """Return the tier on trial."""
+        """The tier on trial."""
         return self.preparation.tier
 
     @property
     def spent(self) -> float:
-        """Return the seconds that the preparation cost, and those of a turn that is under way."""
+        """The seconds that the preparation cost, and those of a turn that is under way."""
         return self.preparation.spent
 
     def take_turn(self) -> Tier:
