@@ -25,7 +25,7 @@ _COMPILED_CODE = ("hotloop.compiling.fallback.backend", "hotloop._torch.autograd
 
 
 class Rescue:
-    """Undoes and repeats the calls of one decorated step that failed in their tier."""
+    """The undo and the eager repeat of a decorated step's calls that failed in their tier."""
 
     def __init__(self, step: DecoratedStep) -> None:
         self._step, self._context = step, step.context

@@ -79,7 +79,7 @@ class LoopView:
 
 
 class Account:
-    """Adds up what a loop does.
+    """The sums of what a loop does.
 
     Args:
         base: the name of the tier that the models were given in.

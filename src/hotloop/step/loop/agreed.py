@@ -26,7 +26,7 @@ _PAD = "pad batches to a few sizes (buckets=), and drop a short last one"
 
 
 class AgreedStep:
-    """Takes one step to a tier, and through it, at the pace of all processes.
+    """The way of one step to a tier, and through it, at the pace of all processes.
 
     Args:
         audit: audits a call of the step.

@@ -20,7 +20,7 @@ _TOO_SOON = 3
 
 
 class Lifetimes:
-    """Lets go of the runners of steps that are gone.
+    """The runners of a loop whose steps may be gone: they are let go of.
 
     Args:
         context: of the loop.

@@ -75,7 +75,7 @@ class Timed(Generic[_What]):
 
 
 class Stepping:
-    """Runs and times the steps of a loop.
+    """The runner and clock of a loop's steps.
 
     Attributes:
         times: of steps.

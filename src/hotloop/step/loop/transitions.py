@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transitions:
-    """Sets the tier that the steps of a loop run in.
+    """The setter of the tier that the steps of a loop run in.
 
     Args:
         policy: decides which tier comes next.

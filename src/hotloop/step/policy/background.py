@@ -26,7 +26,7 @@ _TRACING_SHARE = 0.3
 
 
 class Background:
-    """Runs at most one child process at a time.
+    """The child process of a loop, at most one at a time, and what children have compiled.
 
     Attributes:
         tier: the name of the tier that the child compiles for just now; None where there is no child.

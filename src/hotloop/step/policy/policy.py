@@ -44,7 +44,7 @@ Action = SetTier | TryTier | Release
 
 
 class Policy(Protocol):
-    """Decides which tier the steps of one loop run in. What it returns is done before the next step.
+    """The choice of the tier that a loop's steps run in. What its methods return is done before the next step.
 
     Attributes:
         asked: what the user asked for: ``auto`` or the name of a tier.
