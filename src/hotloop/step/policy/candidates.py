@@ -90,8 +90,15 @@ class Candidates:
         seconds = self._speeds.seconds(name)
         if seconds is None:
             return []
-        recalled = name not in self._history.timed_here
-        ready = Option(name, seconds, 0.0, "measured", paired=name == paired, recalled=recalled, rejected_at=rejected)
+        ready = Option(
+            tier=name,
+            step_seconds=seconds,
+            prepare_seconds=0.0,
+            source="measured",
+            paired=name == paired,
+            recalled=name not in self._history.timed_here,
+            rejected_at=rejected,
+        )
         return [ready]
 
     def _launch_bound(self) -> float | None:
