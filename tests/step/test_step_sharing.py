@@ -288,18 +288,18 @@ def test_a_known_tier_that_is_not_switched_to_is_left_after_its_proof(monkeypatc
     """Proving aims at the tier: where `decide` then stays, steps must not run on in it, untimed and told as eager."""
     with hotloop.testing.captured_step_emulation():
         trial()
-        decide, known, proven = auto.decide, auto.Auto._skip_trial, []
+        decide, known, proven = auto.decide, auto.Auto.proven, []
 
         def stays(standing, options):
             decision = decide(standing, options)
             return dataclasses.replace(decision, action="stay") if proven else decision
 
-        def notes(self, tier, prepared):
+        def notes(self, tier):
             proven.append(tier)
-            return known(self, tier, prepared)
+            return known(self, tier)
 
         monkeypatch.setattr(auto, "decide", stays)
-        monkeypatch.setattr(auto.Auto, "_skip_trial", notes)
+        monkeypatch.setattr(auto.Auto, "proven", notes)
         loop = trial(rate=2**-7)[2]
     assert any("eager+graph: proven in" in line for line in decisions(loop))
     assert loop.tier.name == loop.policy.in_force.name == "eager"
