@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.context import DecoratedStep
     from hotloop.step.loop.call_kind import StepCall
-    from hotloop.step.prove.attribution import Disagreement
     from hotloop.step.prove.graph_proofs import GraphProofs
     from hotloop.step.prove.sentinel import Sentinel
     from hotloop.step.rescue import Rescue
