@@ -129,11 +129,12 @@ def test_the_record_of_a_closed_loop_tells_what_was_compiled():
 @pytest.mark.parametrize(
     ("tier", "state"), [("eager", "eager"), ("eager+graph", "captured"), ("aot_eager", "compiled")]
 )
-def test_what_auto_decided_is_told_as_that(monkeypatch, tier, state):
+def test_what_auto_decided_is_told_as_that(tier, state):
     with hotloop.testing.captured_step_emulation(), trained(run="auto") as loop:
         loop.context.compiled.install(parse(tier))
         loop.context.compiled.models["model"](torch.ones(2, 4)).sum().backward()
-        monkeypatch.setattr(loop.account, "_in_force", lambda _: tier)
+        loop.settle()
+        loop.account.running = tier
         (found,) = components(loop.record.document["components"])
     assert (found.requested, found.running, found.state) == ("auto", tier, state)
     assert found.sentence == f"ran {tier}, as auto decided"
