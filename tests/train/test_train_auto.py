@@ -270,8 +270,10 @@ def test_a_model_that_cannot_be_captured_trains_on_and_says_why(tmp_path, train,
 
 
 def test_validation_does_not_run_compiled_code(tmp_path, train, monkeypatch):
+    from hotloop.train import fit
+
     plain = hotloop.Loop
-    monkeypatch.setattr(hotloop, "Loop", lambda *args, **more: plain(*args, **{**more, "run": "aot_eager"}))
+    monkeypatch.setattr(fit, "Loop", lambda *args, **more: plain(*args, **{**more, "run": "aot_eager"}))
     train(**AUTO, model__name=tiny_encoder(dropout=0.0), training__num_epochs=1)
     document = record.load(tmp_path / "run")
     assert ran(tmp_path / "run")[-1] == "aot_eager"

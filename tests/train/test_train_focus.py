@@ -276,7 +276,7 @@ def test_without_the_one_helper_the_emulation_finds_the_fault(monkeypatch, where
         left_out.append(output)
         return output
 
-    monkeypatch.setattr(where, "hotloop", types.SimpleNamespace(own=own, harness=None))
+    monkeypatch.setattr(where, "own", own)
     with cudagraph_emulation() as emulation, pytest.raises(StaleOutputError, match=r"focus|test_train_focus"):
         reading(emulation)
     assert emulation.overwritten

@@ -152,9 +152,9 @@ def test_what_a_program_compiles_is_shared_and_counted_for_the_runs_that_follow(
         entered.append([type(one).__name__ for one in models])
         yield
 
-    whole = own_loop.hotloop.Loop
+    whole = own_loop.Loop
     monkeypatch.setattr(own_loop, "shared_compiles", shared)
-    monkeypatch.setattr(own_loop.hotloop, "Loop", lambda *one, **more: told.append(more["runs"]) or whole(*one, **more))
+    monkeypatch.setattr(own_loop, "Loop", lambda *one, **more: told.append(more["runs"]) or whole(*one, **more))
     train("training.optimization.use_torch_compile=auto", "training.max_steps=1", within=Within(runs=7.0))
     assert (entered, told) == ([["Sequential"]], [7.0])
     train("training.max_steps=1", folder="eager")
