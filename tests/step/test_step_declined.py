@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import hotloop
-from hotloop.step.guard import python_state
+from hotloop.step.guard.python_state import Watch
 from hotloop.testing import captured_step_emulation
 
 
@@ -362,14 +362,14 @@ def test_a_graph_that_a_step_keeps_is_said_to_be_kept(both):
 
 def test_what_cannot_be_looked_at_is_said_with_its_cause(both, monkeypatch):
     """A shelf that is closed, say, raises when it is asked for what it holds."""
-    real, weights = python_state._look, [1.0]
+    real, weights = Watch._look, [1.0]
 
     def look(*args, **settings):
         if weights[0] == 2.0:
             raise ValueError("invalid operation on closed shelf")
         return real(*args, **settings)
 
-    monkeypatch.setattr(python_state, "_look", look)
+    monkeypatch.setattr(Watch, "_look", look)
 
     def outside(number):
         weights[0] = 2.0 if number >= 9 else 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import random
 
@@ -306,13 +307,14 @@ def test_code_that_looks_at_all_attributes_is_compiled(both):
     assert not run.declined
 
 
-class Shy:
+class Shy(collections.UserDict):
     """Cannot be asked for what it holds."""
 
     def __init__(self):
+        super().__init__()
         self.calls = 0
 
-    def __length_hint__(self):
+    def items(self):
         raise RuntimeError("planted: do not look at me")
 
     def factor(self):
@@ -350,9 +352,14 @@ def over_a_list():
         yield 2 * weight
 
 
-@pytest.mark.parametrize("schedule", [counting, yielding_from, looping, over_a_list])
+def of_a_global():
+    while True:
+        yield 2.0 if STEP_NUMBER < 0 else 1.0
+
+
+@pytest.mark.parametrize("schedule", [counting, yielding_from, looping, over_a_list, of_a_global])
 def test_a_schedule_that_is_a_generator(both, schedule):
-    """It yields at one place of its code, and the same for a while: what it goes on with tells."""
+    """It yields at one place of its code, and the same for a while: code that reads it moves it."""
 
     def make(model, optimizer):
         weights = schedule()

@@ -81,15 +81,6 @@ def of_a_class(held):
     return lambda: held.weight
 
 
-def from_now_on():
-    while True:
-        yield WEIGHT
-
-
-def generated(held):
-    return lambda: next(held)
-
-
 def put_together(held):
     index = 0
     return lambda: getattr(held, f"weight_{index}")
@@ -128,7 +119,6 @@ KINDS = {
         of_a_class,
         lambda held: setattr(held, "of_all", -1.0),
     ),
-    "a generator's global": (from_now_on, generated, lambda _: globals().update(WEIGHT=-1.0)),
     "a number in C": (lambda: ctypes.c_double(1.0), lambda held: lambda: held.value, set_value),
     "a number that processes share": (
         lambda: multiprocessing.Value("d", 1.0),

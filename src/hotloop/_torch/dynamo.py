@@ -181,6 +181,20 @@ def forget_code(code: types.CodeType) -> bool:
     return True
 
 
+def never_trace(function: Callable[..., Any]) -> None:
+    """Keep dynamo from tracing a function, but not what it calls: `set_tracer` does."""
+    try:
+        action = private("torch._dynamo.types:FrameAction")
+        strategy = private("torch._dynamo.types:FrameExecStrategy")(action.SKIP, action.DEFAULT)
+        private("torch._C._dynamo.eval_frame:set_code_exec_strategy")(function.__code__, strategy)
+    except CapabilityMissingError:  # then it is traced, as anybody's is
+        return
+
+
+set_tracer: Callable[[Any], Any] = private_or("torch._C._dynamo.eval_frame:set_eval_frame", lambda _: None)
+"""Puts in place what traces frames in this thread, None for nothing; returns what was there."""
+
+
 def mark_dynamic(tensor: Any, dim: int) -> None:
     """Let a size be compiled for any value, where the code does not fix it; it stays static where this torch cannot."""
     private_or("torch._dynamo:maybe_mark_dynamic", lambda *_: None)(tensor, dim)

@@ -122,6 +122,12 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "torch documents torch._dynamo.mark_dynamic, which raises where the code fixes the size",
     ),
     (
+        "torch._C._dynamo.eval_frame:set_eval_frame torch._C._dynamo.eval_frame:set_code_exec_strategy",
+        "what hears the calls of a step is not traced where the step's own compiled code runs",
+        "a step that runs compiled code of its own is not captured",
+        "torch.compiler.disable, which takes longer than what hears a call",
+    ),
+    (
         "torch._dynamo.eval_frame:reset_code",
         "lets a function be traced again that was given up because the user's own code raised",
         "such a function stays eager",

@@ -8,23 +8,18 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.utils.spectral_norm import SpectralNorm
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from hotloop._torch.autograd import was_freed
 from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.fake import version_of
-from hotloop._torch.hooks import module_hooks
 from hotloop._torch.thread_patch import called_here
-from hotloop.errors import describe
 from hotloop.measure import flatten, signature
 from hotloop.step.audit.op_trace import Survey, survey
 from hotloop.step.audit.returned import not_copied
 from hotloop.step.audit.side_effects import Heard
 from hotloop.step.engine import collector_paused
-from hotloop.step.guard import python_state
-from hotloop.step.guard.fingerprint import Same
+from hotloop.step.guard.changes import RETURN_IT, SCHEDULE_OUTSIDE, UNHEARD, Changes
 from hotloop.step.guard.optimizer_settings import frozen
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
@@ -40,10 +35,9 @@ if TYPE_CHECKING:
     from hotloop.step.state.trial_run import Ready
 
 _NAME_IT = "name it, and its model: Loop([model, other], [optimizer, its_optimizer])"
-_SCHEDULE_OUTSIDE = "call scheduler.step() outside the step"
 _CHANGES_SETTINGS = Obstacle(
     "the step changes its optimizer's settings",
-    f"{_SCHEDULE_OUTSIDE}; an optimizer that sets them itself is not captured",
+    f"{SCHEDULE_OUTSIDE}; an optimizer that sets them itself is not captured",
     not_repeatable=True,
 )
 _WAITS = "the step returns a loss with its graph, whose backward it leaves to the caller or has asked to keep"
@@ -55,18 +49,9 @@ GRADIENTS_OF_ARGUMENTS = Obstacle(
     not_repeatable=True,
 )
 _COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
-_IN_PLACE = "write into the tensor that is there (.copy_(), .mul_(), .lerp_()), which a replay does too"
-_PARAMETRIZE = (
-    f"{_IN_PLACE}; in place of torch.nn.utils.weight_norm and spectral_norm take those of "
-    "torch.nn.utils.parametrizations"
-)
-_RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
 _SAID_OUTSIDE = "A replay runs no Python, so this is not said there: return what it says, and say it outside the step"
 _OVERWRITTEN = "the next replay would overwrite what it holds"
 _PLAIN = "return tensors, alone or in a dict, a list, a tuple or a dataclass"
-_UNSEEN = "what the step reads in Python cannot be looked at"
-_OUT_OF_REACH = "keep what raises there where the step does not reach it, and hand the step what it needs as a tensor"
-_KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
 
 
 @dataclasses.dataclass
@@ -81,6 +66,8 @@ class _Looked:
     result: Any = None
     strangers: list[Obstacle] = dataclasses.field(default_factory=list)
     heard: Heard = dataclasses.field(default_factory=Heard)
+    met_others: bool = False
+    """It met parameters or buffers that nobody named: from the next run on they are among what it changes."""
 
     @property
     def seen(self) -> Survey:
@@ -92,7 +79,9 @@ class _Looked:
     @property
     def lasts(self) -> bool:
         """Whether the run has done what nobody can undo: no copy was made, or it is not in memory."""
-        return bool(self.seen.written_found) or any(one.not_repeatable for one in self.all_obstacles())
+        return (
+            self.met_others or bool(self.seen.written_found) or any(one.not_repeatable for one in self.all_obstacles())
+        )
 
 
 class StepAuditor:
@@ -105,16 +94,11 @@ class StepAuditor:
 
     def __init__(self, step: DecoratedStep, rescue: Rescue) -> None:
         self._step, self._context, self._program, self._rescue = step, step.context, step.program, rescue
-        self._python: Mapping[str, Any] | None = None
-        self._watch: python_state.Watch | None = None
-        self._objects: list[Any] = []
-        self._moving: dict[str, int] = {}
-        self._blind = ""
-        """Why the last look at Python state failed; empty where it did not."""
+        self._changes = Changes(step.program)
 
     def look_again(self) -> None:
         """Compare what the step reads from now on with itself: something changed between two steps."""
-        self._python = None
+        self._changes.look_again()
 
     @collector_paused()
     def audit(
@@ -151,7 +135,8 @@ class StepAuditor:
             result = step.eagerly(run)
             context.reports.decided(f"{step.name} could not be looked at, so it is not captured: {failed}", {})
             return result, Survey(obstacles=[failed])
-        if threads.another_trains(context):  # it began meanwhile: what was seen may be its doing
+        # Another training began meanwhile, and what was seen may be its doing; or tensors were met that nobody named.
+        if threads.another_trains(context) or looked.met_others:
             return looked.result, None
         seen = looked.seen
         # Strangers come first: what such an optimizer does (Adam reads its counts on the host) would seem the step's.
@@ -243,9 +228,11 @@ class StepAuditor:
             CandidateFailedError: it raised, and all is as before: there was nothing in it that cannot be undone.
             Exception: the user's own, after the step had done what it would do again in another run.
         """
-        self._find_strangers(args, kwargs)
+        moved = self.moved_outside(args, kwargs)
         self._context.parts.look_again()
-        looked = _Looked(before_a_run(self._program, ready), self.moved_outside(args, kwargs), self._gradients())
+        looked = _Looked(before_a_run(self._program, ready), moved, self._gradients())
+        recorder = self._changes.recorder(compiled=self._context.base_tier.name != "eager")
+        looked.heard.recorder = recorder
         given = self._named(args, kwargs)
         inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
         random, settings = RandomState([self._program.device]), self._settings()
@@ -264,11 +251,16 @@ class StepAuditor:
                 Obstacle(f"an optimizer that the loop does not know steps: {name}", _NAME_IT, not_repeatable=True)
                 for name in strangers
             ]
-            looked.obstacles += self._of_program(settings, looked.heard)
+            looked.obstacles += [_CHANGES_SETTINGS] if settings != self._settings() else []
+            looked.obstacles += self._changes.inside(recorder)
+            looked.obstacles += [] if looked.heard.complete else [UNHEARD]
             looked.obstacles += self._of_arguments(given, self._named(args, kwargs))
             looked.obstacles += [*looked.heard.obstacles, *self._drawn_since(random, looked.heard)]
             self._note_writes(looked.seen)
-        looked.seen.read = self._python or {}
+            looked.met_others = self._changes.strangers()
+            if looked.met_others:
+                self._rescue.look_again()
+            looked.seen.read, looked.seen.found = self._changes.heard, self._changes.found
         if failed is None:
             return looked
         if looked.lasts:
@@ -299,7 +291,7 @@ class StepAuditor:
             name, attribute = changed[0]
             of = f"{attribute}, which is an attribute of" if attribute else "the dict or list that holds"
             reason = f"the step changes {of} its argument {self._step.argument(name)}"
-            found.append(Obstacle(reason, _RETURN_IT if attribute else _COPY_IT, not_repeatable=True))
+            found.append(Obstacle(reason, RETURN_IT if attribute else _COPY_IT, not_repeatable=True))
         given = [one for (_, attribute), one in before.items() if not attribute]
         if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
             found.append(GRADIENTS_OF_ARGUMENTS)
@@ -311,17 +303,6 @@ class StepAuditor:
         if seen.written_found:
             self._program.holdings.found += seen.written_found
             self._rescue.look_again()
-
-    def _of_program(self, settings: list[Any], heard: Heard) -> list[Obstacle]:
-        """Give what the step changed of settings and Python state, once it is noted which parts of models it takes.
-
-        Those are all of them where compiled code may take some unheard.
-        """
-        holdings, parts = self._program.holdings, heard.parts()
-        if parts is None or self._context.base_tier.name != "eager":
-            parts = {id(part): part for model in holdings.modules.values() for part in model.modules()}
-        holdings.taken |= parts
-        return [*([_CHANGES_SETTINGS] if settings != self._settings() else []), *self.changed_inside()]
 
     def _drawn_since(self, before: RandomState, heard: Heard) -> list[Obstacle]:
         """Name the streams on the host that the step drew from: a replay draws from none of them."""
@@ -369,103 +350,21 @@ class StepAuditor:
         optimizers = self._program.holdings.optimizers.values()
         return [(frozen(one), [float(group["lr"]) for group in one.param_groups]) for one in optimizers]
 
-    def _find_strangers(self, *call: Any) -> None:
-        """Name the parameters and buffers that nobody named, so that a proof undoes what a step does to them."""
-        holdings = self._program.holdings
-        self._of_call(call)
-        self._watch = None  # who is a stranger changes with what the loop holds as well: an optimizer's groups, say
-        with contextlib.suppress(Exception):  # an object of the user's that cannot be looked at: told by the next look
-            watch = self._watching()
-            watch.now()
-            if watch.strangers or watch.buffers:
-                holdings.strangers |= watch.strangers
-                holdings.found += watch.buffers
-                self._rescue.look_again()
-                self._watch = None  # they are the loop's from here on, and looked at as such
-
-    def _of_call(self, call: tuple[Any, ...]) -> None:
-        """Take note of the objects among the arguments of the coming call: they are looked into."""
-        objects = python_state.objects_in(flatten(call)[0])
-        if list(map(id, objects)) != list(map(id, self._objects)):
-            self._python = self._watch = None  # another kind of call: what it reaches is not compared with this one's
-        self._objects = objects
-
-    def _watching(self) -> python_state.Watch:
-        if self._watch is None:
-            program = self._program
-            self._watch = python_state.Watch(program.step, program.holdings, program.ignore, self._objects)
-        return self._watch
-
-    def _reachable(self) -> Mapping[str, Any]:
-        try:
-            found = self._watching().now()
-        except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
-            self._blind = describe(error)
-            return {}
-        self._blind = ""
-        return found
-
     def moved_outside(self, *call: Any) -> list[Obstacle]:
-        """Note what the step reads in Python and somebody changed since the last look; twice is too often.
-
-        Args:
-            call: the arguments of the coming call, where objects among them are looked into.
-        """
-        self._of_call(call)
-        before, self._python = self._python, self._reachable()
-        if self._blind:
-            return [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, not_repeatable=True)]
-        obstacles = [
-            Obstacle(f"there is too much Python state to watch: {name}", _KEEP_LESS)
-            for name in python_state.unwatchable(self._python)[:1]
-        ]
-        unread = self._watch.unread if self._watch is not None else frozenset()
-        for name in python_state.differences(before, self._python) if before else ():
-            if name in unread:  # a metric of the validation
-                continue
-            self._moving[name] = self._moving.get(name, 0) + 1
-            if self._moving[name] > 1:
-                obstacles.append(
-                    Obstacle(f"the step reads {name}, which changes from step to step", "pass it as a tensor argument")
-                )
-        return obstacles
+        """Note what the step reads in Python and somebody changed since the last look; twice is too often."""
+        return self._changes.outside(call)
 
     def note(self, seen: Survey) -> None:
-        """Take the Python state as it is now for what the next step finds, and for what a look at the step has seen."""
-        seen.read = self._python = self._reachable()
+        """Take the Python state as it is now for what the next step finds, and for what an audit has seen."""
+        seen.found = self._changes.note(seen.read)
 
     def is_of_now(self, seen: Survey) -> bool:
-        """Tell whether what a step reads in Python still is what it was when the step was looked at.
+        """Return whether what a step reads in Python still is what it was when the step was audited.
 
-        Else it may do now what was not seen, and what nobody would undo: `moved_outside` was asked just now.
+        Else it may do now what was not seen, and what nobody would undo.
         """
-        unread = self._watch.unread if self._watch is not None else frozenset()
-        return self._python is not None and unread.issuperset(python_state.differences(seen.read, self._python))
+        return self._changes.stand(seen.read, seen.found)
 
     def changed_inside(self) -> list[Obstacle]:
-        """Give what Python state the step that has just run changed, since `moved_outside` was asked before it."""
-        before, self._python = self._python, self._reachable()
-        assert before is not None
-        if self._blind or not before:  # what the step itself has put out of sight, it may not do twice
-            return (
-                [Obstacle(f"{_UNSEEN} ({self._blind})", _OUT_OF_REACH, not_repeatable=bool(before))]
-                if self._blind
-                else []
-            )
-        modules = self._program.holdings.modules.items()
-        buffers = {f"{root}.{path}" for root, module in modules for path, _ in module.named_buffers()}
-        found = []
-        for name in python_state.differences(before, self._python)[:3]:
-            schedule = isinstance(now := self._python.get(name), tuple) and now[:1] == ("schedule",)
-            hint = _SCHEDULE_OUTSIDE if schedule else _RETURN_IT
-            if isinstance(now, Same) and now.is_tensor:
-                hint = _PARAMETRIZE if self._reparametrized() else _IN_PLACE
-            # A buffer that the step puts in place of another goes back with the rest of the module's.
-            found.append(Obstacle(f"the step changes Python state: {name}", hint, not_repeatable=name not in buffers))
-        return found
-
-    def _reparametrized(self) -> bool:
-        """Tell whether a hook puts a tensor in the place of a parameter at each call of its module."""
-        modules = [one for root in self._program.holdings.modules.values() for one in root.modules()]
-        hooks = [hook for one in modules for table in module_hooks(one) for hook in table.values()]
-        return any(isinstance(hook, WeightNorm | SpectralNorm) for hook in hooks)
+        """Return what Python state the step that has just run changed, since `moved_outside` was asked before it."""
+        return self._changes.inside()

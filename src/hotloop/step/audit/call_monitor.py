@@ -12,8 +12,8 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any
 
+from hotloop._torch.dynamo import never_trace, set_tracer
 from hotloop._torch.graphs import is_own_file, is_standard_library
-from hotloop.step.audit.impure_calls import may_keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
     Called = Callable[[FrameType, str, Any], None]
     """Told of a call in C: who calls, the function's name, and what it belongs to."""
     Began = Callable[[FrameType], None]
-    """Told of a function of Python's that begins."""
+    """Told of a function of Python's that begins, or of a generator that goes on."""
+    Ended = Callable[[FrameType, Any], None]
+    """Told of what a function returns or yields."""
 
 _IN_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
+
+_CALLBACKS = ("_profile", "_calls", "_starts", "_ends")
 
 if sys.version_info >= (3, 12):
 
@@ -45,23 +49,29 @@ class Calls:
     Args:
         names: of the functions in C that are told of.
         called: is told of them.
-        began: is told of functions of Python's.
-        always: identities of code that it is told of each time, and not only where it may write or seed something.
+        began: is told of functions of Python's; None where these do not matter.
+        ended: is told of what they return.
 
     Attributes:
         complete: whether the last block was heard from its begin to its end.
     """
 
-    def __init__(self, names: frozenset[str], called: Called, began: Began, always: frozenset[int]) -> None:
-        self._names, self._called, self._began, self._always = names, called, began, always
+    def __init__(
+        self, names: frozenset[str], called: Called, began: Began | None = None, ended: Ended | None = None
+    ) -> None:
+        self._names, self._called, self._began, self._ended = names, called, began, ended
         self.complete = False
         self._hook = self._profile
+        self._thread = 0
         self._profiling = 0
         """The thread that a profile function of ours hears; 0 where none does."""
 
     def heard(self) -> contextlib.AbstractContextManager[None]:
         """Hear while the block runs, unless somebody else has the place for that: up to Python 3.11 a profiler."""
         self.complete = False
+        if "torch._dynamo" in sys.modules:
+            for function in (_untraced, *(getattr(Calls, name) for name in _CALLBACKS if hasattr(Calls, name))):
+                never_trace(function)
         if sys.version_info >= (3, 12):
             return self._monitored()
         return self._profiled()
@@ -86,49 +96,63 @@ class Calls:
             self._profiling = 0
 
     def _profile(self, frame: FrameType, event: str, called: Any) -> None:
-        if event == "call":
-            self._began(frame)
+        if event == "call" and self._began is not None:
+            _untraced(self._began, frame)
+        elif event == "return" and self._ended is not None:
+            _untraced(self._ended, frame, called)
         elif event == "c_call" and (name := getattr(called, "__name__", "")) in self._names:
-            self._called(frame, name, getattr(called, "__self__", None))
+            _untraced(self._called, frame, name, getattr(called, "__self__", None))
 
     if sys.version_info >= (3, 12):
 
         @contextlib.contextmanager
         def _monitored(self) -> Iterator[None]:
-            monitoring = sys.monitoring
-            tool, always = _free_tool(), self._always
+            tool = _free_tool()
             self.complete = tool is not None
             if tool is None:
                 yield
                 return
-            thread, names, called, began = threading.get_ident(), self._names, self._called, self._began
-
-            def calls(code: types.CodeType, _offset: int, function: Any, first: Any) -> Any:
-                in_c = type(function) in _IN_C  # of a user's object not even the name is asked: that is code of theirs
-                name = function.__name__ if in_c else ""
-                if name not in names:
-                    # What a library's code calls directly is its own affair, whatever else is called there later.
-                    file = code.co_filename
-                    return None if is_own_file(file) or is_standard_library(file) else monitoring.DISABLE
-                if threading.get_ident() == thread:
-                    called(sys._getframe(1), name, getattr(function, "__self__", first))  # noqa: SLF001 - who calls
-                return None
-
-            def starts(code: types.CodeType, _offset: int) -> Any:
-                if not may_keep(code.co_name) and id(code) not in always:
-                    return monitoring.DISABLE
-                if threading.get_ident() == thread:
-                    began(sys._getframe(1))  # noqa: SLF001 - what begins
-                return None
-
-            events = monitoring.events
+            events, self._thread = sys.monitoring.events, threading.get_ident()
+            callbacks: dict[int, Any] = {events.CALL: self._calls}
+            if self._began is not None:
+                callbacks |= {events.PY_START: self._starts, events.PY_RESUME: self._starts}
+            if self._ended is not None:
+                callbacks |= {events.PY_RETURN: self._ends, events.PY_YIELD: self._ends}
             try:
-                monitoring.register_callback(tool, events.CALL, calls)
-                monitoring.register_callback(tool, events.PY_START, starts)
-                monitoring.set_events(tool, events.CALL | events.PY_START)
+                for event, callback in callbacks.items():
+                    sys.monitoring.register_callback(tool, event, callback)
+                sys.monitoring.set_events(tool, sum(callbacks))
                 yield
             finally:
-                monitoring.set_events(tool, events.NO_EVENTS)
-                monitoring.register_callback(tool, events.CALL, None)
-                monitoring.register_callback(tool, events.PY_START, None)
-                monitoring.free_tool_id(tool)
+                sys.monitoring.set_events(tool, events.NO_EVENTS)
+                for event in callbacks:
+                    sys.monitoring.register_callback(tool, event, None)
+                sys.monitoring.free_tool_id(tool)
+
+        def _calls(self, code: types.CodeType, _offset: int, function: Any, first: Any) -> Any:
+            in_c = type(function) in _IN_C  # of a user's object not even the name is asked: that is code of theirs
+            name = function.__name__ if in_c else ""
+            if name not in self._names:
+                # What a library's code calls directly is its own affair, whatever else is called there later.
+                file = code.co_filename
+                return None if is_own_file(file) or is_standard_library(file) else sys.monitoring.DISABLE
+            if threading.get_ident() == self._thread:
+                _untraced(self._called, sys._getframe(1), name, getattr(function, "__self__", first))  # noqa: SLF001
+            return None
+
+        def _starts(self, _code: types.CodeType, _offset: int) -> None:
+            if self._began is not None and threading.get_ident() == self._thread:
+                _untraced(self._began, sys._getframe(1))  # noqa: SLF001 - what begins
+
+        def _ends(self, _code: types.CodeType, _offset: int, value: Any) -> None:
+            if self._ended is not None and threading.get_ident() == self._thread:
+                _untraced(self._ended, sys._getframe(1), value)  # noqa: SLF001 - what ends
+
+
+def _untraced(told: Callable[..., None], *args: Any) -> None:
+    """Tell of a call with nothing traced: the step may run compiled code, whose compiler would trace ours as well."""
+    before = set_tracer(None)
+    try:
+        told(*args)
+    finally:
+        set_tracer(before)

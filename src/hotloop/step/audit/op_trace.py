@@ -29,6 +29,7 @@ from hotloop.step.state.memory import Memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from hotloop.step.guard.python_state import Watch
     from hotloop.step.state.holdings import Holdings
 
 _MATRIX_PRODUCTS = frozenset(
@@ -82,8 +83,10 @@ class Survey:
     """Tensors from outside the step that it wrote into, and that the holdings did not know."""
     on_host: list[int] = dataclasses.field(default_factory=list)
     """Which tensors among the leaves of its result were on the host."""
-    read: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What of Python's state the step can reach, as it was when it ended."""
+    read: Watch | None = None
+    """Looks at what of Python's state its code has read; None where that was not heard."""
+    found: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What `read` was when the audit ended."""
 
 
 class Listener:

@@ -35,7 +35,7 @@ class _Look:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self._calls = Calls(FROM_PYTHON, self._called, lambda _frame: None, frozenset())
+        self._calls = Calls(FROM_PYTHON, self._called)
 
     @property
     def complete(self) -> bool:

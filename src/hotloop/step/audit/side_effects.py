@@ -20,7 +20,6 @@ import torch
 
 from hotloop._torch.dispatch import draws_elsewhere, is_torchs
 from hotloop._torch.graphs import is_own_file, is_standard_library
-from hotloop._torch.submodule_access import ALL_KNOWN, PARTS_BY, parts_taken
 from hotloop._torch.thread_patch import replaced
 from hotloop.step.audit.call_monitor import Calls
 from hotloop.step.audit.impure_calls import (
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from hotloop.step.audit.impure_calls import Effect
+    from hotloop.step.guard.recorder import Recorder
 
 _NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
 """Loggers whose records are made about the step, and not by it."""
@@ -64,8 +64,11 @@ class Heard(Listener):
         self._drawn: set[str] = set()
         self._saying = 0
         """How many prints and log records are on their way: what they write is theirs."""
-        self._all = Calls(_HEARD, self._called, self._began, PARTS_BY)
-        self._parts: dict[int, torch.nn.Module] = {}
+        self._in_operation = False
+        """A kernel runs: what one that is written in Python reads is its own."""
+        self.recorder: Recorder | None = None
+        """Hears what the step's code reads."""
+        self._all = Calls(_HEARD, self._called, self._began, self._ended)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -76,6 +79,8 @@ class Heard(Listener):
             if (numpys := sys.modules.get("numpy.random")) is not None:  # its functions are none of C's to Python
                 stack.enter_context(replaced(numpys, "seed", self._numpys_seed))
                 stack.enter_context(replaced(numpys, "set_state", self._numpys_seed))
+            # Calls are heard in this thread: a backward on a GPU would run the user's hooks in another one.
+            stack.enter_context(torch.autograd.set_multithreading_enabled(mode=False))
             stack.enter_context(self._all.heard())
             yield
 
@@ -83,17 +88,20 @@ class Heard(Listener):
         """Listen to calls, or leave them unheard for a while."""
         self._all.hear(on)
 
-    def parts(self) -> dict[int, torch.nn.Module] | None:
-        """Give the modules that any code took out of another, or called; None where that was not heard throughout."""
-        return self._parts if ALL_KNOWN and self._all.complete else None
+    @property
+    def complete(self) -> bool:
+        """Whether the last block was heard throughout."""
+        return self._all.complete
 
     def operation(self, kwargs: dict[str, Any]) -> None:
         """Hear which generator an operation draws from: a recording has torch's own, and goes on with no other."""
+        self._in_operation = True
         if draws_elsewhere(kwargs):
             self._obstacle("the step draws from a torch.Generator of its own", DRAW_FROM_TORCH)
 
     def has_run(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note which of torch's streams an operation has drawn from."""
+        self._in_operation = False
         self._drawn |= drawn_by(operation, args, kwargs, result)
 
     def drawn(self) -> set[str] | None:
@@ -141,12 +149,17 @@ class Heard(Listener):
 
     def _began(self, frame: FrameType) -> None:
         """Hear of a function that begins, which may save to a file."""
+        if self.recorder is not None and not self._in_operation:
+            self.recorder.began(frame)
         if self._saying:
             return
-        if id(frame.f_code) in PARTS_BY:
-            self._parts.update((id(one), one) for one in parts_taken(frame))
-        elif (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
+        if (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
             self._take(effect)
+
+    def _ended(self, frame: FrameType, value: Any) -> None:
+        """Hear of a function that returns or yields."""
+        if self.recorder is not None and not self._in_operation:
+            self.recorder.returned(frame, value)
 
     def _called(self, frame: FrameType, name: str, owner: Any) -> None:
         """Hear of what is called in C."""

@@ -17,7 +17,7 @@ from hotloop.step.capture.inputs import Inputs
 from hotloop.step.capture.invariants import Change, Frozen
 from hotloop.step.capture.optimizers import Recorded, move_step_counts
 from hotloop.step.capture.results import Results
-from hotloop.step.guard.python_state import Watch, objects_in
+from hotloop.step.guard.python_state import Watch
 from hotloop.step.state.memory import Memory
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class CapturedStep:
         self._left_alone: list[int] = []
         self._on_host = seen.on_host
         self._watch: Watch | None = None
+        self._reads_of_python = seen.read.reads if seen.read is not None else None
         self._parts_done = 0
         self.gradients_at_step: dict[str, torch.Tensor] = {}
         self.in_users_code = False
@@ -216,7 +217,8 @@ class CapturedStep:
         self._results = Results(result, program, inputs.leaves, made, self._left_alone, self._on_host)
         self._end_memory = Memory(list(made.values()))
         _recorded_gradients.update({id(gradient): gradient for gradient in made.values()})
-        self._watch = Watch(program.step, program.holdings, program.ignore, objects_in(inputs.leaves), self.recorded)
+        if self._reads_of_python is not None:
+            self._watch = Watch(self._reads_of_python, self.recorded)
 
     def record(self, recording: Recording, run: Callable[[], Any]) -> Any:
         """Run the step while it is recorded."""

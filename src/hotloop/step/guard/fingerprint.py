@@ -1,12 +1,14 @@
-"""What stands for a value of the user's in a look at Python state, so that two looks compare with ``==``."""
+"""What stands for a value of the user's, so that two looks at it compare with ``==``."""
 
 from __future__ import annotations
 
 import array
 import collections
 import collections.abc
+import contextvars
 import dataclasses
 import enum
+import functools
 import gc
 import hashlib
 import io
@@ -21,23 +23,29 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch.module import class_forward
 from hotloop.step.state.memory import view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator
 
 SCALARS = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device, torch.Size)
 ABSENT: Any = object()
 _BYTES, _MOST_BYTES = 64 * 2**10, 2**28
-"""An array is compared by what it holds up to the first size; a larger one cannot be, before each replay. A survey,
+"""An array is compared by what it holds up to the first size; a larger one cannot be, before each replay. An audit,
 which is made once, compares what is within the second one as well."""
+_ENTRIES = 20_000
+"""Values looked at, at most; where there are more, no recording can be guarded."""
+_DEPTH = 24
+"""Containers in one another that are looked at."""
 _ITEMS, _NESTED = 200, 4
 """Of a container in an object of a library: the most items, and containers in one another, that are looked at."""
+_READERS = frozenset({"get", "items", "keys", "values", "index", "count", "__getitem__", "__contains__", "__len__"})
+"""Methods of containers by which a step may hold one to read it."""
+_LIBRARIES = ("torch", "numpy", "builtins", "hotloop", "logging", "threading", "lightning", "tqdm", "rich")
 
 
 class Same:
-    """Stands for one object, and is equal to nothing else.
+    """One object, equal to nothing else.
 
     It does not keep the object, where it need not; a bare ``id`` would not either, but may be another object's once
     this one is gone.
@@ -59,7 +67,7 @@ class Same:
 
     @property
     def is_tensor(self) -> bool:
-        """Tell whether it stands for a tensor."""
+        """Return whether it stands for a tensor."""
         return isinstance(self._ref(), torch.Tensor)
 
     def __eq__(self, other: object) -> bool:
@@ -74,7 +82,7 @@ class Same:
 
 
 class Unknown:
-    """Equal to nothing, itself included."""
+    """A value that is equal to nothing, itself included."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -86,27 +94,160 @@ class Unknown:
 class Unwatchable:
     """State that no look before a replay can follow: a capture has to be declined for it.
 
-    ``content`` tells whether a step that was looked at has changed it: its Python then must not run twice.
+    ``content`` is another one where a step that was audited has changed it: its Python then must not run twice.
     """
 
     why: str
     content: Any = None
 
 
+@dataclasses.dataclass(frozen=True, eq=True)
+class Items:
+    """What a container holds: its kind, what else it is known by, the names of its items, and their fingerprints."""
+
+    kind: str
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+
+
+def differs_at(before: Any, after: Any) -> str:
+    """Return which item of a container differs, as code reads it: ``[0]['weight']``; empty for no single one."""
+    if not (isinstance(before, Items) and isinstance(after, Items) and before.keys == after.keys):
+        return ""
+    for key, one, other in zip(before.keys, before.values, after.values, strict=True):
+        if one != other:
+            return f"{key}{differs_at(one, other)}"
+    return ""
+
+
+def unwatchable_in(value: Any) -> Iterator[str]:
+    """Yield why a fingerprint cannot be compared before each replay, for each part that cannot."""
+    if isinstance(value, Unwatchable):
+        yield value.why
+    elif isinstance(value, Items):
+        for item in value.values:
+            yield from unwatchable_in(item)
+
+
+class Fingerprints:
+    """Makes fingerprints of values, and notes what a quick check before each replay compares.
+
+    Args:
+        held: identities of tensors whose memory and flags are compared elsewhere.
+
+    Attributes:
+        lists, tables, sets: containers, compared item by item.
+        computed: what has to be asked anew: contents of arrays, what an object of Python's own holds.
+        tensors: those that nobody else compares.
+    """
+
+    def __init__(self, held: collections.abc.Set[int] = frozenset()) -> None:
+        self.lists: list[Any] = []
+        self.tables: list[dict[Any, Any]] = []
+        self.sets: list[Any] = []
+        self.computed: list[Callable[[], Any]] = []
+        self.tensors: dict[int, torch.Tensor] = {}
+        self._held, self._known, self._left = held, dict[int, Any](), _ENTRIES
+
+    def of(self, value: Any, depth: int = 0) -> Any:
+        """Return the fingerprint of a value: scalars and containers by what they hold, objects by identity."""
+        self._left -= 1
+        if self._left < 0 or depth > _DEPTH:
+            return Unwatchable(f"more than {_ENTRIES:,} values" if self._left < 0 else "nested too deep")
+        if isinstance(value, SCALARS):
+            return plain(value)
+        if isinstance(value, torch.Tensor):
+            facts = None if id(value) in self._held else facts_of(value)
+            if facts is not None:
+                self.tensors[id(value)] = value
+            return Same(value, facts, keep=facts is None)  # the loop keeps what it was given anyway
+        if id(value) not in self._known:
+            self._known[id(value)] = value, ("itself",)  # a container may hold itself
+            self._known[id(value)] = value, self._made(value, depth)
+        return self._known[id(value)][1]
+
+    def _made(self, value: Any, depth: int) -> Any:
+        if isinstance(value, set | frozenset):
+            self.sets.append(value)
+            return "set", frozenset(value)
+        parts = parts_of(value)
+        if parts is None:
+            if (state := state_of(value)) is not None:
+                self.computed.append(functools.partial(state_of, value))
+            return state if state is not None else (type(value), Same(value))
+        if isinstance(value, list | collections.deque):
+            self.lists.append(value)
+        elif isinstance(value, dict):
+            self.tables.append(value)
+        if not isinstance(value, list | tuple | dict | collections.deque) or type(value) is collections.defaultdict:
+            self.computed.append(lambda: [Slot(item) for item, _ in parts_of(value) or ()])
+        items = tuple(self.of(item, depth + 1) for item, _ in parts)
+        return Items(type(value).__name__, tuple(name for _, name in parts), items)
+
+
+Parts = list[tuple[Any, str]]
+"""What an object of Python's own holds, and how code gets at each."""
+
+
+def parts_of(value: Any) -> Parts | None:
+    """Return what an object of Python's own holds; None for other objects, which are known by their attributes."""
+    return next((parts(value) for kind, parts in _PARTS if isinstance(value, kind)), None)
+
+
+def _of_mapping(value: Any) -> Parts | None:
+    if "__builtins__" in value:  # what code that was made of a text has for globals
+        return None
+    items = list(itertools.islice(value.items(), _ENTRIES))
+    found = [(item, f"[{key_of(key)}]") for key, item in items]
+    found += [(key, "'s key") for key, _ in items if not isinstance(key, (*SCALARS, tuple))]
+    return [*found, *([(value.default_factory, "'s default")] if isinstance(value, collections.defaultdict) else [])]
+
+
+def _of_items(value: Any) -> Parts:
+    return [(item, f"[{place}]") for place, item in enumerate(itertools.islice(value, _ENTRIES + 1))]
+
+
+def _of_builtin(value: Any) -> Parts | None:
+    return [(value.__self__, "'s object")] if value.__name__ in _READERS else None
+
+
+def _of_cache(value: Any) -> Parts:
+    """Return a function and its results that are kept: in a table, or in a bounded cache beside what links them."""
+    referents = gc.get_referents(value)
+    tables = [item for table in referents if type(table) is dict for item in table.values()]
+    held = [*tables, *(one for one in referents if type(one) is not dict and not isinstance(one, type))]
+    return [(value.__wrapped__, ""), *((item, "()") for item in held if "_lru" not in type(item).__name__)]
+
+
+_PARTS: tuple[tuple[Any, Callable[[Any], Parts | None]], ...] = (
+    (collections.abc.Mapping, _of_mapping),
+    ((list, tuple, set, frozenset, collections.deque), _of_items),
+    (collections.abc.MappingView, lambda one: [(getattr(one, "mapping", None), "'s table")]),
+    (types.MethodType, lambda one: [(one.__func__, ""), (one.__self__, ".self")]),
+    (functools.partial, lambda one: [(one.func, ""), (one.args, "'s arguments"), (one.keywords, "'s arguments")]),
+    (types.BuiltinMethodType, _of_builtin),
+    (weakref.ref, lambda one: [(one(), "()")]),
+    (contextvars.ContextVar, lambda one: [(one.get(None), "")]),
+    (enum.Enum, lambda one: [(one.name, ".name"), (one._value_, ".value")]),
+    (type(functools.lru_cache(lambda: None)), _of_cache),
+    (torch.amp.GradScaler, lambda one: [(fact, f".{name}") for name, fact in _scaler_facts(one).items()]),
+)
+
+
 def plain(value: Any) -> Any:
-    """Give a scalar with its type; NaN equals itself here."""
+    """Return a scalar with its type; NaN equals itself here."""
     return ("nan",) if value != value else (type(value).__name__, value)  # noqa: PLR0124 - NaN is unequal to itself
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Tell whether two objects are one, or plain scalars that no step could tell apart. Tensors are never compared."""
+    """Return whether two objects are one, or scalars that no step could tell apart. Tensors are never compared."""
     if one is other:
         return True
     return type(one) is type(other) and isinstance(one, SCALARS) and plain(one) == plain(other)
 
 
 def is_plain(value: Any, owner: type, depth: int = 0) -> bool:
-    """Tell whether a value is one that code keeps between two steps: a number, a text, a tensor, or some of these.
+    """Return whether code keeps such a value between two steps: a number, a text, a tensor, or some of these.
 
     Caches, locks, handles and other objects are not, but for those of the owner's own class: settings within settings.
     """
@@ -119,11 +260,6 @@ def is_plain(value: Any, owner: type, depth: int = 0) -> bool:
     if isinstance(value, list | tuple | set | frozenset | collections.deque):
         return len(value) <= _ITEMS and all(is_plain(one, owner, depth + 1) for one in value)
     return depth > 0 and type(value) is owner
-
-
-def plain_ones(fields: Mapping[str, Any], owner: type) -> set[str]:
-    """Name the attributes of an object of a library that `is_plain` tells of."""
-    return {key for key, value in fields.items() if is_plain(value, owner)}
 
 
 class Slot:
@@ -141,24 +277,14 @@ class Slot:
 
 
 def key_of(key: Any) -> str:
-    """Give what stands for a key of a mapping in names; of an object, which may print itself at length, its kind."""
+    """Return what stands for a key of a mapping in names; of an object, which may print itself at length, its kind."""
     if isinstance(key, tuple):
         return f"({', '.join(map(key_of, key))})"
     return repr(key) if isinstance(key, (*SCALARS, enum.Enum)) else f"<{type(key).__name__}>"
 
 
-def forward_of(cls: type[torch.nn.Module]) -> Slot:
-    """Give the forward of a class, which somebody may replace."""
-    return Slot(class_forward(cls))
-
-
-def own_step(optimizer: torch.optim.Optimizer) -> Slot:
-    """Give the step that somebody has set on an optimizer, as schedulers do."""
-    return Slot(vars(optimizer).get("step"))
-
-
 def facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Give what a recording froze of a tensor beside its identity: whether it is trained, and its view of its memory.
+    """Return what a recording froze of a tensor beside its identity: whether it is trained, and its view of its memory.
 
     An address alone would not do: ``tensor.t_()`` and ``tensor.resize_()`` leave it as it is.
     """
@@ -166,7 +292,7 @@ def facts_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def is_array(value: Any) -> bool:
-    """Tell whether a value is an array whose content changes in place, or memory in C."""
+    """Return whether a value is an array whose content changes in place, or memory in C."""
     numpy = sys.modules.get("numpy")
     return _is_plain_memory(value) or (numpy is not None and isinstance(value, numpy.ndarray))
 
@@ -178,7 +304,7 @@ def _is_plain_memory(value: Any) -> bool:
 
 
 def content_of(value: Any) -> Any:
-    """Give what an array holds; of a large one, or one of objects, that it cannot be watched."""
+    """Return what an array holds; of a large one, or one of objects, that it cannot be watched."""
     view = memoryview(value) if _is_plain_memory(value) else value
     if not _is_plain_memory(value) and value.dtype.hasobject:
         return Unwatchable("an array of objects")
@@ -189,29 +315,25 @@ def content_of(value: Any) -> Any:
 
 
 def number_of(value: Any) -> Any:
-    """Give a scalar of numpy's as Python's; None for all else."""
+    """Return a scalar of numpy's as Python's; None for all else."""
     numpy = sys.modules.get("numpy")
     return (value.dtype.str, plain(value.item())) if numpy is not None and isinstance(value, numpy.generic) else None
 
 
-def scaler_facts(scaler: torch.amp.GradScaler) -> dict[str, Any]:
-    """Give the settings of a GradScaler that a recording holds as numbers; its scale is in a tensor."""
-    if not scaler.is_enabled():  # it has no other settings then
-        return {"enabled": False}
-    return {
-        "enabled": True,
-        "growth_factor": scaler.get_growth_factor(),
-        "backoff_factor": scaler.get_backoff_factor(),
-        "growth_interval": scaler.get_growth_interval(),
-    }
+def _scaler_facts(scaler: torch.amp.GradScaler) -> dict[str, Any]:
+    """Return the settings of a GradScaler that a recording holds as numbers; its scale is in a tensor."""
+    names = ("growth_factor", "backoff_factor", "growth_interval") if scaler.is_enabled() else ()
+    return {"enabled": scaler.is_enabled(), **{name: getattr(scaler, f"get_{name}")() for name in names}}
 
 
 def state_of(value: Any) -> Any:
-    """Give what tells that an array, a number of numpy's, an iterator or a generator is as it was; None for others."""
+    """Return how an array, a number of numpy's, a generator of random numbers or an iterator is; None for others."""
     if isinstance(value, torch.optim.lr_scheduler.LRScheduler):  # stepped inside the step, it would stand still
         return "schedule", value.last_epoch
     if isinstance(value, torch.Generator):  # of the user's own: no proof puts it back, and no recording draws from it
-        return "random", hash(value.get_state().numpy().tobytes())
+        state = value.get_state()
+        numbers = super(torch.Tensor, state).numpy()  # past the method that is listened at while a step is audited
+        return "random", hash(numbers.tobytes())
     if is_array(memory := _memory_of(value)):
         return content_of(memory)
     if isinstance(value, threading.Event):
@@ -219,80 +341,31 @@ def state_of(value: Any) -> Any:
     if isinstance(value, logging.Logger):
         return "level", value.getEffectiveLevel()
     number = number_of(value)
-    return number if number is not None else position(value)
+    return number if number is not None else _position_of(value)
 
 
 def _memory_of(value: Any) -> Any:
-    """Give the memory of a value that processes share (``multiprocessing.Value``), without its lock; else the value."""
+    """Return the memory of a value that processes share (``multiprocessing.Value``) without its lock; else itself."""
     shared = sys.modules.get("multiprocessing.sharedctypes")
     return value.get_obj() if shared is not None and isinstance(value, shared.SynchronizedBase) else value
 
 
-def variables_of(value: Any) -> dict[str, Any]:
-    """Give what a generator that has not ended goes on with: its variables, and what its loops are over."""
-    frame = value.gi_frame if isinstance(value, types.GeneratorType) else None
-    if frame is None:
-        return {}
-    found = dict(frame.f_locals)
-    known = {id(one) for one in found.values()}
-    # `for x in other()` and `yield from other()` keep the other where no variable shows it.
-    loops = [
-        one for one in gc.get_referents(value) if isinstance(one, collections.abc.Iterator) and id(one) not in known
-    ]
-    return {**found, **{f"what loop {number} is over": one for number, one in enumerate(loops, 1)}}
-
-
-def variables_now(value: Any) -> dict[str, Slot]:
-    """Give what tells that the variables of a generator are as they were: a loop yields at one place for ever."""
-    return {key: Slot(one) for key, one in variables_of(value).items()}
-
-
-def position(value: Any) -> Any:
-    """Tell where an iterator or a random generator is, so that its use in a step shows; None for other objects."""
+def _position_of(value: Any) -> Any:
+    """Return where a random generator or a stream is. Code that reads an iterator moves it: it is never as it was."""
     if isinstance(value, random.Random):
         own = not isinstance(value, random.SystemRandom)  # the machine's has no state
         return ("random", hash(value.getstate())) if own else None
-    if _is_numpys(value):
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
         return "random", str(value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state())
-    if isinstance(value, itertools.count):
-        return "count", repr(value)
-    if isinstance(value, types.GeneratorType):  # a generator is where its code is: a loop stops at the same place
-        return "generator", value.gi_frame.f_lasti if value.gi_frame is not None else -1
-    # Asked of the class, as Python does: settings that answer any attribute have none, or raise.
-    if (length := getattr(type(value), "__length_hint__", None)) is not None and not isinstance(value, type):
-        return "left", length(value)
-    return _position_of_others(value)
-
-
-def _position_of_others(value: Any) -> Any:
     if isinstance(value, io.StringIO | io.BytesIO):
         return "written up to", -1 if value.closed else value.tell()
-    if not isinstance(value, collections.abc.Iterator):
-        return None
-    if type(value).__module__ in ("builtins", "itertools"):  # cycle, zip, map: nobody can tell
-        return Unknown()
-    if is_users_object(value) or not hasattr(value, "__dict__"):  # the first is looked at like any object
-        return None
-    return tuple(one for one in vars(value).values() if type(one) is int)  # a data loader's counts what it has given
-
-
-def _is_numpys(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState)
-
-
-_LIBRARIES = ("torch", "numpy", "builtins", "hotloop", "logging", "threading", "lightning", "tqdm", "rich")
-
-
-def is_frameworks(cls: type) -> bool:
-    """Tell whether a class is a trainer's or hotloop's, of whose objects it is known what a step changes."""
-    if cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning", "lightning_fabric", "hotloop"):
-        return True
-    return cls.__module__.startswith("transformers.trainer")  # its schedule goes on outside the step
+    iterates = isinstance(value, collections.abc.Iterator) and not isinstance(value, io.IOBase)
+    return Unknown() if iterates and not is_users_object(value) else None
 
 
 def is_users_object(value: Any) -> bool:
-    """Tell whether a value is looked into by its attributes."""
+    """Return whether a value is looked into by its attributes."""
     if isinstance(value, type | types.ModuleType | torch.optim.Optimizer):
         return False
     return type(value).__module__.partition(".")[0] not in _LIBRARIES and (
@@ -301,13 +374,13 @@ def is_users_object(value: Any) -> bool:
 
 
 def is_users_class(cls: type) -> bool:
-    """Tell whether the attributes of a class are looked at: those of Python's own classes and of torch's are not."""
+    """Return whether the attributes of a class are looked at: those of Python's own classes and of torch's are not."""
     top = cls.__module__.partition(".")[0]
     return top not in _LIBRARIES and top not in sys.stdlib_module_names
 
 
 def slots_of(cls: type) -> tuple[str, ...]:
-    """Give the attributes that a class keeps in slots."""
+    """Return the attributes that a class keeps in slots."""
     return tuple(
         name
         for base in cls.__mro__

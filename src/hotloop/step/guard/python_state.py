@@ -1,108 +1,67 @@
-"""The Python state that a step can reach: a capture freezes what the step reads of it, a replay changes none of it."""
+"""The Python state that a step has read: a capture freezes it, a replay changes none of it."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import operator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hotloop._torch import hooks
-from hotloop._torch.graphs import package_of
+from hotloop._torch.hooks import gradient_hook_functions
 from hotloop.step.guard import bytecode, fingerprint
-from hotloop.step.guard.fingerprint import ABSENT, SCALARS, Unwatchable
-from hotloop.step.guard.walk import Walk
+from hotloop.step.guard.fingerprint import ABSENT, SCALARS, Fingerprints, Same, differs_at, unwatchable_in
+from hotloop.step.guard.read_set import View
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from hotloop.step.state.holdings import Holdings
+    from hotloop.step.guard.read_set import Holder, ReadSet
 
 
 def objects_in(leaves: Iterable[Any]) -> list[Any]:
-    """Give the arguments that have attributes of their own, which a key tells by identity only."""
+    """Return the arguments that have attributes of their own, which a key tells by identity only."""
     return [one for one in leaves if not isinstance(one, (torch.Tensor, *SCALARS))]
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Name what differs, the names in the order of the later look."""
+    """Name what differs, down to the item of a container, in the order of the later look."""
     if before is after:
         return []
-    names = [*after, *(name for name in before if name not in after)]
-    return [name for name in names if before.get(name, ABSENT) != after.get(name, ABSENT)]
+    found = []
+    for name in (*after, *(name for name in before if name not in after)):
+        one, other = before.get(name, ABSENT), after.get(name, ABSENT)
+        if one != other:
+            found.append(f"{name}{differs_at(one, other)}")
+    return found
 
 
 def unwatchable(found: Mapping[str, Any]) -> list[str]:
     """Name what no look before a replay can follow."""
-    return [f"{name} ({value.why})" for name, value in found.items() if isinstance(value, Unwatchable)]
-
-
-def _look(
-    walk: Walk,
-    step: Callable[..., Any],
-    holdings: Holdings,
-    objects: Iterable[Any],
-    recorded: Collection[str] | None,
-) -> None:
-    walk.code.function(step, "", 0)
-    for index, one in enumerate(holdings.state):
-        # Modules are among the modules; a schedule that is given to be saved may go on outside of the step.
-        if not isinstance(one, torch.nn.Module | torch.optim.lr_scheduler.LRScheduler):
-            name = f"{type(one).__name__} (state[{index}])"
-            walk.value(one, name, 0, every=not walk.code.is_own_object(one))
-    for one in objects:
-        walk.value(one, f"argument {type(one).__name__}", 0)
-    for name, optimizer in holdings.optimizers.items():
-        walk.torchs.optimizer(optimizer, name)
-        if recorded is not None:
-            walk.torchs.settings(optimizer, name, ("lr",) if name in recorded else ())
-    walk.torchs.hooks(hooks.global_hooks(), "all modules or optimizers")
-    walk.finish()
+    return [f"{name} ({why})" for name, value in found.items() for why in unwatchable_in(value)]
 
 
 class Watch:
-    """Tells before each replay, in microseconds, whether what the step reads in Python is still what was captured.
+    """Compares before each replay, in microseconds, what the step reads in Python with what was captured.
 
-    What a look around found is held in flat lists, which are compared by identity. Only where something is another
-    object is all of it looked at again: it may be an equal one, or nothing that the step reads. From then on that look
-    is what counts.
-
-    Attributes:
-        found: what the last look found; ``unread``: names of that which the step does not read.
-        strangers: parameters, by name, that the step reaches and that the loop was not given; ``buffers``: tensors of
-            modules that it was not given. A step may leave gradients in the ones and move the others: a survey sees
-            what most operations write into, but not the running statistics of a BatchNorm, and no gradient where there
-            was none.
+    What a look found is held in flat lists, which are compared by identity. Only where something is another object is
+    all of it looked at again: it may be an equal one. From then on that look is what counts.
 
     Args:
-        step: the user's function.
-        holdings: the models, whose attributes are reachable however the step gets at them; optimizers, for their
-            hooks; and the other state.
-        ignore: objects of ours.
-        objects: arguments of the step that are no tensors or plain values.
+        reads: what the step's code has read.
         recorded: names of the optimizers whose learning rate a recording reads on the device. What code reads of any
-            other in Python is frozen. None where nothing is recorded: then parameter groups are not looked at, but
-            parts of models as well that the step does not read: it may change them.
+            other in Python is frozen. None where nothing is recorded: then parameter groups are not looked at.
+
+    Attributes:
+        found: what the last look found, by a name that its author recognises; values compare with ``==``.
+        strangers: parameters, by name, that the step reaches and that the loop was not given; ``buffers``: tensors of
+            modules that it was not given. A step may leave gradients in the ones and move the others.
     """
 
-    def __init__(
-        self,
-        step: Callable[..., Any],
-        holdings: Holdings,
-        ignore: Iterable[Any],
-        objects: Iterable[Any],
-        recorded: Collection[str] | None = None,
-    ) -> None:
-        self._accumulators = accumulators = hooks.Accumulators()
-        ignored, home, whole = tuple(ignore), package_of(bytecode.file_of(step)), recorded is None
-        self._walk: Callable[[], Walk] = lambda: Walk(
-            (*ignored, *holdings.optimizers.values()), holdings, accumulators, home, whole=whole
-        )
-        self._look = functools.partial(_look, step=step, holdings=holdings, objects=tuple(objects), recorded=recorded)
-        self._take()
+    def __init__(self, reads: ReadSet, recorded: Collection[str] | None = None) -> None:
+        self.reads, self._recorded = reads, recorded
+        self._look()
 
     def changed(self) -> str:
         """Name something that differs from what was captured; empty where nothing does."""
@@ -110,38 +69,97 @@ class Watch:
         return next(iter(differences(before, self.now())), "")
 
     def now(self) -> Mapping[str, Any]:
-        """Give each value that the step can reach, by a name that its author recognises; values compare with ``==``."""
+        """Return each value that the step reads, by name."""
         with contextlib.suppress(Exception):  # an attribute that is gone, an object that cannot be asked: look again
             if self._same():
                 return self.found
-        self._take()
+        self._look()
         return self.found
 
-    def _take(self) -> None:
-        """Look around, and hold what is found."""
-        walk = self._walk()
-        with self._accumulators.chosen():
-            self._look(walk)
-        self.found: Mapping[str, Any] = walk.found
-        self.unread, self.strangers = walk.unread, walk.torchs.strangers
-        self.buffers = list({id(one): one for one in walk.torchs.buffers}.values())
-        tables = list({id(one): one for one in walk.tables}.values())
-        self._empty, self._tables = [one for one in tables if not one], [one for one in tables if one]
-        holders = [(holder, [key for key in holder if counts(key)]) for holder, counts in walk.holders]
-        self._getters = [_getter(holder, keys) for holder, keys in (*holders, *walk.code.globals) if keys]
-        self._cells, self._lists, self._typed = walk.code.cells, walk.lists, walk.typed
-        self._functions, self._computed, self._tensors = walk.code.functions, walk.computed, walk.torchs.tensors
-        self._sized = [*(holder for holder, _ in holders), *walk.lists, *self._tables]
-        self._lengths = list(map(len, self._sized))
-        self._keys = list(itertools.chain.from_iterable(self._tables))
-        self._sets = [(one, frozenset(one)) for one in walk.sets]
-        self._objects = self._objects_now()
-        self._values = self._values_now()
+    def as_first_read(self) -> dict[str, Any]:
+        """Return what would have been found had the step changed nothing: values as they were when first read."""
+        before = dict(self.found)
+        for holder in self.reads.holders.values():
+            if holder.owner is None or isinstance(holder.owner, type):  # of a class some names are found late
+                continue
+            names = self._names.get(id(holder), {})
+            for key in names.keys() - holder.first.keys():  # it was not there
+                before.pop(names[key])
+            for key, value in holder.first.items():
+                if value is not ABSENT:
+                    before[names.get(key) or holder.name_of(key)] = value
+        return before
+
+    def _look(self) -> None:
+        """Look at all values, and hold what is found."""
+        self.found: dict[str, Any] = {}
+        self.strangers: dict[str, Any] = {}
+        self._names: dict[int, dict[str, str]] = {}
+        self._values = values = Fingerprints(self.reads.held)
+        holders = [one for one in self.reads.holders.values() if one.owner is not None]
+        with self.reads.accumulators.chosen():
+            read = [(holder, self._read(holder)) for holder in holders]
+        for table, owner in self.reads.hooks.values():
+            for hook in table.values():
+                if not _is_ours(hook):
+                    self._note(f"a hook of {owner}", Same(hook))
+        modules = [module for one in self.reads.others.values() if (module := one()) is not None]
+        buffers = {id(one): one for module in modules for one in module.buffers(recurse=False)}
+        self.buffers = [one for key, one in buffers.items() if key not in self.reads.held]
+        tables = [table for table, _ in self.reads.hooks.values()]
+        self._empty, self._hooks = [one for one in tables if not one], [one for one in tables if one]
+        self._getters = [
+            (operator.itemgetter(*keys, keys[0]), holder.fields)  # always a tuple, so never of one key alone
+            for holder, keys in read
+            if keys and not isinstance(holder.fields, View)
+        ]
+        self._views = [holder.fields for holder in holders if isinstance(holder.fields, View)]
+        objects = [one for one in holders if one.fields is getattr(one.owner, "__dict__", None)]
+        self._typed = [one._owner for one in objects]  # noqa: SLF001 - it is called by map
+        sized = (one.fields for one in holders if one.label and not isinstance(one.fields, View))
+        self._sized = [*sized, *values.lists, *values.tables, *self._hooks]
+        self._lengths, self._keys = list(map(len, self._sized)), [*_flat(values.tables)]
+        self._sets = [(one, frozenset(one)) for one in values.sets]
+        self._objects, self._computed = self._objects_now(), self._computed_now()
+
+    def _read(self, holder: Holder) -> list[str]:
+        """Note what a holder holds; gives the names that count."""
+        left_out = {"params"}
+        if holder.optimizer:
+            if self._recorded is None:
+                return []
+            left_out |= {"lr"} if holder.optimizer in self._recorded else set()
+        keys = [key for key in holder.names() if not holder.optimizer or key not in left_out]
+        names = self._names[id(holder)] = {}
+        for key in keys:
+            value = holder.fields[key]
+            name = names[key] = self._note(holder.name_of(key), self._values.of(value))
+            for tensor in _trained_in(value):
+                self._trained(tensor, name)
+        return keys
+
+    def _note(self, name: str, value: Any) -> str:
+        """Add what was found; of two with one name (lambdas have no other) each counts."""
+        free = name
+        for number in itertools.count(2):
+            if free not in self.found:
+                break
+            free = f"{name} ({number})"
+        self.found[free] = value
+        return free
+
+    def _trained(self, tensor: torch.Tensor, name: str) -> None:
+        if id(tensor) not in self.reads.held:
+            self.strangers[name] = tensor
+        if of_node := self.reads.accumulators.of(tensor):
+            self._note(f"the gradient hooks of {name}", tuple(of_node))
+        for function in (*gradient_hook_functions(tensor), *of_node.values()):
+            self._note(f"a gradient hook of {name}", Same(function))
 
     def _same(self) -> bool:
         if any(self._empty) or list(map(len, self._sized)) != self._lengths:
             return False
-        if list(itertools.chain.from_iterable(self._tables)) != self._keys:
+        if [*_flat(self._values.tables)] != self._keys:
             return False
         now, before = self._objects_now(), self._objects
         if len(now) != len(before):
@@ -150,27 +168,37 @@ class Watch:
             if not all(map(fingerprint.alike, now, before)):
                 return False
             self._objects = now  # equal scalars: the next time at a glance
-        return all(one == then for one, then in self._sets) and self._values_now() == self._values
+        return all(one == then for one, then in self._sets) and self._computed_now() == self._computed
 
     def _objects_now(self) -> list[Any]:
-        """Give what is compared by identity. Tensors are never compared by value: an equal one is another one."""
-        flat = itertools.chain.from_iterable
+        """Return what is compared by identity. Tensors are never compared by value: an equal one is another one."""
         return [
-            *flat([one.values() for one in self._tables]),
-            *flat([get(holder) for get, holder in self._getters]),
-            *[cell.cell_contents for cell in self._cells],
-            *flat(self._lists),
-            *map(type, self._typed),
-            *[one.__code__ for one in self._functions],
-            *[one.__defaults__ for one in self._functions],
-            *[one.__kwdefaults__ for one in self._functions],
+            *_flat([get(fields) for get, fields in self._getters]),
+            *_flat([view.now().values() for view in self._views]),
+            *_flat([one.values() for one in (*self._values.tables, *self._hooks)]),
+            *_flat(self._values.lists),
+            *map(type, map(operator.call, self._typed)),
         ]
 
-    def _values_now(self) -> list[Any]:
-        """Give what is compared by value: positions, contents, facts."""
-        return [*[one() for one in self._computed], *map(fingerprint.facts_of, self._tensors)]
+    def _computed_now(self) -> list[Any]:
+        """Return what is compared by value: positions, contents, facts."""
+        asked = [one() for one in self._values.computed]
+        return [*asked, self.reads.accumulators.now(), *map(fingerprint.facts_of, self._values.tensors.values())]
 
 
-def _getter(holder: Mapping[str, Any], keys: list[str]) -> tuple[Callable[[Any], tuple[Any, ...]], Mapping[str, Any]]:
-    """Give what takes several entries of a dictionary in one go: always a tuple, so never of one key alone."""
-    return operator.itemgetter(*keys, keys[0]), holder
+_flat = itertools.chain.from_iterable
+
+
+def _trained_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Yield the tensors that a value is, or holds, and that gradients are added up in."""
+    if isinstance(value, torch.Tensor):
+        if value.requires_grad and value.is_leaf:
+            yield value
+    elif isinstance(value, list | tuple | dict) and depth < 4 and len(value) < 1000:  # noqa: PLR2004 - seldom more
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _trained_in(item, depth + 1)
+
+
+def _is_ours(hook: Any) -> bool:
+    inner = bytecode.wrapped(getattr(hook, "func", hook))[-1]
+    return str(getattr(inner, "__module__", "")).partition(".")[0] == "hotloop"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,9 +35,6 @@ class Holdings:
         self.strangers: dict[str, torch.nn.Parameter] = {}
         """Parameters of other programs. A step may leave gradients in them for an optimizer that steps outside. Their
         values count only if they are found to be written, like those of any tensor of others."""
-        self.taken: weakref.WeakValueDictionary[int, torch.nn.Module] = weakref.WeakValueDictionary()
-        """Parts of the models that steps were seen to fetch from them or to call, by whatever code. The references
-        are weak, so that a part that is replaced can be freed."""
         self.gradients_altered = False
         """A step was seen to write gradients after an optimizer had read them."""
         self._cache: dict[str, Any] = {}

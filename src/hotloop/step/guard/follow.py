@@ -1,0 +1,298 @@
+"""Follows what code reads: from its globals, closure and arguments, attribute by attribute, as its names lead on."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import os
+import types
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch import hooks
+from hotloop._torch.graphs import is_own_file
+from hotloop._torch.module import is_scripted
+from hotloop.step.guard import bytecode
+from hotloop.step.guard.bytecode import Names, names_of
+from hotloop.step.guard.fingerprint import (
+    SCALARS,
+    is_users_class,
+    is_users_object,
+    parts_of,
+    slots_of,
+)
+from hotloop.step.guard.read_set import ReadSet, closure_of, slots_view
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from types import CodeType
+
+    from hotloop.step.guard.read_set import Holder
+
+_CHAIN, _LIBRARYS_CHAIN = 12, 3
+"""Attributes of attributes that one piece of code is taken to read, of the program's own and of a library."""
+_ITEMS = 2_000
+"""Items of a container that are followed."""
+NEVER_FOLLOWED = frozenset({*SCALARS, types.CodeType, types.FrameType, object})
+_DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, property, functools.cached_property)
+_CALLED = frozenset({"forward", "__call__"})
+"""Methods that no name in code leads to."""
+NO_NAMES = Names(frozenset())
+
+
+class Follower:
+    """Notes in a read set what code reads.
+
+    Args:
+        reads: the read set.
+        home: the folder of the installed package that the step itself is of: its code is followed like a program's own.
+        ignore: objects of ours.
+
+    Attributes:
+        labels: objects that were there before the step, and what leads to them: kept while it runs.
+        steps: the code of the step itself, of which names say nothing.
+        is_static: functions that are met count as if they ran: they may do so in compiled code, where nobody hears it.
+    """
+
+    def __init__(self, reads: ReadSet, home: str, ignore: Iterable[Any]) -> None:
+        self.reads, self._home = reads, home
+        self.labels: dict[int, tuple[Any, str]] = {id(one): (one, "") for one in ignore}
+        self.steps: set[CodeType] = set()
+        self.is_static = False
+        self._ignored = frozenset(self.labels)
+        self._done: set[tuple[int, int]] = set()
+        self._functions: dict[CodeType, dict[int, tuple[types.FunctionType, str]]] = {}
+        self._ran: dict[tuple[CodeType, int], dict[str, Any]] = {}
+        self._inner: set[CodeType] = set()
+
+    def is_own(self, file: str) -> bool:
+        """Return whether code in a file is the program's own, also where the program itself is installed."""
+        return is_own_file(file) or (bool(self._home) and file.startswith(self._home))
+
+    def _once(self, value: Any, names: Any) -> bool:
+        done = (id(value), id(names))
+        known = done in self._done
+        self._done.add(done)
+        return not known
+
+    # -- code --------------------------------------------------------------------------------------------------------
+
+    def runs(self, code: CodeType, space: dict[str, Any], names: Names) -> None:
+        """Note what code reads that is not handed to it: globals, and what its functions close over."""
+        if (code, id(space)) in self._ran:
+            return
+        self._ran[code, id(space)] = space
+        self._inner |= bytecode.inner_codes(code)
+        inside = self._inside(code)
+        for function, _ in list(self._functions.get(code, {}).values()):
+            self._function_runs(function, names, inside)
+        holder = self.reads.holder(space, space, "")
+        for name in names.outside:
+            if name in space:
+                self._variable(holder, name, f"global {name}", names, inside)
+        for module in bytecode.imported_modules(names, space):
+            self.module_reads(module, module.__name__, names, inside)
+        if names.environment:
+            environment = self.reads.holder(os.environ, os.environ, "environment")
+            environment.read |= {text: f"environment variable {text}" for text in names.texts}
+            self.reads.note(environment, names.texts)
+
+    def _inside(self, code: CodeType) -> str:
+        if code in self.steps:
+            return ""
+        hook = next((label for _, label in self._functions.get(code, {}).values() if "hook of" in label), None)
+        return f" (in {hook or code.co_qualname})"
+
+    def _variable(self, holder: Holder, key: str, label: str, names: Names, inside: str) -> None:
+        """Note a value that code reads by a name that stands in it, and follow the value."""
+        value = holder.fields[key]
+        if isinstance(value, types.ModuleType):
+            self.module_reads(value, label.removeprefix("global ").removeprefix("closure variable "), names, inside)
+            return
+        holder.read.setdefault(key, f"{label}{inside}")
+        self.reads.note(holder, [key])
+        self.follow(value, f"{label}{inside}", names)
+
+    def module_reads(self, module: types.ModuleType, name: str, names: Names, inside: str = "") -> None:
+        """Note what code may take from a module of the user's: each of its own names that stands in the code."""
+        own = names.own and self.is_own(getattr(module, "__file__", None) or "<built in>")
+        if own and self._once(module, names):
+            fields = vars(module)
+            holder = self.reads.holder(fields, fields, "")
+            for key in names.words & fields.keys():
+                self._variable(holder, key, f"{name}.{key}", names, inside)
+
+    def function(self, function: types.FunctionType, label: str) -> None:
+        """Remember a function, whose closure counts if its code runs."""
+        for inner in bytecode.wrapped(function):
+            if not isinstance(inner, types.FunctionType):
+                continue
+            code, known = inner.__code__, self._functions.setdefault(inner.__code__, {})
+            if id(inner) in known:
+                continue
+            known[id(inner)] = inner, label
+            if (code, id(inner.__globals__)) in self._ran:
+                self._function_runs(inner, names_of(code), self._inside(code))
+            elif self.is_static and self.is_own(code.co_filename):
+                self.runs(code, inner.__globals__, names_of(code))
+
+    def _function_runs(self, function: types.FunctionType, names: Names, inside: str) -> None:
+        holder = self.reads.holder(function, closure_of(function), function.__qualname__)
+        for key in list(holder.fields):
+            if key not in holder.read:
+                self._variable(holder, key, key, names, inside)
+
+    def original(self, code: CodeType) -> CodeType:
+        """Return the code of a function that the code of a compiler stands for."""
+        place = code.co_filename, code.co_firstlineno
+        return next((one for one in self._functions if (one.co_filename, one.co_firstlineno) == place), code)
+
+    def find_functions(self) -> None:
+        """Find functions that ran, close over something, and were not met: code that a text was made of, say."""
+        lost = {code for code, _ in self._ran if set(code.co_freevars) - {"__class__"}}
+        lost -= {*self._functions, *self._inner}
+        for function in gc.get_referrers(*lost) if lost else ():
+            if isinstance(function, types.FunctionType) and function.__code__ in lost:
+                self.function(function, function.__qualname__)
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def meet(self, value: Any, names: Names) -> None:
+        """Follow a value that code was handed, or made: where it is an object that was there before the step."""
+        if type(value) in NEVER_FOLLOWED:
+            return
+        if (known := self.labels.get(id(value))) is not None:
+            self.follow(value, known[1], names)
+        elif isinstance(value, torch.nn.Module | torch.nn.Parameter):
+            self.follow(value, f"a {type(value).__name__}", names)
+        elif isinstance(value, types.ModuleType):
+            self.module_reads(value, value.__name__, names)
+        elif isinstance(value, list | tuple | dict) and len(value) <= 16:  # noqa: PLR2004 - arguments, a name and a module
+            for item in value.values() if isinstance(value, dict) else value:
+                if id(item) in self.labels or isinstance(item, torch.nn.Module):
+                    self.meet(item, names)
+
+    def follow(self, value: Any, label: str, names: Names, depth: int = 0) -> None:
+        """Note which attributes of an object code reads, and follow these."""
+        if type(value) in NEVER_FOLLOWED or depth > (_CHAIN if names.own else _LIBRARYS_CHAIN):
+            return
+        if not self._once(value, names) or id(value) in self._ignored:
+            return
+        label = self.labels.setdefault(id(value), (value, label))[1]
+        if isinstance(value, torch.nn.Module):
+            self._module(value, label, names, depth)
+        elif isinstance(value, types.FunctionType):
+            self.function(value, label)
+        elif isinstance(value, types.ModuleType):
+            self.module_reads(value, label, names)
+        elif isinstance(value, type):
+            self._class(value, names, depth)
+        else:
+            for item, part in itertools.islice(parts_of(value) or (), _ITEMS):
+                self.follow(item, f"{label}{part}", names, depth + 1)
+            self._object(value, label, names, depth)
+
+    def _object(self, value: Any, label: str, names: Names, depth: int) -> None:
+        if id(value) in self.reads.optimizers:
+            self.optimizer(value, label, names)
+        if isinstance(value, types.MethodType | functools.partial) or not (names.own or _is_followed(value)):
+            return
+        if is_users_class(kind := type(value)):
+            self._class(kind, names, depth)
+            if slots := [name for name in slots_of(kind) if name in names.words or names.computed]:
+                known = self.reads.slots.setdefault(id(value), [])
+                known += [name for name in slots if name not in known]
+                self._attributes(value, slots_view(value, known), label, names, depth)
+        if isinstance(fields := getattr(value, "__dict__", None), dict):
+            self._attributes(value, fields, label, names, depth)
+
+    def _attributes(self, value: Any, fields: Mapping[str, Any], label: str, names: Names, depth: int) -> None:
+        holder = self.reads.holder(value, fields, label)
+        wanted = fields.keys() if names.computed else names.words & fields.keys()
+        if names.own:
+            holder.read |= {word: f"{label}.{word}" for word in names.words - holder.read.keys()}
+            holder.every |= names.computed
+        else:
+            holder.kept |= names.words
+        for key in list(wanted):
+            item, counts = fields[key], holder.counts(key)
+            if counts:
+                self.reads.note(holder, [key])
+            if counts or (not names.own and _is_followed(item)):
+                self.follow(item, f"{label}.{key}", names, depth + 1)
+
+    def hooks(self, tables: Iterable[dict[Any, Any]], owner: str) -> None:
+        """Remember hooks, and what they are called."""
+        for table in tables:
+            for function in table.values():
+                self.follow(function, f"a hook of {owner}", NO_NAMES)
+
+    def optimizer(self, optimizer: torch.optim.Optimizer, label: str, names: Names = NO_NAMES) -> None:
+        """Note the hooks of a given optimizer, a step that a scheduler sets, and what code reads of its settings."""
+        tables = hooks.optimizer_hooks(optimizer)
+        self.hooks(tables, label)
+        self.reads.hooks |= {id(table): (table, label) for table in tables}
+        holder = self.reads.holder(optimizer, vars(optimizer), label)
+        holder.read["step"] = f"{label}.step"
+        self.reads.note(holder, ["step"])
+        for index, group in enumerate(optimizer.param_groups if names.own and "param_groups" in names.words else ()):
+            holder = self.reads.holder(optimizer, group, f"{label}.param_groups[{index}]")
+            holder.read |= {key: f"{holder.label}[{key!r}]" for key in names.words}
+            holder.optimizer = label
+
+    def _module(self, module: torch.nn.Module, label: str, names: Names, depth: int) -> None:
+        if is_scripted(module):
+            raise TypeError(f"{label} was scripted or traced by torch.jit: give the Python module that it was made of")
+        if "_modules" not in vars(module):  # it is being made
+            return
+        if self._once(module, self):
+            self._met(module, label)
+        for table in hooks.module_tables(module):
+            for key in names.words & table.keys():
+                self.follow(table[key], f"{label}.{key}", names, depth + 1)
+        self._object(module, label, names, depth)
+
+    def _met(self, module: torch.nn.Module, label: str) -> None:
+        """Note what every module is read for: its forward, parameters, buffers, parts and hooks."""
+        holder = self.reads.holder(module, vars(module), label)
+        holder.read["forward"] = f"{label}.forward"
+        self.reads.note(holder, ["forward"])
+        if id(module) not in self.reads.given:  # else the mode is part of the key of a call
+            self.reads.others[id(module)] = weakref.ref(module)
+            holder.read["training"] = f"{label}.training"
+            self.reads.note(holder, ["training"])
+            self.hooks(hooks.module_hooks(module), label)
+        self.reads.hooks |= {id(table): (table, label) for table in hooks.module_hooks(module)}
+        for table in hooks.module_tables(module):
+            held = self.reads.holder(module, table, label)
+            held.every = True
+            self.reads.note(held, table)
+        for cls in type(module).__mro__:
+            self.reads.holder(cls, vars(cls), cls.__name__).read["forward"] = f"{cls.__name__}.forward"
+            if "forward" in vars(cls):
+                break
+
+    def _class(self, cls: type, names: Names, depth: int) -> None:
+        """Note what code reads of a class: plain values, and methods, which may be replaced."""
+        for base in filter(is_users_class, cls.__mro__):
+            fields = vars(base)
+            holder = self.reads.holder(base, fields, base.__name__)
+            if not self._once(holder, names):
+                continue
+            for key in fields.keys() & (names.words | _CALLED):
+                member = bytecode.function_of(fields[key])
+                is_function = isinstance(member, types.FunctionType)
+                if is_function or (names.own and not key.startswith("__") and not isinstance(member, _DESCRIPTORS)):
+                    holder.read[key] = f"{base.__name__}.{key}"
+                    self.reads.note(holder, [key])
+                    self.follow(member, f"{base.__qualname__}.{key}", names, depth + 1)
+
+
+def _is_followed(value: Any) -> bool:
+    """Return whether the attributes count that a library's code reads of an object."""
+    if isinstance(value, torch.optim.Optimizer):
+        return is_users_class(type(value))
+    return isinstance(value, torch.nn.Module) or is_users_object(value)

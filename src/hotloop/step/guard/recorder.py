@@ -1,0 +1,203 @@
+"""Fills a read set while a step runs: hears each function that begins, with its globals, closure and arguments.
+
+Of the objects that a frame is handed, those count that were there before the step: they are found from the step's
+closure and globals. Objects that the step makes for itself do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+import os
+import types
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hotloop._torch import hooks
+from hotloop._torch.graphs import package_of
+from hotloop.step.guard import bytecode
+from hotloop.step.guard.bytecode import names_of
+from hotloop.step.guard.fingerprint import ABSENT
+from hotloop.step.guard.follow import NEVER_FOLLOWED, NO_NAMES, Follower
+from hotloop.step.guard.read_set import ReadSet, View
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import CodeType, FrameType
+
+    from hotloop.step.guard.bytecode import Names
+    from hotloop.step.state.holdings import Holdings
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared as strings, thousands of times
+_SKIPPED = (
+    os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep,  # noqa: PTH120
+    *(f"{_TORCH}{name}" for name in ("optim/", "autograd/", "nn/modules/module.py", "nn/parameter.py", "_", "utils/")),
+    "<frozen",
+    contextlib.__file__,
+)
+"""Files whose code reads what is looked at as what it is."""
+_FRAMEWORKS = ("/lightning/", "/pytorch_lightning/", "/lightning_fabric/", "/transformers/trainer")
+"""In the files of trainers: what they keep is known to go on outside the step."""
+_READ_BY_NAME = (getattr, hasattr, setattr, vars, dir)
+_GETTERS = (operator.attrgetter, operator.methodcaller)
+
+
+class Recorder:
+    """Hears one run of a step.
+
+    Args:
+        step: the user's function.
+        holdings: what the loop was given.
+        ignore: objects of ours.
+        objects: arguments of the step that are no tensors or plain values.
+        accumulators: the hooks of gradients that no tensor tells of.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        holdings: Holdings,
+        ignore: Iterable[Any],
+        objects: Iterable[Any],
+        accumulators: hooks.Accumulators,
+    ) -> None:
+        self.reads = ReadSet(holdings, accumulators)
+        self._followed = Follower(self.reads, package_of(bytecode.file_of(step)), ignore)
+        self._codes: dict[CodeType, Names | None] = {}
+        self._name_modules()
+        self._name_hooks()
+        self._name_step(step)
+        labels = self._followed.labels
+        for index, one in enumerate(holdings.state):
+            labels.setdefault(id(one), (one, f"{type(one).__name__} (state[{index}])"))
+        for one in objects:
+            labels.setdefault(id(one), (one, f"argument {type(one).__name__}"))
+
+    def _name_modules(self) -> None:
+        labels = self._followed.labels
+        for name, module in self.reads.holdings.modules.items():
+            for path, part in module.named_modules(prefix=name):
+                labels[id(part)] = part, path
+                self._followed.hooks(hooks.module_hooks(part), path)
+                for table in hooks.module_tables(part)[:2]:
+                    labels |= {id(one): (one, f"{path}.{key}") for key, one in table.items() if one is not None}
+
+    def _name_hooks(self) -> None:
+        followed, reads = self._followed, self.reads
+        for name, parameter in reads.holdings.parameters().items():
+            label = followed.labels.setdefault(id(parameter), (parameter, name))[1]
+            of_node = reads.accumulators.of(parameter)
+            for function in (*hooks.gradient_hook_functions(parameter), *of_node.values()):
+                followed.follow(function, f"a gradient hook of {label}", NO_NAMES)
+        for name, optimizer in reads.holdings.optimizers.items():
+            followed.labels[id(optimizer)] = optimizer, name
+            followed.optimizer(optimizer, name)
+        everywhere, owner = hooks.global_hooks(), "all modules or optimizers"
+        followed.hooks(everywhere, owner)
+        reads.hooks |= {id(table): (table, owner) for table in everywhere}
+
+    def _name_step(self, step: Callable[..., Any]) -> None:
+        followed = self._followed
+        for function in bytecode.wrapped(step):
+            if isinstance(function, types.MethodType):
+                followed.labels.setdefault(id(function.__self__), (function.__self__, "self"))
+            inner = getattr(function, "__func__", function)
+            if isinstance(inner, types.FunctionType):
+                followed.steps.add(inner.__code__)
+            if isinstance(inner, functools.partial):
+                bound = self.reads.holder(inner, View(functools.partial(_bound_by, inner)), "the step")
+                bound.read = {"bound": "an argument of the step"}
+                self.reads.note(bound, bound.read)
+            unnamed = isinstance(inner, types.FunctionType | functools.partial)  # else an object is the step
+            followed.follow(inner, "" if unnamed else "self", NO_NAMES)
+
+    def began(self, frame: FrameType) -> None:
+        """Hear of a function that begins, or of a generator that goes on."""
+        names = self._names(frame.f_code)
+        if names is not None and self.reads.failed is None:
+            self._carefully(self._frame, frame, names)
+
+    def returned(self, frame: FrameType, value: Any) -> None:
+        """Hear of a function that ends: what it returns is read by the code that has called it."""
+        if self.reads.failed is None:
+            self._carefully(self._ended, frame, value)
+
+    def finish(self) -> ReadSet:
+        """Return what was read, once the step has run."""
+        if self.reads.failed is None:
+            self._carefully(self._followed.find_functions)
+        self._followed = Follower(self.reads, "", ())  # objects are kept no longer
+        return self.reads
+
+    def assume(self) -> None:
+        """Take all code of the models' classes for code that ran: compiled code may run it, and nobody hears that."""
+        self._followed.is_static = True
+        for module in self.reads.holdings.modules.values():
+            for part in module.modules():
+                self._carefully(self._assume, part)
+
+    def _assume(self, module: torch.nn.Module) -> None:
+        for cls in type(module).__mro__:
+            for member in map(bytecode.function_of, list(vars(cls).values()) if cls is not torch.nn.Module else ()):
+                if isinstance(member, types.FunctionType) and (names := self._names(member.__code__)) is not None:
+                    self._followed.meet(module, names)
+                    if names.own:
+                        self._followed.runs(member.__code__, member.__globals__, names)
+
+    def _carefully(self, action: Callable[..., None], *args: Any) -> None:
+        try:
+            action(*args)
+        except Exception as error:  # noqa: BLE001 - an object of the user's that cannot be looked at
+            self.reads.failed = error
+
+    def _names(self, code: CodeType) -> Names | None:
+        """Return the names in code; None for code that is not followed."""
+        found = self._codes.get(code, ABSENT)
+        if found is ABSENT:
+            file = code.co_filename
+            own = code in self._followed.steps or self._followed.is_own(file)
+            own = own or (file.startswith("<") and not file.startswith("<frozen"))  # made of a text
+            skipped = file.startswith(_SKIPPED) or any(name in file for name in _FRAMEWORKS)
+            found = self._codes[code] = names_of(code, own=own) if own or not skipped else None
+        names: Names | None = found
+        return names
+
+    def _frame(self, frame: FrameType, names: Names) -> None:
+        code, values = frame.f_code, self._values(frame)
+        if not names.own:
+            for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]:
+                self._followed.meet(values.get(name), names)
+            return
+        if any(name.startswith("__compiled_fn") for name in code.co_names):  # it has taken up others', unheard
+            self._followed.is_static, code = True, self._followed.original(code)
+            names = names_of(code)
+        held = [values.get(name) for name in code.co_freevars] + [frame.f_globals.get(name) for name in names.outside]
+        if any(isinstance(one, _GETTERS) or any(one is reader for reader in _READ_BY_NAME) for one in held):
+            names = names.computing()
+        self._followed.runs(code, frame.f_globals, names)
+        for value in values.values():
+            self._followed.meet(value, names)
+
+    def _values(self, frame: FrameType) -> dict[str, Any]:
+        """Return the variables of a frame, without an optimizer whose method runs: what it keeps is compared anyway."""
+        values, code = frame.f_locals, frame.f_code
+        first = values.get(code.co_varnames[0]) if code.co_varnames else None
+        if id(first) in self.reads.optimizers and hasattr(type(first), code.co_name):
+            return {name: value for name, value in values.items() if value is not first}
+        return values
+
+    def _ended(self, frame: FrameType, value: Any) -> None:
+        names = self._names(frame.f_code)
+        if names is not None and names.own:
+            for item in self._values(frame).values():
+                self._followed.meet(item, names)
+        if type(value) not in NEVER_FOLLOWED and frame.f_back is not None:
+            caller = self._names(frame.f_back.f_code)
+            if caller is not None:
+                self._followed.meet(value, caller)
+
+
+def _bound_by(step: functools.partial[Any]) -> dict[str, Any]:
+    return {"bound": (step.args, step.keywords)}

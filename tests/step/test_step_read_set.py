@@ -1,0 +1,218 @@
+"""What code has read that ran: functions that are changed, results that are kept, and code that nobody hears."""
+
+from __future__ import annotations
+
+import functools
+import sys
+
+import pytest
+import torch
+from step_programs import Classifier, batches, plain_step
+from test_step_watch import changing, dropped
+from torch.nn import functional as F
+
+from hotloop.step.audit.call_monitor import Calls
+
+
+class Held:
+    def __init__(self):
+        self.weight = 1.0
+
+
+def rebinds():
+    weight = 1.0
+
+    def read():
+        return weight
+
+    def change():
+        nonlocal weight
+        weight = -1.0
+
+    return read, change
+
+
+def other_code():
+    def read():
+        return 1.0
+
+    def other():
+        return -1.0
+
+    return read, lambda: setattr(read, "__code__", other.__code__)
+
+
+def other_default():
+    def read(weight=1.0):
+        return weight
+
+    return read, lambda: setattr(read, "__defaults__", (-1.0,))
+
+
+def other_default_by_name():
+    def read(*, weight=1.0):
+        return weight
+
+    return read, lambda: read.__kwdefaults__.update(weight=-1.0)
+
+
+def failed_lookup():
+    held = Held()
+    return lambda: getattr(held, "other", 1.0), lambda: setattr(held, "other", -1.0)
+
+
+def result_that_is_kept():
+    @functools.lru_cache
+    def settings(_name):
+        return Held()
+
+    return lambda: settings("first").weight, lambda: setattr(settings("first"), "weight", -1.0)
+
+
+def view():
+    table = {"weight": 1.0}
+    values = table.values()
+    return lambda: sum(values), lambda: table.update(weight=-1.0)
+
+
+def bound_to_a_partial():
+    held = Held()
+    return functools.partial(lambda held: held.weight, held), lambda: setattr(held, "weight", -1.0)
+
+
+def compiled_by_the_program():
+    held = Held()
+    held.flips = False
+
+    def flips():
+        return held.flips
+
+    @torch.compile(backend="eager")
+    def read(x):
+        return -x if flips() else x
+
+    one = torch.ones(2)
+    return lambda: read(one).mean(), lambda: setattr(held, "flips", True)
+
+
+READS = [
+    rebinds,
+    other_code,
+    other_default,
+    other_default_by_name,
+    failed_lookup,
+    result_that_is_kept,
+    view,
+    bound_to_a_partial,
+]
+
+
+@pytest.mark.parametrize("make", READS)
+def test_a_change_is_in_force_in_the_next_step(both, make):
+    def program(run):
+        read, change = make()
+        return changing(lambda _: lambda logits, y: F.cross_entropy(logits, y) * read(), lambda *_: change())(run)
+
+    dropped(both, program, "")
+
+
+def test_what_compiled_code_of_the_program_reads_is_noticed(both):
+    """Nobody hears the functions that it has taken in. Compiled anew, it draws numbers to see what it compiles."""
+
+    def program(run):
+        read, change = compiled_by_the_program()
+        return changing(lambda _: lambda logits, y: F.cross_entropy(logits, y) * read(), lambda *_: change())(run)
+
+    assert "flips" in both.alike(program).dropped[0]
+
+
+class Scaled(Classifier):
+    def __init__(self):
+        super().__init__()
+        self.factor = 1.0
+
+    def scaled(self, x):
+        return x * self.factor
+
+    def forward(self, x):
+        return self.scaled(super().forward(x))
+
+
+def test_what_a_model_reads_that_was_compiled_before(both):
+    def program(run):
+        model = Scaled().to(run.device)
+        model.compile(backend="eager")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+        step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for number, (x, y) in enumerate(batches(run.device, 26)):
+            if number == 14:
+                model.factor = -1.0
+            run.note(step(x, y))
+        return model, optimizer
+
+    _, eager = both.run(program)
+    run, ours = both.run(program, "eager+graph")
+    for theirs, our in zip(eager["result"], ours["result"], strict=True):
+        torch.testing.assert_close(our, theirs)
+    assert not run.replays() or any("factor" in one for one in run.dropped)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="a profiler leaves room for others")
+def test_under_a_profiler_nothing_is_captured(both):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+        step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            sys.setprofile(lambda *_: None)
+            try:
+                run.note(step(x, y))
+            finally:
+                sys.setprofile(None)
+        return model, optimizer
+
+    told = both.declines(program, reason="a profiler has the place")
+    assert "end the profiler" in told.hint
+
+
+def test_a_tensor_that_nobody_named_is_among_what_a_step_changes_from_the_second_audit_on(both):
+    def program(run):
+        norm = torch.nn.BatchNorm1d(8, affine=False).to(run.device)
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            loss = F.cross_entropy(model(norm(x)), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model, optimizer, norm
+
+    run = both.equal(program, exact=True, replays=10)
+    audits = [one for one in run.loops[0].record.document["steps"] if one.get("doing") == "survey"]
+    assert len(audits) == 2
+
+
+def test_what_functions_return_and_generators_yield_is_heard():
+    def numbers():
+        yield 1
+        yield 2
+
+    began, ended = [], []
+    calls = Calls(
+        frozenset(),
+        lambda *_: None,
+        lambda frame: began.append(frame.f_code.co_name),
+        lambda frame, value: ended.append((frame.f_code.co_name, value)),
+    )
+    with calls.heard():
+        found = list(numbers())
+    assert calls.complete
+    assert found == [1, 2]
+    assert began.count("numbers") == 3
+    assert [value for name, value in ended if name == "numbers"] == [1, 2, None]
