@@ -19,7 +19,6 @@ from hotloop._torch import hooks
 from hotloop._torch.graphs import package_of
 from hotloop.step.guard import bytecode
 from hotloop.step.guard.bytecode import names_of
-from hotloop.step.guard.fingerprint import ABSENT
 from hotloop.step.guard.follow import NEVER_FOLLOWED, NO_NAMES, Follower
 from hotloop.step.guard.read_set import ReadSet, View
 
@@ -65,7 +64,7 @@ class Recorder:
     ) -> None:
         self.reads = ReadSet(holdings, accumulators)
         self._followed = Follower(self.reads, package_of(bytecode.file_of(step)), ignore)
-        self._codes: dict[CodeType, Names | None] = {}
+        self._codes: dict[int, tuple[CodeType, Names | None]] = {}
         self._name_modules()
         self._name_hooks()
         self._name_step(step)
@@ -154,15 +153,14 @@ class Recorder:
 
     def _names(self, code: CodeType) -> Names | None:
         """Return the names in code; None for code that is not followed."""
-        found = self._codes.get(code, ABSENT)
-        if found is ABSENT:
+        found = self._codes.get(id(code))  # by identity: the hash of a code is worked out each time
+        if found is None:
             file = code.co_filename
             own = code in self._followed.steps or self._followed.is_own(file)
             own = own or (file.startswith("<") and not file.startswith("<frozen"))  # made of a text
             skipped = file.startswith(_SKIPPED) or any(name in file for name in _FRAMEWORKS)
-            found = self._codes[code] = names_of(code, own=own) if own or not skipped else None
-        names: Names | None = found
-        return names
+            found = self._codes[id(code)] = code, names_of(code, own=own) if own or not skipped else None
+        return found[1]
 
     def _frame(self, frame: FrameType, names: Names) -> None:
         code, values = frame.f_code, self._values(frame)
