@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import os
 import types
@@ -115,8 +116,18 @@ class Recorder:
     def began(self, frame: FrameType) -> None:
         """Hear of a function that begins, or of a generator that goes on."""
         names = self._names(frame.f_code)
+        if names is None and self._is_property(frame):
+            names = names_of(frame.f_code, own=False)
         if names is not None and self.reads.failed is None:
             self._carefully(self._frame, frame, names)
+
+    def _is_property(self, frame: FrameType) -> bool:
+        """Return whether code of a trainer gives the program's own code an attribute: ``hparams`` is ``_hparams``."""
+        code, caller = frame.f_code, frame.f_back and self._names(frame.f_back.f_code)
+        if caller is None or not caller.own or not any(name in code.co_filename for name in _FRAMEWORKS):
+            return False
+        owner = type(frame.f_locals.get(code.co_varnames[0])) if code.co_varnames else object
+        return isinstance(inspect.getattr_static(owner, code.co_name, None), property)
 
     def returned(self, frame: FrameType, value: Any) -> None:
         """Hear of a function that ends: what it returns is read by the code that has called it."""
