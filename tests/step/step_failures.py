@@ -152,7 +152,7 @@ PLACES = {
     "operation": (captured.Tape, "record"),
     "end": (captured.TapeRecording, "cut"),
     "launch": (captured.Tape, "replay"),
-    "survey": (op_trace._Look, "operation"),
+    "survey": (op_trace.OpTrace, "operation"),
     "compare": (proof, "compare_kinds"),
     "candidate": (graph_proofs.GraphProofs, "candidate"),
     "copy": (trial_run, "Snapshot"),

@@ -11,7 +11,7 @@ from step_programs import Classifier, batches, plain_step
 from test_step_watch import changing, dropped
 from torch.nn import functional as F
 
-from hotloop.step.audit.call_monitor import Calls
+from hotloop.step.audit.call_monitor import CallMonitor
 
 
 class Held:
@@ -204,7 +204,7 @@ def test_what_functions_return_and_generators_yield_is_heard():
         yield 2
 
     began, ended = [], []
-    calls = Calls(
+    calls = CallMonitor(
         frozenset(),
         lambda *_: None,
         lambda frame: began.append(frame.f_code.co_name),

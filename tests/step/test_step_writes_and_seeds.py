@@ -34,7 +34,7 @@ from torch.utils import tensorboard
 
 import hotloop
 from hotloop.step.audit.op_trace import survey
-from hotloop.step.audit.side_effects import Heard
+from hotloop.step.audit.side_effects import SideEffects
 from hotloop.step.state.holdings import Holdings
 from hotloop.testing import captured_step_emulation
 
@@ -215,7 +215,7 @@ def test_a_profiler_that_the_step_begins_is_left_in_place():
         torch.ones(2).sum()
         heard.append(bool(seen))
 
-    calls = Heard()
+    calls = SideEffects()
     try:
         with calls.listening():
             survey(Holdings({}, {}), torch.device("cpu"), [], run, calls)

@@ -1,4 +1,4 @@
-"""Looks at a step before it is captured: the survey of one real step, and the Python state that it reaches."""
+"""Audits a step before it is captured: one real eager step is observed, with the Python state that it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hotloop._torch.thread_patch import called_here
 from hotloop.measure import flatten, signature
 from hotloop.step.audit.op_trace import Survey, survey
 from hotloop.step.audit.returned import not_copied
-from hotloop.step.audit.side_effects import Heard
+from hotloop.step.audit.side_effects import SideEffects
 from hotloop.step.engine import collector_paused
 from hotloop.step.guard.changes import RETURN_IT, SCHEDULE_OUTSIDE, UNHEARD, Changes
 from hotloop.step.guard.optimizer_settings import frozen
@@ -65,7 +65,7 @@ class _Looked:
     """Those that there were before, and how often each had been written."""
     result: Any = None
     strangers: list[Obstacle] = dataclasses.field(default_factory=list)
-    heard: Heard = dataclasses.field(default_factory=Heard)
+    heard: SideEffects = dataclasses.field(default_factory=SideEffects)
     met_others: bool = False
     """It met parameters or buffers that nobody named: from the next run on they are among what it changes."""
 
@@ -273,7 +273,7 @@ class StepAuditor:
 
     @staticmethod
     def _named(args: Any, kwargs: Any) -> dict[tuple[str, str], Any]:
-        """Give what a call is handed, by name: what is in its containers, and what is on its tensors, as well."""
+        """Return a call's arguments by name, with the entries of containers and the attributes put on tensors."""
         named = dict(zip(signature(args, kwargs).names(), flatten((args, kwargs))[0], strict=True))
         found = {(name, ""): one for name, one in named.items()}
         for name, one in named.items():
@@ -298,13 +298,13 @@ class StepAuditor:
         return found
 
     def _note_writes(self, seen: Survey) -> None:
-        """Have what the step writes past what was named put back and compared as well."""
+        """Add tensors to the holdings that the step writes and nobody named: proofs put them back and compare them."""
         self._program.holdings.gradients_altered |= seen.altered
         if seen.written_found:
             self._program.holdings.found += seen.written_found
             self._rescue.look_again()
 
-    def _drawn_since(self, before: RandomState, heard: Heard) -> list[Obstacle]:
+    def _drawn_since(self, before: RandomState, heard: SideEffects) -> list[Obstacle]:
         """Name the streams on the host that the step drew from: a replay draws from none of them."""
         self._program.rng_usage.note(heard.drawn() if self._context.base_tier.name == "eager" else None)
         hosts = {PYTHON, NUMPY}
@@ -342,7 +342,7 @@ class StepAuditor:
                 handle.remove()
 
     def _gradients(self) -> list[tuple[int, int]]:
-        """Tell which gradients there are, and how often each was written."""
+        """Return the identity of each gradient that exists, and how often it was written."""
         found = (parameter.grad for parameter in self._program.holdings.parameters().values())
         return [(id(one), version_of(one)) if one is not None else (0, 0) for one in found]
 

@@ -1,7 +1,7 @@
-"""Hears what Python calls while a step is looked at: functions in C by what they belong to, others as they begin.
+"""Monitors what Python calls while a step is audited: functions in C by their owner, Python functions as they begin.
 
-Up to Python 3.11 a profile function hears every call there is, which takes as long as the step itself; from 3.12 on
-`sys.monitoring` is told, place by place, where nothing is to be heard.
+Up to Python 3.11 a profile function sees each call, which takes as long as the step itself. From 3.12 on
+`sys.monitoring` is told, place by place, where it need not call back.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if sys.version_info >= (3, 12):
         return None
 
 
-class Calls:
+class CallMonitor:
     """The calls of one thread, heard in a block.
 
     Args:
@@ -70,7 +70,10 @@ class Calls:
         """Hear while the block runs, unless somebody else has the place for that: up to Python 3.11 a profiler."""
         self.complete = False
         if "torch._dynamo" in sys.modules:
-            for function in (_untraced, *(getattr(Calls, name) for name in _CALLBACKS if hasattr(Calls, name))):
+            for function in (
+                _untraced,
+                *(getattr(CallMonitor, name) for name in _CALLBACKS if hasattr(CallMonitor, name)),
+            ):
                 never_trace(function)
         if sys.version_info >= (3, 12):
             return self._monitored()
@@ -150,7 +153,7 @@ class Calls:
 
 
 def _untraced(told: Callable[..., None], *args: Any) -> None:
-    """Tell of a call with nothing traced: the step may run compiled code, whose compiler would trace ours as well."""
+    """Report a call while nothing is traced: a compiler that traces the step must not trace our code."""
     before = set_tracer(None)
     try:
         told(*args)

@@ -1,6 +1,7 @@
-"""What a function that is called in C, or that saves, does past a step's tensors; a replay runs no Python, so not that.
+"""Known side effects of C functions and library savers: file writes, clocks, sockets.
 
-A call is told by its name and by what it belongs to: what it is handed is not to be seen from outside.
+A replay runs no Python and would skip them, so a step that has one is not captured. A call is known by its name and its
+owner; its arguments cannot be seen from outside.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Effect:
 
 
 def _of_the_system() -> Iterator[tuple[tuple[str, str], Effect]]:
-    """Give what is known of Python's `os`."""
+    """Return the known effects of functions of Python's `os`."""
     random = Effect(
         "the step draws from the system's random numbers (os.urandom)", DRAW_FROM_TORCH, not_repeatable=False
     )
@@ -91,7 +92,7 @@ def _of_the_system() -> Iterator[tuple[tuple[str, str], Effect]]:
 
 
 def _of_others() -> Iterator[tuple[tuple[str, str], Effect]]:
-    """Give what is known of streams, threads, databases and clocks."""
+    """Return the known effects of streams, threads, databases and clocks."""
     for home in ("io", "_io"):
         yield (home, "open"), Effect("the step opens a file", _ASK_OUTSIDE, not_repeatable=False)
     for home in ("socket", "_socket"):
@@ -123,7 +124,7 @@ CALLED = _WRITES | {name for _, name in _KNOWN}
 
 
 def effect_of(name: str, owner: Any) -> Effect | None:
-    """Give what a call in C does, by its name and what it belongs to; None where that is nothing, or not known."""
+    """Return the effect of a C function, by its name and its owner; None where it has none, or none that is known."""
     if name in _WRITES and is_standard_stream(owner):
         return Effect(f"{name} to a standard stream", said=True)
     if name in _WRITES and (is_file(owner) or type(owner).__module__ == "_csv"):
@@ -136,12 +137,12 @@ def effect_of(name: str, owner: Any) -> Effect | None:
 
 
 def may_keep(name: str) -> bool:
-    """Tell whether a function of a library that is called so may write or read a file, or keep what it is handed."""
+    """Return whether a library function of this name may write or read a file, or keep its arguments."""
     return name in _FILE_FUNCTIONS or name in _TRACKERS or name.startswith(_ADDS)
 
 
 def effect_of_library(frame: types.FrameType) -> Effect | None:
-    """Give what a function of a library does that has just begun, where it is known to write or read a file."""
+    """Return the effect of a library function that has just begun, if it is known to write or read a file."""
     name = frame.f_code.co_name
     if not may_keep(name):
         return None
@@ -158,7 +159,7 @@ def effect_of_library(frame: types.FrameType) -> Effect | None:
 
 
 def _kept_by(frame: types.FrameType, name: str) -> Effect | None:
-    """Give what a function does that keeps something for each call: a tracker, a progress bar, a queue."""
+    """Return the effect of a function that keeps something for each call: a tracker, a progress bar, a queue."""
     module = str(frame.f_globals.get("__name__", ""))
     if module == "tqdm.std":
         return Effect("a progress bar's update", said=True)
@@ -170,11 +171,11 @@ def _kept_by(frame: types.FrameType, name: str) -> Effect | None:
 
 
 def is_standard_stream(one: Any) -> bool:
-    """Tell whether a stream is the program's output, or its buffer."""
+    """Return whether a stream is the program's output, or its buffer."""
     streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
     return any(one is stream or one is getattr(stream, "buffer", stream) for stream in streams if stream is not None)
 
 
 def is_file(one: Any) -> bool:
-    """Tell whether a stream writes to a file, or to another process."""
+    """Return whether a stream writes to a file, or to another process."""
     return isinstance(one, _FILES) and not is_standard_stream(one)

@@ -1,7 +1,7 @@
-"""The survey: one real eager step, looked at operation by operation, before it is captured for the first time.
+"""The trace of an audit: one real eager step, observed operation by operation before it is captured for the first time.
 
-It finds what a capture does not allow, with the user's line; what the step writes into that nobody named; whether the
-gradients that exist at its start are read; and which optimizers it steps.
+The trace finds what a capture does not allow, with the user's line; tensors that the step writes and nobody named;
+whether the step reads the gradients that exist at its start; and which optimizers it steps.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def survey(
     """
     listener = listener or Listener()
     with holdings.still():
-        look = _Look(holdings, device, inputs, listener)
+        look = OpTrace(holdings, device, inputs, listener)
     with answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
         result = run()
     look.seen.updated = look.updated()
@@ -151,7 +151,9 @@ def _not_strided(holdings: Holdings) -> list[Obstacle]:
     ][:1]
 
 
-class _Look:
+class OpTrace:
+    """Watches the operations of one step as they run, and writes down what matters to a capture."""
+
     def __init__(
         self, holdings: Holdings, device: torch.device, inputs: list[torch.Tensor], listener: Listener
     ) -> None:
@@ -185,6 +187,7 @@ class _Look:
         """Memory on the host that was made of tensors from outside the step."""
 
     def operation(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, and look at what it reads and writes before and after."""
         self._listener.hear(False)
         name, found = name_of(operation), list(tensors_in(*args, *kwargs.values()))
         written = self._before(operation, name, found, args, kwargs)
@@ -226,7 +229,7 @@ class _Look:
             self._wrote(one)
 
     def altered(self) -> bool:
-        """Tell whether a gradient was written after an optimizer had found it."""
+        """Return whether a gradient was written after an optimizer had found it."""
         return bool(self._altered)
 
     def updated(self) -> set[str]:
@@ -399,7 +402,7 @@ class _Look:
 
 
 def own_place() -> tuple[str, int] | None:
-    """Give file and line of the innermost frame of the program's own code in the step that is looked at."""
+    """Return file and line of the innermost frame of the program's own code in the step that is audited."""
     frame = inspect.currentframe()
     while frame is not None and frame.f_code is not survey.__code__:
         if is_own_file(frame.f_code.co_filename):
@@ -409,7 +412,7 @@ def own_place() -> tuple[str, int] | None:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    """Tell tensors apart by the memory that they look at."""
+    """Return the address of a tensor's memory, which tells tensors apart."""
     if tensor.layout != torch.strided:
         return id(tensor)
     return tensor.untyped_storage().data_ptr() or id(tensor)

@@ -56,7 +56,7 @@ def not_copied(result: Any, known: Iterable[Any]) -> str:
 
 
 def _is_bare(value: Any) -> bool:
-    """Tell whether something is a function that holds no tensor: no variables of a call, and plain defaults."""
+    """Return whether a value is a function that holds no tensor: no closure, and plain defaults."""
     if isinstance(value, types.BuiltinFunctionType):
         return value.__self__ is None or isinstance(value.__self__, types.ModuleType)
     if not isinstance(value, types.FunctionType) or value.__closure__:

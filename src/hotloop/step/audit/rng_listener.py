@@ -6,7 +6,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.dispatch import observing
-from hotloop.step.audit.call_monitor import Calls
+from hotloop.step.audit.call_monitor import CallMonitor
 from hotloop.step.state.random_state import FROM_PYTHON, PYTHON, drawn_by, is_pythons
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Look:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self._calls = Calls(FROM_PYTHON, self._called)
+        self._calls = CallMonitor(FROM_PYTHON, self._called)
 
     @property
     def complete(self) -> bool:

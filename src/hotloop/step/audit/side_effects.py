@@ -1,9 +1,9 @@
-"""What a step does past its tensors while it is looked at, of which a replay, that runs no Python, does nothing.
+"""The side effects of a step while it is audited: a replay runs no Python, and would skip them.
 
-Its prints and log records, which keep no step from being captured; files that it writes, random streams that it seeds
-and clocks that it reads, which do. Python's own `print` and `logging.Logger.handle` are listened at, and what is called
-in C, in this thread and while the block runs (`hotloop.step.audit.call_monitor`); under a profiler, which has the one
-place for that up to Python 3.11, only prints, records and torch's generators are heard.
+Prints and log records keep no step from being captured; writes to files, seeded random streams and clocks that are read
+do. Python's `print` and `logging.Logger.handle` are replaced in this thread while the block runs. Functions in C are
+monitored (`hotloop.step.audit.call_monitor`). Up to Python 3.11 a profiler takes the one place for that: beside one,
+only prints, log records and torch's generators are seen.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 from hotloop._torch.dispatch import draws_elsewhere, is_torchs
 from hotloop._torch.graphs import is_own_file, is_standard_library
 from hotloop._torch.thread_patch import replaced
-from hotloop.step.audit.call_monitor import Calls
+from hotloop.step.audit.call_monitor import CallMonitor
 from hotloop.step.audit.impure_calls import (
     CALLED,
     DRAW_FROM_TORCH,
@@ -53,7 +53,7 @@ _SEED_BEFORE = (
 )
 
 
-class Heard(Listener):
+class SideEffects(Listener):
     """The lines of a step that print, log, write files or seed random streams, each once, in order."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Heard(Listener):
         """A kernel runs: what one that is written in Python reads is its own."""
         self.recorder: Recorder | None = None
         """Hears what the step's code reads."""
-        self._all = Calls(_HEARD, self._called, self._began, self._ended)
+        self._all = CallMonitor(_HEARD, self._called, self._began, self._ended)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -109,7 +109,7 @@ class Heard(Listener):
         return self._drawn if self._all.complete else None
 
     def __str__(self) -> str:
-        """Give the lines that print or log, as a message names them; empty where nothing was said."""
+        """List the lines that print or log, for a message; empty where nothing was printed or logged."""
         return "; ".join(
             f"{what} at {file}:{line}: {linecache.getline(file, line).strip()}"
             for (file, line), what in self._places.items()
@@ -207,7 +207,7 @@ def _is_own(frame: FrameType) -> bool:
 
 
 def _runs_for_the_step(frame: FrameType | None) -> bool:
-    """Tell whether the program's own code does it, by itself or through Python's (json, pathlib), and no library's.
+    """Return whether the program's own code makes the call, itself or through Python's library (json, pathlib).
 
     A library fills caches of its own at a first call (numba, Triton), and Python shows warnings and imports modules.
     """

@@ -13,7 +13,7 @@ _OF_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_moment
 
 
 def frozen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Give what a recording freezes of each parameter group: all but the learning rate, which is a tensor there."""
+    """Return what a recording freezes of each parameter group: all but the learning rate, which is a tensor there."""
     left_out = {"params", "lr", *_OF_SCHEDULERS}
     return [
         {
@@ -26,7 +26,7 @@ def frozen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
 
 
 def _comparable(value: Any) -> Any:
-    """Give what stands for a setting: a copy, as a list may be changed in place; tensors by identity."""
+    """Return a comparable copy of a setting, since a list may be changed in place; tensors compare by identity."""
     if isinstance(value, torch.Tensor):
         return id(value)
     if fingerprint.is_array(value):
