@@ -155,7 +155,7 @@ def test_the_command_shows_clears_exports_and_imports(home, tmp_path):
     assert isinstance(refused.exception, DataError)
     assert command("import", str(tmp_path / "b.zip"), "--checksum", exported["checksum"]).exit_code == 0
     assert len(store.entries()) == 1
-    assert "import only what you made yourself" in " ".join(command("import", "--help").stdout.split())
+    assert "import only bundles that you made yourself" in " ".join(command("import", "--help").stdout.split())
 
 
 def test_the_command_with_nothing_kept_says_so(home, monkeypatch):
