@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     Called = Callable[[FrameType, str, Any], None]
     """Told of a call in C: who calls, the function's name, and what it belongs to."""
-    Began = Callable[[FrameType], None]
-    """Told of a function of Python's that begins, or of a generator that goes on."""
+    Began = Callable[[FrameType], bool]
+    """Told of a function of Python's that begins, or of a generator that goes on; returns whether to be told again."""
     Ended = Callable[[FrameType, Any], None]
     """Told of what a function returns or yields."""
 
 _IN_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.ClassMethodDescriptorType})
 
-_CALLBACKS = ("_profile", "_calls", "_starts", "_ends")
+_CALLBACKS = ("_profile", "_start", "_end", "_calls", "_starts", "_ends")
 
 if sys.version_info >= (3, 12):
 
@@ -62,6 +62,8 @@ class CallMonitor:
         self._names, self._called, self._began, self._ended = names, called, began, ended
         self.complete = False
         self._hook = self._profile
+        self._left_out: dict[int, types.CodeType] = {}
+        """Code that no listener wants to hear of, by identity: Python works out the hash of a code each time."""
         self._thread = 0
         self._profiling = 0
         """The thread that a profile function of ours hears; 0 where none does."""
@@ -99,12 +101,29 @@ class CallMonitor:
             self._profiling = 0
 
     def _profile(self, frame: FrameType, event: str, called: Any) -> None:
-        if event == "call" and self._began is not None:
-            _untraced(self._began, frame)
-        elif event == "return" and self._ended is not None:
-            _untraced(self._ended, frame, called)
+        if event == "call":
+            self._start(frame)
+        elif event == "return":
+            self._end(frame, called)
         elif event == "c_call" and (name := getattr(called, "__name__", "")) in self._names:
             _untraced(self._called, frame, name, getattr(called, "__self__", None))
+
+    def _start(self, frame: FrameType) -> bool:
+        """Report a function that begins; return whether its code is worth listening to."""
+        code = frame.f_code
+        if self._began is None or id(code) in self._left_out:
+            return False
+        told: bool = _untraced(self._began, frame)
+        if not told:
+            self._left_out[id(code)] = code
+        return told
+
+    def _end(self, frame: FrameType, value: Any) -> None:
+        """Report what a function returns, if its own code or its caller's is listened to."""
+        caller = frame.f_back
+        heard = id(frame.f_code) not in self._left_out or (caller and id(caller.f_code) not in self._left_out)
+        if heard and self._ended is not None:
+            _untraced(self._ended, frame, value)
 
     if sys.version_info >= (3, 12):
 
@@ -143,19 +162,20 @@ class CallMonitor:
                 _untraced(self._called, sys._getframe(1), name, getattr(function, "__self__", first))  # noqa: SLF001
             return None
 
-        def _starts(self, _code: types.CodeType, _offset: int) -> None:
-            if self._began is not None and threading.get_ident() == self._thread:
-                _untraced(self._began, sys._getframe(1))  # noqa: SLF001 - what begins
+        def _starts(self, _code: types.CodeType, _offset: int) -> Any:
+            if threading.get_ident() == self._thread:
+                return None if self._start(sys._getframe(1)) else sys.monitoring.DISABLE  # noqa: SLF001 - what begins
+            return None
 
         def _ends(self, _code: types.CodeType, _offset: int, value: Any) -> None:
-            if self._ended is not None and threading.get_ident() == self._thread:
-                _untraced(self._ended, sys._getframe(1), value)  # noqa: SLF001 - what ends
+            if threading.get_ident() == self._thread:
+                self._end(sys._getframe(1), value)  # noqa: SLF001 - what ends
 
 
-def _untraced(told: Callable[..., None], *args: Any) -> None:
+def _untraced(told: Callable[..., Any], *args: Any) -> Any:
     """Report a call while nothing is traced: a compiler that traces the step must not trace our code."""
     before = set_tracer(None)
     try:
-        told(*args)
+        return told(*args)
     finally:
         set_tracer(before)

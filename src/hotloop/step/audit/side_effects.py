@@ -29,6 +29,7 @@ from hotloop.step.audit.impure_calls import (
     effect_of,
     effect_of_library,
     is_file,
+    may_keep,
 )
 from hotloop.step.audit.op_trace import Listener, own_place, survey
 from hotloop.step.obstacle import Obstacle
@@ -147,14 +148,14 @@ class SideEffects(Listener):
         finally:
             self._saying -= 1
 
-    def _began(self, frame: FrameType) -> None:
-        """Hear of a function that begins, which may save to a file."""
-        if self.recorder is not None and not self._in_operation:
-            self.recorder.began(frame)
-        if self._saying:
-            return
-        if (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
+    def _began(self, frame: FrameType) -> bool:
+        """Note a function that begins, which may save to a file; return whether its code is worth listening to."""
+        recorder = self.recorder
+        if recorder is not None and not self._in_operation:
+            recorder.began(frame)
+        if not self._saying and (effect := effect_of_library(frame)) is not None and _runs_for_the_step(frame.f_back):
             self._take(effect)
+        return may_keep(frame.f_code.co_name) or (recorder is not None and recorder.hears(frame.f_code))
 
     def _ended(self, frame: FrameType, value: Any) -> None:
         """Hear of a function that returns or yields."""

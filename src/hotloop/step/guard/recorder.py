@@ -121,10 +121,14 @@ class Recorder:
         if names is not None and self.reads.failed is None:
             self._carefully(self._frame, frame, names)
 
+    def hears(self, code: CodeType) -> bool:
+        """Return whether what code reads may count."""
+        return self._names(code) is not None or _is_frameworks(code)
+
     def _is_property(self, frame: FrameType) -> bool:
         """Return whether code of a trainer gives the program's own code an attribute: ``hparams`` is ``_hparams``."""
         code, caller = frame.f_code, frame.f_back and self._names(frame.f_back.f_code)
-        if caller is None or not caller.own or not any(name in code.co_filename for name in _FRAMEWORKS):
+        if caller is None or not caller.own or not _is_frameworks(code):
             return False
         owner = type(frame.f_locals.get(code.co_varnames[0])) if code.co_varnames else object
         return isinstance(inspect.getattr_static(owner, code.co_name, None), property)
@@ -169,7 +173,7 @@ class Recorder:
             file = code.co_filename
             own = code in self._followed.steps or self._followed.is_own(file)
             own = own or (file.startswith("<") and not file.startswith("<frozen"))  # made of a text
-            skipped = file.startswith(_SKIPPED) or any(name in file for name in _FRAMEWORKS)
+            skipped = file.startswith(_SKIPPED) or _is_frameworks(code)
             found = self._codes[id(code)] = code, names_of(code, own=own) if own or not skipped else None
         return found[1]
 
@@ -206,6 +210,10 @@ class Recorder:
             caller = self._names(frame.f_back.f_code)
             if caller is not None:
                 self._followed.meet(value, caller)
+
+
+def _is_frameworks(code: CodeType) -> bool:
+    return any(name in code.co_filename for name in _FRAMEWORKS)
 
 
 def _bound_by(step: functools.partial[Any]) -> dict[str, Any]:
