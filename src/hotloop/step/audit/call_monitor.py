@@ -143,6 +143,7 @@ class CallMonitor:
             try:
                 for event, callback in callbacks.items():
                     sys.monitoring.register_callback(tool, event, callback)
+                sys.monitoring.restart_events()  # another block may have left out what counts in this one
                 sys.monitoring.set_events(tool, sum(callbacks))
                 yield
             finally:
