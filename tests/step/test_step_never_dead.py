@@ -423,17 +423,18 @@ class Strange:
         self.looks = 0
         self.refuses_after = 10**9
 
-    def __length_hint__(self):
+    @property
+    def __class__(self):
         self.looks += 1
         if self.looks > self.refuses_after:
             raise RuntimeError("planted: do not look at me")
-        return 3
+        return Strange
 
     def factor(self):
         return 1.0
 
 
-@pytest.mark.parametrize("after", [0, 1, 4, 6, 9])
+@pytest.mark.parametrize("after", [0, 1, 10, 30, 100])
 def test_python_state_that_cannot_be_looked_at_declines_the_capture(after):
     def program(run):
         torch.manual_seed(0)

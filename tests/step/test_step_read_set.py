@@ -116,6 +116,34 @@ def test_a_change_is_in_force_in_the_next_step(both, make):
     dropped(both, program, "")
 
 
+def scaling(function, held):
+    def scaled(*args, **keywords):
+        return function(*args, **keywords) * held.weight
+
+    return scaled
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_librarys_function_that_the_program_replaced(both, monkeypatch, ours):
+    """No name of the step leads to what it closes over. Other functions made in the same place are none of the step's."""
+
+    def program(run):
+        held, others = Held(), [Held() for _ in range(5)]
+        made = [scaling(F.relu, one) for one in others]
+        monkeypatch.setattr(F, "softplus", scaling(torch.nn.functional.silu, held))
+        changed = held if ours else others[0]
+        ended = changing(
+            lambda _: lambda logits, y: F.cross_entropy(F.softplus(logits), y),
+            lambda *_: setattr(changed, "weight", 2.0),
+        )(run)
+        assert len(made) == 5
+        return ended
+
+    run = both.equal(program, exact=True, replays=6)
+    assert len(run.dropped) == ours
+    assert all("held" in one and "weight" in one for one in run.dropped)
+
+
 def test_what_compiled_code_of_the_program_reads_is_noticed(both):
     """Nobody hears the functions that it has taken in. Compiled anew, it draws numbers to see what it compiles."""
 

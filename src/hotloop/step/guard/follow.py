@@ -24,7 +24,7 @@ from hotloop.step.guard.fingerprint import (
     parts_of,
     slots_of,
 )
-from hotloop.step.guard.read_set import ReadSet, closure_of, slots_view
+from hotloop.step.guard.read_set import ReadSet, closure_of, content_of_cell, slots_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -67,6 +67,7 @@ class Follower:
         self._functions: dict[CodeType, dict[int, tuple[types.FunctionType, str]]] = {}
         self._ran: dict[tuple[CodeType, int], dict[str, Any]] = {}
         self._inner: set[CodeType] = set()
+        self._closures: dict[CodeType, dict[str, set[int]]] = {}
 
     def is_own(self, file: str) -> bool:
         """Return whether code in a file is the program's own, also where the program itself is installed."""
@@ -145,18 +146,35 @@ class Follower:
             if key not in holder.read:
                 self._variable(holder, key, key, names, inside)
 
+    def closes_over(self, code: CodeType, values: Mapping[str, Any]) -> None:
+        """Remember which objects the free variables of code hold, as a function of this code begins or ends."""
+        for name in code.co_freevars:
+            self._closures.setdefault(code, {}).setdefault(name, set()).add(id(values.get(name)))
+
     def original(self, code: CodeType) -> CodeType:
         """Return the code of a function that the code of a compiler stands for."""
         place = code.co_filename, code.co_firstlineno
         return next((one for one in self._functions if (one.co_filename, one.co_firstlineno) == place), code)
 
     def find_functions(self) -> None:
-        """Find functions that ran, close over something, and were not met: code that a text was made of, say."""
+        """Find functions that ran, close over something, and were not met: code that a text was made of, say.
+
+        A frame does not tell its function. A module may have made many of the same code: those count that close over
+        what the frames had. Where none does (somebody has set a variable since), all count.
+        """
         lost = {code for code, _ in self._ran if set(code.co_freevars) - {"__class__"}}
         lost -= {*self._functions, *self._inner}
-        for function in gc.get_referrers(*lost) if lost else ():
-            if isinstance(function, types.FunctionType) and function.__code__ in lost:
-                self.function(function, function.__qualname__)
+        referrers = gc.get_referrers(*lost) if lost else ()
+        made = [one for one in referrers if isinstance(one, types.FunctionType) and one.__code__ in lost]
+        ran = list(filter(self._may_have_run, made))
+        codes = {one.__code__ for one in ran}
+        for function in (*ran, *(one for one in made if one.__code__ not in codes)):
+            self.function(function, function.__qualname__)
+
+    def _may_have_run(self, function: types.FunctionType) -> bool:
+        seen = self._closures.get(function.__code__, {})
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        return all(id(content_of_cell(cell)) in seen.get(name, ()) for name, cell in cells)
 
     # -- values ------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import itertools
 import operator
@@ -94,6 +95,7 @@ class Watch:
         """Look at all values, and hold what is found."""
         self.found: dict[str, Any] = {}
         self.strangers: dict[str, Any] = {}
+        self._alike = collections.Counter[str]()
         self._names: dict[int, dict[str, str]] = {}
         self._values = values = Fingerprints(self.reads.held)
         holders = [one for one in self.reads.holders.values() if one.owner is not None]
@@ -141,10 +143,9 @@ class Watch:
     def _note(self, name: str, value: Any) -> str:
         """Add what was found; of two with one name (lambdas have no other) each counts."""
         free = name
-        for number in itertools.count(2):
-            if free not in self.found:
-                break
-            free = f"{name} ({number})"
+        while free in self.found:
+            self._alike[name] += 1
+            free = f"{name} ({self._alike[name] + 1})"
         self.found[free] = value
         return free
 

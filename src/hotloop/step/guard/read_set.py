@@ -56,7 +56,7 @@ def closure_of(function: types.FunctionType) -> View:
     cells = function.__closure__ or ()
 
     def read() -> dict[str, Any]:
-        held = dict(zip(variables, map(_content, cells), strict=True))
+        held = dict(zip(variables, map(content_of_cell, cells), strict=True))
         defaults = {"a default": function.__defaults__, "a keyword's default": function.__kwdefaults__}
         return {**held, **defaults, f"the code of {function.__name__}": function.__code__}
 
@@ -68,7 +68,7 @@ def slots_view(value: Any, names: Iterable[str]) -> View:
     return View(lambda: {name: item for name in names if (item := getattr(value, name, ABSENT)) is not ABSENT})
 
 
-def _content(cell: types.CellType) -> Any:
+def content_of_cell(cell: types.CellType) -> Any:
     """Return what a closure holds."""
     try:
         return cell.cell_contents

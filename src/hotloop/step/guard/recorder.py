@@ -189,6 +189,7 @@ class Recorder:
         held = [values.get(name) for name in code.co_freevars] + [frame.f_globals.get(name) for name in names.outside]
         if any(isinstance(one, _GETTERS) or any(one is reader for reader in _READ_BY_NAME) for one in held):
             names = names.computing()
+        self._followed.closes_over(code, values)
         self._followed.runs(code, frame.f_globals, names)
         for value in values.values():
             self._followed.meet(value, names)
@@ -204,7 +205,9 @@ class Recorder:
     def _ended(self, frame: FrameType, value: Any) -> None:
         names = self._names(frame.f_code)
         if names is not None and names.own:
-            for item in self._values(frame).values():
+            values = self._values(frame)
+            self._followed.closes_over(frame.f_code, values)
+            for item in values.values():
                 self._followed.meet(item, names)
         if type(value) not in NEVER_FOLLOWED and frame.f_back is not None:
             caller = self._names(frame.f_back.f_code)
