@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.append(str(Path(__file__).parents[1] / "step"))
+sys.path.append(str(Path(__file__).parents[1] / "step" / "ranks"))
 sys.path.append(str(Path(__file__).parents[1] / "integrations"))
 
 from test_lightning_strategies import test_two_processes_train_as_eager_with_their_steps_compiled
