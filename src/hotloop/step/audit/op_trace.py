@@ -75,6 +75,8 @@ class Survey:
     updated: set[str] = dataclasses.field(default_factory=set)
     """Parameters that with their optimizer state are what one step of an optimizer made of the gradient that is left:
     nothing else wrote into any of these."""
+    computes_on: bool = False
+    """Gradients were computed with parameters that an optimizer had stepped before, in the same step: a GAN does."""
     altered: bool = False
     """Gradients were written after an optimizer had found them: ``zero_grad(set_to_none=False)``."""
     asked: bool = False
@@ -176,6 +178,8 @@ class OpTrace:
         self._altered: set[int] = set()
         """Memory of gradients that was written after an optimizer had found them."""
         self._found: set[int] = set()
+        self._stepped_already: set[int] = set()
+        """Memory of parameters that an optimizer has stepped."""
         self._gradient_found: dict[int, torch.Tensor] = {}
         self._places: set[tuple[str, int] | None] = set()
         self._restored = self._stepping_now = 0
@@ -210,6 +214,8 @@ class OpTrace:
         self._look_before(operation, name, args, kwargs)
         if self._gradients:
             self.seen.read_gradients |= {self._gradients[one] for one in map(_memory, found) if one in self._gradients}
+        if self._stepped_already and not self._stepping_now and torch.is_grad_enabled():
+            self.seen.computes_on |= any(one.requires_grad and _memory(one) in self._stepped_already for one in found)
         return list(written_by(operation, args, kwargs))
 
     def _after(self, name: str, found: list[torch.Tensor], written: list[torch.Tensor], result: Any) -> None:
@@ -399,6 +405,7 @@ class OpTrace:
         self._stepping_now -= 1
         for one in (one for group in optimizer.param_groups for one in group["params"]):
             self._versions[id(one)] = version_of(one)
+            self._stepped_already.add(_memory(one))
 
 
 def own_place() -> tuple[str, int] | None:

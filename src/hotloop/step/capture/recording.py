@@ -290,9 +290,24 @@ class _OutsideHooks:
 
 def prepare(program: Program, seen: Survey, outside: set[str]) -> None:
     """Before a capture and its proof, move step counts to where a recorded optimizer reads them."""
-    for name, optimizer in program.holdings.optimizers.items():
-        if name in seen.stepped and name not in outside:
-            move_step_counts(optimizer, program.device)
+    for optimizer in _inside(program, seen, outside).values():
+        move_step_counts(optimizer, program.device)
+
+
+def _inside(program: Program, seen: Survey, outside: set[str]) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers whose steps a recording holds, by name."""
+    optimizers = program.holdings.optimizers.items()
+    return {name: optimizer for name, optimizer in optimizers if name in seen.stepped and name not in outside}
+
+
+@contextlib.contextmanager
+def recorded_kernels(program: Program, seen: Survey, outside: set[str]) -> Iterator[None]:
+    """Let optimizers step in the block by the kernels that a recording of the step has."""
+    prepare(program, seen, outside)
+    with contextlib.ExitStack() as stack:
+        for optimizer in _inside(program, seen, outside).values():
+            stack.enter_context(Recorded(optimizer, program.device).on_device())
+        yield
 
 
 def capture(  # noqa: PLR0913 - what is recorded, by what, and how
@@ -316,9 +331,7 @@ def capture(  # noqa: PLR0913 - what is recorded, by what, and how
             step has done in Python. On a GPU nothing was executed but optimizers outside of the recording.
     """
     recorded = {
-        name: Recorded(optimizer, program.device)
-        for name, optimizer in program.holdings.optimizers.items()
-        if name in seen.stepped and name not in outside
+        name: Recorded(optimizer, program.device) for name, optimizer in _inside(program, seen, outside).items()
     }
     captured = CapturedStep(program, seen, recorded, launched=engine.launches)
     leaves, structure = flatten(call)

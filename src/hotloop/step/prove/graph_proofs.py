@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hotloop import events as ev
 from hotloop.measure import Limits, StepClock, flatten
-from hotloop.step.capture.recording import capture, prepare
+from hotloop.step.capture.recording import capture, prepare, recorded_kernels
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.code_proofs import remedy_of
@@ -115,13 +115,15 @@ class GraphProofs:
         step, began = self._step, time.perf_counter()
         step.doing = "proof"
         run = functools.partial(step.program.step, *call[0], **call[1])
-        once = functools.partial(self._runs.on_capture_path, run, reports_capturing=path.reports_capturing)
+        on_path = functools.partial(self._runs.on_capture_path, run, reports_capturing=path.reports_capturing)
+        once = functools.partial(self.by_recorded_kernels, audit, on_path)
         again = functools.partial(self.reference, path, run)
-        result, spread = proof.spread_of(self._program, once, again, self._runs.limits_of_repeats())
+        most = self._runs.limits_of_repeats(recorded_kernels=audit.computes_on)
+        result, spread = proof.spread_of(self._program, once, again, most)
         by_chance = False
         if isinstance(spread, proof.Unlike):
             by_chance = audit.random_operations > 0
-            spread = spread.spread if repeats_elsewhere(self._runs, spread, once, again) else spread.why
+            spread = spread.spread if repeats_elsewhere(self._runs, spread, once, again, most) else spread.why
         if isinstance(spread, str):
             # On the path of a capture, transformers' masks choose another attention kernel, which draws other dropout
             # masks. Then the reference takes that path too, and the next call has to repeat itself there.
@@ -209,6 +211,17 @@ class GraphProofs:
         if path.compared:
             return self._runs.on_capture_path(run, reports_capturing=path.reports_capturing)
         return self._runs.on_capture_stream(run)
+
+    def by_recorded_kernels(self, audit: Survey, run: proof.Run) -> Any:
+        """Run a step that computes on with what its optimizers have stepped by the optimizer kernels of a recording.
+
+        These kernels round differently from eager's. What a GAN's second network computes with the first one's new
+        parameters differs by that: by rounding, magnified. Nothing but a run shows by how much, so it counts as noise.
+        """
+        if not audit.computes_on:
+            return run()
+        with recorded_kernels(self._program, audit, self._optimizers.outside_of(audit.stepped)):
+            return run()
 
     def candidate(self, recorded: Recorded, call: Call) -> tuple[Any, Mapping[str, Any]]:
         """Replay a recording; without a recording, capture the step, whose first replay is the step."""

@@ -71,13 +71,18 @@ class ReferenceRuns:
         with ambience, own_autocast_cache(compiled=self.program.compiled()):
             return plain_run(self.program.holdings, run, as_left=True)
 
-    def limits_of_repeats(self) -> Limits:
+    def limits_of_repeats(self, *, recorded_kernels: bool = False) -> Limits:
         """Return how far a step may be from itself: a step further from itself depends on something not put back.
 
         By default cuDNN's convolutions compute in TF32, whatever matrix products compute in. So a kernel that is not
         deterministic may differ from itself by as much as an honest compile differs in TF32.
+
+        Args:
+            recorded_kernels: one of the two runs has a recording's optimizer kernels, whose learning rate is float32.
         """
         compute = self.context.compute_dtype()
+        if recorded_kernels and compute == "float64":
+            compute = "float32"
         return Limits.compiled("tf32" if compute == "float32" and self.program.device.type == "cuda" else compute)
 
     def differs_by_chance(self, run: Callable[[], Any]) -> bool:

@@ -88,7 +88,7 @@ def roundings(runs: ReferenceRuns, call: Call, candidate: Run) -> dict[str, Comp
         return made.compare_run(program, candidate, Limits.compiled(runs.context.compute_dtype()), draws)
 
 
-def repeats_elsewhere(runs: ReferenceRuns, unlike: proof.Unlike, once: Run, again: Run) -> bool:
+def repeats_elsewhere(runs: ReferenceRuns, unlike: proof.Unlike, once: Run, again: Run, limits: Limits) -> bool:
     """Return whether two runs of a step differ only by rounding, and undo the runs that it takes to find out.
 
     Where gradients nearly cancel, kernels that are not deterministic leave two runs further apart than an honest
@@ -101,6 +101,7 @@ def repeats_elsewhere(runs: ReferenceRuns, unlike: proof.Unlike, once: Run, agai
         unlike: the difference of two runs. If it leaves room for half of a tensor or more, nothing can be decided.
         once: the first run.
         again: the second run.
+        limits: how far the two may be apart.
 
     Raises:
         CandidateFailedError: a run could not be undone.
@@ -115,7 +116,6 @@ def repeats_elsewhere(runs: ReferenceRuns, unlike: proof.Unlike, once: Run, agai
         return False
 
     def alike() -> bool:
-        limits = runs.limits_of_repeats()
         made = StepOutputs.of(program, again)
         here = made.compare_run(program, once, limits, _draws(runs, again, made))
         with _displaced(program):

@@ -283,10 +283,12 @@ class Sentinel:
         run than when the recording was proven. The second run is a real step.
         """
         began = time.perf_counter()
-        result, spread = proof.spread_of(self._step.program, run, run, self._runs.limits_of_repeats())
+        once = functools.partial(self._graphs.by_recorded_kernels, recorded.audit, run)
+        most = self._runs.limits_of_repeats(recorded_kernels=recorded.audit.computes_on)
+        result, spread = proof.spread_of(self._step.program, once, run, most)
         recorded.keep_gradients()
         before = recorded.noise
-        excused = isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runs, spread, run, run)
+        excused = isinstance(spread, proof.Unlike) and repeats_elsewhere(self._runs, spread, once, run, most)
         self._plan(time.perf_counter() - began, tier)
         self._measures, self._left = False, 0
         self._measures_left -= 1

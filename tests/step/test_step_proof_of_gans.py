@@ -1,0 +1,68 @@
+"""Proofs of steps that go on computing with parameters that an optimizer has just stepped, as those of a GAN do.
+
+A recording's optimizer kernels round differently from eager's, and what the second network's pass makes of it is magnified rounding.
+"""
+
+import pytest
+import torch
+from test_step_proof import WrongTape, cpu, declined_with
+from torch import nn
+from torch.nn import functional as F
+
+from hotloop._torch.dispatch import name_of
+
+__all__ = ["cpu"]
+
+
+def gan(dtype=torch.float32, rate=1e-2):
+    """A generator and a discriminator with BatchNorm; a bias before it has a gradient of rounding alone."""
+
+    def program(run):
+        made = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8)).to(dtype)
+        judge = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.LeakyReLU(0.2), nn.Linear(8, 1)).to(dtype)
+        of_judge, of_made = (torch.optim.Adam(one.parameters(), lr=rate, betas=(0.5, 0.999)) for one in (judge, made))
+
+        @run.loop([made, judge], [of_made, of_judge]).step
+        def train_step(real, noise):
+            yes, no = torch.ones(len(real), 1, dtype=dtype), torch.zeros(len(real), 1, dtype=dtype)
+            judge.zero_grad()
+            right = F.binary_cross_entropy_with_logits(judge(real), yes)
+            right.backward()
+            fake = made(noise)
+            false = F.binary_cross_entropy_with_logits(judge(fake.detach()), no)
+            false.backward()
+            of_judge.step()
+            made.zero_grad()
+            fooled = F.binary_cross_entropy_with_logits(judge(fake), yes)
+            fooled.backward()
+            of_made.step()
+            return right + false, fooled
+
+        for _ in range(12):
+            train_step(torch.randn(6, 8, dtype=dtype), torch.randn(6, 4, dtype=dtype))
+
+    return program
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_that_computes_on_with_stepped_parameters_is_proven(cpu, dtype, seed):
+    run, _ = cpu.run(gan(dtype), "eager+graph", seed=seed)
+    assert not run.declined, run.declined
+    assert run.status().tier == "eager+graph"
+    assert run.replays()
+
+
+class WrongLoss(WrongTape):
+    """Makes the gradient of every loss too long."""
+
+    by = 0.0
+
+    def after(self, operation, made):
+        if name_of(operation) == "aten.native_batch_norm_backward":
+            made[1].mul_(1 + self.by)
+
+
+@pytest.mark.parametrize("by", [1e-3, 1e-2])
+def test_a_wrong_recording_of_such_a_step_is_declined(cpu, by):
+    declined_with(cpu, gan(), "does not agree", "gradient of", tape=type("Wrong", (WrongLoss,), {"by": by}))
