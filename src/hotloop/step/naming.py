@@ -59,6 +59,17 @@ def named(what: str, given: Any, kind: type[_T]) -> dict[str, _T]:
     return objects
 
 
+def optimizers_of(given: Any) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers of a program by name; none for None or nothing, where a step updates by hand.
+
+    Raises:
+        ConfigError: as `named`.
+    """
+    if given is None or (isinstance(given, list | tuple | Mapping) and not given):
+        return {}
+    return {name: unwrapped(one) for name, one in named("optimizer", given, torch.optim.Optimizer).items()}
+
+
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer inside a framework's wrapper, which has no hooks (Accelerate's, Fabric's, Lightning's)."""
     held = [vars(optimizer).get(name) for name in ("optimizer", "_optimizer")]

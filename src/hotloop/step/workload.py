@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.errors import ConfigError
-from hotloop.step.naming import existing, named, unwrapped
+from hotloop.step.naming import existing, named, optimizers_of
 from hotloop.step.state.holdings import Holdings
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ class Workload:
     Args:
         model: an ``nn.Module``, a sequence of modules, or a mapping of names to modules; the names are then the names
             of the components (``compile.components.lens``).
-        optimizer: an optimizer, or a sequence or mapping of optimizers.
+        optimizer: an optimizer, or a sequence or mapping of optimizers; None where the step updates by hand.
         step: the training step, as written for `hotloop.Loop.step`; takes one batch.
         batches: an iterable of batches, or a function that returns one. A tuple or list is passed as several arguments.
         loss: returns the loss of a batch without training on it; needed only by what compares losses.
@@ -81,9 +81,8 @@ class Workload:
         Raises:
             ConfigError: a model is no ``nn.Module``, or an optimizer no ``torch.optim.Optimizer``.
         """
-        optimizers = named("optimizer", self.optimizer, torch.optim.Optimizer)
         state = tuple(self.state) if isinstance(self.state, list | tuple) else (self.state,)
-        return Holdings(self.models(), {name: unwrapped(one) for name, one in optimizers.items()}, state)
+        return Holdings(self.models(), optimizers_of(self.optimizer), state)
 
     def read(self) -> Iterator[Any]:
         """Yield the batches of one pass, as they are read."""

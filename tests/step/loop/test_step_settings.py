@@ -39,7 +39,7 @@ WRONG = {
     "no model": (lambda model, optimizer: hotloop.Loop([], optimizer), "model: .* got an empty sequence"),
     "one of several": (lambda model, optimizer: hotloop.Loop([model, None], optimizer), "model: .* got NoneType"),
     "optimizer": (lambda model, optimizer: hotloop.Loop(model, model), "optimizer: expected a torch Optimizer"),
-    "no optimizer": (lambda model, optimizer: hotloop.Loop(model, None), "optimizer: .* got NoneType"),
+    "one optimizer of several": (lambda model, optimizer: hotloop.Loop(model, [optimizer, None]), "got NoneType"),
     "a scheduler": (
         lambda model, optimizer: hotloop.Loop(model, torch.optim.lr_scheduler.ConstantLR(optimizer)),
         "optimizer: .* got ConstantLR",

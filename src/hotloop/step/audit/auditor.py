@@ -27,7 +27,7 @@ from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, RandomState, oth
 from hotloop.step.state.trial_run import alone, before_a_run, undo, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from hotloop.step.context import DecoratedStep
     from hotloop.step.rescue import Rescue
@@ -44,14 +44,31 @@ _WAITS = "the step returns a loss with its graph, whose backward it leaves to th
 _BACKWARD = "call loss.backward() inside the step; where it is done there, return loss.detach()"
 GRADIENTS_OF_ARGUMENTS = Obstacle(
     "an argument requires gradients",
-    "set requires_grad inside the step, on a copy; what computes an argument belongs into the step. A second run of it "
-    "would add to such gradients again",
+    "set requires_grad inside the step, on a copy: a proof runs the step twice, and would add to such gradients twice",
     not_repeatable=True,
+)
+_CARRIED = dataclasses.replace(
+    GRADIENTS_OF_ARGUMENTS,
+    hint="what an earlier step returned (the hidden state of an LSTM): detach it where it is returned, return "
+    "hidden.detach(); what else computes an argument belongs into the step. A proof runs the step twice, and would add "
+    "to such gradients twice",
 )
 _COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
 _SAID_OUTSIDE = "A replay runs no Python, so this is not said there: return what it says, and say it outside the step"
 _OVERWRITTEN = "the next replay would overwrite what it holds"
 _PLAIN = "return tensors, alone or in a dict, a list, a tuple or a dataclass"
+
+
+def gradients_of(arguments: Iterable[Any]) -> Obstacle | None:
+    """Return the obstacle that a backward in the step may reach an argument's gradients; None where none can.
+
+    A backward has freed the graph of a hidden state that an earlier step returned: no other backward goes through it.
+    """
+    asking = [one for one in arguments if isinstance(one, torch.Tensor) and one.requires_grad]
+    reached = [one for one in asking if one.is_leaf or not was_freed(one)]
+    if not reached:
+        return None
+    return GRADIENTS_OF_ARGUMENTS if any(one.is_leaf for one in reached) else _CARRIED
 
 
 @dataclasses.dataclass
@@ -234,6 +251,7 @@ class StepAuditor:
         recorder = self._changes.recorder(compiled=self._context.base_tier.name != "eager")
         looked.heard.recorder = recorder
         given = self._named(args, kwargs)
+        asks = gradients_of(one for (_, attribute), one in given.items() if not attribute)
         inputs = [one for one in flatten((args, kwargs))[0] if isinstance(one, torch.Tensor)]
         random, settings = RandomState([self._program.device]), self._settings()
         holdings, device = self._program.holdings, self._program.device
@@ -255,6 +273,7 @@ class StepAuditor:
             looked.obstacles += self._changes.inside(recorder)
             looked.obstacles += [] if looked.heard.complete else [UNHEARD]
             looked.obstacles += self._of_arguments(given, self._named(args, kwargs))
+            looked.obstacles += [asks] if asks is not None else []
             looked.obstacles += [*looked.heard.obstacles, *self._drawn_since(random, looked.heard)]
             self._note_writes(looked.seen)
             looked.met_others = self._changes.strangers()
@@ -292,9 +311,6 @@ class StepAuditor:
             of = f"{attribute}, which is an attribute of" if attribute else "the dict or list that holds"
             reason = f"the step changes {of} its argument {self._step.argument(name)}"
             found.append(Obstacle(reason, RETURN_IT if attribute else _COPY_IT, not_repeatable=True))
-        given = [one for (_, attribute), one in before.items() if not attribute]
-        if any(isinstance(one, torch.Tensor) and one.requires_grad for one in given):
-            found.append(GRADIENTS_OF_ARGUMENTS)
         return found
 
     def _note_writes(self, seen: Survey) -> None:

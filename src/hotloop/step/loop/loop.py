@@ -36,7 +36,7 @@ from hotloop.step.loop.runner import StepRunner
 from hotloop.step.loop.stepping import Stepping
 from hotloop.step.loop.transitions import Transitions
 from hotloop.step.loop.warnings import warn_of_another_loop, warn_of_strangers
-from hotloop.step.naming import named, unwrapped
+from hotloop.step.naming import named, optimizers_of
 from hotloop.step.policy.initial import policy_for
 from hotloop.step.policy.lookahead import choose_buckets, look_ahead
 from hotloop.step.prove.sentinel import SHARE, share_of
@@ -85,7 +85,7 @@ class Loop:
 
     Args:
         model: a module, a sequence of them, or a mapping of names to them.
-        optimizer: an optimizer, or a sequence or mapping of them.
+        optimizer: an optimizer, or a sequence or mapping of them; none where the step updates by hand.
         state: anything else that the step changes: GradScaler, EMA, a second model.
         run: ``"auto"``; a tier (``"eager+graph"``); or a preset. A model that is compiled already is taken as given.
         total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
@@ -113,7 +113,10 @@ class Loop:
     def __init__(  # noqa: PLR0913 - the public settings
         self,
         model: torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module],
-        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer],
+        optimizer: torch.optim.Optimizer
+        | Sequence[torch.optim.Optimizer]
+        | Mapping[str, torch.optim.Optimizer]
+        | None = None,
         *,
         state: Any = (),
         run: str = "auto",
@@ -127,8 +130,7 @@ class Loop:
         record: str | os.PathLike[str] | RunRecord | None = None,
     ) -> None:
         models = named("model", model, torch.nn.Module)
-        given = named("optimizer", optimizer, torch.optim.Optimizer)
-        optimizers = {name: unwrapped(held) for name, held in given.items()}
+        optimizers = optimizers_of(optimizer)
         others = check(run, total_steps, state, workload, record)
         runs = check_runs(runs)
         self._declared_shapes = check_shapes(shapes, batches)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.measure import flatten
-from hotloop.step.audit.auditor import GRADIENTS_OF_ARGUMENTS, StepAuditor
+from hotloop.step.audit.auditor import StepAuditor, gradients_of
 from hotloop.step.calls.shapes import Shapes
 from hotloop.step.context import DecoratedStep
 from hotloop.step.loop.agreed import AgreedStep
@@ -108,10 +108,10 @@ class StepRunner:
             context.compiled.static = False
             line = f"{step.name} is not called with the batches that were looked at: their shapes count"
             context.reports.say_once(line)
-        if tier.compiles and signature.require_gradients():
-            context.reports.failed(step, tier.without_graph(), GRADIENTS_OF_ARGUMENTS)
-            return step.eagerly(run)
         call = StepCall((args, kwargs), flatten((args, kwargs))[0], run)
+        if tier.compiles and signature.require_gradients() and (asks := gradients_of(call.leaves)) is not None:
+            context.reports.failed(step, tier.without_graph(), asks)
+            return step.eagerly(run)
         unproven = tier.compiles and not self.code.proven(tier.base)
         if not tier.graph and not unproven:
             return self._compiled(call, tier, signature)
