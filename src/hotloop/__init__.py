@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from hotloop.prove.verify.verdict import Verdict
     from hotloop.prove.verify.verify import verify
     from hotloop.step import Loop, LoopStatus, Pad, Workload
+    from hotloop.train.parameters import Range, Search
 
 _HOMES = {
     "Bench": "hotloop.prove.bench.result",
@@ -39,6 +40,8 @@ _HOMES = {
     "LoopStatus": "hotloop.step",
     "Pad": "hotloop.step",
     "Preset": "hotloop.presets",
+    "Range": "hotloop.train.parameters",
+    "Search": "hotloop.train.parameters",
     "Status": "hotloop.compiling.control",
     "Verdict": "hotloop.prove.verify.verdict",
     "Workload": "hotloop.step",
@@ -67,6 +70,8 @@ __all__ = [
     "LoopStatus",
     "Pad",
     "Preset",
+    "Range",
+    "Search",
     "Status",
     "Verdict",
     "Workload",

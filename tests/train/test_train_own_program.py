@@ -230,13 +230,15 @@ def test_metrics_that_leave_the_model_in_evaluation_do_not_stop_its_dropout(trai
 def test_a_name_without_a_program_is_told(tmp_path):
     with pytest.raises(ConfigError, match=r"recipe=FILE\.py:function"):
         recipes.load("workload")
-    begun = start.prepare([f"recipe={tmp_path / 'none.py'}:make", f"run.folder={tmp_path / 'run'}"])
     with pytest.raises(ConfigError, match="there is no file"):
-        recipes.load(begun.settings.recipe.name).train(begun)
+        start.prepare([f"recipe={tmp_path / 'none.py'}:make", f"run.folder={tmp_path / 'run'}"])
 
 
 def test_a_program_has_a_folder_of_its_own_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "some").mkdir()
+    (tmp_path / "work").mkdir()
+    (tmp_path / "some" / "train me.py").write_text("def make(): pass\n")
+    monkeypatch.chdir(tmp_path / "work")
     begun = start.prepare(["recipe=../some/train me.py:make"])
     assert begun.folder.parts[:2] == ("runs", "train-me.py-make")
 

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from hotloop.cli import bench, cache, doctor, evaluate, harness, hpo, presets, report, train, verify
-from hotloop.cli.common import WRONG_USAGE
+from hotloop.cli.common import WRONG_USAGE, ProgramCommand
 from hotloop.errors import HotloopError
 
 app = typer.Typer(
@@ -48,11 +48,13 @@ def _options(
 
 
 # In the order in which `hotloop --help` lists them.
-app.command()(train.train)
+app.command(cls=ProgramCommand)(train.train)
 app.command("eval")(evaluate.evaluate)
-app.command()(train.kfold)
-app.command()(hpo.hpo)
-app.command("hpo_fast", hidden=True)(hpo.hpo_fast)  # the help of hpo names its option --fast, which does the same
+app.command(cls=ProgramCommand)(train.kfold)
+app.command(cls=ProgramCommand)(hpo.hpo)
+app.command("hpo_fast", cls=ProgramCommand, hidden=True)(
+    hpo.hpo_fast
+)  # the help of hpo names its option --fast, which does the same
 app.command()(doctor.doctor)
 app.command()(bench.bench)
 app.command()(verify.verify)

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 
 from hotloop import record
@@ -29,6 +30,26 @@ NO_RESULT = 3
 this from a failed check and from a passed one."""
 INTERRUPTED = 130
 """The exit code after Ctrl-C or SIGTERM, as shells have it."""
+
+
+class ProgramCommand(typer.core.TyperCommand):
+    """A command whose ``--help`` also lists the settings of the program that its arguments name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the arguments for `format_help`, which is called before they are read."""
+        ctx.meta["hotloop.arguments"] = list(args)
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help, and the settings of a program behind it."""
+        super().format_help(ctx, formatter)
+        if not any(":" in argument for argument in ctx.meta["hotloop.arguments"]):
+            return
+        from hotloop.train import configure, program  # noqa: PLC0415 - loads torch and the optional packages
+
+        names = (configure.program_name(argument) for argument in ctx.meta["hotloop.arguments"])
+        for name in filter(None, names):
+            typer.echo("\n".join([f" Settings of {name}", *(f"   {line}" for line in program.known(name).about()), ""]))
 
 
 @contextlib.contextmanager

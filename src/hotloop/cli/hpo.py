@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 Arguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[SETTING=VALUE]... | best [STUDY]",
-        help="Settings, such as hpo.sampler=gp; or best, to print and write the best settings of a study, which is "
-        "named by its folder or by the settings of its search.",
+        metavar="[FILE.py:make] [SETTING=VALUE]... | best [STUDY]",
+        help="A program of your own, and settings, such as hpo.sampler=gp; or best, to print and write the best "
+        "settings of a study, which is named by its folder or by the settings of its search.",
     ),
 ]
 Trials = Annotated[int | None, typer.Option("--n-trials", metavar="N", help="Trials in all: hpo.n_trials.")]

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[SETTING=VALUE]...", help="Settings, such as training.num_epochs=3 or data=csv."),
+    typer.Argument(
+        metavar="[FILE.py:make] [SETTING=VALUE]...",
+        help="A program of your own, and settings, such as training.num_epochs=3 or program.lr=1e-3.",
+    ),
 ]
 Config = Annotated[
     Path | None,
@@ -32,10 +35,11 @@ def train(
     config: Config = None,
     show: Show = False,
 ) -> None:
-    """Train a recipe; every setting is described in docs/settings.md.
+    """Train a program of your own, FILE.py:make, or a recipe; every setting is described in docs/settings.md.
 
-    recipe=criteria (the default) fine-tunes a cross-encoder on pairs of a phrase and a criterion. Resume an interrupted
-    run with run.resume=FOLDER. kfold.n_splits=5 makes it a cross-validation, as hotloop kfold does.
+    The parameters of make are the program's settings, program.NAME=VALUE; FILE.py:make --help lists them. Without a
+    program, recipe=criteria fine-tunes a cross-encoder on pairs of a phrase and a criterion. Resume an interrupted run
+    with run.resume=FOLDER. kfold.n_splits=5 makes it a cross-validation, as hotloop kfold does.
     """
     _begin(overrides or [], config, show=show, as_json=False)
 
@@ -59,11 +63,11 @@ def kfold(
 def _begin(overrides: list[str], config: Path | None, *, show: bool, as_json: bool) -> None:
     """Start or resume the run that the settings name: a single run or a cross-validation."""
     from hotloop import recipes  # noqa: PLC0415 - loads torch and the optional packages
-    from hotloop.train import configure, restart, start  # noqa: PLC0415
+    from hotloop.train import configure, program, restart, start  # noqa: PLC0415
     from hotloop.train.kfold import prepare  # noqa: PLC0415
 
     if show:
-        typer.echo(configure.to_yaml(configure.load(overrides, config)), nl=False)
+        typer.echo(configure.to_yaml(program.filled(configure.load(overrides, config))), nl=False)
         return
     study = prepare(overrides, config)
     if study:

@@ -1,24 +1,28 @@
-"""A program of the user's own as a recipe: ``hotloop train recipe=train.py:make``, where ``make`` gives a `Workload`.
+"""A program of the user's own as a recipe: ``hotloop train train.py:make``, where ``make`` returns a `Workload`.
 
+The parameters of ``make`` are its settings: ``program.lr=3e-4`` (`hotloop.train.program`).
 Its file is run as an import would run it, with all that it may do on this machine: train with files that you trust.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
 from hotloop.measure import machine
 from hotloop.step.loop.arguments import device_of
-from hotloop.step.workload import load_factory
-from hotloop.train import closing, compiling, environment, opening, unread
+from hotloop.train import closing, compiling, configure, environment, opening, program, unread
 from hotloop.train.display import Display
 from hotloop.train.own_loop import fit
 from hotloop.train.own_task import OwnTask, components, judge
-from hotloop.train.start import Start, write_settings
+from hotloop.train.start import SETTINGS, Start, write_settings
 from hotloop.train.task import Goal
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
     from rich.console import Console
 
     from hotloop.step import Workload
@@ -28,6 +32,18 @@ if TYPE_CHECKING:
 
 READS, NOT_READ = unread.READS["workload"], unread.NOT_READ["workload"]
 """What it reads of the settings that only some recipes do, and what the program itself decides."""
+
+
+AGAIN = "program.py"
+"""The file in a run's folder by which its program is made again with the run's settings, by any command or process."""
+_AGAIN = '''"""The program of this run, with its settings: hotloop verify | bench | doctor | harness program.py:make."""
+
+from pathlib import Path
+
+from hotloop.recipes.program import of_run
+
+make = of_run(Path(__file__).parent)
+'''
 
 
 class Program:
@@ -59,17 +75,31 @@ class Program:
 
         # The program. The seed comes first, for its weights. What can be compiled of it, it says itself.
         environment.seed(settings.run.seed)
-        make = load_factory(self.name)
+        found = program.load(self.name)
+        make = functools.partial(found.make, settings.program)
         workload = make()
         device = device_of(workload.holdings())
         chosen = compiling.plan(settings, components(workload))
         compiling.check(chosen, settings.compile, device.type)
         display.say(f"Program {self.name} on {machine.device_name(device)} ({device})")
-        task = OwnTask(name=self.name, workload=workload, device=device, goal=goal, make=make, factory=self.name)
+        lines = [one.line(value) for one, value in found.values(settings.program)]
+        task = OwnTask(
+            name=self.name,
+            workload=workload,
+            device=device,
+            goal=goal,
+            make=make,
+            factory=f"{start.folder.resolve() / AGAIN}:make" if lines else self.name,
+            told={"program": lines} if lines else {},
+        )
+        if lines:
+            display.say(f"Settings: {' '.join(line.partition(' (')[0] for line in lines)}")
         display.say(task.checked(settings.training))
 
         # The run. Its report is written however it ends.
         write_settings(start)
+        if lines:
+            (start.folder / AGAIN).write_text(_AGAIN, encoding="utf-8")
         display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
         with closing.reported(start.folder, display):
             outcome = fit(task, start, chosen, display)
@@ -94,7 +124,7 @@ class Program:
             ConfigError: the weights are of another program, or it has no metrics.
         """
         unread.refuse(settings, READS, NOT_READ)
-        workload: Workload = load_factory(self.name)()
+        workload = program.load(self.name).make(settings.program)
         if workload.metrics is None:
             raise ConfigError(
                 f"recipe={self.name} has no metrics: give its Workload metrics=, a function of no argument"
@@ -102,6 +132,12 @@ class Program:
         task = OwnTask(name=self.name, workload=workload, device=device_of(workload.holdings()))
         task.load_models(weights)
         return judge(workload)
+
+
+def of_run(folder: Path) -> Callable[[], Workload]:
+    """Return the function that makes the program of a run, with the settings that are in its folder."""
+    settings = configure.load(config=folder / SETTINGS)
+    return functools.partial(program.load(settings.recipe.name).make, settings.program)
 
 
 def goal_of(settings: Settings) -> Goal | None:

@@ -8,7 +8,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -152,6 +152,27 @@ def load_factory(name: str) -> Callable[[], Workload]:
         ConfigError: the name, the file or the function does not exist, or the function needs arguments.
         Exception: an exception that the file itself raises when it is imported.
     """
+    found = load_function(name)
+    try:
+        parameters = list(inspect.signature(found).parameters.values())
+    except (TypeError, ValueError):  # nothing is known of its arguments
+        parameters = []
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    if needed := [one.name for one in parameters if one.default is one.empty and one.kind not in optional]:
+        raise ConfigError(
+            f"workload {name!r}: {name.rpartition(':')[2]}() needs {', '.join(needed)}: expected a function that is "
+            "called without arguments; give them defaults, or name a function that passes them"
+        )
+    return lambda: checked(name, found())
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Return the function that ``file.py:function`` or ``module:function`` names, whatever arguments it takes.
+
+    Raises:
+        ConfigError: the name, the file or the function does not exist.
+        Exception: an exception that the file itself raises when it is imported.
+    """
     place, _, function = name.rpartition(":")
     if not place or not function:
         raise ConfigError(f"workload {name!r}: expected FILE.py:function or module:function")
@@ -163,26 +184,20 @@ def load_factory(name: str) -> Callable[[], Workload]:
         raise ConfigError(
             f"workload {name!r}: {place} has no function {function!r}; it defines {', '.join(made) or 'none'}"
         )
-    try:
-        parameters = list(inspect.signature(found).parameters.values())
-    except (TypeError, ValueError):  # nothing is known of its arguments
-        parameters = []
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    if needed := [one.name for one in parameters if one.default is one.empty and one.kind not in optional]:
+    return cast("Callable[..., Any]", found)
+
+
+def checked(name: str, made: Any) -> Workload:
+    """Return what the function of a program returned.
+
+    Raises:
+        ConfigError: it is no `Workload`.
+    """
+    if not isinstance(made, Workload):
         raise ConfigError(
-            f"workload {name!r}: {function}() needs {', '.join(needed)}: expected a function that is called without "
-            "arguments; give them defaults, or name a function that passes them"
+            f"workload {name!r}: {name.rpartition(':')[2]}() gave a {type(made).__name__}, expected a hotloop.Workload"
         )
-
-    def make() -> Workload:
-        workload = found()
-        if not isinstance(workload, Workload):
-            raise ConfigError(
-                f"workload {name!r}: {function}() gave a {type(workload).__name__}, expected a hotloop.Workload"
-            )
-        return workload
-
-    return make
+    return made
 
 
 def _load_module(place: str, name: str) -> types.ModuleType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import enum
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,15 +15,19 @@ from hotloop.errors import ConfigError
 T = TypeVar("T")
 
 
-def nearest(name: str, known: Iterable[str], *, count: int = 3) -> str:
-    """Say "did you mean" with the nearest known names, or list them all where none is near and they are few."""
+def nearest(name: str, known: Iterable[str], *, count: int = 3, prefix: str = "") -> str:
+    """Say "did you mean" with the nearest known names, or list them all where none is near and they are few.
+
+    What all names begin with, a ``prefix``, makes no two of them near.
+    """
     known = sorted(known)
     leaf = {one: one.rsplit(".", 1)[-1] for one in known}
     near = difflib.get_close_matches(name, known, n=count, cutoff=0.6)
     near += [one for one, last in leaf.items() if last == name.rsplit(".", 1)[-1] and one not in near]
     if near:
-        return f"did you mean {' or '.join(near[:count])}?"
-    return f"expected one of {', '.join(known)}" if len(known) <= 12 else "docs/settings.md lists all"  # noqa: PLR2004
+        return f"did you mean {' or '.join(prefix + one for one in near[:count])}?"
+    few = len(known) <= 12 or prefix  # noqa: PLR2004 - as many as a line holds
+    return f"expected one of {', '.join(prefix + one for one in known)}" if few else "docs/settings.md lists all"
 
 
 def build(cls: type[T], values: Mapping[str, Any]) -> T:
@@ -142,8 +147,8 @@ def _fit(kind: Any, value: Any, limits: Mapping[str, Any]) -> tuple[bool, Any]:
             return False, None
         parts = [_fit(get_args(kind)[0], one, limits) for one in value]
         return all(fits for fits, _ in parts), tuple(one for _, one in parts)
-    if kind is types.NoneType or kind is bool or kind is str:
-        return isinstance(value, kind), value
+    if kind in (Any, types.NoneType, bool, str):
+        return kind is Any or isinstance(value, kind), value
     if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
         return False, None
     return _in_range(value, limits), kind(value)
@@ -163,7 +168,9 @@ def describe(kind: Any, limits: Mapping[str, Any]) -> str:
 def _describe_one(kind: Any, limits: Mapping[str, Any]) -> str:
     if get_origin(kind) is Literal:
         return " or ".join(str(one) for one in get_args(kind))
-    if get_origin(kind) is tuple:
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return " or ".join(str(one.value) for one in kind)
+    if get_origin(kind) in (tuple, list):
         return f"a list of items that are each {_describe_one(get_args(kind)[0], limits)}"
     if isinstance(get_origin(kind), type) or dataclasses.is_dataclass(kind):
         return "a mapping"
@@ -175,16 +182,18 @@ def _describe_one(kind: Any, limits: Mapping[str, Any]) -> str:
         types.NoneType: "null",
         Any: "any value",
     }
-    return words[kind] + (_describe_range(limits) if kind in (int, float) else "")
+    return words.get(kind, getattr(kind, "__name__", str(kind))) + (
+        _describe_range(limits) if kind in (int, float) else ""
+    )
 
 
 def _describe_range(limits: Mapping[str, Any]) -> str:
     low, high = limits.get("low"), limits.get("high")
-    if low is not None and high is not None:
+    if low is not None and high is not None and not limits.get("open_low") and not limits.get("open_high"):
         return f" from {low} to {high}"
-    if low is not None:
-        return f" above {low}" if limits.get("open_low") else f" of at least {low}"
-    return ""
+    above = "" if low is None else f" above {low}" if limits.get("open_low") else f" of at least {low}"
+    below = "" if high is None else f" below {high}" if limits.get("open_high") else f" of at most {high}"
+    return f"{above} and{below}" if above and below else above + below
 
 
 def _shown(value: Any) -> str:

@@ -58,7 +58,7 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     choices, values = _user_file(path) if path and not folder else ({}, {})
     available = groups(folder)
     given = [*(f"{key}={value}" for key, value in choices.items()), *overrides]
-    lines = [_checked(text, available) for one in given for text in _own_program(one)]
+    lines = [_checked(text, available) for one in given for text in own_program(one)]
     if folder:
         lines.append(f"hydra.searchpath=[file://{folder.resolve()}]")
     if values:
@@ -142,14 +142,22 @@ def recipe_choice(name: str) -> str:
     return "workload" if ":" in name else name
 
 
-def _own_program(text: str) -> list[str]:
-    """Give ``recipe=FILE.py:function`` as the choice that it is and the name; any other override as it is."""
-    key, _, value = text.partition("=")
-    if key.strip() != "recipe" or ":" not in value:
-        return [text]
-    place, _, function = value.strip().strip("'\"").rpartition(":")
+def program_name(text: str) -> str | None:
+    """Return the program that ``recipe=FILE.py:function``, or ``FILE.py:function`` alone, names; None of others."""
+    key, equals, value = text.partition("=")
+    value = (value if equals else text).strip().strip("'\"")
+    if (equals and key.strip() != "recipe") or not re.fullmatch(r".+:\w+", value):
+        return None
+    place, _, function = value.rpartition(":")
     # A resumed run finds the file from any folder.
-    name = f"{Path(place).resolve() if place.endswith('.py') else place}:{function}"
+    return f"{Path(place).resolve() if place.endswith('.py') else place}:{function}"
+
+
+def own_program(text: str) -> list[str]:
+    """Return the override that names a program as a choice and the name; any other override as it is."""
+    name = program_name(text)
+    if name is None:
+        return [text]
     quoted = name.replace("\\", "\\\\").replace("'", "\\'")
     return ["recipe=workload", f"recipe.name='{quoted}'"]
 

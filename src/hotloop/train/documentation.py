@@ -21,6 +21,7 @@ the two alike. Change a setting by its name, and choose a file of a group by the
 ```
 hotloop train training.num_epochs=3 training.optimization.use_torch_compile=true
 hotloop train data=csv data.path=pairs.csv model=bge-reranker
+hotloop train train.py:make program.lr=3e-4
 ```
 
 - Values are in Hydra's grammar: quote text that has special signs, `'data.delimiter=";"'`; lists are `[16,32]`,
@@ -29,6 +30,8 @@ hotloop train data=csv data.path=pairs.csv model=bge-reranker
 - `--config FILE` takes a YAML file of settings that lie between these defaults and the command line (the
   `settings.yaml` in a run's folder is one); a group given as text there is a choice (`data: csv`). `--config FOLDER`
   takes a folder of groups of your own, such as `training/long.yaml`, as further choices.
+- `program.NAME=VALUE` sets a parameter of a program of your own ([recipes.md](program.md#its-settings));
+  `hotloop train FILE.py:make --help` lists them.
 - `--show` prints the settings that a command would run with.
 - `hotloop train run.resume=FOLDER` goes on with a run that was interrupted; further settings go on top of its own, as
   far as [they may change](#when-a-run-is-resumed).
@@ -119,9 +122,7 @@ def _section(group: str, names: list[str]) -> str:
 
 def _choice(group: str, name: str, *, described: bool) -> list[str]:
     """Say what a choice is for and, where the group's default file describes the settings, what it sets."""
-    text = _read(group, name)
-    above = (line for line in text.splitlines() if line.startswith("#") and "@package" not in line)
-    about = " ".join(line.lstrip("# ") for line in above)
+    text, about = _read(group, name), _about(group, name)
     if not described:
         return [about, "", *_rows(group, name)]
     within = "" if "@package _global_" in text else f"{group}."
@@ -130,8 +131,16 @@ def _choice(group: str, name: str, *, described: bool) -> list[str]:
     return [f"- `{group}={name}`: {about}{f' Sets {sets}.' if sets else ''}", ""]
 
 
+def _about(group: str, name: str) -> str:
+    """Return the comment of a file that is of the whole of it."""
+    above = (line for line in _read(group, name).splitlines() if line.startswith("#") and "@package" not in line)
+    return " ".join(line.lstrip("# ") for line in above)
+
+
 def _rows(group: str, name: str) -> list[str]:
     rows = ["| setting | default | takes | what it is for |", "|---|---|---|---|"]
+    if not any(entries(_read(group, name))):  # the settings are the user's
+        rows.append(f"| `{group}.<name>` | | any value | {_about(group, name)} |")
     for entry in entries(_read(group, name)):
         path = f"{group}.{entry.name}"
         kind = coerce.kind_at(Settings, path)

@@ -350,6 +350,7 @@ class Settings:
     kfold: KfoldSettings
     hpo: HpoSettings
     run: RunSettings
+    program: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse values that fit alone and not together."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES
 from hotloop.report import folds, study
-from hotloop.train import checkpoint, coerce, configure, unread
+from hotloop.train import checkpoint, coerce, configure, program, unread
 from hotloop.train.settings import Settings
 from hotloop.train.within import Within
 
@@ -22,7 +23,7 @@ FIXED: Mapping[str, tuple[str, ...]] = {
     "it would be another run": ("recipe",),
     "it would learn from other data, or from another share of them": ("data", "pictures", "kfold", "run.seed"),
     "what is trained, or what it is to learn, would be another": (
-        "model", "digits", "language", "diffusion", "focus", "training.freeze_embeddings",
+        "model", "digits", "language", "diffusion", "focus", "training.freeze_embeddings", "program",
     ),
 }  # fmt: skip
 """Settings, and groups of them, that a resumed run cannot change, by the reason."""
@@ -69,7 +70,7 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
         if config:
             raise ConfigError(f"--config {config} does not go with run.resume: a resumed run keeps its own settings")
         return _resume(Path(str(resumed)), overrides)
-    settings = coerce.build(Settings, composed)
+    settings = program.filled(coerce.build(Settings, composed))
     unread.refuse_idle(settings)  # of a new run alone: those of a resumed one cannot be taken back
     return Start(settings, new_folder(settings))
 
@@ -107,22 +108,18 @@ def take_up(settings: Settings, folder: Path, within: Within) -> Start:
 
 def _resume(given: Path, overrides: Sequence[str]) -> Start:
     """Take up a run by its folder, or by one of its checkpoints; one that has none yet begins with its first step."""
-    changed = [
-        one.replace("recipe=", "recipe.name=", 1)
-        if one.startswith("recipe=")
-        else one  # as it is written for a new run
-        for one in overrides
-        if not is_about_folder(one)
-    ]
+    # A recipe may be named as it was for the new run.
+    named = [text for one in overrides if not is_about_folder(one) for text in configure.own_program(one)]
+    changed = [re.sub(r"^recipe=", "recipe.name=", one) for one in named if one != "recipe=workload"]
     if _died_early(given):
-        settings = configure.load(changed, given / SETTINGS)
+        settings = program.filled(configure.load(changed, given / SETTINGS))
         return Start(dataclasses.replace(settings, run=dataclasses.replace(settings.run, folder=str(given))), given)
     path = given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
     folder = path.parent.parent
     document = checkpoint.load(path)
-    before = configure.from_dict(document["settings"])
+    before = program.filled(configure.from_dict(document["settings"]))
     _check_recipe(folder, path, before)
-    now = configure.from_dict(document["settings"], changed)
+    now = program.filled(configure.from_dict(document["settings"], changed))
     for why, names in FIXED.items():
         for name in names:
             if what := ", ".join(_changes(before, now, name)):
@@ -162,6 +159,10 @@ def _changes(before: Settings, now: Settings, name: str) -> Iterator[str]:
     if dataclasses.is_dataclass(old):
         for field in dataclasses.fields(old):
             yield from _changes(before, now, f"{name}.{field.name}")
+    elif name == program.GROUP:
+        yield from (
+            f"{name}.{one}={old.get(one)!r} to {value!r}" for one, value in new.items() if old.get(one) != value
+        )
     elif old != new and name not in (*COMPARED, *FREE):
         yield f"{name}={old!r} to {new!r}"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SOME = (
     "data", "model", "digits", "language", "pictures", "diffusion", "focus", "training.freeze_embeddings",
-    "recipe.goal",
+    "recipe.goal", "program",
 )  # fmt: skip
 """Settings and groups of them that only some recipes read; the fit loop reads all others."""
 READS: Mapping[str, tuple[str, ...]] = {
@@ -25,7 +25,7 @@ READS: Mapping[str, tuple[str, ...]] = {
     "language": ("data.sample_size", "data.validation_fraction", "model.dropout", "language"),
     "diffusion": ("data.sample_size", "data.validation_fraction", "pictures", "diffusion"),
     "focus": ("data.validation_fraction", "focus"),
-    "workload": ("recipe.goal",),
+    "workload": ("recipe.goal", "program"),
 }
 """Those of `SOME` that each recipe reads: settings, or groups of them."""
 NOT_READ: Mapping[str, tuple[str, ...]] = {

@@ -1,0 +1,393 @@
+"""A program of the user's own: the parameters of its function are its settings, the group ``program``.
+
+A pydantic model made of the function's signature checks them. A dataclass or a pydantic model that is the only
+parameter is that model itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import io
+import json
+import re
+import sys
+import types
+import typing
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import ConfigError
+from hotloop.step.workload import checked, load_function
+from hotloop.train import coerce
+from hotloop.train.optional import require
+from hotloop.train.parameters import Range, Search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hotloop.step import Workload
+    from hotloop.train.settings import Settings
+
+GROUP = "program"
+FOLD = "fold"
+"""The parameter that is no setting: a run of a cross-validation passes it the fold that it holds out."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+    """One setting of a program.
+
+    Args:
+        name: its name below ``program``, with dots where it is part of another one.
+        kind: its type.
+        limits: its range, as `coerce.describe` takes it.
+        default: as plain data; unset where ``required``.
+        required: it has no default.
+        about: what it is for, in the words of the program.
+        search: how a search varies it, where the program says so.
+    """
+
+    name: str
+    kind: Any
+    limits: Mapping[str, Any]
+    default: Any
+    required: bool
+    about: str
+    search: Search | None
+
+    @property
+    def takes(self) -> str:
+        """What it may be, in words."""
+        return coerce.describe(self.kind, self.limits)
+
+    def line(self, value: Any = ...) -> str:
+        """Return one line about it: its value or else its default, what it may be, and what it is for."""
+        shown = "" if value is ... and self.required else f"={_shown(self.default if value is ... else value)}"
+        default = "no default" if self.required else f"default {_shown(self.default)}"
+        about = f": {self.about}" if self.about else ""
+        return f"{GROUP}.{self.name}{shown} ({self.takes}; {default}){about}"
+
+
+class Program:
+    """A function that makes a workload, with what its parameters are.
+
+    Args:
+        name: ``FILE.py:function`` or ``module:function``.
+        function: what the name stands for.
+
+    Raises:
+        ConfigError: a parameter cannot be a setting.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.name, self.function = name, function
+        self._pydantic: Any = require("pydantic", "Settings of a program")
+        self._signature = _signature(function)
+        hints = self._hints()
+        self.takes_fold = FOLD in hints
+        if self.takes_fold and self._signature.parameters[FOLD].default is inspect.Parameter.empty:
+            raise ConfigError(
+                f"{name}: {FOLD} has no default: write {FOLD}: hotloop.Fold | None = None, since a run that is no part "
+                "of a cross-validation has no fold"
+            )
+        hints.pop(FOLD, None)
+        self.whole = next(iter(hints)) if len(hints) == 1 and _is_model(next(iter(hints.values()))) else None
+        """The only parameter, where it takes all settings as a dataclass or a pydantic model."""
+        docs = _documented(inspect.getdoc(hints[self.whole] if self.whole else function) or "")
+        try:
+            model = hints[self.whole] if self.whole else self._model(hints)
+            self._adapter = self._pydantic.TypeAdapter(model)
+            self._defaults: dict[str, Any] = self._given_defaults(model)
+            self.parameters = tuple(self._parameters(model, self._defaults, docs))
+        except (self._pydantic.errors.PydanticUserError, self._pydantic.errors.PydanticUndefinedAnnotation) as error:
+            raise self._cannot(str(error).split("\n", 1)[0]) from error
+
+    def _cannot(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"{self.name}: its parameters cannot be settings: {why}. A setting is a number, text, true or false, a "
+            "Literal, an Enum, a path, a list or a mapping of these, a dataclass or a pydantic model"
+        )
+
+    def _hints(self) -> dict[str, Any]:
+        """Return the type of each parameter that is a setting; one without annotation has the type of its default."""
+        written = {
+            one.name: one.annotation
+            for one in self._signature.parameters.values()
+            if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD) and not one.name.startswith("_")
+        }
+        named = {name: hint for name, hint in written.items() if hint is not inspect.Parameter.empty}
+        plain = inspect.unwrap(self.function)
+        names = getattr(plain, "__globals__", None) or vars(sys.modules[plain.__module__])
+        try:
+            read = typing.get_type_hints(types.SimpleNamespace(__annotations__=named), names, include_extras=True)
+        except NameError as error:
+            raise self._cannot(f"{error}; import it outside of `if TYPE_CHECKING:`") from error
+        hints = {}
+        for name in written:
+            default = self._signature.parameters[name].default
+            if name not in read and default in (None, inspect.Parameter.empty) and name != FOLD:
+                raise self._cannot(f"{name} has neither a type nor a default that tells it: write {name}: float")
+            kind = read.get(name, type(default))
+            # `lr: float = None` means a number or nothing.
+            hints[name] = kind | None if default is None and kind is not type(None) else kind
+        return hints
+
+    def _model(self, hints: Mapping[str, Any]) -> Any:
+        defaults = {name: self._signature.parameters[name].default for name in hints}
+        fields = {
+            name: (hint, ... if defaults[name] is inspect.Parameter.empty else defaults[name])
+            for name, hint in hints.items()
+        }
+        config = self._pydantic.ConfigDict(protected_namespaces=())
+        with warnings.catch_warnings():
+            # A parameter may be called `copy` or `schema`, as methods of pydantic's models are.
+            warnings.filterwarnings("ignore", message="Field name .* shadows an attribute", category=UserWarning)
+            return self._pydantic.create_model(self.name.rpartition(":")[2], __config__=config, **fields)
+
+    def _given_defaults(self, model: Any) -> dict[str, Any]:
+        """Return every default as plain data: nested ones as mappings."""
+        if self.whole and (given := self._signature.parameters[self.whole].default) is not inspect.Parameter.empty:
+            return dict(self._plain(given))
+        return {
+            name: self._plain(one.get_default(call_default_factory=True))
+            for name, one in _fields(model).items()
+            if not one.is_required()
+        }
+
+    def _plain(self, value: Any) -> Any:
+        import pydantic_core  # noqa: PLC0415 - comes with pydantic, whose presence was checked
+
+        try:
+            return pydantic_core.to_jsonable_python(value)
+        except pydantic_core.PydanticSerializationError as error:
+            raise self._cannot(str(error)) from error
+
+    def _parameters(
+        self, model: Any, defaults: Mapping[str, Any], docs: Mapping[str, str], prefix: str = ""
+    ) -> Iterator[Parameter]:
+        for name, one in _fields(model).items():
+            if _is_model(one.annotation):
+                inner = {**docs, **_documented(inspect.getdoc(one.annotation) or "")}
+                found = defaults.get(name, {})
+                yield from self._parameters(one.annotation, found, inner, f"{prefix}{name}.")
+                continue
+            extras = list(one.metadata)
+            kind = _bare(one.annotation, extras)
+            texts = [each for each in extras if isinstance(each, str)]
+            yield Parameter(
+                name=prefix + name,
+                kind=kind,
+                limits=_limits(extras),
+                default=defaults.get(name),
+                required=name not in defaults,
+                about=one.description or " ".join(texts) or docs.get(name, ""),
+                search=next((each for each in extras if isinstance(each, Search)), None),
+            )
+
+    def about(self) -> list[str]:
+        """Return the lines that ``--help`` prints: what the program is, and each of its settings."""
+        said = (inspect.getdoc(self.function) or "").split("\n\n", 1)[0].splitlines()
+        return [*said, *([one.line() for one in self.parameters] or ["It has none: its function has no parameters."])]
+
+    def of(self, name: str) -> Parameter | None:
+        """Return the parameter of a name below ``program``; None where there is none."""
+        return next((one for one in self.parameters if one.name == name), None)
+
+    def values(self, values: Mapping[str, Any]) -> Iterator[tuple[Parameter, Any]]:
+        """Yield each parameter with its value, None where it has none."""
+        for one in self.parameters:
+            value: Any = values
+            for part in one.name.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            yield one, value
+
+    def filled(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all settings as plain data: those given, and the defaults of the others.
+
+        Raises:
+            ConfigError: listing each setting that is unknown, missing, of a wrong type or out of its range.
+        """
+        filled: dict[str, Any] = self._adapter.dump_python(self._checked(values), mode="json")
+        return filled
+
+    def make(self, values: Mapping[str, Any], fold: Any = None) -> Workload:
+        """Make the workload of some settings.
+
+        Raises:
+            ConfigError: as `filled`, or the function returns no `Workload`.
+        """
+        model = self._checked(values)
+        given = {self.whole: model} if self.whole else {one: getattr(model, one) for one in _fields(type(model))}
+        if self.takes_fold and fold is not None:
+            given[FOLD] = fold
+        bound = inspect.BoundArguments(self._signature, OrderedDict(given))
+        return checked(self.name, self.function(*bound.args, **bound.kwargs))
+
+    def problems(self, values: Mapping[str, Any]) -> list[str]:
+        """Say what is wrong with settings, each by its dotted name; nothing is said of those that are not set."""
+        wrong = [f"unknown setting {GROUP}.{name}: {self.nearest(name)}" for name in self._unknown(values)]
+        return wrong or [text for text, kind in self._refused(values) if kind != "missing"]
+
+    def nearest(self, name: str) -> str:
+        """Say which setting may be meant by a name that none has."""
+        if self.parameters:
+            return coerce.nearest(name, [one.name for one in self.parameters], prefix=f"{GROUP}.")
+        function = self.name.rpartition(":")[2]
+        return (
+            f"{function}() has no parameters; give it one, such as {function}({name.rpartition('.')[2]}: float = 1.0)"
+        )
+
+    def _checked(self, values: Mapping[str, Any]) -> Any:
+        if wrong := self.problems(values) or [text for text, _ in self._refused(values)]:
+            raise ConfigError("\n".join(wrong))
+        return self._adapter.validate_json(json.dumps(self._merged(self._defaults, values)), strict=True)
+
+    def _merged(self, defaults: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+        """Put values on top of defaults; of a nested group, each value on its own."""
+        merged = dict(defaults)
+        for name, value in values.items():
+            within = self._is_group(f"{prefix}{name}") and isinstance(value, dict)
+            merged[name] = self._merged(merged.get(name, {}), value, f"{prefix}{name}.") if within else value
+        return merged
+
+    def _unknown(self, values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+        for name, value in values.items():
+            path = f"{prefix}{name}"
+            if self.of(path) is None and self._is_group(path) and isinstance(value, dict):
+                yield from self._unknown(value, f"{path}.")
+            elif self.of(path) is None:
+                yield path
+
+    def _is_group(self, path: str) -> bool:
+        return any(one.name.startswith(f"{path}.") for one in self.parameters)
+
+    def _refused(self, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield what the model refuses: a message, and pydantic's word for the kind of error."""
+        try:
+            self._adapter.validate_json(json.dumps(self._merged(self._defaults, values)), strict=True)
+        except self._pydantic.ValidationError as error:
+            told = set()
+            for one in error.errors():
+                parameter = self._at(one["loc"])
+                where = parameter.name if parameter else ".".join(map(str, one["loc"]))
+                if where not in told:
+                    told.add(where)
+                    yield self._said(one, parameter, where, values), one["type"]
+
+    def _at(self, loc: tuple[Any, ...]) -> Parameter | None:
+        """Return the parameter that an error is about; its place may go on into a list, or a type of several."""
+        names = (".".join(map(str, loc[:depth])) for depth in range(1, len(loc) + 1))
+        return next((found for name in names if (found := self.of(name))), None)
+
+    def _said(self, error: Any, parameter: Parameter | None, where: str, values: Mapping[str, Any]) -> str:
+        own = error.get("ctx", {}).get("error")  # what a validator of the program's own raised
+        if parameter is None or own is not None:
+            return f"{GROUP}{'.' if where else ''}{where}: {own or error['msg']}"
+        if error["type"] == "missing":
+            function = self.name.rpartition(":")[2]
+            return (
+                f"{GROUP}.{where} is not set: expected {parameter.takes}; {function}() has no default for it. Set "
+                f"{GROUP}.{where}=..., or give it a default"
+            )
+        given = self._merged(self._defaults, values)
+        value = next(value for one, value in self.values(given) if one is parameter)
+        default = "" if value != parameter.default else f", and this is its default in {self.name}"
+        return f"{GROUP}.{where}={_shown(value)}: expected {parameter.takes}{default}"
+
+
+def load(name: str) -> Program:
+    """Run the file of a program, as an import would, and return it.
+
+    Raises:
+        ConfigError: there is no such file or function, or its parameters cannot be settings.
+    """
+    return Program(name, load_function(name))
+
+
+def known(name: str) -> Program:
+    """Return a program as its file is now, for its settings; what it prints as it is read is for its run to print."""
+    place = Path(name.rpartition(":")[0])
+    return _known(name, place.stat().st_mtime_ns if place.is_file() else 0)
+
+
+@functools.lru_cache(maxsize=8)
+def _known(name: str, changed: int) -> Program:  # noqa: ARG001 - a changed file is read again
+    with contextlib.redirect_stdout(io.StringIO()):
+        return load(name)
+
+
+def filled(settings: Settings) -> Settings:
+    """Return settings with all of their program's own, checked; those of a recipe as they are.
+
+    Raises:
+        ConfigError: as `Program.filled`, or a cross-validation of a program that knows no folds.
+    """
+    if ":" not in settings.recipe.name:
+        return settings
+    program = known(settings.recipe.name)
+    return dataclasses.replace(settings, program=program.filled(settings.program))
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):  # nothing is known of its arguments
+        return inspect.Signature()
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "model_fields"))
+
+
+def _fields(model: Any) -> dict[str, Any]:
+    """Return the fields of a pydantic model or of a dataclass, as pydantic describes them."""
+    if hasattr(model, "model_fields"):
+        return dict(model.model_fields)
+    dataclass = require("pydantic.dataclasses", "Settings of a program").dataclass
+    return {name: one for name, one in dataclass(model).__pydantic_fields__.items() if one.init is not False}
+
+
+def _bare(kind: Any, extras: list[Any]) -> Any:
+    """Return a type without its annotations, of which those of its members too are put to ``extras``."""
+    if typing.get_origin(kind) is typing.Annotated:
+        extras += kind.__metadata__
+        return _bare(kind.__origin__, extras)
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return typing.Union[tuple(_bare(one, extras) for one in typing.get_args(kind))]  # noqa: UP007 - made of a tuple
+    return kind
+
+
+def _limits(extras: list[Any]) -> dict[str, Any]:
+    """Return the range that annotations state, ours or pydantic's, as `coerce.describe` takes it."""
+    found: dict[str, Any] = {}
+    for one in extras:
+        for limit in one if isinstance(one, Range) else (one,):
+            for name, key in (("ge", "low"), ("gt", "low"), ("le", "high"), ("lt", "high")):
+                if (value := getattr(limit, name, None)) is not None:
+                    found |= {key: value, f"open_{key}": name in ("gt", "lt")}
+    return found
+
+
+def _documented(text: str) -> dict[str, str]:
+    """Return what a docstring says of each parameter, in a section ``Args:`` or ``Attributes:``."""
+    section = re.search(r"^(?:Args|Arguments|Attributes|Parameters):\n((?:[ \t]+.*\n?|\n)+)", text, re.MULTILINE)
+    lines = section[1].rstrip().splitlines() if section else []
+    indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    found: dict[str, str] = {}
+    name = ""
+    for line in lines:
+        begins = re.match(r"(\w+)(?: \([^)]*\))?: *(.*)", line[indent:])
+        if begins:
+            name, found[begins[1]] = begins[1], begins[2]
+        elif name and line.strip():
+            found[name] += f" {line.strip()}"
+    return found
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)
