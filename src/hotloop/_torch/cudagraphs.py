@@ -6,12 +6,15 @@ graph of a new generation runs: ``docs/cudagraph-lifetime.md`` has the rule.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from hotloop._torch.dispatch import user_place
 from hotloop._torch.graphs import last_user_frame
 from hotloop._torch.ledger import CapabilityMissingError, private
 
@@ -70,9 +73,39 @@ class Memory(Protocol):
         """
 
 
+class _Counter(int):
+    """torch's counter of marked steps, which notes the line of the program that counts it down."""
+
+    def __sub__(self, one: int) -> _Counter:
+        counted = _Counter(int(self) - one)
+        if not getattr(_marking, "ours", False) and (place := user_place()) is not None:
+            _places.append((counted, f"{place[0]}:{place[1]}"))
+        return counted
+
+
+_marking = threading.local()
+_places: collections.deque[tuple[int, str]] = collections.deque(maxlen=64)
+"""The newest marks of others: the counter after each, and its line."""
+
+
 def mark() -> None:
-    """Begin a step: the next graph that runs may overwrite the outputs of earlier graphs."""
-    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+    """Begin a step: the next graph that runs may overwrite the outputs of earlier graphs.
+
+    From then on the counter, which torch only counts down and compares, notes who else marks steps.
+    """
+    _marking.ours = True
+    try:
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+    finally:
+        _marking.ours = False
+    box = private("torch._inductor.cudagraph_trees:MarkStepBox")
+    if type(box.mark_step_counter) is not _Counter:
+        box.mark_step_counter = _Counter(box.mark_step_counter)
+
+
+def marked_since(made: int) -> list[str]:
+    """Return the lines that have marked a step since a generation, each once, as far as they are known."""
+    return list(dict.fromkeys(place for counted, place in _places if counted < min(made, 0)))
 
 
 def marked() -> int:
@@ -232,7 +265,8 @@ def memory() -> Memory:
 def stand_in(memory: Memory) -> Iterator[None]:
     """Put a stand-in in the place of torch's trees while the block runs, with no step marked yet."""
     box = private("torch._inductor.cudagraph_trees:MarkStepBox")
-    before, box.mark_step_counter = box.mark_step_counter, 0
+    before, box.mark_step_counter = box.mark_step_counter, _Counter(0)
+    _places.clear()
     _in_use.append(memory)
     try:
         yield

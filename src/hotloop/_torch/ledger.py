@@ -229,7 +229,7 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "torch._inductor.cudagraph_trees:MarkStepBox",
         "the counter of marked steps: a mark between a forward and its backward loses what the forward saved",
         "CUDA graphs inside torch.compile are neither emulated nor safe",
-        "torch.compiler.cudagraph_mark_step_begin moves it, and nothing reads it",
+        "torch.compiler.cudagraph_mark_step_begin moves it, and nothing reads it, or says who moved it",
     ),
     (
         (

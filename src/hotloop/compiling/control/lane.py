@@ -38,7 +38,7 @@ class Lane:
         self.preset, self.config, self.mode = preset, config, mode
         self.rungs = config.ladder_of(preset)
         self.backend = LadderBackend(self.rungs, cut=cut, strict=config.strict, strict_lifetime=config.strict_lifetime)
-        self.tally = Tally(component, mode, suppress=not (config.strict or config.fullgraph))
+        self.tally = Tally(component, mode, component, suppress=not (config.strict or config.fullgraph))
         self.eager = preset.backend == "eager"
         self._roots: dict[int, Roots] = {}
         self._private = False

@@ -177,7 +177,7 @@ class _Around:
 
     def before(self, node: Any) -> None:
         """See `hotloop._torch.autograd.Around`."""
-        lifetime.steps.runs_backward(node, self._tally.component)
+        lifetime.steps.runs_backward(node, self._tally.label)
 
     def after(self, node: Any, gradients: tuple[Any, ...], *, kept: bool) -> tuple[Any, ...]:
         """See `hotloop._torch.autograd.Around`."""

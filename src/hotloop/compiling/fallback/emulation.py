@@ -69,11 +69,13 @@ class Skipped:
 class _Tracked(MemoryReference):
     """An output, and a reference to its memory that does not keep it alive."""
 
-    __slots__ = ("_dtype", "output")
+    __slots__ = ("_dtype", "marked_at", "output")
 
     def __init__(self, output: GraphOutput, tensor: torch.Tensor) -> None:
         super().__init__(tensor)
         self.output, self._dtype = output, tensor.dtype
+        self.marked_at = ""
+        """Where a step was marked while a forward still waited for its backward, which let the memory be reused."""
 
     def fill(self) -> None:
         """Overwrite the memory, so that reads which bypass torch's dispatcher go visibly wrong too."""
@@ -200,10 +202,11 @@ class Emulation:
             if found is not None:
                 place = user_place()
                 at = f" at {place[0]}:{place[1]}" if place else ""
+                marked = f"; a step was marked at {found.marked_at}, before that backward" if found.marked_at else ""
                 raise StaleOutputError(
                     f"{what} reads{at} what a later call of compiled code has overwritten under CUDA graphs: "
-                    f"{found.output}. Read it before that call, keep a copy (hotloop.own, or .clone()), or make it "
-                    "again",
+                    f"{found.output}{marked}. Read it before that call, keep a copy (hotloop.own, or .clone()), or make "
+                    "it again",
                     [found.output],
                 )
 
@@ -216,10 +219,13 @@ class Emulation:
     def _overwrite(self, place: tuple[str, int] | None) -> None:
         """Overwrite the outputs of this thread's generation that are still held."""
         self._stale = {key: tracked for key, tracked in self._stale.items() if tracked.alive()}
+        mine = self._of_thread
+        marks = cudagraphs.marked_since(mine.generation or 0) if mine.forward_waits else []
         for live in self._of_thread.live:
             if live.alive():
                 held = tuple(holders(live.output.storage)) if self._names_holders else ()
                 live.fill()
+                live.marked_at = " and ".join(marks)
                 self._stale[live.output.storage] = live
                 file, line = place or (None, None)
                 self.overwritten.append(Overwritten(live.output, file, line, held))
@@ -231,7 +237,7 @@ class _Graph:
 
     def __init__(self, emulation: Emulation, traced: TracedGraph) -> None:
         self._emulation, self._traced = emulation, traced
-        self._component = active.tally.component
+        self._component = active.tally.label
         self._keeps_graph = keeps_graph_probe()
         if traced.unsafe is not None:
             self._skip(*traced.unsafe)
@@ -240,7 +246,7 @@ class _Graph:
         """Run the graph as torch calls it: with a list of inputs that it empties."""
         traced, emulation = self._traced, self._emulation
         if traced.kind != "backward":
-            self._component = active.tally.component or self._component
+            self._component = active.tally.label or self._component
         inputs = list(args)
         args.clear()
         real = not any(cudagraphs.is_fake(value) for value in inputs)

@@ -152,8 +152,10 @@ class MarkedSteps:
         """
         made, _ = getattr(node, "_hotloop_made", (None, 0))
         if made is not None and self._is_lost(made):
+            places = cudagraphs.marked_since(made)
+            at = f" at {' and '.join(places)}" if places else ""
             raise StaleOutputError(
-                f"component {component!r}: a step was marked between a forward and its backward, which lets CUDA "
+                f"component {component!r}: a step was marked between a forward and its backward{at}, which lets CUDA "
                 "graphs overwrite what the forward saved: the gradients would be wrong. Call "
                 "torch.compiler.cudagraph_mark_step_begin() before the forward or after the backward, or not at all: "
                 f"hotloop marks steps where no backward is waiting (it waits for {_PATIENCE} optimizer steps)"

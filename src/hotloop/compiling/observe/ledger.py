@@ -90,6 +90,8 @@ class Tally:
 
     component: str
     mode: str
+    label: str = ""
+    """The component's name where several may have one: the class, too, of a module that was compiled by itself."""
     ladder: Any = None
     suppress: bool = True
     """Whether torch is to run a frame eager that it cannot compile; else it raises."""
