@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ComponentStatus,
         Status,
         compile,  # noqa: A004 - torch's own name
+        is_compiled,
         own,
         status,
         uncompile,
@@ -48,6 +49,7 @@ _HOMES = {
     "bench": "hotloop.prove.bench.bench",
     "compile": "hotloop.compiling.control",
     "harness": "hotloop.prove.harness.harness",
+    "is_compiled": "hotloop.compiling.control",
     "own": "hotloop.compiling.control",
     "status": "hotloop.compiling.control",
     "uncompile": "hotloop.compiling.control",
@@ -80,6 +82,7 @@ __all__ = [
     "errors",
     "events",
     "harness",
+    "is_compiled",
     "observe",
     "own",
     "presets",

@@ -12,7 +12,7 @@ from hotloop.compiling.control.component_status import ComponentStatus, Status
 from hotloop.compiling.control.installed import Installed, compiles, method_of, paused
 from hotloop.compiling.control.methods import MethodEntry, Note
 from hotloop.compiling.control.precompiled import AS_GIVEN, compiled_by_user, precompiled
-from hotloop.compiling.control.statuses import status
+from hotloop.compiling.control.statuses import is_compiled, status
 
 __all__ = [
     "AS_GIVEN",
@@ -25,6 +25,7 @@ __all__ = [
     "compile",
     "compiled_by_user",
     "compiles",
+    "is_compiled",
     "leave_eager",
     "method_of",
     "own",

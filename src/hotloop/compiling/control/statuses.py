@@ -39,6 +39,18 @@ def status(model: Any) -> Status:
     return Status(statuses, target.skipped, "\n".join(_hints(target, statuses)))
 
 
+def is_compiled(model: Any) -> bool:
+    """Return whether a compile is in force on a model or a part of it: hotloop's, called yet or not, or torch's own.
+
+    For code that asks for ``model._orig_mod`` or ``OptimizedModule``, the wrapper of ``torch.compile``. `compile` makes
+    none: the model is itself. A model that runs eager, since its compile failed or was taken off, is not compiled.
+
+    Args:
+        model: anything that `compile` takes or returns.
+    """
+    return any(one.state != "eager" for one in status(model).components.values())
+
+
 def _hints(target: Target, statuses: dict[str, ComponentStatus]) -> Iterator[str]:
     """Yield which parts of a pipeline were left eager, and where hotloop compiled over the user's own compile."""
     left = [name for name, status in statuses.items() if status.requested == "none" and target.kind == "pipeline"]

@@ -205,8 +205,8 @@ class Emulation:
                 marked = f"; a step was marked at {found.marked_at}, before that backward" if found.marked_at else ""
                 raise StaleOutputError(
                     f"{what} reads{at} what a later call of compiled code has overwritten under CUDA graphs: "
-                    f"{found.output}{marked}. Read it before that call, keep a copy (hotloop.own, or .clone()), or make "
-                    "it again",
+                    f"{found.output}{marked}. Read it before that call, keep a copy (hotloop.own, or .clone()), or "
+                    "make it again",
                     [found.output],
                 )
 

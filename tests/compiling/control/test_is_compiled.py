@@ -1,0 +1,82 @@
+"""What code asks that would look for ``_orig_mod`` or ``OptimizedModule``."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import hotloop
+
+
+def model():
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+
+
+def with_a_compiled_part():
+    whole = model()
+    hotloop.compile(whole[0], "aot_eager")
+    return whole
+
+
+def compiled_by_its_user():
+    whole = model()
+    whole.compile(backend="eager")
+    return whole
+
+
+YES = {
+    "compiled": lambda: hotloop.compile(model(), "aot_eager"),
+    "a part": with_a_compiled_part,
+    "a mapping": lambda: hotloop.compile({"lens": model()}, "aot_eager"),
+    "a function": lambda: hotloop.compile(torch.square, "aot_eager"),
+    "torch's wrapper": lambda: torch.compile(model(), backend="eager"),
+    "torch's compile in place": compiled_by_its_user,
+}
+NO = {
+    "plain": model,
+    "no preset": lambda: hotloop.compile(model(), "none"),
+    "taken off": lambda: hotloop.uncompile(hotloop.compile(model(), "aot_eager")),
+    "a copy": lambda: copy.deepcopy(hotloop.compile(model(), "aot_eager")),
+    "a plain function": lambda: torch.square,
+}
+
+
+@pytest.mark.parametrize("case", YES)
+def test_what_is_compiled(case):
+    assert hotloop.is_compiled(YES[case]())
+
+
+@pytest.mark.parametrize("case", NO)
+def test_what_is_not(case):
+    assert not hotloop.is_compiled(NO[case]())
+
+
+def test_a_model_that_was_called_and_its_names():
+    net = hotloop.compile(model(), "aot_eager")
+    net(torch.randn(2, 4))
+    assert hotloop.is_compiled(net)
+    assert not hasattr(net, "_orig_mod")
+    assert list(net.state_dict()) == list(model().state_dict())
+
+
+def test_with_everything_switched_off(monkeypatch):
+    monkeypatch.setenv("HOTLOOP_DISABLE", "1")
+    assert not hotloop.is_compiled(hotloop.compile(model(), "aot_eager"))
+
+
+def test_a_loop_that_compiled_its_model_and_was_closed():
+    net = model()
+    with hotloop.Loop(net, run="aot_eager") as loop:
+
+        @loop.step
+        def train_step(x):
+            loss = net(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        for _ in range(8):
+            train_step(torch.randn(2, 4))
+            net.zero_grad()
+        assert hotloop.is_compiled(net), loop.status()
+    assert not hotloop.is_compiled(net)
