@@ -2,6 +2,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -235,21 +236,60 @@ def test_a_failing_disk_is_said_once_and_loses_nothing_that_it_takes_later(tmp_p
 
     class Full:
         closed = False
+        room = 30
 
         def write(self, data):
-            return lines.write(data)
-
-        def flush(self):
-            raise OSError(28, "No space left on device")
+            if not self.room:
+                raise OSError(28, "No space left on device")
+            taken, self.room = lines.write(data[: self.room]), 0
+            return taken
 
     lines, run._lines = run._lines, Full()
     with caplog.at_level(logging.WARNING):
-        run.append("steps", {"step": 0})
-        run.append("steps", {"step": 1})
+        for step in range(1000):
+            run.append("steps", {"step": step})
     run._lines = lines
+    run.append("steps", {"step": 1000})
     run.finish()
     assert [each.getMessage().count("No space left") for each in caplog.records] == [1]
-    assert [step["step"] for step in load(tmp_path)["steps"]] == [0, 1]
+    assert [step["step"] for step in load(tmp_path / "record.jsonl")["steps"]] == list(range(1001))
+    assert load(tmp_path / "record.jsonl") == load(tmp_path / "record.json")
+
+
+def test_what_was_recorded_after_a_checkpoint_is_left_out_and_marked(tmp_path):
+    with RunRecord(tmp_path) as run:
+        for step in range(5):
+            run.append("steps", {"step": step})
+            if step == 2:
+                kept = run.lengths()
+        run.append("events", {"kind": "recompiled"})
+    with RunRecord(tmp_path) as run:
+        assert run.cut(kept, 3) == {"steps": 2, "events": 1}
+        assert run.cut(kept, 3) == {}
+        run.append("steps", {"step": 3})
+    for document in (load(tmp_path / "record.jsonl"), load(tmp_path / "record.json"), run.document):
+        assert [step["step"] for step in document["steps"]] == [0, 1, 2, 3]
+        assert document["events"] == []
+        assert [{**cut, "time": 0} for cut in document["cuts"]] == [{"step": 3, "time": 0, "steps": 2, "events": 1}]
+    assert (tmp_path / "record.jsonl").read_text().count('"append": "steps"') == 6
+
+
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_folder_that_is_removed_while_the_run_goes_on_is_written_anew(tmp_path, caplog, moved):
+    run = RunRecord(tmp_path / "run")
+    run.append("steps", {"step": 0})
+    if moved:
+        (tmp_path / "run").rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(tmp_path / "run")
+    with caplog.at_level(logging.WARNING):
+        run.append("steps", {"step": 1})
+        run.snapshot()
+        run.append("steps", {"step": 2})
+        run.finish()
+    assert [each.getMessage().count("was removed while the run goes on") for each in caplog.records] == [1]
+    for name in ("record.jsonl", "record.json"):
+        assert [step["step"] for step in load(tmp_path / "run" / name)["steps"]] == [0, 1, 2]
 
 
 def test_snapshots_cost_a_fiftieth_of_the_time_at_most(tmp_path, monkeypatch):

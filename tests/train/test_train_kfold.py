@@ -11,12 +11,11 @@ import weakref
 import pytest
 import torch
 from test_train_fit import assert_same, load, losses
-from training_fixtures import overrides, write_pairs
+from training_fixtures import held_elsewhere, overrides, write_pairs
 
 from hotloop import recipes, record
 from hotloop.errors import ConfigError, DataError, RecordError, StepLostError
 from hotloop.recipes import criteria
-from hotloop.record.process import started as started_at
 from hotloop.report import folds as report
 from hotloop.train import checkpoint, configure, fit, folds, kfold, kfold_state, start
 
@@ -327,14 +326,13 @@ def test_what_cannot_be_used_is_told_before_anything_is_written(tmp_path, run):
 
 
 def test_a_disk_that_is_full_is_told_once_and_stops_nothing(run, monkeypatch, capsys):
-    written = kfold_state.write_whole
-
-    def full(path, text):
+    def full(path, **more):
         if path.name == report.DOCUMENT:
             raise OSError(28, "No space left on device")
-        written(path, text)
+        return whole(path, **more)
 
-    monkeypatch.setattr(kfold_state, "write_whole", full)
+    whole = record.whole
+    monkeypatch.setattr(record, "whole", full)
     assert run(training__max_steps=1).status == "finished"
     assert capsys.readouterr().out.count("kfold.json cannot be written: [Errno 28] No space left on device") == 1
 
@@ -375,16 +373,14 @@ def test_a_folder_that_holds_one_is_neither_written_over_nor_run_twice_at_a_time
     for again in (study, lambda: prepare(run__folder=folder)):
         with pytest.raises(ConfigError, match=r"holds a run already: go on with it by run\.resume="):
             again()
-    document = json.loads((folder / "kfold.json").read_text())
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        started = started_at(other.pid)
-        (folder / "kfold.json").write_text(
-            json.dumps({**document, "status": "running", "pid": other.pid, "process_started": started})
-        )
-        with pytest.raises(ConfigError, match=f"process {other.pid} is at work on it"):
-            kfold.prepare([f"run.resume={folder}"])
-        other.communicate(b"\n")
-    assert kfold.prepare([f"run.resume={folder}"]).before["status"] == "running"
+    with (
+        held_elsewhere(folder) as other,
+        pytest.raises(
+            ConfigError, match=rf"process {other.pid} on .*, since .*, trains there\. Wait for it, or stop it"
+        ),
+    ):
+        kfold.prepare([f"run.resume={folder}"])
+    assert kfold.prepare([f"run.resume={folder}"]).before["status"] == "finished"
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"schema": 1}', '{"schema": 1, "folds": [{}], "contents": []}'])

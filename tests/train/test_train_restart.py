@@ -5,7 +5,6 @@ import shlex
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 from training_fixtures import overrides, tiny_encoder
@@ -144,14 +143,12 @@ def test_settings_are_written_whole_or_not_at_all(tmp_path, prepare, monkeypatch
     begun = prepare()
     start.write_settings(begun)
     before = (begun.folder / start.SETTINGS).read_text()
-    act = Path.write_text
 
-    def torn(path, text, **more):
-        act(path, text[:20], **more)
+    def full(_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", torn)
-    with pytest.raises(OSError, match="No space"):
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ConfigError, match=r"run\.folder=.* cannot be written: .*No space.* Make room"):
         start.write_settings(begun)
     assert (begun.folder / start.SETTINGS).read_text() == before
     assert not list(begun.folder.glob(".*.part"))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -75,3 +78,22 @@ def overrides(folder: Path, **more: object) -> list[str]:
     }  # fmt: skip
     chosen.update({name.replace("__", "."): value for name, value in more.items()})
     return [f"{name}={value}" for name, value in chosen.items()]
+
+
+@contextlib.contextmanager
+def held_elsewhere(folder: Path):
+    """Have another process hold the lock of a run's folder as long as the block goes on; gives the process."""
+    program = (
+        "import pathlib, sys\n"
+        "from hotloop.train.turn import folder_held\n"
+        "with folder_held(pathlib.Path(sys.argv[1])):\n"
+        "    print(flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout.readline() == b"\n"
+            yield other
+        finally:
+            other.kill()

@@ -6,9 +6,9 @@ the lines are ahead of the document, so `load` prefers them.
 """
 
 from hotloop.record.format import DOCUMENT, LINES, LISTS, MAPPINGS, SCHEMA_VERSION, empty, to_json
-from hotloop.record.process import runs_elsewhere, this_process, was_killed
+from hotloop.record.process import this_process, was_killed
 from hotloop.record.reading import load
-from hotloop.record.writing import ERROR_LENGTH, SNAPSHOT_SECONDS, SNAPSHOT_SHARE, RunRecord
+from hotloop.record.writing import ERROR_LENGTH, SNAPSHOT_SECONDS, SNAPSHOT_SHARE, RunRecord, whole
 
 __all__ = [
     "DOCUMENT",
@@ -22,8 +22,8 @@ __all__ = [
     "RunRecord",
     "empty",
     "load",
-    "runs_elsewhere",
     "this_process",
     "to_json",
     "was_killed",
+    "whole",
 ]

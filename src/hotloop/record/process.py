@@ -27,13 +27,6 @@ def was_killed(document: Mapping[str, Any]) -> bool:
     return document.get("process_started") != started(pid)  # another process may have got the number since
 
 
-def runs_elsewhere(document: Mapping[str, Any]) -> bool:
-    """Return whether another process of this machine works on a record; False if that is unknown."""
-    if document.get("status") != "running" or document.get("host") != platform.node():
-        return False
-    return document.get("pid") != os.getpid() and not was_killed(document)
-
-
 def this_process() -> dict[str, Any]:
     """Return what distinguishes this process from all others: its number, its machine, and when it started."""
     pid = os.getpid()

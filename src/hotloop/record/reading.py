@@ -59,6 +59,8 @@ def _load_lines(path: Path) -> dict[str, Any]:
                 elif "update" in line:
                     document[line["update"]].update(line["values"])
                 else:
+                    for section, kept in line.get("cut", {}).items():
+                        del document[section][kept:]
                     document.update(line["set"])
                 document["updated"] = line["time"]
             except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -67,10 +67,13 @@ class RunRecord:
             if has_lines or (self.folder / DOCUMENT).exists():
                 known = load(self.folder if has_lines else self.folder / DOCUMENT)
         self._head = known or empty()
+        self._counts = {name: len(self._head[name]) for name in LISTS}
         # Entries are held as their JSON text. That takes a fraction of the memory of dictionaries, and a snapshot does
         # not encode them again: it takes a fraction of a second even after a million steps.
         self._texts = {name: bytearray(to_json(self._head.pop(name))[1:-1].encode("ascii")) for name in LISTS}
-        self._lines = cast("BinaryIO", io.BytesIO() if self.folder is None else (self.folder / LINES).open("ab"))
+        self._unwritten = bytearray()
+        """Lines that the disk has not taken yet."""
+        self._lines = cast("BinaryIO", io.BytesIO() if self.folder is None else (self.folder / LINES).open("ab", 0))
         if known and not has_lines:
             self._write_line({"set": self.document})
         started = {"schema": SCHEMA_VERSION, "status": "running", "finished": None, "error": None}
@@ -94,7 +97,39 @@ class RunRecord:
             self._write_line({"append": section}, entry=text)
             texts = self._texts[section]
             texts += b", " + text if texts else text
+            self._counts[section] += 1
             self._snapshot_if_due()
+
+    def lengths(self) -> dict[str, int]:
+        """Return how many entries each list section has: what a checkpoint keeps for `cut`."""
+        with self._lock:
+            return dict(self._counts)
+
+    def cut(self, lengths: Mapping[str, int], step: int) -> dict[str, int]:
+        """Leave out what was recorded after a checkpoint that the run goes back to, and mark it in ``cuts``.
+
+        The lines themselves stay in ``record.jsonl``.
+
+        Args:
+            lengths: of the sections, when the checkpoint was written; a section that is not named is left out whole.
+            step: of the checkpoint, for the mark.
+
+        Returns:
+            How many entries are left out, by section.
+        """
+        with self._lock:
+            kept = {name: min(lengths.get(name, 0), self._counts[name]) for name in LISTS}
+            gone = {name: self._counts[name] - kept[name] for name in LISTS if self._counts[name] > kept[name]}
+            if not gone:
+                return {}
+            cuts = [*self._head.get("cuts", ()), {"step": step, "time": time.time(), **gone}]
+            self._write_line({"cut": kept, "set": {"cuts": cuts}})
+            self._head["cuts"] = cuts
+            for name in gone:
+                entries = json.loads(b"[" + self._texts[name] + b"]")[: kept[name]]
+                self._texts[name] = bytearray(to_json(entries)[1:-1].encode("ascii"))
+            self._counts = kept
+            return gone
 
     def update(self, section: str, /, **values: Any) -> None:
         """Set some keys of a mapping section, on disk when this returns."""
@@ -131,18 +166,24 @@ class RunRecord:
         if self.folder is None:
             raise ValueError("this run record is kept in memory: it has no folder to write a document in")
         path = self.folder / DOCUMENT
-        part = path.with_suffix(".json.part")
         with self._lock:
             began = time.monotonic()
-            with part.open("wb") as file:
+            if not (self.folder / LINES).exists():
+                self._begin_anew()
+            with whole(path, durable=durable) as file:
                 file.writelines(self._pieces())
-                if durable:
-                    file.flush()
-                    os.fsync(file.fileno())
-            part.replace(path)
             self._snapshot_at = time.monotonic()
             self._snapshot_cost = self._snapshot_at - began
         return path
+
+    def _begin_anew(self) -> None:
+        """Write all lines again where somebody removed or moved the folder: the open file is not there any more."""
+        assert self.folder is not None
+        _log.warning("The run record in %s was removed while the run goes on: it is written anew.", self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lines.close()
+        self._lines, self._unwritten = (self.folder / LINES).open("ab", 0), bytearray()
+        self._write_line({"set": self.document})
 
     def _snapshot_if_due(self) -> None:
         interval = max(SNAPSHOT_SECONDS, self._snapshot_cost / SNAPSHOT_SHARE)
@@ -174,10 +215,11 @@ class RunRecord:
         text = to_json({"time": self._head["updated"], **line}).encode("ascii")
         if entry:
             text = text[:-1] + b', "entry": ' + entry + b"}"
-        # What a failing flush leaves in Python's buffer is written by the next one that succeeds.
+        # A full disk may take half a line: the rest of it, and all lines behind, are written once there is room.
+        self._unwritten += text + b"\n"
         with self._tolerant():
-            self._lines.write(text + b"\n")
-            self._lines.flush()
+            while self._unwritten:
+                del self._unwritten[: self._lines.write(self._unwritten)]
 
     @contextlib.contextmanager
     def _tolerant(self) -> Iterator[None]:
@@ -201,6 +243,31 @@ class RunRecord:
             self.finish("pruned", str(error))
         else:
             self.finish("failed", f"{type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def whole(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """Write a file, and its folder, so that the file is always a whole one: the former or the new.
+
+    Args:
+        path: of the file.
+        durable: wait for the disk, so that this holds after a power cut as well.
+
+    Raises:
+        OSError: it cannot be written; the former stays.
+    """
+    part = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _mend_torn_tail(lines: Path) -> bool:

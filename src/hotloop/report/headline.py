@@ -97,6 +97,12 @@ class Headline:
         if wrong:
             where = f"{count(len(wrong), 'step')}, first in step {nth(wrong[0])}"
             notes.append(Note("warn", f"The loss was not finite in {where}."))
+        cuts = document.get("cuts")
+        for cut in cuts if isinstance(cuts, list) else ():
+            steps_cut = number(cut.get("steps")) if isinstance(cut, Mapping) else None
+            if steps_cut:
+                again = f"{count(int(steps_cut), 'step')} that an earlier start did after it are left out here"
+                notes.append(Note("note", f"Resumed at step {line(cut.get('step'), 20)}: {again}."))
         unread = number(document.get("unread_lines"))
         if unread:
             lines = count(int(unread), "line")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import random
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError
+from hotloop.record import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -41,19 +41,11 @@ def save(path: Path, document: Mapping[str, Any]) -> None:
     """
     import torch  # noqa: PLC0415 - a search deletes checkpoints, and starts in a third of the time without torch
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
     try:
-        with part.open("wb") as file:
+        with whole(path) as file:
             torch.save({"schema": SCHEMA_VERSION, **document}, file)
-            file.flush()
-            os.fsync(file.fileno())  # a power cut must not leave the new name on a half-written file
-        part.replace(path)
     except (OSError, RuntimeError) as error:  # torch's writer turns a full disk into a RuntimeError
         raise OSError(f"checkpoint {path} cannot be written: {error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,9 @@ from hotloop.train.settings import Settings
 
 CONF = "hotloop.train.conf"
 _USER_NODE = "hotloop_user_file"
+BEGIN, END = "# The settings of a run. The file is whole where its last line is three dots.", "..."
+_MOST_NODES = 100_000
+"""Values in a YAML file once its aliases are replaced: YAML takes few lines to make billions of them."""
 
 
 def load(overrides: Sequence[str] = (), config: str | Path | None = None) -> Settings:
@@ -60,6 +64,8 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     given = [*(f"{key}={value}" for key, value in choices.items()), *overrides]
     lines = [_checked(text, available) for one in given for text in own_program(one)]
     if folder:
+        for file in folder.glob("*/*.yaml"):
+            _read(file)
         lines.append(f"hydra.searchpath=[file://{folder.resolve()}]")
     if values:
         from hydra.core.config_store import ConfigStore  # noqa: PLC0415 - optional, its presence was checked above
@@ -200,12 +206,7 @@ def _checked(text: str, available: Mapping[str, list[str]]) -> str:
 
 def _user_file(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Read a file of settings: a group given as text (``data: csv``) is a choice, all else are values."""
-    from omegaconf import OmegaConf  # noqa: PLC0415 - optional, its presence was checked by the caller
-
-    try:
-        loaded = OmegaConf.to_container(OmegaConf.load(path))
-    except Exception as error:  # yaml and omegaconf raise classes of their own; each means the same here
-        raise ConfigError(f"--config {path} cannot be read as YAML: {error}") from error
+    loaded = _read(path)
     if not isinstance(loaded, dict):
         raise ConfigError(f"--config {path}: expected a mapping of settings, found {type(loaded).__name__}")
     names = {field.name for field in dataclasses.fields(Settings)}
@@ -214,6 +215,46 @@ def _user_file(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
             raise ConfigError(f"--config {path}: unknown setting {key}: {coerce.nearest(key, names)}")
     choices = {str(key): value for key, value in loaded.items() if isinstance(value, str)}
     return choices, {str(key): value for key, value in loaded.items() if not isinstance(value, str)}
+
+
+def _check_text(text: str) -> None:
+    """Check a YAML file of settings before it is read.
+
+    Raises:
+        ConfigError: it is torn, or its aliases would fill the memory, or hold themselves.
+    """
+    import yaml  # noqa: PLC0415 - comes with omegaconf
+
+    if not text.strip() or (text.startswith(BEGIN) and not text.endswith(f"{END}\n")):
+        raise ConfigError("the file is torn, as a full disk or a power cut leaves it: its end is missing")
+    sizes: dict[int, float] = {}
+
+    def size(node: Any) -> float:
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # while its own parts are counted
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            inner = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+            sizes[id(node)] = 1 + sum(map(size, inner))
+        return sizes[id(node)]
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    if root is not None and size(root) > _MOST_NODES:
+        raise ConfigError(f"its aliases (&name, *name) make more than {_MOST_NODES:,} values: write out what is meant")
+
+
+def _read(path: Path) -> Any:
+    """Read a YAML file of settings.
+
+    Raises:
+        ConfigError: it cannot be read, is torn, or its aliases make more of it than settings are.
+    """
+    from omegaconf import OmegaConf  # noqa: PLC0415 - optional, its presence was checked by the caller
+
+    try:
+        _check_text(path.read_text(encoding="utf-8"))
+        return OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as error:  # yaml and omegaconf raise classes of their own; each means the same here
+        raise ConfigError(f"--config {path} cannot be read as YAML: {error}") from error
 
 
 def to_dict(settings: Settings) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from hotloop.train.interrupt import Interrupt
 from hotloop.train.optimizing import advance, parameter_groups, schedule
 from hotloop.train.outcome import Live, Outcome
 from hotloop.train.rehearse import Plan, Rehearsal
+from hotloop.train.saving import Checkpoints
 from hotloop.train.tracking import Tracking
 from hotloop.train.update import Update
 
@@ -57,8 +58,9 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         TrainingFailedError: the run cannot go on (NaN, memory); the message says why and how to resume.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(start.open)
         record = stack.enter_context(RunRecord(start.folder))
-        opening.write(start.settings, task.told, record)
+        opening.write(start, task.told, record, display)
         record.update("measurements", **{f"validation_{task.rows}": len(task.validation), **task.context})
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(watch()) if chosen or auto else []
@@ -91,6 +93,7 @@ class _Fitting:
         self.total = min(self.steps_per_epoch * self.training.num_epochs, self.training.max_steps or 2**62)
         self.fabric, scaler = environment.fabric(device, self.training.optimization)
         self.tracking = Tracking(start, live.record, display.say)
+        self.checkpoints = Checkpoints(start, display.say, live.interrupt)
         groups = parameter_groups(task.model, self.training.weight_decay)
         self.optimizer = torch.optim.AdamW(groups, lr=self.training.learning_rate)
         self.scheduler = self.make_scheduler(0)
@@ -136,15 +139,18 @@ class _Fitting:
                 for batches in self.rest_of_epoch():
                     self.step(batches)
                     if self.live.interrupt.signal:
+                        outcome = self.interrupted()
                         status = "interrupted"
-                        return self.interrupted()
+                        return outcome
                     with self.account.aside():
-                        if self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0:
+                        due = self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0
+                        if due or self.checkpoints.is_due():
                             self.save(checkpoint.LAST)
                         self.show()
                 with self.account.aside():
                     self.validate()
             self.show(last=True)
+            self.checkpoints.check(self.save, self.position.step)
             status = "finished"
         except RunPrunedError:
             status = "pruned"
@@ -319,12 +325,13 @@ class _Fitting:
     def interrupted(self) -> Outcome:
         """Save, and say how to go on."""
         self.save(checkpoint.LAST)
+        self.checkpoints.check(self.save, self.position.step)
         self.display.say(f"Interrupted at step {self.position.step} of {self.total}, and saved.")
         self.display.say(f"Resume with: {self.within.resume or configure.again(self.folder)}")
         return self.outcome("interrupted")
 
     def save(self, name: str) -> None:
-        """Write a checkpoint; where that fails the run goes on, and says so."""
+        """Write a checkpoint."""
         document = {
             "model": self.task.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -335,11 +342,9 @@ class _Fitting:
             "loop": self.compiling.state_dict(),
             "average": self.average.state_dict() if self.average else None,
             "scaler": self.one.scaler.state_dict() if self.one.scaler else None,
+            "record": self.live.record.lengths(),
         }
-        try:
-            checkpoint.save(self.folder / checkpoint.FOLDER / name, document)
-        except OSError as error:
-            self.display.say(f"{error}; the run goes on without it")
+        self.checkpoints.save(name, document)
 
     def restore(self, document: dict[str, Any]) -> None:
         """Go back to where a checkpoint was written; rate and decay are the settings', which may have changed since."""

@@ -8,6 +8,7 @@ steps behind that and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import importlib
@@ -28,6 +29,7 @@ from hotloop.train.kfold_state import State
 from hotloop.train.search import space
 from hotloop.train.search.nested import check
 from hotloop.train.settings import STILL_COMPARABLE, Settings
+from hotloop.train.turn import folder_held
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class Study:
     settings: Settings
     folder: Path
     before: dict[str, Any] | None = None
+    open: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack, compare=False, repr=False)
 
     @property
     def which(self) -> tuple[int, ...]:
@@ -107,14 +110,11 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
     """Take up a cross-validation; overrides go on top of its settings, as far as its folds stay comparable."""
     if config:
         raise ConfigError(f"--config {config} does not go with run.resume: a resumed run keeps its own settings")
-    folder = given if given.is_dir() else given.parent
+    folder, held = given if given.is_dir() else given.parent, contextlib.ExitStack()
+    held.enter_context(folder_held(folder))
     document = report.load(folder)
-    if record.runs_elsewhere(document):
-        raise ConfigError(
-            f"run.resume={folder}: process {document.get('pid')} is at work on it. Wait for it, or stop it first"
-        )
     before = configure.from_dict(document["settings"])
-    _write_settings(before, folder)
+    start.write_settings(start.Start(before, folder, open=held))
     changed = [one for one in overrides if not start.is_about_folder(one)]
     choices = any(one.split("=")[0].strip() in configure.groups() for one in changed)
     # The same command may be given again, choices of groups included; those are known where settings are composed.
@@ -131,7 +131,7 @@ def _resume(given: Path, overrides: Sequence[str], config: str | Path | None) ->
                 f"{name} cannot change while a cross-validation is resumed ({old.get(name)!r} to {new.get(name)!r}): "
                 "its folds could not be compared. Start a new one, in another run.folder"
             )
-    return Study(now, folder, document)
+    return Study(now, folder, document, held)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -139,17 +139,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in values.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) and value else {prefix + key: value}
     return found
-
-
-def _write_settings(settings: Settings, folder: Path) -> None:
-    again = dataclasses.replace(settings, run=dataclasses.replace(settings.run, folder=None, resume=None))
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        kfold_state.write_whole(folder / start.SETTINGS, configure.to_yaml(again))
-    except OSError as error:
-        raise ConfigError(
-            f"run.folder={folder} cannot be written: {error}. Make room, or name another run.folder"
-        ) from error
 
 
 def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
@@ -186,12 +175,13 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
             f"{study.folder} was begun on other data than data.source={settings.data.source} gives now: put the data "
             "back as it was, or start a new cross-validation without run.resume"
         )
-    _write_settings(settings, study.folder)
+    start.write_settings(start.Start(settings, study.folder, open=study.open))
     document.update(settings=configure.to_dict(settings), status="running", error=None, finished=None)
     document.update(record.this_process(), starts=document.get("starts", 0) + 1)
     state = State(study.folder, document, display.say)
     state.save()
-    return _Running(study, recipe, state, display, console).all()
+    with study.open:
+        return _Running(study, recipe, state, display, console).all()
 
 
 class _Running:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
@@ -74,7 +72,8 @@ class State:
         """Write the document; where that fails, say so once and go on."""
         self.document["updated"] = time.time()
         try:
-            write_whole(self.folder / report.DOCUMENT, record.to_json(self.document))
+            with record.whole(self.folder / report.DOCUMENT) as file:
+                file.write(record.to_json(self.document).encode("ascii"))
         except OSError as error:
             if not self._warned:
                 self._warned = True
@@ -173,21 +172,3 @@ def spread(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | 
         std = statistics.stdev(values) if finite and len(values) > 1 else math.nan
         found[name] = {"mean": statistics.fmean(values), "std": std if len(values) > 1 else None}
     return found
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is always a whole one, also after a power cut.
-
-    Raises:
-        OSError: it cannot be written; the former stays.
-    """
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from hotloop.train.compiling import Compiling
     from hotloop.train.display import Display
     from hotloop.train.settings import Settings
+    from hotloop.train.start import Start
 
 
 def begin(settings: Settings, display: Display, reads: Sequence[str], beside: Sequence[str] = ()) -> None:
@@ -29,14 +30,21 @@ def begin(settings: Settings, display: Display, reads: Sequence[str], beside: Se
         display.say(line)
 
 
-def write(settings: Settings, told: Mapping[str, Sequence[str]], record: RunRecord) -> None:
+def write(start: Start, told: Mapping[str, Sequence[str]], record: RunRecord, display: Display) -> None:
     """Write down what a run reads of its settings, which of them do nothing, and what it is about.
 
+    What an earlier start has recorded behind the checkpoint that this one goes on from is left out, and said.
+
     Args:
-        settings: the run's.
+        start: the run's settings, and its checkpoint.
         told: what the recipe has said already of the data and the like: lines by their subject.
         record: the run's.
+        display: prints.
     """
+    settings, step = start.settings, start.resume["position"]["step"] if start.resume else 0
+    gone = record.cut(start.resume.get("record", record.lengths()) if start.resume else {}, step)
+    if steps := gone.get("steps"):
+        display.say(f"The record leaves out {steps} steps that were done after step {step}: they are done again")
     record.update("settings", **unread.only_read(settings))
     remarks = unread.remarks(settings)
     found = {**told, **({"settings": remarks} if remarks else {})}

@@ -27,6 +27,7 @@ from hotloop.train.interrupt import Interrupt
 from hotloop.train.outcome import Live, Outcome
 from hotloop.train.own_task import OwnTask, by_model, figures_of, judge, loss_of
 from hotloop.train.rehearse import OwnRehearsal, Plan
+from hotloop.train.saving import Checkpoints
 from hotloop.train.tracking import Tracking
 
 if TYPE_CHECKING:
@@ -51,8 +52,9 @@ def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
         TrainingFailedError: the run cannot go on (NaN, memory); the message says why and how to resume.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(start.open)
         record = stack.enter_context(RunRecord(start.folder))
-        opening.write(start.settings, task.told, record)
+        opening.write(start, task.told, record, display)
         record.update("measurements", **task.context)
         record.update("environment", **machine.describe(task.device))
         auto = start.settings.training.optimization.use_torch_compile == "auto"
@@ -92,6 +94,7 @@ class _Fitting:
         self.compiling = self.automatic or compiling
         self.account = Account(self.record, task.per_step)
         self.tracking = Tracking(start, self.record, display.say)
+        self.checkpoints = Checkpoints(start, display.say, live.interrupt)
         self.epoch_began: dict[str, Any] = {}
         self.exhausted = False
         self.ready_seconds: deque[float] = deque(maxlen=_TIMED)
@@ -125,13 +128,16 @@ class _Fitting:
                 for batch in self.rest_of_epoch():
                     self.step(batch)
                     if self.interrupt.signal:
+                        outcome = self.interrupted()
                         status = "interrupted"
-                        return self.interrupted()
-                    if self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0:
+                        return outcome
+                    due = self.position.step % (self.training.checkpoint_every_steps or self.total + 1) == 0
+                    if due or self.checkpoints.is_due():
                         with self.account.aside():
                             self.save(checkpoint.LAST)
                 with self.account.aside():
                     self.validate()
+            self.checkpoints.check(self.save, self.position.step)
             status = "finished"
         except RunPrunedError:
             status = "pruned"
@@ -309,12 +315,13 @@ class _Fitting:
     def interrupted(self) -> Outcome:
         """Save, and say how to go on."""
         self.save(checkpoint.LAST)
+        self.checkpoints.check(self.save, self.position.step)
         self.display.say(f"Interrupted at step {self.position.step} of {self.total}, and saved.")
         self.display.say(f"Resume with: {self.again}")
         return self.outcome("interrupted")
 
     def save(self, name: str) -> None:
-        """Write a checkpoint; where that fails the run goes on, and says so."""
+        """Write a checkpoint."""
         document = {
             "model": {name: model.state_dict() for name, model in self.task.workload.models().items()},
             "others": {name: one.state_dict() for name, one in self.task.others().items()},
@@ -324,11 +331,9 @@ class _Fitting:
             "random": checkpoint.random_state(),
             "settings": configure.to_dict(self.settings),
             "loop": self.compiling.state_dict(),
+            "record": self.record.lengths(),
         }
-        try:
-            checkpoint.save(self.folder / checkpoint.FOLDER / name, document)
-        except OSError as error:
-            self.display.say(f"{error}; the run goes on without it")
+        self.checkpoints.save(name, document)
 
     def restore(self, document: dict[str, Any]) -> None:
         """Go back to where a checkpoint was written.

@@ -320,6 +320,7 @@ class RunSettings:
     device: str
     folder: str | None
     resume: str | None
+    on_full_disk: Literal["continue", "wait"]
     logger: Literal["none", "csv", "tensorboard", "mlflow", "wandb"]
     tracking: str | None
     project: str | None

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import logging
 import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hotloop.errors import ConfigError, DataError
-from hotloop.record import DOCUMENT, LINES
+from hotloop.record import DOCUMENT, LINES, whole
 from hotloop.report import folds, study
 from hotloop.train import checkpoint, coerce, configure, program, unread
 from hotloop.train.settings import Settings
+from hotloop.train.turn import cannot_write, folder_held
 from hotloop.train.within import Within
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+_log = logging.getLogger("hotloop")
 SETTINGS = "settings.yaml"
 FIXED: Mapping[str, tuple[str, ...]] = {
     "it would be another run": ("recipe",),
@@ -38,12 +42,16 @@ FREE = (
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """The settings of a run, its folder, the checkpoint's document that it goes on from, and what it is part of."""
+    """The settings of a run, its folder, the checkpoint's document that it goes on from, and what it is part of.
+
+    ``open`` holds the folder's lock, from the first reading or writing there on; whoever trains closes it.
+    """
 
     settings: Settings
     folder: Path
     resume: dict[str, Any] | None = None
     within: Within = dataclasses.field(default_factory=Within)
+    open: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack, compare=False, repr=False)
 
     def check_data(self, fingerprint: str) -> None:
         """Refuse to go on with other data than before.
@@ -111,9 +119,13 @@ def _resume(given: Path, overrides: Sequence[str]) -> Start:
     # A recipe may be named as it was for the new run.
     named = [text for one in overrides if not is_about_folder(one) for text in configure.own_program(one)]
     changed = [re.sub(r"^recipe=", "recipe.name=", one) for one in named if one != "recipe=workload"]
-    if _died_early(given):
-        settings = program.filled(configure.load(changed, given / SETTINGS))
-        return Start(dataclasses.replace(settings, run=dataclasses.replace(settings.run, folder=str(given))), given)
+    folder, held = given.parent.parent if given.is_file() else given, contextlib.ExitStack()
+    if folder.is_dir():  # first, since another process that trains there would write a newer checkpoint
+        held.enter_context(folder_held(folder))
+    return dataclasses.replace(_died_early(given, changed) or _from_checkpoint(given, changed), open=held)
+
+
+def _from_checkpoint(given: Path, changed: Sequence[str]) -> Start:
     path = given if given.is_file() else checkpoint.find(given, checkpoint.LAST, checkpoint.BEST)
     folder = path.parent.parent
     document = checkpoint.load(path)
@@ -135,7 +147,11 @@ def _check_recipe(folder: Path, path: Path, settings: Settings) -> None:
     """Refuse a checkpoint that was put into the folder of a run of another recipe: one record would hold both."""
     if not (folder / SETTINGS).is_file():
         return
-    there = configure.load([], folder / SETTINGS).recipe.name
+    try:
+        there = configure.load([], folder / SETTINGS).recipe.name
+    except ConfigError as error:
+        _log.warning("%s. The settings in %s are used, and written there anew.", error, path)
+        return
     if there != settings.recipe.name:
         raise ConfigError(
             f"checkpoint {path} is of recipe={settings.recipe.name}, and run {folder} of recipe={there}: put it back "
@@ -143,9 +159,12 @@ def _check_recipe(folder: Path, path: Path, settings: Settings) -> None:
         )
 
 
-def _died_early(folder: Path) -> bool:
-    """Say whether a run began there and left no checkpoint."""
-    return (folder / SETTINGS).is_file() and not any((folder / checkpoint.FOLDER).glob("*.pt"))
+def _died_early(folder: Path, changed: Sequence[str]) -> Start | None:
+    """Begin a run again that left its settings and no checkpoint; None where that is not so."""
+    if not (folder / SETTINGS).is_file() or any((folder / checkpoint.FOLDER).glob("*.pt")):
+        return None
+    settings = program.filled(configure.load(changed, folder / SETTINGS))
+    return Start(dataclasses.replace(settings, run=dataclasses.replace(settings.run, folder=str(folder))), folder)
 
 
 def is_about_folder(override: str) -> bool:
@@ -181,12 +200,15 @@ def _unused(folder: Path) -> Path:
 
 
 def write_settings(start: Start) -> None:
-    """Write the run's settings into its folder, in a form that ``--config`` takes to run it again."""
-    start.folder.mkdir(parents=True, exist_ok=True)
+    """Write the run's settings into its folder, in a form that ``--config`` takes to run it again.
+
+    Raises:
+        ConfigError: another process trains there, or the folder cannot be written.
+    """
+    start.open.enter_context(folder_held(start.folder))
     again = dataclasses.replace(start.settings, run=dataclasses.replace(start.settings.run, folder=None, resume=None))
-    part = start.folder / f".{SETTINGS}.part"
     try:
-        part.write_text(configure.to_yaml(again), encoding="utf-8")
-        part.replace(start.folder / SETTINGS)
-    finally:
-        part.unlink(missing_ok=True)
+        with whole(start.folder / SETTINGS) as file:
+            file.write(f"{configure.BEGIN}\n{configure.to_yaml(again)}{configure.END}\n".encode())
+    except OSError as error:
+        raise cannot_write(start.folder, error) from error

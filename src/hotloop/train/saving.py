@@ -1,0 +1,86 @@
+"""Keeps a run's checkpoints where the disk is full: tries again, or waits, and ends no run as if all were saved."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import TrainingFailedError
+from hotloop.train import checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hotloop.train.interrupt import Interrupt
+    from hotloop.train.start import Start
+
+RETRY_SECONDS = 10.0
+"""How long a checkpoint that could not be written waits until it is tried again."""
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run. A failing disk is told once, and tried again.
+
+    Args:
+        start: the run's settings and folder.
+        say: prints a line.
+        interrupt: a wish to stop ends the waiting of ``run.on_full_disk=wait``.
+    """
+
+    def __init__(self, start: Start, say: Callable[[str], None], interrupt: Interrupt) -> None:
+        self._folder, self._say, self._interrupt = start.folder / checkpoint.FOLDER, say, interrupt
+        self._waits = start.settings.run.on_full_disk == "wait"
+        # The checkpoint of a trial whose value is known is worth no failure.
+        self._strict = start.within.trial is None
+        self._saved = {checkpoint.LAST: start.resume["position"]["step"]} if start.resume else {}
+        self._failed: dict[str, OSError] = {}
+        self._tried = 0.0
+
+    def save(self, name: str, document: Mapping[str, Any]) -> None:
+        """Write a checkpoint, or keep in mind that it is missing."""
+        while True:
+            self._tried = time.monotonic()
+            try:
+                checkpoint.save(self._folder / name, document)
+            except OSError as error:
+                self._tell(error)
+                self._failed[name] = error
+                if not self._waits or self._interrupt.signal:
+                    return
+                while time.monotonic() - self._tried < RETRY_SECONDS and not self._interrupt.signal:
+                    time.sleep(0.1)
+            else:
+                self._saved[name] = document["position"]["step"]
+                if self._failed.pop(name, None):
+                    self._say(f"{self._folder / name} is written again, at step {self._saved[name]}")
+                return
+
+    def is_due(self) -> bool:
+        """Return whether it is time to try again what could not be written."""
+        return checkpoint.LAST in self._failed and time.monotonic() - self._tried >= RETRY_SECONDS
+
+    def check(self, save: Callable[[str], None], step: int) -> None:
+        """Check at the end of a run that its checkpoints are on disk.
+
+        Args:
+            save: writes the checkpoint of a name; called for the last one if it is missing.
+            step: that the run ends at.
+
+        Raises:
+            TrainingFailedError: a checkpoint is still missing; the message says which state is on disk.
+        """
+        if checkpoint.LAST in self._failed:
+            save(checkpoint.LAST)
+        if not self._failed or not self._strict:
+            return
+        states = (f"{name} is of step {self._saved[name]}" if name in self._saved else f"no {name} was written"
+                  for name in (checkpoint.LAST, checkpoint.BEST) if name in self._failed)  # fmt: skip
+        raise TrainingFailedError(
+            f"the run is at step {step}, and not all of it is on disk: {', '.join(states)} "
+            f"({next(iter(self._failed.values()))}). Make room; run.on_full_disk=wait has a run wait for it"
+        ) from next(iter(self._failed.values()))
+
+    def _tell(self, error: OSError) -> None:
+        if not self._failed:
+            goes_on = "waits for room" if self._waits else "goes on"
+            self._say(f"{error}; the run {goes_on}, and tries again every {RETRY_SECONDS:.0f} s")

@@ -1,0 +1,223 @@
+"""Runs whose disk is full, whose folder another process holds, and whose files are torn: nothing is lost in silence."""
+
+import contextlib
+import logging
+import shutil
+import signal
+
+import pytest
+from test_train_fit import assert_same, load, metrics, stop_at
+from training_fixtures import held_elsewhere, overrides
+
+from hotloop import recipes, record, report
+from hotloop.errors import ConfigError, TrainingFailedError
+from hotloop.train import checkpoint, configure, fit, kfold_state, saving, start
+
+FULL = OSError(28, "No space left on device")
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """A disk on which checkpoints find room while ``disk["full"]`` is False; it counts what it refused."""
+    state = {"full": False, "refused": 0, "room_after": None}
+    whole = checkpoint.whole
+
+    @contextlib.contextmanager
+    def limited(path, **more):
+        with whole(path, **more) as file:
+            yield file
+            if state["full"]:
+                state["refused"] += 1
+                state["full"] = state["refused"] != state["room_after"]
+                raise OSError(*FULL.args)
+
+    monkeypatch.setattr(checkpoint, "whole", limited)
+    monkeypatch.setattr(saving, "RETRY_SECONDS", 0.0)
+    return state
+
+
+def resumed(folder, *more):
+    return recipes.load("criteria").train(start.prepare([f"run.resume={folder}", *more]))
+
+
+# -- a full disk ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_whose_last_checkpoint_is_not_on_disk_fails_and_says_which_is(tmp_path, train, disk, monkeypatch, capsys):
+    train(run__folder=tmp_path / "whole")
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(
+            TrainingFailedError, match=r"step 18, and not all of it is on disk: last\.pt is of step 9"
+        ) as failed,
+    ):
+        stop_at(patch, 12, lambda: disk.update(full=True))
+        train(training__checkpoint_every_steps=13)
+    for word in ("No space left on device", "Make room", "run.on_full_disk=wait", f"run.resume={tmp_path / 'run'}"):
+        assert word in str(failed.value)
+    assert capsys.readouterr().out.count("No space left on device; the run goes on, and tries again every") == 1
+    assert disk["refused"] > 3, "it is tried again with each step"
+    assert record.load(tmp_path / "run")["status"] == "failed"
+    disk["full"] = False
+    assert resumed(tmp_path / "run").status == "finished"
+    assert_same(load(tmp_path / "whole"), load(tmp_path / "run"))
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "run")
+
+
+def test_a_disk_with_room_again_has_the_state_of_the_next_step(tmp_path, train, disk, monkeypatch, capsys):
+    disk["room_after"] = 2
+    stop_at(monkeypatch, 11, lambda: disk.update(full=True))
+    assert train(training__checkpoint_every_steps=11).status == "finished"
+    assert disk["refused"] == 2
+    assert "last.pt is written again, at step 13" in capsys.readouterr().out
+
+
+def test_a_run_that_waits_for_room_loses_nothing(tmp_path, train, disk, capsys):
+    train(run__folder=tmp_path / "whole")
+    disk.update(full=True, room_after=5)
+    assert train(run__on_full_disk="wait").status == "finished"
+    assert disk["refused"] == 5
+    assert capsys.readouterr().out.count("No space left on device; the run waits for room") == 1
+    assert_same(load(tmp_path / "whole"), load(tmp_path / "run"))
+    assert_same(load(tmp_path / "whole", "best.pt"), load(tmp_path / "run", "best.pt"))
+
+
+def test_a_wish_to_stop_ends_the_wait_and_says_what_is_on_disk(train, disk, monkeypatch, capsys):
+    disk["full"] = True
+    monkeypatch.setattr(saving, "RETRY_SECONDS", 3600.0)
+    monkeypatch.setattr(saving.time, "sleep", lambda _: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(TrainingFailedError, match=r"no last\.pt was written, no best\.pt was written.*No checkpoint"):
+        train(run__on_full_disk="wait")
+    assert "and saved" not in capsys.readouterr().out
+
+
+def test_a_trial_with_a_value_is_worth_more_than_its_checkpoint(tmp_path, prepare, disk):
+    disk["full"] = True
+    begun = prepare()
+    within = start.Within(study="s", trial=3, folder=tmp_path)
+    assert recipes.load("criteria").train(start.Start(begun.settings, begun.folder, within=within)).status == "finished"
+
+
+# -- two processes --------------------------------------------------------------------------------------------------
+
+
+def test_one_process_trains_in_a_folder(tmp_path, train):
+    train(training__max_steps=2)
+    with (
+        held_elsewhere(tmp_path / "run") as other,
+        pytest.raises(
+            ConfigError, match=rf"process {other.pid} on .*, since 2.*, trains there\. Wait for it, or stop it"
+        ),
+    ):
+        start.prepare([f"run.resume={tmp_path / 'run'}"])
+    # Dead by now, without a word: its lock is nobody's.
+    assert resumed(tmp_path / "run", "training.max_steps=4").step == 4
+
+
+def test_two_runs_that_begin_at_once_do_not_share_a_folder(tmp_path, prepare):
+    begun = prepare()
+    (tmp_path / "run").mkdir()
+    with held_elsewhere(tmp_path / "run"), pytest.raises(ConfigError, match="trains there"):
+        recipes.load("criteria").train(begun)
+    assert not (tmp_path / "run" / "settings.yaml").exists()
+
+
+# -- what was done twice --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("died", ["before_a_checkpoint", "in_a_step", "in_a_validation"])
+def test_what_an_earlier_start_did_twice_is_listed_once(tmp_path, train, monkeypatch, capsys, died):
+    settings = {"training__checkpoint_every_steps": {"before_a_checkpoint": 100, "in_a_step": 5}.get(died, 9)}
+    train(**settings, run__folder=tmp_path / "whole")
+
+    save = fit._Fitting.save
+
+    def die():
+        raise RuntimeError("planted")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="planted"):
+        if died == "in_a_validation":  # listed, and not saved yet
+            patch.setattr(fit._Fitting, "settle", lambda _: die())
+            patch.setattr(
+                fit._Fitting, "save", lambda self, name: None if self.position.validated_step > 0 else save(self, name)
+            )
+        else:
+            stop_at(patch, 8, die)
+        train(**settings)
+    assert len(record.load(tmp_path / "run")["steps"]) == {"in_a_validation": 9}.get(died, 8)
+    capsys.readouterr()
+    assert resumed(tmp_path / "run").status == "finished"
+    document = record.load(tmp_path / "run")
+    assert [step["step"] for step in document["steps"]] == list(range(1, 19))
+    assert metrics(tmp_path / "run") == metrics(tmp_path / "whole")
+    cut = {name: many for name, many in document["cuts"][0].items() if name != "time"}
+    expected = {"before_a_checkpoint": {"step": 0, "steps": 8}, "in_a_step": {"step": 5, "steps": 3}}
+    assert cut == expected.get(died, {"step": 9, "metrics": 1})
+    if "steps" in cut:
+        said = f"leaves out {cut['steps']} steps that were done after step {cut['step']}"
+        assert said in capsys.readouterr().out
+        page = report.write_html(document, tmp_path / "page.html").read_text()
+        assert f"Resumed at step {cut['step']}: {cut['steps']} steps that an earlier start did after it" in page
+
+
+# -- torn files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [0, 100, 0.5, -3])
+def test_torn_settings_are_told_and_never_taken_for_others(tmp_path, train, monkeypatch, caplog, kept):
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError):
+        patch.setattr(fit._Fitting, "step", lambda *_: (_ for _ in ()).throw(RuntimeError))
+        train()
+    settings = tmp_path / "run" / "settings.yaml"
+    text = settings.read_text()
+    settings.write_text(text[: int(kept * len(text)) if isinstance(kept, float) else kept])
+    with pytest.raises(ConfigError, match=r"settings\.yaml cannot be read as YAML: the file is torn"):
+        start.prepare([f"run.resume={tmp_path / 'run'}"])
+    torn = settings.read_text()
+    shutil.rmtree(tmp_path / "run")
+    train(training__max_steps=2)
+    settings.write_text(torn)
+    with caplog.at_level(logging.WARNING):
+        assert resumed(tmp_path / "run", "training.max_steps=3").step == 3
+    assert "the file is torn" in caplog.text
+    assert "The settings in" in caplog.text
+    assert configure.load([], settings).training.max_steps == 3
+
+
+NINE = ",".join(["x"] * 9)
+BOMB = f"a: &a0 [{NINE}]\n" + "".join(f"b{at}: &a{at} [{','.join([f'*a{at - 1}'] * 9)}]\n" for at in range(1, 9))
+
+
+@pytest.mark.parametrize("text", [BOMB, "training: &a\n  num_epochs: *a\n"])
+@pytest.mark.parametrize("place", ["mine.yaml", "training/mine.yaml"])
+def test_yaml_whose_aliases_explode_is_refused(tmp_path, text, place):
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"mine\.yaml cannot be read as YAML: its aliases .* make more than 100,000 values"
+    ):
+        configure.load([], tmp_path / place.replace("training/mine.yaml", ""))
+
+
+def test_yaml_with_a_few_aliases_is_read(tmp_path):
+    (tmp_path / "mine.yaml").write_text("training: &a {num_epochs: 2}\nhpo: {trial: {training: *a}}\n")
+    settings = configure.load([], tmp_path / "mine.yaml")
+    assert settings.training.num_epochs == settings.hpo.trial["training"]["num_epochs"] == 2
+
+
+# -- folders --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_removed_while_the_run_goes_on_is_made_again(tmp_path, train, monkeypatch, caplog):
+    stop_at(monkeypatch, 12, lambda: shutil.rmtree(tmp_path / "run"))
+    with caplog.at_level(logging.WARNING):
+        assert train().status == "finished"
+    assert "was removed while the run goes on" in caplog.text
+    assert [step["step"] for step in record.load(tmp_path / "run")["steps"]] == list(range(1, 19))
+    assert load(tmp_path / "run")["position"]["step"] == 18
+    assert kfold_state.facts(tmp_path / "run")["last"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"run\.folder=/proc/run cannot be written: .*Make room, or name another"):
+        recipes.load("criteria").train(start.prepare([*overrides(tmp_path), "run.folder=/proc/run"]))
