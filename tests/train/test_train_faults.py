@@ -221,6 +221,6 @@ def test_a_folder_that_is_removed_while_the_run_goes_on_is_made_again(tmp_path, 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     with pytest.raises(
         ConfigError,
-        match=r"run\.folder=/proc/run cannot be written: .*Make room or change its permissions, or name another",
+        match=r"run\.folder=/proc/run cannot be written: .*Make room, change its permissions, or name another",
     ):
         recipes.load("criteria").train(start.prepare([*overrides(tmp_path), "run.folder=/proc/run"]))

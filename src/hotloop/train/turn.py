@@ -65,7 +65,7 @@ def folder_held(folder: Path) -> Iterator[None]:
 def cannot_write(folder: Path, error: OSError) -> ConfigError:
     """Put into words that a run's folder cannot be written."""
     return ConfigError(
-        f"run.folder={folder} cannot be written: {error}. Make room or change its permissions, or name another run.folder"
+        f"run.folder={folder} cannot be written: {error}. Make room, change its permissions, or name another run.folder"
     )
 
 
