@@ -128,3 +128,48 @@ def test_code_is_proven_that_a_step_has_compiled_before_it_raised():
         assert loop.status().tier == "eager"
     (declined,) = of(events, ev.TierDeclined)
     assert "does not agree with eager" in declined.reason
+
+
+class SecondSize(nn.Linear):
+    """Compiled, it is wrong by a factor for another batch size than the first, as code for sizes that vary may be."""
+
+    def __init__(self, factor):
+        super().__init__(8, 4)
+        self.factor = factor
+
+    def forward(self, x):
+        wrong = torch.compiler.is_compiling() and x.size(0) != 6
+        return super().forward(x) * (self.factor if wrong else 1.0)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.001, 1.3])
+def test_wrong_code_for_a_second_size_is_found_at_once(factor, monkeypatch):
+    """A single step past its limits decides nothing, and code that was proven must not run until others have."""
+    monkeypatch.setattr("hotloop.step.policy.lookahead.odd_pays", lambda *_: True)
+    torch.manual_seed(0)
+    model = SecondSize(factor)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    ran = []
+    with hotloop.Loop(model, optimizer, run="aot_eager", sentinel=None) as loop, hotloop.watch() as events:
+        hot = loop.step(step)
+        for number in range(40):
+            hot(torch.randn(6 if number < SWITCHED else 4, 8))
+            ran.append(loop.last_ran()[1])
+    declined = of(events, ev.TierDeclined)
+    if factor == 1.0:
+        assert not declined
+        assert ran[-1] == "run"
+        assert loop.status().tier == "aot_eager"
+    else:
+        assert len(declined) == 1, ran
+        assert "does not agree with eager" in declined[0].reason
+        first = ran.index("proof", SWITCHED)
+        assert "run" not in ran[first : declined[0].step + 1], ran  # only eager's outcomes count from there on

@@ -205,10 +205,14 @@ class CodeProofs:
         """Conclude from the proof steps so far: the code is proven, is wrong, or other evidence decides."""
         step, context, base = self._step, self._context, tier.base
         outcomes = self._outcomes[base]
+        if base in self._agree:  # the step's shapes are new, and so may its code be: earlier steps say nothing of it
+            outcomes.clear()
         # Without the result, whose graph would tie a later capture to the stream of this step.
         outcomes.append(dataclasses.replace(outcome, result=None))
         del outcomes[: -proof.STEPS]
         verdict = over_steps(outcomes)
+        if not verdict.agrees:  # until further steps have decided, only eager's outcomes stay
+            self._agree.discard(base)
         enough = len(outcomes) == proof.STEPS
         wrong = verdict.hopeless or (enough and not verdict.agrees)
         # With other processes, none may run a step more often than the others, whose collectives would wait.
@@ -224,7 +228,6 @@ class CodeProofs:
             self._evidence[base] = "roundings"
             outcomes.clear()
         elif wrong:
-            self._agree.discard(base)
             reason = f"compiled code does not agree with eager: {verdict.why}"
             context.reports.failed(step, tier.without_graph(), Obstacle(reason, remedy_of(verdict)))
         elif enough and (idle := context.compiled.idle()):
