@@ -36,7 +36,7 @@ def test_the_shipped_spaces_and_choices_are_sound():
 def test_what_a_recipe_trains_with_is_in_its_space(recipe, choice):
     settings = configure.load([f"recipe={recipe}", f"hpo={choice}"])
     for one in space.parse(settings).searched:
-        own = space._value(one.name, {}, settings)
+        own = space.value_of(one.name, {}, settings)
         within = own in one.values if one.kind == "choices" else one.values[0] <= own <= one.values[1]
         assert within or own is None, f"{one.name}={own} is not in {one.values}"
     epochs = {"default": None, "fast": 10 if recipe == "digits" else 3}

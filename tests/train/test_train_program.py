@@ -135,6 +135,10 @@ PROGRAM = """
         return workload({})
 
 
+    def forgot_annotated(lr: hotloop.Search(log=(1, 2)) = 1.0):
+        return workload({})
+
+
     def missing_name(thing: Nowhere = None):
         return workload({})
 
@@ -234,7 +238,8 @@ def test_what_cannot_be_used_is_refused_with_what_was_expected(named, function, 
     ("function", "said"),
     [
         ("unknown", "lr has neither a type nor a default that tells it: write lr: float"),
-        ("odd", "its parameters cannot be settings: Unable to generate pydantic-core schema for"),
+        ("odd", "own.Odd'>. A setting is a number, text, true or false, a Literal, an Enum"),
+        ("forgot_annotated", "lr has no type: write lr: Annotated[float, hotloop.Search(log=(1, 2)"),
         ("missing_name", "name 'Nowhere' is not defined; import it outside of `if TYPE_CHECKING:`"),
     ],
 )
@@ -295,6 +300,21 @@ def test_settings_of_a_program_go_with_no_recipe(named, tmp_path):
         run("train", "recipe=digits", "program.lr=1", f"run.folder={tmp_path / 'run'}")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["{}:typed", "lr=2"], "unknown setting lr: did you mean program.lr?"),
+        (["{}"], "own.py:make"),
+        (["{}:nowhere"], "has no function 'nowhere'; it defines"),
+    ],
+)
+def test_what_a_new_user_writes_is_answered_with_what_is_meant(named, overrides, said):
+    file = named("").removesuffix(":")
+    with pytest.raises(ConfigError) as caught:
+        start.prepare([one.format(file) for one in overrides])
+    assert said in str(caught.value)
+
+
 def test_a_preset_of_settings_is_a_file_of_the_group(named, tmp_path):
     (tmp_path / "groups" / "program").mkdir(parents=True)
     (tmp_path / "groups" / "program" / "big.yaml").write_text("width: 512\n")
@@ -321,3 +341,36 @@ def test_weights_are_made_by_the_seed_whatever_reading_the_file_draws(tmp_path):
         run("train", f"{tmp_path / 'own.py'}:typed", f"run.folder={tmp_path / folder}")
         found.append(checkpoint.load(tmp_path / folder / "checkpoints" / "last.pt")["model"]["model"]["weight"])
     assert torch.equal(*found)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """An installed package with a recipe."""
+    place = tmp_path / "installed"
+    about = place / "shipped-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: shipped\nVersion: 1.0\n")
+    (place / "shipped_recipe.py").write_text(textwrap.dedent(PROGRAM))
+    monkeypatch.syspath_prepend(place)
+    return lambda text: (about / "entry_points.txt").write_text(f"[hotloop.recipes]\n{text}\n")
+
+
+def test_a_recipe_of_a_package_is_a_program_as_any_other(package, tmp_path, monkeypatch):
+    package("tabular = shipped_recipe:typed")
+    monkeypatch.chdir(tmp_path)
+    assert "Run: runs/shipped_recipe-typed/" in run("train", "recipe=tabular", "program.width=3")
+    begun = start.prepare(["shipped_recipe:typed", "program.width=3"]).settings
+    assert begun == start.prepare(["recipe=tabular", "program.width=3"]).settings
+    assert "program.width=256" in run("train", "recipe=tabular", "--help")
+    with pytest.raises(ConfigError, match=r"recipe=tabula: no such choice; did you mean tabular\?"):
+        start.prepare(["recipe=tabula"])
+
+
+def test_a_package_hides_no_recipe_of_ours_and_names_a_function(package):
+    package("digits = shipped_recipe:typed")
+    assert configure.load(["recipe=digits"]).recipe.name == "digits"
+    package("tabular = shipped_recipe")
+    with pytest.raises(
+        ConfigError, match=r"entry point tabular of hotloop\.recipes is 'shipped_recipe': expected module:f"
+    ):
+        configure.load(["recipe=tabular"])

@@ -43,7 +43,7 @@ class ProgramCommand(typer.core.TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the help, and the settings of a program behind it."""
         super().format_help(ctx, formatter)
-        if not any(":" in argument for argument in ctx.meta["hotloop.arguments"]):
+        if not any(":" in argument or "recipe=" in argument for argument in ctx.meta["hotloop.arguments"]):
             return
         from hotloop.train import configure, program  # noqa: PLC0415 - loads torch and the optional packages
 

@@ -62,8 +62,9 @@ def hpo_fast(
 def _search(overrides: list[str], config: Path | None, *, as_json: bool) -> None:
     from hotloop.train import configure, live  # noqa: PLC0415 - loads the optional packages
     from hotloop.train.search import supervise, told  # noqa: PLC0415
+    from hotloop.train.search.preparing import prepared  # noqa: PLC0415
 
-    settings = configure.load(overrides, config)
+    settings = prepared(configure.load_search(overrides, config))
     if settings.run.folder or settings.run.resume:
         raise ConfigError(
             "run.folder and run.resume belong to a run: a search has hpo.folder, and the same command resumes it"

@@ -116,7 +116,7 @@ class _Coercion:
             return self.dataclass(kind, value, f"{path}.")
         if get_origin(kind) is Mapping:
             return self.mapping(get_args(kind)[1], value, path)
-        for member in _members(kind):
+        for member in members(kind):
             fits, converted = _fit(member, value, limits)
             if fits:
                 return converted
@@ -134,7 +134,8 @@ class _Coercion:
         return {str(name): self.value(item, one, f"{path}.{name}", {}) for name, one in value.items()}
 
 
-def _members(kind: Any) -> tuple[Any, ...]:
+def members(kind: Any) -> tuple[Any, ...]:
+    """Return the types of a union, or the type alone."""
     return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
@@ -147,8 +148,9 @@ def _fit(kind: Any, value: Any, limits: Mapping[str, Any]) -> tuple[bool, Any]:
             return False, None
         parts = [_fit(get_args(kind)[0], one, limits) for one in value]
         return all(fits for fits, _ in parts), tuple(one for _, one in parts)
-    if kind in (Any, types.NoneType, bool, str):
-        return kind is Any or isinstance(value, kind), value
+    plain = get_origin(kind) or kind
+    if plain in (Any, types.NoneType, bool, str, Mapping):
+        return plain is Any or isinstance(value, plain), value
     if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float):
         return False, None
     return _in_range(value, limits), kind(value)
@@ -162,7 +164,7 @@ def _in_range(value: float, limits: Mapping[str, Any]) -> bool:
 
 def describe(kind: Any, limits: Mapping[str, Any]) -> str:
     """Say in words what a setting may be: "an integer of at least 1, or null"."""
-    return ", or ".join(_describe_one(member, limits) for member in _members(kind))
+    return ", or ".join(_describe_one(member, limits) for member in members(kind))
 
 
 def _describe_one(kind: Any, limits: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import importlib.metadata
 import math
 import re
 import shlex
@@ -16,9 +17,11 @@ from typing import Any
 from hotloop.errors import ConfigError
 from hotloop.train import coerce
 from hotloop.train.optional import require
-from hotloop.train.settings import Settings
+from hotloop.train.settings import GROUP, Settings
 
 CONF = "hotloop.train.conf"
+ENTRY_POINTS = "hotloop.recipes"
+"""The group of entry points, ``name = "module:function"``, by which a package ships a program as a recipe."""
 _USER_NODE = "hotloop_user_file"
 BEGIN, END = "# The settings of a run. The file is whole where its last line is three dots.", "..."
 _MOST_NODES = 100_000
@@ -37,6 +40,34 @@ def load(overrides: Sequence[str] = (), config: str | Path | None = None) -> Set
         ConfigError: an override, a key, a group choice or a value that cannot be used, with what was expected.
     """
     return coerce.build(Settings, compose(overrides, config))
+
+
+def load_search(overrides: Sequence[str] = (), config: str | Path | None = None) -> Settings:
+    """Compose the settings of a search, in which those that the overrides name are as they name them.
+
+    What ``hpo.trial`` would set otherwise for trials is left out of it, and the setting is out of the space, unless the
+    overrides say it of ``hpo.trial`` and ``hpo.space`` themselves.
+
+    Raises:
+        ConfigError: as `load`.
+    """
+    composed = compose(overrides, config)
+    named_keys = (text.partition("=")[0].strip().lstrip("+~") for text in overrides)
+    keys = [one for one in named_keys if "." in one]  # the others are choices
+    for key in keys:
+        *groups, last = key.split(".")
+        for part, own in (("trial", False), ("space", groups[0] == GROUP)):
+            named = f"hpo.{part}.{key}"
+            if any(f"{one}.".startswith(f"{named}.") or named.startswith(f"{one}.") for one in keys):
+                continue
+            at = composed["hpo"][part]
+            for group in groups:  # what a program says of its space is put into it later
+                at = at.setdefault(group, {}) if own else at.get(group) or {}
+            if part == "trial":
+                at.pop(last, None)
+            elif own or last in at:
+                at[last] = None
+    return coerce.build(Settings, composed)
 
 
 def groups(folder: Path | None = None) -> dict[str, list[str]]:
@@ -62,7 +93,8 @@ def compose(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
     choices, values = _user_file(path) if path and not folder else ({}, {})
     available = groups(folder)
     given = [*(f"{key}={value}" for key, value in choices.items()), *overrides]
-    lines = [_checked(text, available) for one in given for text in own_program(one)]
+    texts = [text for one in given for text in own_program(one)]
+    lines = [_checked(text, available, of_program="recipe=workload" in texts) for text in texts]
     if folder:
         for file in folder.glob("*/*.yaml"):
             _read(file)
@@ -148,11 +180,28 @@ def recipe_choice(name: str) -> str:
     return "workload" if ":" in name else name
 
 
+def installed() -> dict[str, str]:
+    """Return the programs that installed packages ship as recipes, by name: their entry points `ENTRY_POINTS`.
+
+    Raises:
+        ConfigError: an entry point names no function.
+    """
+    found = {one.name: one.value for one in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    for name, value in found.items():
+        if not re.fullmatch(r"[\w.]+:\w+", value):
+            raise ConfigError(f"entry point {name} of {ENTRY_POINTS} is {value!r}: expected module:function")
+    return found
+
+
 def program_name(text: str) -> str | None:
-    """Return the program that ``recipe=FILE.py:function``, or ``FILE.py:function`` alone, names; None of others."""
+    """Return the program that an override names: ``recipe=FILE.py:function``, or that alone, or a package's recipe."""
     key, equals, value = text.partition("=")
     value = (value if equals else text).strip().strip("'\"")
-    if (equals and key.strip() != "recipe") or not re.fullmatch(r".+:\w+", value):
+    if equals and key.strip() != "recipe":
+        return None
+    if equals and ":" not in value and value not in groups()["recipe"]:
+        value = installed().get(value, "")
+    if not re.fullmatch(r".+:\w+", value):
         return None
     place, _, function = value.rpartition(":")
     # A resumed run finds the file from any folder.
@@ -173,16 +222,21 @@ def _choices(group: str, asked: str, available: list[str]) -> str:
     known = set(available) - {"default"} or {"default"}
     if group != "recipe":
         return coerce.nearest(asked, known)
-    return f"{coerce.nearest(asked, known - {'workload'})} (a program of your own: recipe=FILE.py:function)"
+    named = {*known, *installed()} - {"workload"}
+    return f"{coerce.nearest(asked, named)} (a program of your own: recipe=FILE.py:function)"
 
 
-def _checked(text: str, available: Mapping[str, list[str]]) -> str:
-    """Check one override's key against the settings, and give it in the form that Hydra takes for new keys too."""
+def _checked(text: str, available: Mapping[str, list[str]], *, of_program: bool = False) -> str:
+    """Check one override's key against the settings, and give it in the form that Hydra takes for new keys too.
+
+    ``of_program`` says that a program is named, whose own settings an unknown key may mean.
+    """
     from hydra.core.override_parser.overrides_parser import OverridesParser  # noqa: PLC0415 - checked by the caller
     from hydra.errors import HydraException  # noqa: PLC0415
 
     if "=" not in text:
-        raise ConfigError(f"override {text!r}: expected <setting>=<value>, such as training.num_epochs=3")
+        function = f"; a program is named with its function, {text}:make" if text.endswith(".py") else ""
+        raise ConfigError(f"override {text!r}: expected <setting>=<value>, such as training.num_epochs=3{function}")
     key = text.split("=", 1)[0].strip().lstrip("+~")
     value = text.split("=", 1)[1].strip()
     if key in available:
@@ -193,7 +247,8 @@ def _checked(text: str, available: Mapping[str, list[str]]) -> str:
         parent = key.rpartition(".")[0]
         beside = coerce.kind_at(Settings, parent) if parent else None
         within = coerce.keys(beside, f"{parent}.") if isinstance(beside, type) else ()
-        known = {*coerce.keys(Settings), *available, *within}
+        own = {f"{GROUP}.{key}"} if of_program and "." not in key else set()
+        known = {*coerce.keys(Settings), *available, *within, *own}
         raise ConfigError(f"unknown setting {key}: {coerce.nearest(key, known)}")
     try:
         parsed = OverridesParser.create().parse_override(text)

@@ -295,13 +295,14 @@ class HpoSettings:
     timeout_seconds: float | None = _range(0, open_low=True)
     metric: str
     direction: Literal["maximize", "minimize"] | None
-    sampler: Literal["tpe", "gp", "cmaes", "qmc", "random"]
+    sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
     pruner: Literal["hyperband", "successive_halving", "median", "none"]
     startup_trials: int = _range(1)
     reduction_factor: int = _range(2)
     storage: str | None
     heartbeat_seconds: int = _range(1)
     keep_checkpoints: Literal["none", "best", "all"]
+    enqueue: tuple[Mapping[str, Any], ...] = ()
     trial: Mapping[str, Any]
     space: Mapping[str, Any]
 
@@ -325,6 +326,9 @@ class RunSettings:
     tracking: str | None
     project: str | None
 
+
+GROUP = "program"
+"""The group of a program's own settings, whose names and types are those of its function's parameters."""
 
 STILL_COMPARABLE = (
     "run", "compile", "training.optimization.use_torch_compile", "training.eval_batch_size",

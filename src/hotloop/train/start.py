@@ -14,7 +14,7 @@ from hotloop.errors import ConfigError, DataError
 from hotloop.record import DOCUMENT, LINES, whole
 from hotloop.report import folds, study
 from hotloop.train import checkpoint, coerce, configure, program, unread
-from hotloop.train.settings import Settings
+from hotloop.train.settings import GROUP, Settings
 from hotloop.train.turn import cannot_write, folder_held
 from hotloop.train.within import Within
 
@@ -178,7 +178,7 @@ def _changes(before: Settings, now: Settings, name: str) -> Iterator[str]:
     if dataclasses.is_dataclass(old):
         for field in dataclasses.fields(old):
             yield from _changes(before, now, f"{name}.{field.name}")
-    elif name == program.GROUP:
+    elif name == GROUP:
         yield from (
             f"{name}.{one}={old.get(one)!r} to {value!r}" for one, value in new.items() if old.get(one) != value
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hotloop.errors import ConfigError
 from hotloop.train.search import document, space, told
+from hotloop.train.search.preparing import prepared
 from hotloop.train.search.study import Study
 from hotloop.train.search.trial import train
 from hotloop.train.search.work import Part, Worker
@@ -67,10 +68,10 @@ def nested(  # noqa: PLR0913, PLR0917 - what is searched, where, by what, and wh
         KeyboardInterrupt: somebody interrupted; the same call goes on.
         SearchStoppedError: no trial came to its end.
     """
-    settings = check(settings)
     hpo = dataclasses.replace(settings.hpo, folder=str(folder), n_trials=trials, keep_checkpoints="none")
+    settings = check(prepared(dataclasses.replace(settings, hpo=hpo)))
     document.check_folder(settings, folder)
-    study = Study(dataclasses.replace(settings, hpo=hpo), folder, say)
+    study = Study(settings, folder, say)
 
     def tell(what: told.Told) -> None:
         if text := told.line(what):

@@ -39,7 +39,7 @@ def _made(settings: Settings, number: int) -> optuna.samplers.BaseSampler:
     hpo = settings.hpo
     samplers: Any = require("optuna", "hotloop hpo", "search").samplers
     seed = zlib.crc32(f"{settings.run.seed}/{number}".encode())
-    if hpo.sampler == "random":
+    if hpo.sampler in ("random", "grid"):  # a trial of a grid has its values before a sampler is asked
         made = samplers.RandomSampler(seed=seed)
     elif hpo.sampler == "qmc":
         # One sequence for all trials: each takes the next of its points, by a count in the storage.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from hotloop.errors import ConfigError
 from hotloop.train import coerce, unread
-from hotloop.train.settings import Settings
+from hotloop.train.settings import GROUP, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,8 +39,10 @@ CHANGES_CODE = (
     "training.optimization.use_bf16",
     "training.optimization.use_fp16",
     "compile",
+    GROUP,
 )
-"""Settings, or groups of them, of which each value is compiled anew: other shapes, constants or operations."""
+"""Settings, or groups of them, of which each value is compiled anew: other shapes, constants or operations. What a
+program varies by its logarithm is taken for a rate or a weight, which code does not depend on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +63,12 @@ class Searched:
     step: float | None = None
     when: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
+    @property
+    def changes_code(self) -> bool:
+        """Whether each of its values is compiled anew."""
+        is_rate = self.kind == "log" and _is_within(self.name, (GROUP,))
+        return _is_within(self.name, CHANGES_CODE) and not is_rate
+
     def distinct(self) -> int | None:
         """Count its values; None where there is no end of them."""
         if self.kind == "choices":
@@ -69,6 +77,15 @@ class Searched:
             return None
         low, high = self.values
         return int((high - low) / self.step + 1e-9) + 1
+
+    def holds(self, value: Any) -> bool:
+        """Tell whether a value is one that a trial may have."""
+        if self.kind == "choices":
+            return value in self.values
+        low, high = self.values
+        fits = isinstance(value, int if self.kind == "int" else int | float) and not isinstance(value, bool)
+        steps = (value - low) / self.step if fits and self.step else 0.0
+        return fits and low <= value <= high and abs(steps - round(steps)) < 1e-6  # noqa: PLR2004 - rounding
 
     def suggest(self, trial: optuna.trial.BaseTrial) -> Any:
         """Have the study's sampler choose a value."""
@@ -95,7 +112,7 @@ class Space:
         """
         chosen: dict[str, Any] = {}
         for one in self.searched:
-            if all(_value(name, chosen, settings) in allowed for name, allowed in one.when.items()):
+            if all(value_of(name, chosen, settings) in allowed for name, allowed in one.when.items()):
                 chosen[one.name] = one.suggest(trial)
         return chosen
 
@@ -103,7 +120,7 @@ class Space:
         """Tell whether values are all that a trial varies: a worker may die while it draws them, one after another."""
         chosen: dict[str, Any] = {}
         for one in self.searched:
-            if all(_value(name, chosen, settings) in allowed for name, allowed in one.when.items()):
+            if all(value_of(name, chosen, settings) in allowed for name, allowed in one.when.items()):
                 if one.name not in values:
                     return False
                 chosen[one.name] = values[one.name]
@@ -112,7 +129,7 @@ class Space:
     @property
     def compiled(self) -> tuple[Searched, ...]:
         """The searched settings of which each value is compiled anew."""
-        return tuple(one for one in self.searched if _changes_code(one.name))
+        return tuple(one for one in self.searched if one.changes_code)
 
 
 def override(name: str, value: Any) -> str:
@@ -130,8 +147,9 @@ def parse(settings: Settings) -> Space:
     found = [_searched(name, given, problems) for name, given in _leaves(settings.hpo.space, "", problems)]
     searched = [one for one in found if one]
     if not searched and not problems:
-        such = "num_epochs" if unread.by_program(settings, "training.learning_rate") else "learning_rate"
-        problems.append(f"hpo.space is empty: expected a setting to vary, such as training.{such}")
+        own = unread.by_program(settings, "training.learning_rate")
+        such = "program.NAME, or training.num_epochs" if own else "training.learning_rate"
+        problems.append(f"hpo.space is empty: expected a setting to vary, such as {such}")
     if not problems:
         searched = _ordered(searched, problems)
     if problems:
@@ -143,7 +161,9 @@ def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
     """Walk nested settings, such as ``hpo.trial``, as dotted names and values."""
     for key, value in given.items():
         name = f"{prefix}{key}"
-        if isinstance(value, Mapping) and dataclasses.is_dataclass(coerce.kind_at(Settings, name)):
+        if isinstance(value, Mapping) and (
+            dataclasses.is_dataclass(coerce.kind_at(Settings, name)) or _is_within(name, (GROUP,))
+        ):
             yield from flat(value, f"{name}.")
         else:
             yield name, value
@@ -151,7 +171,7 @@ def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def trial_changes(settings: Settings) -> dict[str, Any]:
     """Give what of ``hpo.trial`` is not as the run's own settings have it, by dotted name."""
-    return {name: value for name, value in flat(settings.hpo.trial) if value != _value(name, {}, settings)}
+    return {name: value for name, value in flat(settings.hpo.trial) if value != value_of(name, {}, settings)}
 
 
 def varied(settings: Settings) -> tuple[str, ...]:
@@ -189,7 +209,7 @@ def inner(settings: Settings) -> Settings:
     searched = [name for name, value in settings.hpo.space.items() if value is not None and _is_kept(name)]
     changes = [f"hpo.space.{name}=null" for name in searched]
     for name, value in flat(settings.hpo.trial):
-        own = _value(name, {}, settings)
+        own = value_of(name, {}, settings)
         says_nothing = value == own or (name == "kfold.fold" and value is None)
         if _is_kept(name) and not says_nothing:
             changes.append(override(f"hpo.trial.{name}", own))
@@ -219,8 +239,10 @@ def _leaves(given: Any, prefix: str, problems: list[str]) -> Iterator[tuple[str,
             problems.append(
                 f"hpo.space.{name}={value!r}: expected {{log: [low, high]}}, {{choices: [...]}} or the like"
             )
-        elif any(name == one or name.startswith(f"{one}.") for one in _NOT_SEARCHED):
+        elif _is_within(name, _NOT_SEARCHED):
             problems.append(f"hpo.space.{name}: this says what the search is, and cannot vary in it")
+        elif name == GROUP or (_is_within(name, (GROUP,)) and not set(map(str, value)) & set(_WORDS)):
+            yield from _leaves(value, f"{name}.", problems)
         elif not dataclasses.is_dataclass(kind):
             yield name, value
         elif set(map(str, value)) & set(_WORDS):
@@ -335,18 +357,18 @@ def _ordered(searched: list[Searched], problems: list[str]) -> list[Searched]:
     return ordered
 
 
-def _value(name: str, chosen: Mapping[str, Any], settings: Settings) -> Any:
+def value_of(name: str, chosen: Mapping[str, Any], settings: Settings) -> Any:
     """Give the value of a setting in a trial; one that is chosen goes before the run's own."""
     if name in chosen:
         return chosen[name]
     value: Any = settings
     for part in name.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part)
+        value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
     return value
 
 
-def _changes_code(name: str) -> bool:
-    return any(name == one or name.startswith(f"{one}.") for one in CHANGES_CODE)
+def _is_within(name: str, groups: Sequence[str]) -> bool:
+    return any(name == one or name.startswith(f"{one}.") for one in groups)
 
 
 def _text(value: Any) -> str:

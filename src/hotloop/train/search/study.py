@@ -17,6 +17,7 @@ from hotloop.errors import ConfigError
 from hotloop.train import configure
 from hotloop.train.optional import require
 from hotloop.train.search import samplers, space
+from hotloop.train.search.given import given
 from hotloop.train.search.storage import Storage
 from hotloop.train.search.trial import folds_of, settings_of, study_name
 from hotloop.train.settings import STILL_COMPARABLE
@@ -163,7 +164,7 @@ class Study:
                 return None
             elif not waiting:
                 about = {NUMBER: number, ATTEMPT: _attempt(before) + 1}
-                self.study.enqueue_trial(self._values(before), user_attrs=about)
+                self.study.enqueue_trial(self._values(number, before), user_attrs=about)
             self.study.sampler = samplers.sampler(self.settings, number, self._known)
             trial = self.study.ask()
             if NUMBER not in trial.user_attrs:
@@ -185,14 +186,14 @@ class Study:
                 return number, before
         return None, ()
 
-    def _values(self, before: Attempts) -> dict[str, Any]:
-        """Give the values of earlier attempts at a trial; none where all of them died while they drew theirs.
+    def _values(self, number: int, before: Attempts) -> dict[str, Any]:
+        """Return the values that are known of a trial: those of earlier attempts, or those that it was given.
 
-        Half of the values are not kept: a sampler that is given some draws others for the rest than it would have.
+        Half of an attempt's values are not kept: a sampler that has some draws others for the rest than it would have.
         """
-        known = space.parse(self.settings) if before else None
-        whole = (one.params for one in reversed(before) if known and known.is_whole(one.params, self.settings))
-        return next(whole, {})
+        known = space.parse(self.settings)
+        whole = (one.params for one in reversed(before) if known.is_whole(one.params, self.settings))
+        return next(whole, None) or given(known, self.settings, number)
 
     def _open(self, attempts: Sequence[optuna.trial.FrozenTrial]) -> bool:
         """Say whether a trial with these attempts is to be begun (again)."""

@@ -21,6 +21,7 @@ from hotloop.report import folds
 from hotloop.train import configure
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.search import before, document, told
+from hotloop.train.search.preparing import prepared
 from hotloop.train.search.study import NUMBER, Study
 from hotloop.train.search.told import Said, SearchBegan, Tell, TrialBegan, TrialEnded
 from hotloop.train.search.trial import train
@@ -68,6 +69,7 @@ def search(settings: Settings, tell: Tell, objective: str = f"{train.__module__}
         DataError: data that cannot be used; the same.
         SearchStoppedError: every trial fails, the storage is gone, or workers die one after another.
     """
+    settings = prepared(settings)
     before.check(settings)
     folder = Path(settings.hpo.folder)
     document.check_folder(settings, folder)

@@ -1,0 +1,117 @@
+"""A search before it begins: what a program says of its own settings, values to try first, and how many a grid has."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hotloop.errors import ConfigError
+from hotloop.train.coerce import members, nearest
+from hotloop.train.search import space
+from hotloop.train.search.given import grid
+from hotloop.train.settings import GROUP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hotloop.train.program import Program
+    from hotloop.train.search.space import Searched
+    from hotloop.train.settings import Settings
+
+
+def prepared(settings: Settings) -> Settings:
+    """Return the settings of a search as its study keeps them; those that are prepared already as they are.
+
+    A program's own settings are filled in, and so is the space that its annotations declare (``hotloop.Search``), where
+    ``hpo.space`` does not name the setting. A grid has no more trials than combinations.
+
+    Raises:
+        ConfigError: listing what cannot be used in ``hpo.space``, ``hpo.trial`` or ``hpo.enqueue``.
+    """
+    if ":" in settings.recipe.name:
+        from hotloop.train import program  # noqa: PLC0415 - a program brings torch, and a recipe of ours does not
+
+        settings = _with_program(settings, program.known(settings.recipe.name))
+    searched = space.parse(settings)
+    if wrong := list(_enqueued(settings, searched.searched)):
+        raise ConfigError("\n".join(wrong))
+    if settings.hpo.sampler != "grid":
+        return settings
+    first, most = len(settings.hpo.enqueue), settings.hpo.n_trials
+    trials = first + sum(1 for _ in itertools.islice(grid(searched, settings), max(0, most - first)))
+    return dataclasses.replace(settings, hpo=dataclasses.replace(settings.hpo, n_trials=min(most, trials)))
+
+
+def _with_program(settings: Settings, own: Program) -> Settings:
+    declared = [(f"{GROUP}.{one.name}", one.search.to_dict()) for one in own.parameters if one.search]
+    named = {name for name, _ in _named(settings.hpo.space)}
+    missing = _nested((name, given) for name, given in declared if name not in named)
+    hpo = dataclasses.replace(settings.hpo, space=_over(settings.hpo.space, missing))
+    settings = dataclasses.replace(settings, hpo=hpo)
+    searched = [one for one in space.parse(settings).searched if one.name.startswith(f"{GROUP}.")]
+    wrong = [text for one in searched for text in _wrong(one, own)]
+    trial = _nested((name, value) for name, value in space.flat(hpo.trial) if name.startswith(f"{GROUP}."))
+    wrong += [f"hpo.trial: {text}" for text in own.problems(trial.get(GROUP, {}))]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    # A setting without a default need not be set where each trial has a value of it.
+    needed = {f"{GROUP}.{one.name}" for one in own.parameters if one.required}
+    drawn = _nested((one.name, one.values[0]) for one in searched if one.name in needed)
+    return dataclasses.replace(settings, program=own.filled(_over(drawn.get(GROUP, {}), settings.program)))
+
+
+def _wrong(one: Searched, own: Program) -> Iterator[str]:
+    """Say why a program's setting cannot vary as the space says."""
+    bare, label = one.name.removeprefix(f"{GROUP}."), f"hpo.space.{one.name}"
+    parameter = own.of(bare)
+    if parameter is None:
+        yield f"{label}: unknown setting; {own.nearest(bare)}"
+        return
+    kinds = members(parameter.kind)
+    if one.kind in ("log", "float") and int in kinds and float not in kinds:
+        yield f"{label}.{one.kind}: {one.name} takes an integer: use int or choices"
+        return
+    for value in one.values:
+        yield from (f"{label}.{one.kind}: {text}" for text in own.problems(_nested([(bare, value)])))
+
+
+def _enqueued(settings: Settings, searched: tuple[Searched, ...]) -> Iterator[str]:
+    """Say what cannot be used of the values to try first."""
+    by_name = {one.name: one for one in searched}
+    for place, given in enumerate(settings.hpo.enqueue):
+        for name, value in space.flat(given):
+            if name not in by_name:
+                yield f"hpo.enqueue[{place}].{name}: it is not searched; {nearest(name, by_name)}"
+            elif not by_name[name].holds(value):
+                expected = f"{by_name[name].kind} {list(by_name[name].values)}"
+                yield f"hpo.enqueue[{place}].{name}={value!r}: expected a value of its space, {expected}"
+
+
+def _named(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Walk what a space says of a program's settings, those included that it takes out, by name."""
+    for key, value in given.items():
+        yield f"{prefix}{key}", value
+        if isinstance(value, Mapping):
+            yield from _named(value, f"{prefix}{key}.")
+
+
+def _nested(values: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in values:
+        *groups, last = name.split(".")
+        at = found
+        for group in groups:
+            at = at.setdefault(group, {})
+        at[last] = value
+    return found
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Put values on top of others, group by group."""
+    found = dict(below)
+    for name, value in above.items():
+        under = found.get(name)
+        found[name] = _over(under, value) if isinstance(under, Mapping) and isinstance(value, Mapping) else value
+    return found

@@ -1,0 +1,238 @@
+"""A program's own settings are searched, and what is written on the command line wins over what trials would have."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hotloop.cli import app
+from hotloop.errors import ConfigError
+from hotloop.report import study as report
+from hotloop.train import configure, start
+from hotloop.train.search import before, document, nested, space, trial
+from hotloop.train.search.preparing import prepared
+
+PROGRAM = """
+    from typing import Annotated, Literal
+
+    import torch
+
+    import hotloop
+
+
+    def made(lr, width=8):
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        def metrics():
+            return {"score": -abs(lr - 0.1) - abs(width - 32) / 100, "size": width}
+
+        return hotloop.Workload(model, optimizer, step, [torch.ones(3, 2)], metrics=metrics)
+
+
+    def make(
+        lr: Annotated[float, hotloop.Range(1e-6, 1), hotloop.Search(log=(1e-3, 1))] = 0.01,
+        width: Annotated[int, hotloop.Search(choices=(8, 16, 32))] = 8,
+        kind: Literal["plain", "deep"] = "plain",
+    ):
+        return made(lr, width)
+
+
+    def plain(lr: float = 0.01, width: int = 8):
+        return made(lr, width)
+
+
+    def needed(lr: float):
+        return made(lr)
+
+
+    def fails_when_wide(width: int = 8):
+        if width > 8:
+            raise ValueError("planted: too wide")
+        return made(0.1, width)
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Settings of a search of a function of the program."""
+    file = tmp_path / "own.py"
+    file.write_text(textwrap.dedent(PROGRAM))
+
+    def settings(function, *overrides, sampler="random"):
+        given = [f"hpo.folder={tmp_path / 'study'}", f"hpo.sampler={sampler}", "hpo.pruner=none", "hpo.metric=score"]
+        return configure.load_search([f"{file}:{function}", *given, *overrides])
+
+    return settings
+
+
+def kinds(settings):
+    return {one.name: one.kind for one in space.parse(prepared(settings)).searched}
+
+
+def trials(folder):
+    return {one["number"]: one for one in json.loads((Path(folder) / "study.json").read_text())["trials"]}
+
+
+def test_a_search_is_declared_where_the_parameter_is(own):
+    assert kinds(own("make")) == {"program.lr": "log", "program.width": "choices"}
+    other = own("make", "hpo.space.program.lr.choices=[0.1,0.2]", "hpo.space.program.width=null")
+    assert kinds(other) == {"program.lr": "choices"}
+    more = own("make", "hpo.space.program.kind.choices=[plain,deep]", "hpo.space.training.num_epochs.int=[1,3]")
+    assert set(kinds(more)) == {"program.lr", "program.width", "program.kind", "training.num_epochs"}
+    once = prepared(own("make"))
+    assert prepared(once) == once
+
+
+def test_a_width_is_compiled_anew_and_a_rate_is_not(own):
+    found = space.parse(prepared(own("make"))).compiled
+    assert [one.name for one in found] == ["program.width"]
+
+
+@pytest.mark.parametrize(
+    ("function", "override", "said"),
+    [
+        ("plain", "hpo.space.program.lrr.log=[1,2]", "hpo.space.program.lrr: unknown setting; did you mean program.lr?"),
+        ("plain", "hpo.space.program.width.log=[1,2]", "hpo.space.program.width.log: program.width takes an integer"),
+        ("make", "hpo.space.program.lr.log=[1,20]", "hpo.space.program.lr.log: program.lr=20: expected a number from 1e-06 to 1"),
+        ("make", "hpo.space.program.kind.choices=[flat]", 'hpo.space.program.kind.choices: program.kind="flat": expected plain or deep'),
+        ("plain", "hpo.space.program.lr.logg=[1,2]", "hpo.space.program.lr.logg=[1, 2]: expected {log: [low, high]}"),
+        ("make", "hpo.trial.program.widht=3", "hpo.trial: unknown setting program.widht: did you mean program.width?"),
+        ("make", "hpo.trial.program.width=x", 'hpo.trial: program.width="x": expected an integer'),
+        ("make", "hpo.enqueue=[{program.lrr: 1}]", "hpo.enqueue[0].program.lrr: it is not searched; did you mean program.lr or"),
+        ("make", "hpo.enqueue=[{program.lr: 5}]", "hpo.enqueue[0].program.lr=5: expected a value of its space, log [0.001, 1]"),
+        ("make", "hpo.enqueue=5", "hpo.enqueue=5: expected a list of items that are each a mapping"),
+        ("plain", "hpo.n_trials=3", "hpo.space is empty: expected a setting to vary, such as program.NAME, or training.num_epochs"),
+        ("needed", "hpo.space.training.num_epochs.int=[1,2]", "program.lr is not set: expected a number"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_searched_is_told_before_a_trial(own, function, override, said):
+    with pytest.raises(ConfigError) as caught:
+        prepared(own(function, override))
+    assert said in str(caught.value)
+
+
+def test_trials_train_the_program_with_the_values_chosen(own, tmp_path):
+    settings = prepared(own("make", "hpo.trial.program.kind=deep"))
+    before.check(settings)
+    best = dict(one.split("=") for one in nested(settings, tmp_path / "study", 4))
+    assert set(best) == {"program.lr", "program.width"}
+    for number, one in trials(tmp_path / "study").items():
+        run = configure.load(config=tmp_path / "study" / "trials" / f"{number:04d}" / "settings.yaml").program
+        assert {name.partition(".")[2]: value for name, value in one["values"].items()}.items() <= run.items()
+        assert run["kind"] == "deep"
+        assert one["value"] == pytest.approx(-abs(run["lr"] - 0.1) - abs(run["width"] - 32) / 100)
+    written = configure.load(config=tmp_path / "study" / "best.yaml")
+    assert str(written.program["lr"]) == best["program.lr"]
+    assert written.program["kind"] == "plain"
+
+
+def test_a_grid_has_every_combination_once(own, tmp_path):
+    settings = own(
+        "plain",
+        "hpo.space.program.lr.choices=[0.1,0.2]",
+        "hpo.space.program.width={int: [8, 32], step: 8}",
+        sampler="grid",
+    )
+    assert prepared(settings).hpo.n_trials == 8
+    nested(settings, tmp_path / "study", 100)
+    values = [tuple(one["values"].values()) for one in trials(tmp_path / "study").values()]
+    assert values == [(lr, width) for lr in (0.1, 0.2) for width in (8, 16, 24, 32)]
+
+
+def test_a_grid_follows_conditions_and_needs_an_end(own):
+    settings = own(
+        "make", "hpo.space.program.lr.choices=[0.1,0.2]", "hpo.space.program.kind.choices=[plain,deep]",
+        "hpo.space.program.width={choices: [8, 16], when: {program.kind: deep}}", sampler="grid",
+    )  # fmt: skip
+    assert prepared(settings).hpo.n_trials == 6
+    with pytest.raises(ConfigError, match=r"hpo\.sampler=grid: hpo\.space\.program\.lr has no end of values: give it"):
+        prepared(own("make", sampler="grid"))
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "gp", "cmaes", "qmc"])
+def test_known_values_are_tried_first_by_every_sampler(own, tmp_path, sampler):
+    settings = own("make", "hpo.enqueue=[{program.lr: 0.1, program.width: 32}, {program: {lr: 0.5}}]", sampler=sampler)
+    nested(settings, tmp_path / "study", 4)
+    found = trials(tmp_path / "study")
+    assert found[0]["values"] == {"program.lr": 0.1, "program.width": 32}
+    assert found[1]["values"]["program.lr"] == 0.5
+    assert found[1]["values"]["program.width"] in (8, 16, 32)
+    assert len({one["values"]["program.lr"] for one in found.values()}) == 4
+
+
+def test_a_grid_comes_behind_known_values(own, tmp_path):
+    settings = own(
+        "make", "hpo.space.program.lr.choices=[0.1,0.2]", "hpo.space.program.width=null", "hpo.enqueue=[{program.lr: 0.2}]",
+        sampler="grid",
+    )  # fmt: skip
+    nested(settings, tmp_path / "study", 10)
+    assert [one["values"]["program.lr"] for one in trials(tmp_path / "study").values()] == [0.2, 0.1, 0.2]
+
+
+def test_a_setting_without_a_default_may_be_searched(own, tmp_path):
+    best = nested(own("needed", "hpo.space.program.lr.choices=[0.1,0.2]"), tmp_path / "study", 3)
+    assert best == ("program.lr=0.1",)
+
+
+def test_what_a_program_raises_for_some_values_fails_those_trials_alone(own, tmp_path):
+    settings = own("fails_when_wide", "hpo.space.program.width.choices=[8,16]", sampler="grid")
+    assert nested(settings, tmp_path / "study", 2) == ("program.width=8",)
+    assert "planted: too wide" in trials(tmp_path / "study")[1]["cause"]
+
+
+def test_a_study_is_read_where_its_program_is_gone(own, tmp_path):
+    nested(own("make"), tmp_path / "study", 2)
+    (tmp_path / "own.py").unlink()
+    assert report.build(report.load(tmp_path / "study")).names == ("program.lr", "program.width")
+
+
+def test_the_command_searches_announces_and_names_the_best(own, tmp_path):
+    own("make")
+    arguments = [
+        "hpo",
+        f"{tmp_path / 'own.py'}:make",
+        "hpo.metric=score",
+        "hpo.n_trials=2",
+        f"hpo.folder={tmp_path / 'study'}",
+    ]
+    ended = CliRunner().invoke(app, [*arguments, "program.lr=0.5"])
+    assert ended.exit_code == 0, ended.output
+    assert "Searched: program.width\n" in ended.output
+    assert "Best: trial" in ended.output
+    assert configure.load(config=tmp_path / "study" / "best.yaml").program["lr"] == 0.5
+    best = CliRunner().invoke(app, ["hpo", "best", str(tmp_path / "study"), "--json"])
+    assert json.loads(best.stdout)["settings"]["program"]["kind"] == "plain"
+    assert start.prepare([], tmp_path / "study" / "best.yaml").settings.program["lr"] == 0.5
+    assert document.read(tmp_path / "study")["space"]["program.width"]["values"] == [8, 16, 32]
+
+
+def test_what_is_written_on_the_command_line_wins_over_what_a_choice_sets_for_trials():
+    written = configure.load_search(["hpo=fast", "data.sample_size=512"])
+    assert trial.settings_of(written, {}, Path("x")).data.sample_size == 512
+    assert trial.settings_of(written, {}, Path("x")).training.num_epochs == 3
+    of_trials = configure.load_search(["hpo=fast", "data.sample_size=512", "hpo.trial.data.sample_size=64"])
+    assert trial.settings_of(of_trials, {}, Path("x")).data.sample_size == 64
+    assert (
+        trial.settings_of(
+            configure.load_search(["hpo=fast", "data=csv", "data.path=x"]), {}, Path("x")
+        ).data.sample_size
+        == 2000
+    )
+
+
+def test_what_is_written_on_the_command_line_is_not_searched():
+    names = [one.name for one in space.parse(configure.load_search(["training.learning_rate=1e-4"])).searched]
+    assert "training.learning_rate" not in names
+    assert "training.batch_size" in names
+    both = configure.load_search(["training.learning_rate=1e-4", "hpo.space.training.learning_rate.log=[1e-5,1e-3]"])
+    assert "training.learning_rate" in [one.name for one in space.parse(both).searched]
