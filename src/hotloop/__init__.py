@@ -31,11 +31,13 @@ if TYPE_CHECKING:
     from hotloop.prove.verify.verdict import Verdict
     from hotloop.prove.verify.verify import verify
     from hotloop.step import Loop, LoopStatus, Pad, Workload
+    from hotloop.train.fold import Fold
     from hotloop.train.parameters import Range, Search
 
 _HOMES = {
     "Bench": "hotloop.prove.bench.result",
     "ComponentStatus": "hotloop.compiling.control",
+    "Fold": "hotloop.train.fold",
     "Harness": "hotloop.prove.harness.result",
     "Loop": "hotloop.step",
     "LoopStatus": "hotloop.step",
@@ -67,6 +69,7 @@ _MODULES = {
 __all__ = [
     "Bench",
     "ComponentStatus",
+    "Fold",
     "Harness",
     "Loop",
     "LoopStatus",

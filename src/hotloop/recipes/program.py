@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from hotloop.errors import ConfigError
 from hotloop.measure import machine
 from hotloop.step.loop.arguments import device_of
-from hotloop.train import closing, compiling, configure, environment, opening, program, unread
+from hotloop.train import closing, compiling, configure, environment, folds, opening, program, unread
 from hotloop.train.display import Display
+from hotloop.train.folds import Side, Sides, sides_of
 from hotloop.train.own_loop import fit
 from hotloop.train.own_task import OwnTask, components, judge
 from hotloop.train.start import SETTINGS, Start, write_settings
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hotloop.step import Workload
-    from hotloop.train.folds import Sides
+    from hotloop.train.fold import Fold
     from hotloop.train.outcome import Outcome
     from hotloop.train.settings import Settings
 
@@ -53,12 +54,14 @@ class Program:
         name: ``FILE.py:function`` or ``module:function``.
     """
 
-    COMPONENTS: tuple[str, ...] = ("model",)
+    COMPONENTS: tuple[str, ...] = ()  # known once it was made
     GOAL: Goal | None = None
     READS: tuple[str, ...] = READS
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._first: Fold | None = None
+        """The fold that the program was made for to see what it splits."""
 
     def train(self, start: Start, console: Console | None = None) -> Outcome:
         """Train from the start, or from where the run stopped.
@@ -76,13 +79,17 @@ class Program:
         # The program. The seed comes first, for its weights. What can be compiled of it, it says itself.
         environment.seed(settings.run.seed)
         found = program.load(self.name)
-        make = functools.partial(found.make, settings.program)
+        values = found.filled(settings.program)
+        fold = fold_of(settings)
+        make = functools.partial(found.make, values, fold)
         workload = make()
+        fingerprint = fold.fingerprint() if fold else ""
+        start.check_data(fingerprint)
         device = device_of(workload.holdings())
         chosen = compiling.plan(settings, components(workload))
         compiling.check(chosen, settings.compile, device.type)
         display.say(f"Program {self.name} on {machine.device_name(device)} ({device})")
-        lines = [one.line(value) for one, value in found.values(settings.program)]
+        lines = [one.line(value) for one, value in found.values(values)]
         task = OwnTask(
             name=self.name,
             workload=workload,
@@ -90,6 +97,7 @@ class Program:
             goal=goal,
             make=make,
             factory=f"{start.folder.resolve() / AGAIN}:make" if lines else self.name,
+            fingerprint=fingerprint,
             told={"program": lines} if lines else {},
         )
         if lines:
@@ -106,16 +114,24 @@ class Program:
             closing.tell(outcome, display)
         return outcome
 
-    def sides(self, settings: Settings) -> Sides:  # noqa: ARG002 - as every recipe has it
-        """Refuse: what a program learns from and is judged by is its own.
+    def sides(self, settings: Settings) -> Sides:
+        """Say what is on both sides of a fold, by what the program asked `Fold.split` as it was made for the first one.
 
         Raises:
-            ConfigError: always.
+            ConfigError: settings or a program that cannot be used.
+            DataError: rows that cannot be split so.
         """
-        raise ConfigError(
-            f"recipe={self.name} cannot be cross-validated: its program reads and splits its data itself. Train it by "
-            "`hotloop train`, or write a recipe as those in hotloop.recipes"
-        )
+        fold = fold_of(settings)
+        assert fold is not None
+        if self._first is None:
+            unread.refuse(settings, READS, NOT_READ)
+            environment.seed(settings.run.seed)
+            program.load(self.name).make(settings.program, fold)
+            self._first = fold
+        if not self._first.asked:
+            return Sides(Side((), ()), Side((), ()), "")
+        fold.asked[:] = self._first.asked
+        return sides_of(fold)
 
     def evaluate(self, settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
         """Give the program's metrics of a checkpoint's weights.
@@ -124,7 +140,7 @@ class Program:
             ConfigError: the weights are of another program, or it has no metrics.
         """
         unread.refuse(settings, READS, NOT_READ)
-        workload = program.load(self.name).make(settings.program)
+        workload = program.load(self.name).make(settings.program, fold_of(settings))
         if workload.metrics is None:
             raise ConfigError(
                 f"recipe={self.name} has no metrics: give its Workload metrics=, a function of no argument"
@@ -137,7 +153,12 @@ class Program:
 def of_run(folder: Path) -> Callable[[], Workload]:
     """Return the function that makes the program of a run, with the settings that are in its folder."""
     settings = configure.load(config=folder / SETTINGS)
-    return functools.partial(program.load(settings.recipe.name).make, settings.program)
+    return functools.partial(program.load(settings.recipe.name).make, settings.program, fold_of(settings))
+
+
+def fold_of(settings: Settings) -> Fold | None:
+    """Return the fold that a run holds out, None where it is no part of a cross-validation."""
+    return None if settings.kfold.n_splits is None else folds.fold_of(settings.kfold, settings.run.seed)
 
 
 def goal_of(settings: Settings) -> Goal | None:

@@ -53,7 +53,7 @@ class FoldRow:
             folder=line(entry.get("folder") or "", 200),
             status=status,
             tone=_tone(status),
-            metrics=tuple(_metric(_mapping(entry.get("best")).get(name)) for name in names),
+            metrics=tuple(_metric(_best(entry).get(name)) for name in names),
             step=_figure(entry.get("best_step")),
             trained=_figure(None) if trained is None else seconds(trained),
             running=line(compiled.get("running") or _figure(None), 60),
@@ -157,8 +157,9 @@ def build(document: Mapping[str, Any]) -> FoldsView:
     """Return what a report shows of a cross-validation's document."""
     folds, killed = document["folds"], record.was_killed(document)
     status = line(document.get("status"), 40)
-    names = tuple(dict.fromkeys(line(name, 40) for fold in folds for name in _mapping(fold.get("best"))))
+    names = tuple(dict.fromkeys(line(name, 40) for fold in folds for name in _best(fold)))
     best, last = (_mapping(document["metrics"].get(key)) for key in ("best", "last"))
+    best = best or last
     return FoldsView(
         title=f"{line(document.get('recipe'), 80)}, {count(len(folds), 'fold')}",
         status="interrupted (killed)" if killed else status,
@@ -218,6 +219,11 @@ def _compiled(folds: Sequence[Mapping[str, Any]]) -> str:
 def _tone(status: str) -> Tone:
     tones: dict[str, Tone] = {"finished": "good", "running": "note", "pending": "note", "interrupted": "warn"}
     return tones.get(status, "bad")
+
+
+def _best(fold: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metrics of a fold's best validation; of its last one where nothing says which is the best."""
+    return _mapping(fold.get("best")) or _mapping(fold.get("last"))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

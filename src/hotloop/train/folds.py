@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import warnings
 from typing import TYPE_CHECKING
 
 from hotloop.errors import ConfigError, DataError
 from hotloop.report.folds import shares
-from hotloop.train.optional import require
+from hotloop.train.fold import Fold
 from hotloop.train.pairs import split_groups
 
 if TYPE_CHECKING:
@@ -44,7 +43,8 @@ class Side:
 class Sides:
     """What a run with some settings trains on, and what it holds out.
 
-    ``fingerprint`` tells other rows, or the same rows otherwise split, apart: no run is resumed on them.
+    ``fingerprint`` tells other rows, or the same rows otherwise split, apart: no run is resumed on them. It is
+    empty where nothing is known of the sides.
     """
 
     train: Side
@@ -61,6 +61,8 @@ class Sides:
         Raises:
             DataError: a side is empty or has rows of one label only, or a group is on both sides.
         """
+        if not self.fingerprint:  # a program split its rows by itself
+            return
         for name, side in (("training", self.train), ("held-out", self.validation)):
             labels = set(side.labels)
             if labels != {None} and len(labels) < 2:  # noqa: PLR2004 - one label teaches nothing, and no metric can be made of it
@@ -92,6 +94,17 @@ def split_rows(
     """
     if kfold is None or kfold.n_splits is None:
         return split_groups(groups, strata, fraction, seed)
+    train, held_out = fold_of(kfold, seed).split(len(groups), [str(one) for one in strata], groups)
+    return train.tolist(), held_out.tolist()
+
+
+def fold_of(kfold: KfoldSettings, seed: int) -> Fold:
+    """Return the fold that a run of a cross-validation holds out.
+
+    Raises:
+        ConfigError: the settings are of a whole cross-validation, and not of one fold.
+    """
+    assert kfold.n_splits is not None
     if kfold.fold is None:
         raise ConfigError(
             f"kfold.n_splits={kfold.n_splits} without kfold.fold is a whole cross-validation, and no single run: "
@@ -102,42 +115,20 @@ def split_rows(
             f"kfold.inner_trials={kfold.inner_trials} is of a fold with its search, and of no single run: start it by "
             "`hotloop kfold`, or leave kfold.inner_trials out"
         )
-    train, held_out = _fold(groups, strata, ("kfold.n_splits", kfold.n_splits, kfold.fold), seed)
-    if kfold.inner_fold is None:
-        return train, held_out
-    inner_groups, inner_strata = [groups[row] for row in train], [strata[row] for row in train]
-    inner, judged = _fold(
-        inner_groups, inner_strata, ("kfold.inner_splits", kfold.inner_splits, kfold.inner_fold), seed
+    outer = Fold(kfold.fold, kfold.n_splits, seed)
+    return outer if kfold.inner_fold is None else Fold(kfold.inner_fold, kfold.inner_splits, seed, outer)
+
+
+def sides_of(fold: Fold) -> Sides:
+    """Return what is on both sides of a fold, by the first split that it was asked for."""
+    n, labels, groups = fold.asked[0]
+    named = [str(one) for one in (range(n) if groups is None else groups.tolist())]
+    classes = [None] * n if labels is None else labels.tolist()
+    train, held_out = (
+        Side(tuple(classes[row] for row in side), tuple(named[row] for row in side))
+        for side in (rows.tolist() for rows in dataclasses.replace(fold).split(n, labels, groups))
     )
-    return [train[row] for row in inner], [train[row] for row in judged]
-
-
-def _fold(
-    groups: Sequence[str], strata: Sequence[object], which: tuple[str, int, int], seed: int
-) -> tuple[list[int], list[int]]:
-    """Give one fold of scikit-learn's StratifiedGroupKFold: ``which`` names the setting, the folds and the one."""
-    setting, n_splits, fold = which
-    model_selection = require("sklearn.model_selection", "Splitting into folds")
-    distinct = len(set(groups))
-    if distinct < n_splits:
-        what = f"{len(groups)} rows are in {distinct} {'group' if distinct == 1 else 'groups'}"
-        raise DataError(
-            f"{setting}={n_splits}: the {what}, which are never split, so that a fold would be empty. "
-            f"Set {setting} to at most {max(2, distinct)}, or check which column names the groups"
-        )
-    splitter = model_selection.StratifiedGroupKFold(n_splits, shuffle=True, random_state=seed)
-    with warnings.catch_warnings():
-        # A stratum with fewer rows than folds cannot be even; the folds are as even as they can be, and valid.
-        warnings.filterwarnings("ignore", message="The least populated class in y", category=UserWarning)
-        try:
-            sides = list(splitter.split(groups, [str(one) for one in strata], groups))
-        except ValueError as error:  # no stratum has as many rows as there are folds
-            raise DataError(
-                f"{setting}={n_splits}: {len(groups)} rows in {distinct} groups are too few for so many folds: "
-                f"{error}. Set {setting} lower, or use more rows"
-            ) from error
-    train, held_out = sides[fold]
-    return train.tolist(), held_out.tolist()
+    return Sides(train, held_out, fold.fingerprint())
 
 
 def remedy(kfold: KfoldSettings | None) -> str:

@@ -22,12 +22,24 @@ import torch
 from hotloop import record
 from hotloop.errors import ConfigError, DataError, HotloopError, MissingExtraError, StepLostError
 from hotloop.report import folds as report
-from hotloop.train import checkpoint, coerce, compiling, configure, environment, folds, kfold_state, start, unread
+from hotloop.train import (
+    checkpoint,
+    coerce,
+    compiling,
+    configure,
+    environment,
+    folds,
+    kfold_state,
+    program,
+    start,
+    unread,
+)
 from hotloop.train.display import Display, figures
 from hotloop.train.interrupt import wished
 from hotloop.train.kfold_state import State
 from hotloop.train.search import space
 from hotloop.train.search.nested import check
+from hotloop.train.search.preparing import prepared
 from hotloop.train.settings import STILL_COMPARABLE, Settings
 from hotloop.train.turn import folder_held
 from hotloop.train.within import Within
@@ -98,10 +110,12 @@ def prepare(overrides: Sequence[str] = (), config: str | Path | None = None) -> 
         return (
             _resume(Path(str(resumed)), overrides, config) if report.is_cross_validation(Path(str(resumed))) else None
         )
-    settings = coerce.build(Settings, composed)
+    settings = program.filled(coerce.build(Settings, composed))
     kfold = settings.kfold
     if kfold.n_splits is None or (kfold.fold is not None and kfold.inner_trials is None):
         return None
+    if kfold.inner_trials:
+        settings = prepared(configure.load_search(overrides, config))
     unread.refuse_idle(settings, space.varied(settings) if kfold.inner_trials else ())
     return Study(settings, start.new_folder(settings))
 
@@ -165,15 +179,20 @@ def run(study: Study, recipe: Recipe, console: Console | None = None) -> Ended:
     # What can be refused is refused here, before anything is loaded or written.
     _check_search(settings)
     device = environment.choose_device(settings.run.device)
-    compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings.compile, device.type)
+    if recipe.COMPONENTS:
+        compiling.check(compiling.plan(settings, recipe.COMPONENTS), settings.compile, device.type)
     display.say(f"Cross-validation of recipe {settings.recipe.name} in {settings.kfold.n_splits} folds: {study.folder}")
     found = folds.examine(settings, recipe.sides)
-    display.say("\n".join([*folds.describe(found), "No group is on both sides of a fold, nor held out by two of them"]))
+    if all(one.fingerprint for one in found):
+        table = [*folds.describe(found), "No group is on both sides of a fold, nor held out by two of them"]
+        display.say("\n".join(table))
+    else:
+        display.say("What is in the folds is not known: the program did not call fold.split while it was made")
     document = study.before or kfold_state.begin(settings, found, study.which)
     if document["contents"] != kfold_state.contents_of(found):
         raise DataError(
-            f"{study.folder} was begun on other data than data.source={settings.data.source} gives now: put the data "
-            "back as it was, or start a new cross-validation without run.resume"
+            f"{study.folder} was begun on other data than its settings give now: put the data back as it was, or start "
+            "a new cross-validation without run.resume"
         )
     start.write_settings(start.Start(settings, study.folder, open=study.open))
     document.update(settings=configure.to_dict(settings), status="running", error=None, finished=None)
@@ -337,7 +356,10 @@ def judge(folder: Path, fold: int | None, recipe: Recipe, overrides: Sequence[st
     known = [one["fold"] for one in report.load(folder)["folds"]]
     if fold is not None and fold not in known:
         raise ConfigError(f"fold={fold}: {folder} has the folds {', '.join(map(str, known))}")
-    paths = {one: folder / f"fold-{one}" / checkpoint.FOLDER / checkpoint.BEST for one in known}
+    kept = [folder / f"fold-{one}" / checkpoint.FOLDER for one in known]
+    has_best = getattr(recipe, "GOAL", None) or any((one / checkpoint.BEST).is_file() for one in kept)
+    name = checkpoint.BEST if has_best else checkpoint.LAST  # a program without a goal has no best validation
+    paths = {one: place / name for one, place in zip(known, kept, strict=True)}
     wanted = [one for one in known if one == fold or (fold is None and paths[one].is_file())]
     if not wanted:
         raise ConfigError(

@@ -104,6 +104,8 @@ def contents_of(found: Sequence[Sides]) -> list[dict[str, Any]]:
     """Give what is in each fold as plain data, with its fingerprint."""
     return [
         {"train": one.train.to_dict(), "validation": one.validation.to_dict(), "fingerprint": one.fingerprint}
+        if one.fingerprint
+        else {}
         for one in found
     ]
 

@@ -26,6 +26,7 @@ from hotloop.step.workload import checked, load_function
 from hotloop.train import coerce
 from hotloop.train.optional import require
 from hotloop.train.parameters import Range, Search
+from hotloop.train.settings import GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from hotloop.step import Workload
     from hotloop.train.settings import Settings
 
-GROUP = "program"
 FOLD = "fold"
 """The parameter that is no setting: a run of a cross-validation passes it the fold that it holds out."""
 
@@ -105,7 +105,7 @@ class Program:
             self._defaults: dict[str, Any] = self._given_defaults(model)
             self.parameters = tuple(self._parameters(model, self._defaults, docs))
         except (self._pydantic.errors.PydanticUserError, self._pydantic.errors.PydanticUndefinedAnnotation) as error:
-            raise self._cannot(str(error).split("\n", 1)[0]) from error
+            raise self._cannot(re.split(r"\. |\n", str(error), maxsplit=1)[0]) from error
 
     def _cannot(self, why: str) -> ConfigError:
         return ConfigError(
@@ -133,6 +133,8 @@ class Program:
             if name not in read and default in (None, inspect.Parameter.empty) and name != FOLD:
                 raise self._cannot(f"{name} has neither a type nor a default that tells it: write {name}: float")
             kind = read.get(name, type(default))
+            if isinstance(kind, Range | Search):
+                raise self._cannot(f"{name} has no type: write {name}: Annotated[float, hotloop.{kind}]")
             # `lr: float = None` means a number or nothing.
             hints[name] = kind | None if default is None and kind is not type(None) else kind
         return hints
@@ -330,6 +332,12 @@ def filled(settings: Settings) -> Settings:
     if ":" not in settings.recipe.name:
         return settings
     program = known(settings.recipe.name)
+    if settings.kfold.n_splits is not None and not program.takes_fold:
+        raise ConfigError(
+            f"recipe={settings.recipe.name} cannot be cross-validated: its function takes no fold. Give it the "
+            "parameter `*, fold: hotloop.Fold | None = None`, and split its rows by fold.split(n); or leave "
+            "kfold.n_splits out"
+        )
     return dataclasses.replace(settings, program=program.filled(settings.program))
 
 

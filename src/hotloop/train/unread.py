@@ -31,7 +31,6 @@ READS: Mapping[str, tuple[str, ...]] = {
 NOT_READ: Mapping[str, tuple[str, ...]] = {
     "focus": ("training.gradient_accumulation", "training.optimization.use_fp16", "compile.components.loss"),
     "workload": (
-        "kfold",
         "run.device",
         *(
             f"training.{name}"
