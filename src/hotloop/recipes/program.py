@@ -19,6 +19,7 @@ from hotloop.train.own_loop import fit
 from hotloop.train.own_task import OwnTask, components, judge
 from hotloop.train.start import SETTINGS, Start, write_settings
 from hotloop.train.task import Goal
+from hotloop.train.turn import cannot_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,7 +108,10 @@ class Program:
         # The run. Its report is written however it ends.
         write_settings(start)
         if lines:
-            (start.folder / AGAIN).write_text(_AGAIN, encoding="utf-8")
+            try:
+                (start.folder / AGAIN).write_text(_AGAIN, encoding="utf-8")
+            except OSError as error:
+                raise cannot_write(start.folder, error) from error
         display.say(f"Run: {start.folder}" + (", resumed" if start.resume else ""))
         with closing.reported(start.folder, display):
             outcome = fit(task, start, chosen, display)
