@@ -524,3 +524,33 @@ def test_a_copy_of_an_optimizer_that_torch_did_not_set_up_steps_its_own(closed):
     other.step()
     moved = [not torch.equal(*pair) for pair in zip(before, (*model.parameters(), *others.parameters()), strict=True)]
     assert moved == [False, False, True, True]
+
+
+class Signs(torch.optim.Optimizer):
+    """Moves by the sign of the gradient: its groups have no ``lr``."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, {"size": RATE, **settings})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(parameter.grad.sign(), alpha=group["size"])
+
+
+@pytest.mark.parametrize("settings", [{}, {"lr": None}, {"lr": [0.1, 0.2]}, {"lr": torch.tensor([0.1, 0.2])}], ids=str)
+@pytest.mark.parametrize("asked", ["aot_eager", GRAPH, "aot_eager+graph"])
+def test_an_optimizer_needs_no_learning_rate_that_is_a_number(both, asked, settings):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = Signs(model.parameters(), **settings)
+        train_step = run.loop(model, optimizer).step(plain_step(model, optimizer))
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+        return model
+
+    run = both.alike(program, asked=asked)
+    assert not run.declined, run.declined
+    assert run.status().tier == asked

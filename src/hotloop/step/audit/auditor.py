@@ -20,7 +20,7 @@ from hotloop.step.audit.returned import not_copied
 from hotloop.step.audit.side_effects import SideEffects
 from hotloop.step.engine import collector_paused
 from hotloop.step.guard.changes import RETURN_IT, SCHEDULE_OUTSIDE, UNHEARD, Changes
-from hotloop.step.guard.optimizer_settings import frozen
+from hotloop.step.guard.optimizer_settings import frozen, rates
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
 from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, RandomState, other_threads
@@ -364,7 +364,7 @@ class StepAuditor:
 
     def _settings(self) -> list[Any]:
         optimizers = self._program.holdings.optimizers.values()
-        return [(frozen(one), [float(group["lr"]) for group in one.param_groups]) for one in optimizers]
+        return [(frozen(one), rates(one)) for one in optimizers]
 
     def moved_outside(self, *call: Any) -> list[Obstacle]:
         """Note what the step reads in Python and somebody changed since the last look; twice is too often."""

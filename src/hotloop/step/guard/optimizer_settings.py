@@ -19,10 +19,16 @@ def frozen(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         {
             **{key: _comparable(value) for key, value in group.items() if key not in left_out},
             "params": tuple(id(one) for one in group["params"]),
-            "lr": id(group["lr"]) if isinstance(group["lr"], torch.Tensor) else None,
+            "lr": id(group["lr"]) if isinstance(group.get("lr"), torch.Tensor) else None,
         }
         for group in optimizer.param_groups
     ]
+
+
+def rates(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return the learning rate of each parameter group, to compare; None where a group has none (a sign optimizer)."""
+    found = (group.get("lr") for group in optimizer.param_groups)
+    return [rate.tolist() if isinstance(rate, torch.Tensor) else _comparable(rate) for rate in found]
 
 
 def _comparable(value: Any) -> Any:
