@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hotloop.step.interrupts import interruptible
 from hotloop.step.state.precision import compute_dtype
 
 if TYPE_CHECKING:
@@ -163,4 +164,4 @@ class DecoratedStep:
         """Run the step with the models as they were given."""
         self.ran = self.context.base_tier.name
         with self.context.eager():
-            return run()
+            return interruptible(run)

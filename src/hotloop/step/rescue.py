@@ -10,6 +10,7 @@ from hotloop import events as ev
 from hotloop._torch.dispatch import place_of
 from hotloop._torch.dynamo import RaisedError
 from hotloop.errors import CompiledRunError, StepLostError, describe
+from hotloop.step.interrupts import interruptible, uninterrupted
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.undo import StepStart, drop_tracebacks
 
@@ -63,6 +64,7 @@ class Rescue:
         # Out of the except clause, so that what eager raises does not carry our exception along.
         return self.recover(failed, run, tier, ours=is_compiled_codes(failed))
 
+    @uninterrupted
     def recover(self, error: Exception, run: Callable[[], Any], tier: Tier, *, ours: bool, wrote: bool = False) -> Any:
         """Undo a step that failed in a tier and run it eagerly; return eager's result.
 
@@ -97,7 +99,7 @@ class Rescue:
         step, context = self._step, self._context
         step.doing = "undone"
         with context.eager():
-            result = run()  # what this raises as well is the user's own, and passes
+            result = interruptible(run)  # what this raises as well is the user's own, and passes
         context.reports.emit(
             ev.StepUndone(step=context.progress.steps, function=step.name, tier=tier.name, reason=obstacle.reason)
         )

@@ -21,6 +21,7 @@ from hotloop.step.audit.side_effects import SideEffects
 from hotloop.step.engine import collector_paused
 from hotloop.step.guard.changes import RETURN_IT, SCHEDULE_OUTSIDE, UNHEARD, Changes
 from hotloop.step.guard.optimizer_settings import frozen, rates
+from hotloop.step.interrupts import uninterrupted
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.ranks import threads
 from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, RandomState, other_threads
@@ -117,6 +118,7 @@ class StepAuditor:
         """Compare what the step reads from now on with itself: something changed between two steps."""
         self._changes.look_again()
 
+    @uninterrupted
     @collector_paused()
     def audit(
         self, run: Callable[[], Any], args: Any, kwargs: Any, *, reports_capturing: bool
@@ -186,6 +188,7 @@ class StepAuditor:
             obstacles.append(Obstacle(f"the step returns {what}: {_OVERWRITTEN}", _PLAIN))
         return obstacles
 
+    @uninterrupted
     @collector_paused()
     def rehearse(self, run: Callable[[], Any], args: Any, kwargs: Any, ready: Ready = alone) -> tuple[bool, Any]:
         """Run a step eagerly that is about to be run several times, and undo it where that can be done.
@@ -263,6 +266,10 @@ class StepAuditor:
                 wait_for(device)  # a kernel's failure belongs to the code that launched it
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
+        except BaseException:  # an interrupt: the run is undone, as a candidate is
+            with contextlib.suppress(CandidateFailedError):
+                undo(self._program, looked.before)
+            raise
         # One that another thread's training began beside says nothing: what was seen may be its doing.
         if failed is not None or not threads.another_trains(self._context):
             looked.strangers = [

@@ -23,6 +23,7 @@ from hotloop._torch.hooks import first_after_step
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED
 from hotloop.step.audit.averaged_model import answered
+from hotloop.step.interrupts import interruptible
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.memory import Memory
 
@@ -132,7 +133,7 @@ def survey(
     with holdings.still():
         look = OpTrace(holdings, device, inputs, listener)
     with answered(holdings.modules), observing(look.operation), look.following(), listener.listening():
-        result = run()
+        result = interruptible(run)
     look.seen.updated = look.updated()
     look.seen.altered = look.altered()
     look.seen.obstacles += [*look.moved(), *_not_strided(holdings)]

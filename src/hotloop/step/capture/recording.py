@@ -18,6 +18,7 @@ from hotloop.step.capture.invariants import Change, Frozen
 from hotloop.step.capture.optimizers import Recorded, move_step_counts
 from hotloop.step.capture.results import Results
 from hotloop.step.guard.python_state import Watch
+from hotloop.step.interrupts import interruptible
 from hotloop.step.state.memory import Memory
 
 if TYPE_CHECKING:
@@ -224,7 +225,7 @@ class CapturedStep:
         """Run the step while it is recorded."""
         try:
             with self._optimizers(recording), own_autocast_cache(compiled=self.program.compiled()):
-                result = run()
+                result = interruptible(run)
             self._parts.append(recording.cut())
         except BaseException:
             recording.abandon()

@@ -12,6 +12,7 @@ from hotloop.compiling.control import between_steps
 from hotloop.step.calls.key import Aliasing, UnstableArguments, key_of
 from hotloop.step.capture.invariants import Invariants
 from hotloop.step.engine import collector_paused
+from hotloop.step.interrupts import uninterrupted
 from hotloop.step.loop.call_kind import Audited, CallKind, Captured, Declined, New, Proven, Warmed
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove.graph_proofs import Recorded
@@ -211,6 +212,7 @@ class Capturing:
             kind.state = Audited(audit)
         return result
 
+    @uninterrupted
     def warm_up(self, kind: CallKind, state: Audited | Captured, call: StepCall, tier: Tier) -> Any:
         """Run the call twice, to see how far it is from itself; a recording is judged anew by that."""
         audit = state.audit if isinstance(state, Audited) else state.recorded.audit
@@ -239,6 +241,7 @@ class Capturing:
         # Out of the except clause, so that what eager raises does not carry our exception along.
         return self._instead(kind, audit, call, tier, failed)
 
+    @uninterrupted
     def prove(self, kind: CallKind, state: Warmed | Captured, call: StepCall, tier: Tier) -> Any:
         """Run the call both ways and compare; capture it first where it is not captured."""
         recorded, share = state.recorded, kind.calls / max(1, self._context.progress.calls)

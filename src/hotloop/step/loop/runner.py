@@ -11,6 +11,7 @@ from hotloop.measure import flatten
 from hotloop.step.audit.auditor import StepAuditor, gradients_of
 from hotloop.step.calls.shapes import Shapes
 from hotloop.step.context import DecoratedStep
+from hotloop.step.interrupts import uninterrupted
 from hotloop.step.loop.agreed import AgreedStep
 from hotloop.step.loop.call_kind import StepCall
 from hotloop.step.loop.capturing import Capturing
@@ -181,6 +182,7 @@ class StepRunner:
             self.context.reports.say_once(advice)
         return self._rescue.guarded(call.run, below)
 
+    @uninterrupted
     def compare(
         self,
         recorded: Recorded | None,

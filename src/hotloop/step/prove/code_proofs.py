@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hotloop.diagnose.no_effect import NoEffect
 from hotloop.measure import Limits
+from hotloop.step.interrupts import uninterrupted
 from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove import proof
 from hotloop.step.prove.outcomes import Outcome, over_steps
@@ -130,6 +131,7 @@ class CodeProofs:
         self._outcomes.pop(base, None)
         self._evidence.pop(base, None)
 
+    @uninterrupted
     def prove(self, call: Call, tier: Tier) -> Any:
         """Run the step compiled and eager, and compare losses, gradients and buffers; return the step's result.
 

@@ -22,6 +22,7 @@ from hotloop.measure.tree import names
 from hotloop.step.audit.rng_listener import draws_noted
 from hotloop.step.capture.optimizers import repeatable, rounded_scalars, step_again
 from hotloop.step.capture.recording import gradients_of
+from hotloop.step.interrupts import interruptible
 from hotloop.step.obstacle import CandidateFailedError
 from hotloop.step.prove.outcomes import Outcome, compare_kinds, judge_kinds
 from hotloop.step.state.memory import in_place
@@ -301,7 +302,7 @@ def plain_run(
     with captures_waited_for():
         handles = [optimizer.register_step_pre_hook(note) for optimizer in holdings.optimizers.values()]
         try:
-            return run(), gradients
+            return interruptible(run), gradients
         finally:
             for handle in handles:
                 handle.remove()

@@ -1,0 +1,173 @@
+"""An interrupt while state is exchanged, restored or written back waits until the state is whole, and goes on then.
+
+A signal is raised at the bytecodes of what does that, one a run, and its handler raises. The state has to be that from
+before the step or that from after it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import sys
+from unittest import mock
+
+import pytest
+import torch
+from step_programs import GRAPH
+from torch import nn
+
+import hotloop
+from hotloop.step.capture.recording import CapturedStep
+from hotloop.testing import captured_step_emulation
+
+EXCHANGING = (
+    *("interrupts", "rescue", "state/snapshot", "state/bindings", "state/memory", "state/random_state"),
+    *("state/trial_run", "state/undo", "prove/proof", "prove/wide_reference", "prove/rounding_evidence"),
+)
+STAGES = {
+    "rehearsal and proof of code": ("aot_eager", 2),
+    "warm-up": (GRAPH, 2),
+    "capture": (GRAPH, 3),
+    "proof": (GRAPH, 4),
+    "undo": (GRAPH, 8),
+}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.norm, self.out = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.out(nn.functional.dropout(torch.relu(self.norm(self.into(x)))))
+
+
+def state_of(model, optimizer):
+    """Return everything that a checkpoint holds, gradients, and what is the process's."""
+    parameters = list(model.parameters())
+    return {
+        **{name: value.clone() for name, value in model.state_dict().items()},
+        **{
+            f"state {index} {key}": value.clone()
+            for index, parameter in enumerate(parameters)
+            for key, value in optimizer.state[parameter].items()
+        },
+        **{f"gradient {index}": parameter.grad.clone() for index, parameter in enumerate(parameters)},
+        "random": torch.get_rng_state(),
+        "groups": [{key: one for key, one in group.items() if key != "params"} for group in optimizer.param_groups],
+        "ambient": (
+            torch.is_grad_enabled(),
+            torch.is_autocast_cache_enabled(),
+            gc.isenabled(),
+            len(optimizer._optimizer_step_pre_hooks),
+        ),
+        "handler": signal.getsignal(signal.SIGUSR1),
+    }
+
+
+def differs(ours, theirs):
+    """Name what differs between two states; empty where nothing does."""
+
+    def equal(one, other):
+        return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+    if ours.keys() != theirs.keys():
+        return str(ours.keys() ^ theirs.keys())
+    return next((name for name in ours if not equal(ours[name], theirs[name])), "")
+
+
+def _interrupt(*_):
+    raise KeyboardInterrupt
+
+
+class Interrupted:
+    """A run of a stage that is interrupted at one bytecode of what exchanges state; at none for 0."""
+
+    def __init__(self, stage, at):
+        self.bytecodes, self.inside, self.where, self._at = 0, False, None, at
+        asked, number = STAGES[stage]
+        torch.set_grad_enabled(True)
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=2**-6)
+        batches = [torch.randn(8, 4) for _ in range(number + 1)]
+        with captured_step_emulation():
+            self._run(stage, model, optimizer, batches, hotloop.Loop(model, optimizer, run=asked, sentinel=None))
+
+    def _run(self, stage, model, optimizer, batches, loop):
+        @loop.step
+        def train_step(x):
+            self.inside = True
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            self.inside = False
+            return loss.detach()
+
+        def fails(captured, leaves):
+            captured._parts_done = 0  # no optimizer has stepped
+            torch.rand(3)
+            model.norm.running_mean.add_(1)
+            model.into.weight.grad.add_(1)
+            raise RuntimeError("this replay has failed")
+
+        for batch in batches[:-1]:
+            train_step(batch)
+        self.before, self.raised = state_of(model, optimizer), False
+        with mock.patch.object(CapturedStep, "replay", fails) if stage == "undo" else contextlib.nullcontext():
+            sys.settrace(self._trace)
+            try:
+                train_step(batches[-1])
+            except KeyboardInterrupt:
+                self.raised = True
+            finally:
+                sys.settrace(None)
+        self.left = state_of(model, optimizer)
+        loop.close()
+
+    def _trace(self, frame, _event, _argument):
+        if not any(f"hotloop/step/{one}.py" in frame.f_code.co_filename for one in EXCHANGING):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._count
+
+    def _count(self, frame, event, _argument):
+        if event == "opcode":
+            self.bytecodes += 1
+            if self.bytecodes == self._at:
+                self.where = frame.f_code.co_filename, frame.f_code.co_name, frame.f_lineno, self.inside
+                signal.raise_signal(signal.SIGUSR1)
+        return self._count
+
+
+def torn(stage, numbers):
+    """Interrupt a stage at each of the bytecodes; return where that left a state that is neither nor, and how."""
+    own = signal.signal(signal.SIGUSR1, _interrupt)
+    try:
+        whole = Interrupted(stage, 0)
+        found = []
+        for at in numbers(whole.bytecodes):
+            run = Interrupted(stage, at)
+            assert run.raised, f"an interrupt was lost: {run.where}"
+            what = differs(run.before, run.left), differs(whole.left, run.left)
+            # In the user's own step, or before a failed one is begun to be undone, it leaves what it leaves in eager.
+            excused = run.where[3] or (stage == "undo" and run.where[1] == "run")
+            if all(what) and not excused:
+                found.append((run.where, what))
+    finally:
+        signal.signal(signal.SIGUSR1, own)
+    return found
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_interrupt_leaves_the_state_from_before_the_step_or_from_after_it(stage):
+    assert not torn(stage, lambda count: [(2 * part + 1) * count // 32 for part in range(16)])
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first", range(1, 5))
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_interrupt_at_any_bytecode_leaves_the_state_from_before_the_step_or_from_after_it(stage, first):
+    assert not torn(stage, lambda count: range(first, count, 41))
