@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any
 
 from hotloop._torch.graphs import is_own_file, is_user_file
 from hotloop._torch.ledger import CapabilityMissingError, private, private_or
+from hotloop._torch.settings import patched
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
 _PUT_OFF = "CompilePutOff"
+_NO_LIMIT = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +192,37 @@ def never_trace(function: Callable[..., Any]) -> None:
         private("torch._C._dynamo.eval_frame:set_code_exec_strategy")(function.__code__, strategy)
     except CapabilityMissingError:  # then it is traced, as anybody's is
         return
+
+
+def recompile_limit() -> int:
+    """Return how often torch compiles one code object."""
+    limit: int = private("torch._dynamo:config").recompile_limit
+    return limit
+
+
+@contextlib.contextmanager
+def unlimited(code: types.CodeType, *, again: bool) -> Iterator[None]:
+    """Compile a code object in the block even past torch's recompile limit.
+
+    Args:
+        code: the code object.
+        again: it has reached the limit, which is in force again after the block.
+    """
+    try:
+        action = private("torch._dynamo.types:FrameAction")
+        strategy = private("torch._dynamo.types:FrameExecStrategy")
+        put = private("torch._C._dynamo.eval_frame:set_code_exec_strategy")
+    except CapabilityMissingError:
+        yield
+        return
+    if again:
+        put(code, strategy(action.DEFAULT, action.DEFAULT))
+    try:
+        with patched("torch._dynamo:config", recompile_limit=_NO_LIMIT, accumulated_recompile_limit=_NO_LIMIT):
+            yield
+    finally:
+        if again:
+            put(code, strategy(action.RUN_ONLY, action.RUN_ONLY))
 
 
 set_tracer: Callable[[Any], Any] = private_or("torch._C._dynamo.eval_frame:set_eval_frame", lambda _: None)

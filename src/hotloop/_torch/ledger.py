@@ -95,6 +95,16 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "one such call leaves the component eager",
     ),
     (
+        "torch._C._autograd:_top_saved_tensors_default_hooks",
+        "gives the hooks of the checkpointed forward, or of its recomputation, that a call is in",
+        "a recompile limit that is reached between a checkpointed forward and its recomputation ends the run",
+    ),
+    (
+        "torch.utils.checkpoint:_checkpoint_hook torch.utils.checkpoint:_recomputation_hook",
+        "tells which checkpointed forward a call recomputes: the recomputation must run as that forward did",
+        "a recompile limit that is reached between a checkpointed forward and its recomputation ends the run",
+    ),
+    (
         "torch._dynamo.callback:callback_handler",
         "called when a compile starts and ends, in the thread that compiles",
         "no status while compiling; failures of tracing reach the user",

@@ -33,6 +33,8 @@ class Root:
     compiled: Callable[..., Any]
     full: bool = False
     """torch's recompile limit was reached, so that nothing new is compiled here."""
+    recomputed: int = 0
+    """How often it was compiled in the recomputation of a checkpointed forward."""
     failures: list[FrameEager] = dataclasses.field(default_factory=list)
     """What tracing gave up; the next component that shares the root reports it as well."""
     open: bool = False

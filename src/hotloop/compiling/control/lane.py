@@ -10,6 +10,7 @@ import torch
 from hotloop import events as ev
 from hotloop._torch import cudagraphs, dynamo
 from hotloop._torch.autograd import in_backward
+from hotloop._torch.checkpoint import region_probe
 from hotloop._torch.module import eager_call
 from hotloop.compiling.apply.roots import Roots, roots_for
 from hotloop.compiling.control.call import TargetCall
@@ -19,11 +20,16 @@ from hotloop.compiling.observe import Tally, active, collector, explain
 from hotloop.errors import CompiledRunError
 
 if TYPE_CHECKING:
+    from hotloop._torch.checkpoint import Region
     from hotloop.compiling.apply.regions import Cut
+    from hotloop.compiling.apply.roots import Root
     from hotloop.config import ComponentConfig
     from hotloop.presets import Preset
 
 _transform_in_force = dynamo.transform_probe()
+_region_in_force = region_probe()
+_EAGER, _UNKNOWN = object(), object()
+"""How a call in a checkpointed forward ran: eager; or, for a recomputation, not known. Else it is noted by its root."""
 _MOST_RESTS = 256
 _RETRIES_AFTER_USER_ERRORS = 3
 """How often code that was given up during the user's own exception is traced anew."""
@@ -81,17 +87,66 @@ class Lane:
         return roots
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the target as compiled code, count the call, and settle what happened."""
+        """Run the target as compiled code where it is compiled, and else eagerly."""
+        if (place := _region_in_force()) is not None:
+            return self._checkpointed(*place, target, args, kwargs)
         if self.eager or self._rests:
-            self._rests -= self._rests > 0
-            self.tally.calls += 1
-            self.tally.eager_calls += 1
-            return eager_call(target, *args, **kwargs)
+            return self._plain(target, args, kwargs)
         if _transform_in_force() is not None:
             return self._under_transform(target, args, kwargs)
+        return self._compiled(*self._root_of(target, args, kwargs), target, args, kwargs)
+
+    def _root_of(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Root, str]:
+        """Return the root for a call, and what of its size is new; see `Roots.of`."""
+        return (self._roots.get(id(target)) or self.roots(target)).of(args, kwargs)
+
+    def _plain(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the target eagerly, and count the call."""
+        self._rests -= self._rests > 0
+        self.tally.calls += 1
+        self.tally.eager_calls += 1
+        return eager_call(target, *args, **kwargs)
+
+    def _checkpointed(
+        self, region: Region, recomputation: Any, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a call in a region of ``torch.utils.checkpoint``: recomputed as it ran in the forward.
+
+        Compiled code saves other tensors than eager, and torch refuses the difference. In between, a recompile limit
+        may have been reached, or the lane left eager.
+        """
+        how = _UNKNOWN if recomputation is None else region.next(recomputation, self, _UNKNOWN)
+        if how is _EAGER or (how is _UNKNOWN and (self.eager or self._rests)):
+            how, result = _EAGER, self._plain(target, args, kwargs)
+        elif how is _UNKNOWN and _transform_in_force() is not None:
+            how, result = _EAGER, self._under_transform(target, args, kwargs)
+        elif how is _UNKNOWN:
+            executed, (root, differs) = self.tally.executed, self._root_of(target, args, kwargs)
+            if root.recomputed and root.recomputed >= dynamo.recompile_limit():
+                self._go_eager(explain.recomputed_limit(self.tally.component, type(target).__name__))
+                result = self._plain(target, args, kwargs)
+            else:
+                result = self._compiled(root, differs, target, args, kwargs)
+            how = _EAGER if self.tally.executed == executed else root
+        else:
+            return self._recomputed(how, target, args, kwargs)
+        if recomputation is None:
+            region.note(self, how)
+        return result
+
+    def _recomputed(self, root: Root, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a call on the root that its forward ran on, which is compiled anew even past torch's recompile limit."""
+        compiles = self.tally.compiles
+        try:
+            with dynamo.unlimited(root.function.__code__, again=root.full):
+                return self._compiled(root, "", target, args, kwargs)
+        finally:
+            root.recomputed += self.tally.compiles - compiles
+
+    def _compiled(self, root: Root, differs: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the target as compiled code, count the call, and settle what happened."""
         if not collector.listens():
             collector.install()
-        root, differs = (self._roots.get(id(target)) or self.roots(target)).of(args, kwargs)
         call = TargetCall(
             tally=self.tally, skips_rendezvous=self.skips_rendezvous, root=root, target=target, args=args, kwargs=kwargs
         )

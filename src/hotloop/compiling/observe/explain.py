@@ -149,6 +149,15 @@ def break_event(entry: Break, component: str | None) -> ev.GraphBreak:
     )
 
 
+def recomputed_limit(component: str, function: str) -> ev.RecompileLimit:
+    """Return the event of code that checkpointed forwards had compiled as often as torch's recompile limit allows."""
+    reason = (
+        f"{function} was compiled as often as torch's recompile limit allows, in recomputations of checkpointed "
+        "forwards (it changes with each call); it runs eager"
+    )
+    return ev.RecompileLimit(component=component, function=function, whole=True, file=None, line=None, reason=reason)
+
+
 def no_effect(problem: str, component: str | None, reason: str, **fields: Any) -> ev.NoEffect:
     """Return the event of a compile that takes no effect, with the catalogue's cure of the problem for its hint."""
     hint = NoEffect.problem(problem).change
