@@ -133,7 +133,8 @@ def describe(error: BaseException) -> str:
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
-    first = lines[0] if lines[0].endswith("..") else lines[0].removesuffix(".")
+    first, _, _ = lines[0].partition(". This could be because")  # torch's dispatcher goes on with a list of backends
+    first = first if first.endswith("..") else first.removesuffix(".")
     return f"{type(error).__name__}: {first}"
 
 

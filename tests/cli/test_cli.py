@@ -22,6 +22,15 @@ def test_both_modules_are_the_command(module):
     assert "hpo_fast" not in done.stdout  # `hpo --fast`, under the name of a setting
 
 
+@pytest.mark.parametrize(
+    ("command", "least"),
+    [("harness", "3 or more"), ("harness", "2 or more"), ("doctor", "4 or more"), ("verify", "1 or")],
+)
+def test_help_gives_the_least_of_a_number(command, least, capsys):
+    assert run(command, "--help") == 0
+    assert least in " ".join(capsys.readouterr().out.replace("│", "").split())
+
+
 def test_version(capsys):
     assert run("--version") == 0
     assert capsys.readouterr().out.startswith("hotloop ")

@@ -136,7 +136,7 @@ def test_a_value_read_in_a_package_is_not_the_users_to_return():
             event["reason"] += " (in masking_utils.py:369, an installed package)"
     (advice,) = diagnose(document)
     assert "return the tensor" not in advice.change
-    assert "the package's line" in advice.change
+    assert "the library's line" in advice.change
 
 
 def test_a_grad_scalers_read_is_spared_by_a_fused_optimizer():

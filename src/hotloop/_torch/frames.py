@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 _COMPILED = ("_functorch", "_inductor")
 _TRACING = ("_dynamo", "convert_frame.py")
 _CHECKPOINT = torch.utils.checkpoint.__file__
+_LIBRARIES = tuple(
+    os.path.join(os.path.dirname(torch.__file__), name, "")  # noqa: PTH118, PTH120 - compared as strings
+    for name in ("distributions", "nn", "optim", "amp")
+)
+"""Folders of torch whose Python reads values for reasons of its own: checks of arguments, mostly."""
 _CALL = torch.nn.Module.__call__.__code__.co_filename
 _CALLS = ("_call_impl", "_call_module")
 _SCALED_STEP = torch.amp.GradScaler.step.__code__
@@ -32,6 +37,8 @@ class Stack:
         tracing: whether it runs while dynamo traces, and is no work of the step.
         place: file and line of the innermost frame that is not torch's: of an installed package, or of the program.
         own: file and line of the innermost frame of the program itself; `place` where there is none.
+        reader: file and line of the innermost frame of the program, of a package, or of a library in torch
+            (distributions, nn, optim, amp); what torch has for every operation is passed over.
         modules: the modules that are being called, the outermost first.
         checkpointed: file and line of the call of ``torch.utils.checkpoint``, with the modules called inside it.
         scaling: whether it runs in the ``step`` of a GradScaler.
@@ -41,6 +48,7 @@ class Stack:
     tracing: bool
     place: tuple[str, int] | None
     own: tuple[str, int] | None
+    reader: tuple[str, int] | None
     modules: tuple[torch.nn.Module, ...]
     checkpointed: tuple[tuple[str, int], tuple[torch.nn.Module, ...]] | None = None
     scaling: bool = False
@@ -50,6 +58,7 @@ def stack_of(frame: FrameType | None) -> Stack:
     """Read the stack that ends in a frame."""
     place: tuple[str, int] | None = None
     own: tuple[str, int] | None = None
+    reader: tuple[str, int] | None = None
     modules: list[Any] = []
     inside: tuple[Any, ...] | None = None
     checkpointed = None
@@ -64,13 +73,23 @@ def stack_of(frame: FrameType | None) -> Stack:
             modules += [called] if isinstance(called, torch.nn.Module) else []
         elif kind == "checkpoint":
             inside = tuple(reversed(modules))
+        elif kind == "library":
+            reader = reader or (frame.f_code.co_filename, frame.f_lineno)
         elif kind in ("user", "own"):
             here = (frame.f_code.co_filename, frame.f_lineno)
+            reader = reader or here
             place, own = place or here, own or (here if kind == "own" else None)
             if inside is not None and checkpointed is None:
                 checkpointed = (here, inside)
         frame = frame.f_back
-    return Stack(compiled, tracing, place, own or place, tuple(reversed(modules)), checkpointed, scaling)
+    return Stack(compiled, tracing, place, own or place, reader, tuple(reversed(modules)), checkpointed, scaling)
+
+
+def shown(place: tuple[str, int]) -> str:
+    """Return a place as text; one in a library of torch's by its path in torch: ``torch/nn/utils/clip_grad.py:109``."""
+    file, line = place
+    home = os.path.dirname(os.path.dirname(torch.__file__))  # noqa: PTH120 - compared as strings
+    return f"{os.path.relpath(file, home) if file.startswith(_LIBRARIES) else file}:{line}"
 
 
 @functools.cache
@@ -85,9 +104,10 @@ def _kind(code: CodeType) -> str:
         return "checkpoint" if file == _CHECKPOINT else "scaling"
     if code.co_name in _CALLS and (file == _CALL or "hotloop" in file):
         return "call"
-    if is_own_file(file):
-        return "own"
-    return "user" if is_user_file(file) else ""
+    if file.startswith(_LIBRARIES):
+        return "library"
+    user = "user" if is_user_file(file) else ""
+    return "own" if is_own_file(file) else user
 
 
 @functools.cache

@@ -45,7 +45,9 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
     ] = None,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", metavar="N", help="Steps that each way to run is timed for.", show_default=str(STEPS)),
+        typer.Option(
+            "--steps", metavar="N", help="Steps that each way to run is timed for, 4 or more.", show_default=str(STEPS)
+        ),
     ] = None,
     total_steps: Annotated[
         int | None, typer.Option("--total-steps", metavar="N", help="Steps that the real run will have.")

@@ -18,8 +18,8 @@ def harness(  # noqa: PLR0913, PLR0917 - the options of the command
     inference: Annotated[
         str | None, typer.Option(help="The preset of the calls without gradients.", show_default="the same")
     ] = None,
-    rounds: Annotated[int, typer.Option(metavar="N", help="Training steps.")] = 6,
-    calls: Annotated[int, typer.Option(metavar="N", help="Calls without gradients after each.")] = 6,
+    rounds: Annotated[int, typer.Option(metavar="N", help="Training steps, 3 or more.")] = 6,
+    calls: Annotated[int, typer.Option(metavar="N", help="Calls without gradients after each, 2 or more.")] = 6,
     strict_lifetime: Annotated[
         bool, typer.Option("--strict-lifetime", help="Outputs that are held past a mark fail instead of being copied.")
     ] = False,

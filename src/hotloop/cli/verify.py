@@ -20,7 +20,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one a setting
         str, typer.Argument(metavar="FILE.py:FUNCTION", help="A function that returns a hotloop.Workload.")
     ],
     preset: Annotated[str, typer.Option("--preset", help="What to compile the program's models with.")] = "inductor",
-    steps: Annotated[int, typer.Option("--steps", help="Steps to compare.")] = 3,
+    steps: Annotated[int, typer.Option("--steps", help="Steps to compare, 1 or more.")] = 3,
     reference: Annotated[
         str, typer.Option("--reference", help="float64, float32 (for steps in fewer bits), eager, or auto.")
     ] = "auto",

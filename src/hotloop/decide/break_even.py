@@ -219,8 +219,9 @@ class _Boundary:
             if nearest is not None:
                 shared = known.horizon.shared if nearest.option.again_seconds is not None else ""
                 why = (
-                    f"{nearest.option.tier} would save {milliseconds(nearest.saving)} a step for "
-                    f"{seconds(nearest.cost)}, not enough within the {known.horizon}{shared}"
+                    f"{nearest.option.tier} would save {milliseconds(nearest.saving)} a step and takes "
+                    f"{seconds(nearest.cost)} to prepare and prove, which does not pay within the "
+                    f"{known.horizon}{shared}"
                 )
         # Often enough to see a tier that became slower, seldom enough to cost nothing: every quarter of the run so far,
         # at most every five seconds.

@@ -15,6 +15,27 @@ SCALED = (
 """What to change about a GradScaler's read."""
 
 
+_SWITCHES = {
+    "torch/distributions/": "the distribution checks its arguments: pass validate_args=False to it, or call "
+    "torch.distributions.Distribution.set_default_validate_args(False) once",
+    "torch/nn/modules/transformer.py": "torch compares the mask with a causal one: say what it is, by is_causal= of "
+    "nn.TransformerEncoder, tgt_is_causal= of nn.TransformerDecoder, src_is_causal= and tgt_is_causal= of "
+    "nn.Transformer",
+    "torch/nn/utils/clip_grad.py": "pass error_if_nonfinite=False",
+}
+"""Part of a path in a library, and the argument that spares the value that is read there."""
+LIBRARYS = (
+    "see at the library's line what the value is read for: an argument or setting may spare it, and compiled or "
+    "captured code often takes another path"
+)
+"""What to do about a value that a library reads, and that no line of the user's can return."""
+
+
+def spared_by(place: str) -> str:
+    """Return the argument that spares the value which a library reads at a place, or where to look for one."""
+    return next((words for part, words in _SWITCHES.items() if part in place.replace("\\", "/")), LIBRARYS)
+
+
 class HostSync(Rule):
     problems = (
         Problem(
@@ -55,9 +76,5 @@ class HostSync(Rule):
         if IN_A_SCALER in reason:
             return SCALED
         if "an installed package" in reason:
-            return (
-                "see at the package's line what the value is read for: an argument or setting may spare it, and "
-                "compiled or captured code often takes another path; hotloop.Loop says whether it keeps the step from "
-                "being captured"
-            )
+            return f"{spared_by(reason)}; hotloop.Loop says whether it keeps the step from being captured"
         return self.problem().change

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import linecache
 
+RUNS = "a proof runs the step twice, and a replay runs none of its Python"
+"""Why what a step does beside its tensors belongs outside of it; true in tiers with a graph and without."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Obstacle:

@@ -119,7 +119,7 @@ def test_a_tier_that_turns_out_slower_is_left_again():
 def test_a_short_run_stays_eager_and_says_why():
     ours = train("auto", 30, total=30)
     assert ours[2].status().tier == "eager"
-    assert re.search(r"eager stays .*not enough within the .* steps left", reasons(ours[2])[0])
+    assert re.search(r"eager stays .*does not pay within the .* steps left", reasons(ours[2])[0])
 
 
 def test_a_tier_that_becomes_slower_is_compared_again_and_left():

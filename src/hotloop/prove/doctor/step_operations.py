@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from hotloop import events as ev
 from hotloop._torch.autograd import in_backward
 from hotloop._torch.dispatch import host_read, name_of, observing, tensors_in
-from hotloop._torch.frames import stack_of
+from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER
 
@@ -167,8 +167,10 @@ class EagerObserver(StepObserver):
         stack = stack_of(inspect.currentframe())
         if stack.scaling and not self._stepping:
             reason += f" ({IN_A_SCALER})"
-        elif stack.place != stack.own and stack.place is not None:  # the user can change the program's own line only
-            reason += f" (in {Path(stack.place[0]).name}:{stack.place[1]}, an installed package)"
+        elif stack.reader != stack.own and stack.reader is not None:  # the user can change the program's own line only
+            inside = shown(stack.reader)
+            where = inside if inside.startswith("torch") else Path(inside).name
+            reason += f" (in {where}, an installed package)"
         self._reads.setdefault((stack.own, reason), []).append(seconds)
 
     def _timed_read(self, reason: str, real: Callable[..., Any]) -> Callable[..., Any]:

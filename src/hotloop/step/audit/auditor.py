@@ -54,6 +54,10 @@ _CARRIED = dataclasses.replace(
     "hidden.detach(); what else computes an argument belongs into the step. A proof runs the step twice, and would add "
     "to such gradients twice",
 )
+_STRIDED_ONLY = (
+    "where it is the same in each step, have the step read it from outside of its arguments; else pass its indices and "
+    "values, and make the sparse tensor of them in the step"
+)
 _COPY_IT = "work on a copy: batch = dict(batch), or read what it holds without taking it out"
 _SAID_OUTSIDE = "A replay runs no Python, so this is not said there: return what it says, and say it outside the step"
 _OVERWRITTEN = "the next replay would overwrite what it holds"
@@ -318,6 +322,10 @@ class StepAuditor:
             of = f"{attribute}, which is an attribute of" if attribute else "the dict or list that holds"
             reason = f"the step changes {of} its argument {self._step.argument(name)}"
             found.append(Obstacle(reason, RETURN_IT if attribute else _COPY_IT, not_repeatable=True))
+        for (name, _), one in before.items():
+            if isinstance(one, torch.Tensor) and one.layout != torch.strided:
+                reason = f"argument {self._step.argument(name)} has layout {one.layout}, which no recording copies"
+                found.append(Obstacle(reason, _STRIDED_ONLY))
         return found
 
     def _note_writes(self, seen: Survey) -> None:

@@ -13,15 +13,17 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from hotloop.step.obstacle import RUNS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WRITE_OUTSIDE = "return what has to be noted, and write it outside the step: a replay runs no Python"
+WRITE_OUTSIDE = f"return what has to be noted, and write it outside the step: {RUNS}"
 DRAW_FROM_TORCH = (
     "draw from torch's own stream, without generator=: a recording takes that one along, and a replay makes no other"
 )
-_DO_OUTSIDE = "do it outside the step: a replay runs no Python"
-_ASK_OUTSIDE = "read it outside the step, and hand the step what it needs as a tensor: a replay runs no Python"
+_DO_OUTSIDE = f"do it outside the step: {RUNS}"
+_ASK_OUTSIDE = f"read it outside the step, and hand the step what it needs as a tensor: {RUNS}"
 
 _WRITES = frozenset({"write", "writelines", "writerow", "writerows"})
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom, io.FileIO)

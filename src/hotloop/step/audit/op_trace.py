@@ -17,11 +17,11 @@ import torch
 
 from hotloop._torch.dispatch import draws_random, host_read, name_of, observing, tensors_in, user_place, written_by
 from hotloop._torch.fake import version_of
-from hotloop._torch.frames import stack_of
+from hotloop._torch.frames import shown, stack_of
 from hotloop._torch.graphs import is_own_file
 from hotloop._torch.hooks import first_after_step
 from hotloop._torch.thread_patch import replaced
-from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED
+from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
 from hotloop.step.audit.averaged_model import answered
 from hotloop.step.interrupts import interruptible
 from hotloop.step.obstacle import Obstacle
@@ -326,8 +326,10 @@ class OpTrace:
         if (stack := stack_of(inspect.currentframe())).scaling:
             # A trainer's line that calls the scaler tells its user nothing: the program's own is named.
             reason, hint, place = f"{reason} ({IN_A_SCALER}, as the optimizer is not fused)", SCALED, stack.own
-        elif place is not None and (own := own_place()) not in (None, place):  # the one that its user can move
-            reason, place = f"{reason} (in {place[0]}:{place[1]}, which it calls)", own
+        elif stack.reader is not None and (own := own_place()) not in (None, stack.reader):
+            # Nobody can move a library's line: its argument is named, and the line of the program that calls it.
+            reason, place = f"{reason} (in {(library := shown(stack.reader))}, which it calls)", own
+            hint = spared_by(library) if hint == _MOVE_IT_OUT else hint
         if place not in self._places:
             self._places.add(place)
             file, line = place or (None, None)

@@ -32,7 +32,7 @@ from hotloop.step.audit.impure_calls import (
     may_keep,
 )
 from hotloop.step.audit.op_trace import Listener, own_place, survey
-from hotloop.step.obstacle import Obstacle
+from hotloop.step.obstacle import RUNS, Obstacle
 from hotloop.step.state.random_state import FROM_PYTHON, PYTHON, drawn_by, is_pythons
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ _UNASKED = frozenset({"warnings", "linecache", "inspect", "traceback"})
 _SEEDS = frozenset({"manual_seed", "seed", "setstate"})
 _HEARD = CALLED | _SEEDS | FROM_PYTHON
 _SEED_BEFORE = (
-    "seed before the loop, once, and draw from torch's own stream: a replay runs no Python, and each step draws on "
-    "from where the last one ended"
+    f"seed before the loop, once, and draw from torch's own stream: {RUNS}, and each step draws on from where the last "
+    "one ended"
 )
 
 

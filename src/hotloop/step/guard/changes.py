@@ -14,7 +14,7 @@ from hotloop.measure import flatten
 from hotloop.step.guard.fingerprint import Same
 from hotloop.step.guard.python_state import Watch, differences, objects_in, unwatchable
 from hotloop.step.guard.recorder import Recorder
-from hotloop.step.obstacle import Obstacle
+from hotloop.step.obstacle import RUNS, Obstacle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ _PARAMETRIZE = (
     f"{_IN_PLACE}; in place of torch.nn.utils.weight_norm and spectral_norm take those of "
     "torch.nn.utils.parametrizations"
 )
-RETURN_IT = "return what has to be noted, and note it outside the step: a replay runs no Python"
+RETURN_IT = f"return what has to be noted, and note it outside the step: {RUNS}"
 _OUT_OF_REACH = "keep what raises there where the step does not reach it, and hand the step what it needs as a tensor"
 _KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
 UNHEARD = Obstacle(

@@ -1,0 +1,156 @@
+"""Remedies are followed: each program is declined as it is written, and captured once it does what the hint says."""
+
+import pytest
+import torch
+from step_programs import GRAPH, Both, engines
+from torch import nn
+from torch.distributions import Categorical, Normal
+
+import hotloop
+from hotloop.diagnose.host_sync import LIBRARYS
+from hotloop.errors import describe
+
+MASK = nn.Transformer.generate_square_subsequent_mask(4)
+RING = torch.eye(5).roll(1, 0).to_sparse().coalesce()
+
+
+@pytest.fixture
+def cpu():
+    with engines("cpu"):
+        yield Both("cpu")
+
+
+def drawn(followed):
+    # By default distributions check, until dynamo is loaded, which turns that off.
+    model, settings = nn.Linear(4, 3), {"validate_args": not followed}
+
+    def loss(x):
+        choice = Categorical(logits=model(x), **settings)
+        return -choice.log_prob(choice.sample()).mean() + Normal(model(x), 1.0, **settings).rsample().square().mean()
+
+    return model, loss, lambda: (torch.randn(5, 4),)
+
+
+def encoded(followed):
+    layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)
+    model, settings = (
+        nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
+        {"is_causal": True} if followed else {},
+    )
+    return model, lambda x: model(x, mask=MASK, **settings).square().mean(), lambda: (torch.randn(2, 4, 8),)
+
+
+def translated(followed):
+    model = nn.Transformer(8, 2, 1, 1, 16, 0.0, batch_first=True)
+    settings = {"tgt_is_causal": True} if followed else {}
+    return model, lambda x: model(x, x, tgt_mask=MASK, **settings).square().mean(), lambda: (torch.randn(2, 4, 8),)
+
+
+def clipped(followed):
+    model = nn.Linear(4, 3)
+
+    def loss(x):
+        value = model(x).square().mean()
+        (slope,) = torch.autograd.grad(value, [model.weight], create_graph=True)
+        model.weight.grad = slope.detach().clone()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=not followed)
+        return value
+
+    return model, loss, lambda: (torch.randn(5, 4),)
+
+
+def sparse(followed):
+    model = nn.Linear(4, 3)
+    if followed:
+        return model, lambda x: torch.sparse.mm(RING, model(x)).square().mean(), lambda: (torch.randn(5, 4),)
+    return model, lambda x, ring: torch.sparse.mm(ring, model(x)).square().mean(), lambda: (torch.randn(5, 4), RING)
+
+
+def sparse_made_in_the_step(followed):
+    model = nn.Linear(4, 3)
+    if not followed:
+        return sparse(followed=False)
+
+    def loss(x, indices, values):
+        ring = torch.sparse_coo_tensor(indices, values, (5, 5), is_coalesced=True)
+        return torch.sparse.mm(ring, model(x)).square().mean()
+
+    return model, loss, lambda: (torch.randn(5, 4), RING.indices(), RING.values())
+
+
+REMEDIES = {
+    drawn: ("in torch/distributions/distribution.py:", "validate_args=False"),
+    encoded: ("in torch/nn/modules/transformer.py:", "is_causal="),
+    translated: ("in torch/nn/modules/transformer.py:", "tgt_is_causal="),
+    clipped: ("in torch/nn/utils/clip_grad.py:", "error_if_nonfinite=False"),
+    sparse: ("argument args[1] has layout torch.sparse_coo", "read it from outside"),
+    sparse_made_in_the_step: ("argument args[1] has layout torch.sparse_coo", "pass its indices and values"),
+}
+
+
+def training(program, *, followed):
+    def run(both):
+        torch.manual_seed(0)
+        model, loss_of, batch = program(followed=followed)
+        optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
+
+        @both.loop(model, optimizer).step
+        def train_step(*args):
+            loss = loss_of(*args)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for _ in range(10):
+            both.note(train_step(*batch()))
+        return {"model": model}
+
+    return run
+
+
+@pytest.mark.parametrize("program", REMEDIES, ids=lambda program: program.__name__)
+def test_a_library_that_reads_is_named_with_its_switch_and_the_switch_does_it(cpu, program):
+    reason, hint = REMEDIES[program]
+    told = cpu.declines(training(program, followed=False), reason=reason, hint=hint)
+    assert told.file in (__file__, None)
+    run = cpu.alike(training(program, followed=True), exact=True)
+    assert not run.declined, run.declined
+    assert run.status().tier == GRAPH
+
+
+def test_a_library_without_a_known_switch_says_where_to_look(cpu):
+    def packed(followed):
+        model = nn.LSTM(4, 4, batch_first=True)
+
+        def loss(x, lengths):
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+            return model(packed)[1][0].square().mean()
+
+        return model, loss, lambda: (torch.randn(2, 3, 4), torch.tensor([3, 2]))
+
+    cpu.declines(training(packed, followed=False), reason="in torch/nn/modules/rnn.py:", hint=LIBRARYS)
+
+
+def test_what_counts_in_a_compiled_tier_is_told_that_a_proof_runs_twice():
+    """Nothing is replayed there, so that a replay explains nothing."""
+    model, counts = nn.Linear(4, 3), {"steps": 0}
+    with hotloop.Loop(model, run="aot_eager") as loop:
+
+        @loop.step
+        def train_step(x):
+            counts["steps"] += 1
+            loss = model(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        for _ in range(4):
+            train_step(torch.randn(2, 4))
+        assert "a proof runs the step twice" in str(loop.status().to_dict())
+
+
+def test_the_dispatchers_list_of_backends_is_left_out():
+    with pytest.raises(NotImplementedError) as raised:
+        torch.as_strided(torch.eye(2).to_sparse(), (2,), (1,))
+    assert "\n" not in describe(raised.value)
+    assert describe(raised.value).endswith("from the 'SparseCPU' backend")
