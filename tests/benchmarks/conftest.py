@@ -1,6 +1,8 @@
-"""The suite is run from the root of the repository, which is where its package is found."""
+"""The suite is run from the root of the repository, where its package is found; scripts import their neighbours."""
 
 import pathlib
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+sys.path.append(str(ROOT / "benchmarks"))

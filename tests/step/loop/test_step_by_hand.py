@@ -64,6 +64,8 @@ def test_a_loop_needs_no_optimizer(both, given):
     run = both.alike(by_hand(given), exact=True)
     assert not run.declined, run.declined
     assert run.status().tier == GRAPH
+    why = {tier.name: tier.why for tier in run.status().tiers}
+    assert why["eager"].startswith(f"beside {GRAPH}: first calls of their kind"), "steps that ran eager have no reason"
 
 
 @pytest.mark.parametrize("tracked", [False, True])

@@ -217,6 +217,9 @@ class Account:
         undecided = loop.policy.undecided if name == self._base else ""
         timed = account.timed
         beside = f"ran {timed} times beside another, to compare the two" if timed and not account.steps else ""
+        asked = loop.policy.start.name
+        if account.steps and name == self._base != asked == running and not loop.policy.chooses:
+            beside = f"beside {asked}: first calls of their kind, and those that have no code or recording of their own"
         why = declined or "; ".join(filter(None, (lacks, instead, given, undecided))) or beside
         return TierStatus(name=name, state=state, steps=account.steps, step_seconds=account.seconds, why=why)
 
