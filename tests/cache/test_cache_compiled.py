@@ -1,5 +1,6 @@
 """The store of compiled code: what one process kept, the next one finds; whatever else is there is a miss."""
 
+import getpass
 import json
 import os
 import random
@@ -317,6 +318,21 @@ def test_with_no_folder_nothing_is_shared_or_changed(home, monkeypatch):
     with shared_compiles() as shared:
         assert shared is None
         assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+@pytest.mark.parametrize("spoiled", [lambda place: place.chmod(0o777), None])
+def test_headers_that_another_user_may_write_are_not_compiled_in(home, monkeypatch, tmp_path, caplog, spoiled):
+    from torch._inductor import config
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    place = Path(tmp_path, f"torchinductor_{getpass.getuser()}")
+    if spoiled:
+        place.mkdir()
+        spoiled(place)
+    with shared_compiles():
+        assert config.cpp_cache_precompile_headers is not bool(spoiled)
+    assert config.cpp_cache_precompile_headers
+    assert ("precompiled headers are not used" in caplog.text) is bool(spoiled)
 
 
 def test_a_store_that_cannot_be_written_ends_no_run_and_is_said_once(home, caplog):

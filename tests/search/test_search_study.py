@@ -538,3 +538,13 @@ def test_a_sampler_goes_on_with_what_the_one_before_found_out(compose, work, ope
         assert spaces[0]
         assert known[place] is getattr(kept, place)
     assert known[place]._cached_trial_number == 8  # not from the first trial on again
+
+
+def test_a_storage_that_was_emptied_is_told_before_its_trials_are_run_again(tmp_path, compose):
+    (tmp_path / "study" / "trials" / "0000").mkdir(parents=True)
+    (tmp_path / "study" / "study.db").touch()
+    said = []
+    Study(compose(), tmp_path / "study", said.append)
+    assert len(said) == 1
+    assert "study.db holds no trial, though" in said[0]
+    assert said[0].endswith("all of them are run again")

@@ -1,5 +1,6 @@
 """Runs that are stopped from outside, in processes of their own: what is left must be readable, and go on."""
 
+import random
 import signal
 import time
 
@@ -73,3 +74,28 @@ def test_a_killed_run_leaves_a_readable_record_and_goes_on(tmp_path, running):
     again = start.prepare([f"run.resume={tmp_path / 'run'}", f"training.max_steps={kept + 2}"])
     assert recipes.load("criteria").train(again).step == kept + 2
     assert record.load(tmp_path / "run")["status"] == "finished"
+
+
+def test_sigterm_at_any_moment_leaves_a_run_that_goes_on_to_the_same_result(tmp_path, runs):
+    settings = overrides(tmp_path, training__num_epochs=15, training__early_stopping_patience="null")
+    whole = [*settings[:-1], f"run.folder={tmp_path / 'whole'}"]
+    began = time.monotonic()
+    assert runs.start("train", *whole, errors=True).wait(300) == 0
+    takes, moments = time.monotonic() - began, random.Random(0)
+    command, folder = ["train", *settings], tmp_path / "run"
+    for _ in range(6):
+        process = runs.start(*command, errors=True)
+        time.sleep(moments.uniform(0, takes / 3))
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=300)
+        # Before a run has begun, SIGTERM ends the process as it ends any other.
+        assert process.returncode in {0, 130, -signal.SIGTERM}, out
+        assert "Traceback" not in out, out
+        process.end()
+        if (folder / "settings.yaml").exists():
+            command = ["train", f"run.resume={folder}"]
+    assert runs.start(*command, errors=True).wait(300) == 0
+    ours, theirs = (record.load(one) for one in (folder, tmp_path / "whole"))
+    assert [step["step"] for step in ours["steps"]] == [step["step"] for step in theirs["steps"]]
+    assert [step["loss"] for step in ours["steps"]] == [step["loss"] for step in theirs["steps"]]
+    assert [one["f1"] for one in ours["metrics"]] == [one["f1"] for one in theirs["metrics"]]

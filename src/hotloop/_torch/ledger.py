@@ -198,6 +198,11 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "the process that meets such a header runs eagerly; the next one finds it removed",
     ),
     (
+        "torch._inductor.runtime.cache_dir_utils:default_cache_dir",
+        "where torch keeps precompiled headers for every process: another user may have made that folder first",
+        "headers are trusted whoever wrote them, as plain torch.compile does",
+    ),
+    (
         "torch._inductor:config",
         "a user's own changes to it, which a child that fills the compile cache must have as well; whether it caches",
         "no compile in the background",

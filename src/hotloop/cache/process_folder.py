@@ -17,6 +17,8 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from hotloop._torch.ledger import CapabilityMissingError, private
+from hotloop._torch.settings import patched
 from hotloop.cache import files
 from hotloop.cache.compiled import CHILDREN, CompiledStore, Manifest
 from hotloop.cache.keys import fingerprint, fits
@@ -200,7 +202,7 @@ def _lock(path: Path) -> int | None:
 
 def _remove_abandoned() -> None:
     """Remove the folders that killed processes of this user left."""
-    not_locked_yet = 60.0  # seconds in which a process may have made its folder, and not locked its file
+    not_locked_yet = 5.0  # seconds in which a process may have made its folder, and not locked its file
     for place in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             files.check_folder(place)
@@ -216,6 +218,23 @@ def _remove(place: Path, lock: int | None, owner: int) -> None:
     remove_tree(place)
     if lock is not None:
         os.close(lock)
+
+
+@contextlib.contextmanager
+def _no_headers_of_others() -> Iterator[None]:
+    """Compile without precompiled headers where another user may write them.
+
+    Torch keeps them in its default folder, whatever folder is chosen for all else, and includes what it finds there.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            files.make_folder(Path(private("torch._inductor.runtime.cache_dir_utils:default_cache_dir")()))
+        except OSError as error:
+            _log.warning("torch's precompiled headers are not used: %s. The run goes on.", error)
+            stack.enter_context(patched("torch._inductor:config", cpp_cache_precompile_headers=False))
+        except CapabilityMissingError:
+            pass  # a torch that keeps them elsewhere
+        yield
 
 
 @contextlib.contextmanager
@@ -242,7 +261,7 @@ def shared_compiles(*models: torch.nn.Module) -> Iterator[ProcessFolder | None]:
         yield None
         return
     try:
-        with folder.serving(*models):
+        with folder.serving(*models), _no_headers_of_others():
             os.environ[VARIABLE] = str(folder.place)
             yield folder
     finally:

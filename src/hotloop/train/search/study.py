@@ -88,6 +88,8 @@ class Study:
             self.study = self.storage.study(study_name(settings), settings.hpo.towards)
             self._check_settings()
             self.since = len(self.trials()) if since is None else since
+            if since is None and not self.since and (folder / "trials").is_dir():
+                say(f"{self.storage.shown} holds no trial, though {folder / 'trials'} does: all of them are run again")
         except self.storage.errors as error:
             raise self.storage.gone(error) from error
         self.study.pruner = samplers.pruner(settings, reports(settings))
