@@ -42,4 +42,4 @@ def test_many_cheap_trials_of_a_program_begin_with_the_known_values(tmp_path):
     assert said.exit_code == 0, said.output
     trials = json.loads((folder / "study.json").read_text())["trials"]
     assert trials[0]["values"] == {"program.lr": 3e-3, "program.width": 64, "program.dropout": 0.1}
-    assert [len(one["reports"]) for one in trials] == [3, 3]
+    assert (len(trials), len(trials[0]["reports"])) == (2, 3)
