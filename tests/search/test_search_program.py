@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hotloop.cli import app
-from hotloop.errors import ConfigError
+from hotloop.errors import ConfigError, SearchStoppedError
 from hotloop.report import study as report
 from hotloop.train import configure, start
 from hotloop.train.search import before, document, nested, space, trial
@@ -236,3 +236,50 @@ def test_what_is_written_on_the_command_line_is_not_searched():
     assert "training.batch_size" in names
     both = configure.load_search(["training.learning_rate=1e-4", "hpo.space.training.learning_rate.log=[1e-5,1e-3]"])
     assert "training.learning_rate" in [one.name for one in space.parse(both).searched]
+
+
+def test_several_metrics_have_a_front_of_trials(own, tmp_path):
+    grid = ["hpo.space.program.lr.choices=[0.1]", "hpo.space.program.width.choices=[8,16,32,64]", "hpo.also=[min:size]"]
+    settings = own("plain", *grid, sampler="grid")
+    nested(settings, tmp_path / "study", 9)
+    found = document.read(tmp_path / "study")
+    assert found["front"] == [0, 1, 2]
+    assert found["best"] == 2
+    assert [one["also"] for one in found["trials"]] == [[8.0], [16.0], [32.0], [64.0]]
+    facts = report.build(found).facts
+    assert "and min:size; no other trial beats these in all of them:" in facts
+    assert "trial 0: score -0.24, size 8" in facts
+    arguments = ["hpo", "best", str(tmp_path / "study"), "--json"]
+    document.write_settings(prepared(settings), tmp_path / "study")
+    chosen = CliRunner().invoke(app, [*arguments, "--trial", "0"])
+    assert json.loads(chosen.stdout)["settings"]["program"]["width"] == 8
+    assert configure.load(config=tmp_path / "study" / "best.yaml").program["width"] == 8
+    with pytest.raises(ConfigError, match="--trial 7: no complete trial of study"):
+        document.best_values(found, 7)
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe", "gp", "qmc"])
+def test_every_sampler_but_one_weighs_several_metrics(own, tmp_path, sampler):
+    settings = own("make", "hpo.also=[min:size]", "hpo.pruner=median", "hpo.startup_trials=2", sampler=sampler)
+    assert prepared(settings).hpo.pruner == "none"
+    nested(settings, tmp_path / "study", 4)
+    assert len(trials(tmp_path / "study")) == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["hpo.also=[size]"], "hpo.also='size': expected max:<metric> or min:<metric>"),
+        (["hpo.also=[min:score]"], "and not hpo.metric again"),
+        (["hpo.also=[min:size]", "hpo.sampler=cmaes"], "hpo.also with hpo.sampler=cmaes: it weighs one metric"),
+    ],
+)
+def test_metrics_that_cannot_be_weighed_are_told(own, overrides, said):
+    with pytest.raises(ConfigError) as caught:
+        own("make", *overrides)
+    assert said in str(caught.value)
+
+
+def test_a_further_metric_that_the_program_lacks_ends_the_search(own, tmp_path):
+    with pytest.raises(SearchStoppedError, match=r"hpo\.also=speed: a validation of recipe .* gives score, size"):
+        nested(own("make", "hpo.also=[max:speed]"), tmp_path / "study", 2)

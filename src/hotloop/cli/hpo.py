@@ -25,6 +25,9 @@ Arguments = Annotated[
 Trials = Annotated[int | None, typer.Option("--n-trials", metavar="N", help="Trials in all: hpo.n_trials.")]
 Workers = Annotated[int | None, typer.Option("--workers", metavar="N", help="Processes that run them: hpo.workers.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the outcome as JSON.")]
+Trial = Annotated[
+    int | None, typer.Option("--trial", metavar="N", help="With best: the settings of that trial, not of the best one.")
+]
 
 
 def hpo(  # noqa: PLR0913, PLR0917 - options of the command line
@@ -34,6 +37,7 @@ def hpo(  # noqa: PLR0913, PLR0917 - options of the command line
     fast: Annotated[bool, typer.Option("--fast", help="A cheap first pass: the settings of hpo=fast.")] = False,
     config: Config = None,
     as_json: AsJson = False,
+    trial: Trial = None,
 ) -> None:
     """Search for the settings that train best, or go on with a search: docs/search.md.
 
@@ -43,7 +47,7 @@ def hpo(  # noqa: PLR0913, PLR0917 - options of the command line
     named = {"hpo": "fast" if fast else None, "hpo.n_trials": n_trials, "hpo.workers": workers}
     options = [f"{name}={value}" for name, value in named.items() if value is not None]
     if arguments and arguments[0] == "best":
-        _best(_folder(arguments[1:], options, config), as_json=as_json)
+        _best(_folder(arguments[1:], options, config), trial, as_json=as_json)
     else:
         _search([*(arguments or []), *options], config, as_json=as_json)
 
@@ -94,7 +98,8 @@ def _announce(settings: Settings) -> None:
     hpo, searched = settings.hpo, space.parse(settings)
     names = ", ".join(setting.name for setting in searched.searched)
     typer.echo(f"Search {hpo.folder}: {hpo.n_trials} trials by {hpo.sampler}, pruner {hpo.pruner}", err=True)
-    typer.echo(f"Objective: {hpo.towards} {hpo.metric}. Searched: {names}", err=True)
+    objective = ", ".join(f"{towards} {metric}" for metric, towards in hpo.objectives.items())
+    typer.echo(f"Objective: {objective}. Searched: {names}", err=True)
     changed = [space.override(name, value) for name, value in space.trial_changes(settings).items()]
     if changed:
         typer.echo(f"In trials alone: {' '.join(changed)}", err=True)
@@ -113,6 +118,11 @@ def _summarize(status: str, folder: Path, document: dict[str, object]) -> None:
     typer.echo(f"Search {status}: {counts or 'no trial'}")
     if document.get("best") is not None:
         typer.echo(f"Best: trial {document['best']}. Its settings: hotloop train --config {folder / BEST}")
+    if front := document.get("front"):
+        names = ", ".join(str(number) for number in front) if isinstance(front, list) else ""
+        typer.echo(
+            f"Best by one metric or another: trials {names}. Settings of one: hotloop hpo best {folder} --trial N"
+        )
     if status != "finished" or document.get("left"):
         typer.echo(f"{document.get('left')} trials are left: the same command goes on")
     typer.echo(f"Report: hotloop report {folder}")
@@ -137,16 +147,17 @@ def _folder(arguments: list[str], options: list[str], config: Path | None) -> Pa
     return Path(places[0])
 
 
-def _best(folder: Path, *, as_json: bool) -> None:
-    """Print the best settings of a study, and write them into its folder."""
+def _best(folder: Path, number: int | None, *, as_json: bool) -> None:
+    """Print the best settings of a study, or those of a trial of it, and write them into its folder."""
     from hotloop.train import configure  # noqa: PLC0415 - loads the optional packages
     from hotloop.train.search import document  # noqa: PLC0415
 
     found, note = document.refresh(folder)
-    settings, path = document.write_best(folder, found)
+    settings, path = document.write_best(folder, found, number)
+    number = found["best"] if number is None else number
     if note:
         typer.echo(note, err=True)
-    best = next(trial for trial in found["trials"] if (trial["number"], trial["state"]) == (found["best"], "complete"))
+    best = next(trial for trial in found["trials"] if (trial["number"], trial["state"]) == (number, "complete"))
     typer.echo(f"Trial {best['number']}: {found['metric']} {best['value']:.4f}. Written: {path}", err=True)
     typer.echo(f"Train with: hotloop train --config {path}", err=True)
     if as_json:

@@ -194,6 +194,7 @@ class _Search:
         """Yield how the search chooses trials and where it is kept."""
         document = self.document
         yield f"{line(document.get('direction'), 20)} {self.metric}"
+        yield from self.front()
         yield f"sampler {line(document.get('sampler'), 40)}, pruner {line(document.get('pruner'), 40)}"
         yield f"kept in {line(document.get('storage'), 200)}"
         changed = document.get("trial_settings")
@@ -202,6 +203,22 @@ class _Search:
             yield "in trials alone: " + ", ".join(f"{line(key, 80)}={value}" for key, value in values.items())
         if written := moment(document.get("written")):
             yield f"as of {written}"
+
+    def front(self) -> Iterator[str]:
+        """Yield the trials that no other trial beats in every metric, where there are several metrics."""
+        numbers, also = (self.document.get(name) for name in ("front", "also"))
+        if not isinstance(numbers, list) or not isinstance(also, list) or not also:
+            return
+        yield f"and {', '.join(line(metric, 60) for metric in also)}; no other trial beats these in all of them:"
+        for attempt in self.complete:
+            further = attempt.get("also")
+            if attempt.get("number") in numbers and isinstance(further, list):
+                values = [attempt["value"], *further]
+                names = [self.metric, *(line(metric, 60).partition(":")[2] for metric in also)]
+                shown = ", ".join(
+                    f"{name} {figure(number(value) or 0.0)}" for name, value in zip(names, values, strict=False)
+                )
+                yield f"trial {attempt['number']}: {shown}"
 
     def importances(self) -> tuple[tuple[str, float], ...]:
         """Return the share of the variance that each setting explains, the largest first."""

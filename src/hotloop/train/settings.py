@@ -295,6 +295,7 @@ class HpoSettings:
     timeout_seconds: float | None = _range(0, open_low=True)
     metric: str
     direction: Literal["maximize", "minimize"] | None
+    also: tuple[str, ...] = ()
     sampler: Literal["tpe", "gp", "cmaes", "qmc", "random", "grid"]
     pruner: Literal["hyperband", "successive_halving", "median", "none"]
     startup_trials: int = _range(1)
@@ -311,6 +312,24 @@ class HpoSettings:
         """What is done with the metric: as ``direction`` says, or as its name does."""
         low = any(word in self.metric.lower() for word in LOW_IS_GOOD)
         return self.direction or ("minimize" if low else "maximize")
+
+    @property
+    def objectives(self) -> dict[str, str]:
+        """What is done with each metric: with ``metric`` first, and with those of ``also``."""
+        words = {"max": "maximize", "min": "minimize"}
+        further = (one.partition(":") for one in self.also)
+        return {self.metric: self.towards, **{metric: words[wanted] for wanted, _, metric in further}}
+
+    def __post_init__(self) -> None:
+        """Refuse further metrics that cannot be read, or that the sampler cannot weigh."""
+        for one in self.also:
+            wanted, _, metric = one.partition(":")
+            if wanted not in ("max", "min") or not metric or metric == self.metric:
+                raise ConfigError(f"hpo.also={one!r}: expected max:<metric> or min:<metric>, and not hpo.metric again")
+        if self.also and self.sampler == "cmaes":
+            raise ConfigError(
+                "hpo.also with hpo.sampler=cmaes: it weighs one metric; take tpe, gp, random, qmc or grid"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,8 @@ def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
         "written": time.time(),
         "metric": settings.hpo.metric,
         "direction": settings.hpo.towards,
+        "also": list(settings.hpo.also),
+        "front": study.front() if settings.hpo.also else [],
         "sampler": settings.hpo.sampler,
         "pruner": settings.hpo.pruner,
         "n_trials": settings.hpo.n_trials,
@@ -156,28 +158,32 @@ def refresh(folder: Path) -> tuple[dict[str, Any], str]:
         study.storage.close()
 
 
-def best_values(found: dict[str, Any]) -> dict[str, Any]:
-    """Give the values of the best trial.
+def best_values(found: dict[str, Any], number: int | None = None) -> dict[str, Any]:
+    """Return the values of the best trial, or of the trial of a number.
 
     Raises:
         SearchStoppedError: no trial is complete.
+        ConfigError: the trial is not complete, or there is none of this number.
     """
     if found["best"] is None:
         raise SearchStoppedError(
             f"study {found['name']} has no complete trial yet: {len(found['trials'])} were begun; see hotloop report"
         )
-    best = next(one for one in found["trials"] if one["number"] == found["best"] and one["state"] == "complete")
+    complete = {one["number"]: one for one in found["trials"] if one["state"] == "complete"}
+    best = complete.get(found["best"] if number is None else number)
+    if best is None:
+        raise ConfigError(f"--trial {number}: no complete trial of study {found['name']} has this number")
     values: dict[str, Any] = best["values"]
     return values
 
 
-def write_best(folder: Path, found: dict[str, Any]) -> tuple[Settings, Path]:
-    """Write the settings that train as the best trial did, in full, and give them with their file.
+def write_best(folder: Path, found: dict[str, Any], number: int | None = None) -> tuple[Settings, Path]:
+    """Write the settings that train as the best trial did, or the trial of a number, and return them with their file.
 
     Raises:
         SearchStoppedError: no trial is complete.
     """
-    settings = best_settings(configure.load(config=folder / SETTINGS), best_values(found))
+    settings = best_settings(configure.load(config=folder / SETTINGS), best_values(found, number))
     _replace(folder / BEST, configure.to_yaml(settings))
     return settings, folder / BEST
 
@@ -189,7 +195,8 @@ def _attempt(one: optuna.trial.FrozenTrial) -> dict[str, Any]:
         "number": one.user_attrs[NUMBER],
         "attempt": one.user_attrs.get(ATTEMPT, 1),
         "state": one.state.name.lower() if running else how_ended(one),
-        "value": _finite(one.value),
+        "value": _finite(one.values[0] if one.values else None),
+        "also": list(map(_finite, (one.values or [])[1:])),
         "cause": one.user_attrs.get(CAUSE, ""),
         "values": dict(one.params),
         "reports": [[step, _finite(value)] for step, value in sorted(one.intermediate_values.items())],
@@ -203,11 +210,13 @@ def _importances(study: Study) -> dict[str, float]:
     """Estimate each setting's share of the variance of the objective; empty where there is too little to tell."""
     importance: Any = require("optuna", "hotloop hpo", "search").importance
     complete = [one for one in study.trials() if one.state.name == "COMPLETE"]
-    if len(complete) < _ENOUGH or len({one.value for one in complete}) == 1:
+    if len(complete) < _ENOUGH or len({one.values[0] for one in complete}) == 1:
         return {}
     try:
         found = importance.get_param_importances(
-            study.study, evaluator=importance.FanovaImportanceEvaluator(seed=0, n_trees=32)
+            study.study,
+            evaluator=importance.FanovaImportanceEvaluator(seed=0, n_trees=32),
+            target=lambda one: one.values[0],
         )
     except (RuntimeError, ValueError):  # a space in which no two trials share a setting has none
         return {}

@@ -25,7 +25,8 @@ def prepared(settings: Settings) -> Settings:
     """Return the settings of a search as its study keeps them; those that are prepared already as they are.
 
     A program's own settings are filled in, and so is the space that its annotations declare (``hotloop.Search``), where
-    ``hpo.space`` does not name the setting. A grid has no more trials than combinations.
+    ``hpo.space`` does not name the setting. A grid has no more trials than combinations. With several
+    metrics nothing is pruned.
 
     Raises:
         ConfigError: listing what cannot be used in ``hpo.space``, ``hpo.trial`` or ``hpo.enqueue``.
@@ -34,6 +35,8 @@ def prepared(settings: Settings) -> Settings:
         from hotloop.train import program  # noqa: PLC0415 - a program brings torch, and a recipe of ours does not
 
         settings = _with_program(settings, program.known(settings.recipe.name))
+    if settings.hpo.also:  # no trial is cut short for one metric that may be the best by another
+        settings = dataclasses.replace(settings, hpo=dataclasses.replace(settings.hpo, pruner="none"))
     searched = space.parse(settings)
     if wrong := list(_enqueued(settings, searched.searched)):
         raise ConfigError("\n".join(wrong))

@@ -55,11 +55,11 @@ class Storage:
         self._heartbeat = heartbeat_seconds
         self.optuna = self._opened()
 
-    def study(self, name: str, direction: str) -> optuna.Study:
+    def study(self, name: str, directions: list[str]) -> optuna.Study:
         """Give the study of a name, which is made where it is not there yet."""
         with self.turn():
             study: optuna.Study = self._optuna.create_study(
-                study_name=name, storage=self.optuna, direction=direction, load_if_exists=True
+                study_name=name, storage=self.optuna, directions=directions, load_if_exists=True
             )
         return study
 

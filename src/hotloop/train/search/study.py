@@ -44,11 +44,15 @@ _DIED = "its worker died"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended: ``complete``, ``pruned``, ``failed`` or ``interrupted``; ``cause`` where not complete."""
+    """How an attempt ended: ``complete``, ``pruned``, ``failed`` or ``interrupted``; ``cause`` where not complete.
+
+    ``value`` is of ``hpo.metric``, ``also`` of the metrics of ``hpo.also``.
+    """
 
     state: str
     value: float | None = None
     cause: str = ""
+    also: Sequence[float] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Study:
         self._known: dict[str, Any] = {}
         """What samplers find out about all trials so far, handed on from one to the next."""
         try:
-            self.study = self.storage.study(study_name(settings), settings.hpo.towards)
+            self.study = self.storage.study(study_name(settings), list(settings.hpo.objectives.values()))
             self._check_settings()
             self.since = len(self.trials()) if since is None else since
             if since is None and not self.since and (folder / "trials").is_dir():
@@ -128,10 +132,14 @@ class Study:
         done = [
             one
             for one in (self.trials() if attempts is None else attempts)
-            if one.state == self._states.COMPLETE and one.value is not None
+            if one.state == self._states.COMPLETE and one.values
         ]
         choose = max if self.settings.hpo.towards == "maximize" else min
-        return choose(done, key=lambda one: one.value or 0.0) if done else None
+        return choose(done, key=lambda one: one.values[0]) if done else None
+
+    def front(self) -> list[int]:
+        """Return the numbers of the trials that no other trial beats in every metric."""
+        return sorted({one.user_attrs[NUMBER] for one in self.study.best_trials})
 
     def folders_over(self) -> list[Path]:
         """Give the folders of all attempts that are over in the storage."""
@@ -234,7 +242,8 @@ class Study:
         for key, value in attributes.items():
             self.storage.optuna.set_trial_user_attr(one._trial_id, key, value)  # noqa: SLF001 - as above
         states = {"complete": self._states.COMPLETE, "pruned": self._states.PRUNED}
-        self.study.tell(one.number, outcome.value, state=states.get(outcome.state, self._states.FAIL))
+        values = None if outcome.value is None else [outcome.value, *outcome.also]
+        self.study.tell(one.number, values, state=states.get(outcome.state, self._states.FAIL))
 
     def _check_settings(self) -> None:
         ours = comparable(self.settings)

@@ -230,7 +230,7 @@ def _began(study: Study) -> SearchBegan:
     over, best = study.over(), study.best()
     about = None
     if best is not None:
-        about = {"number": best.user_attrs[NUMBER], "value": best.value, "values": dict(best.params)}
+        about = {"number": best.user_attrs[NUMBER], "value": best.values[0], "values": dict(best.params)}
     return SearchBegan(study.settings.hpo.n_trials, over, about)
 
 

@@ -87,8 +87,8 @@ def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
     return coerce.build(Settings, plain)
 
 
-def train(asked: Asked) -> float:
-    """Run a trial and give its objective: the best validation, or the mean of the folds' best ones.
+def train(asked: Asked) -> list[float]:
+    """Run a trial and return its objectives: those of the best validation, or the means of the folds' best ones.
 
     Raises:
         RunPrunedError: the trial is not worth going on with.
@@ -98,13 +98,13 @@ def train(asked: Asked) -> float:
     folds = folds_of(asked.settings)
     if not folds:
         return _run(asked, asked.settings, asked.folder)
-    values: list[float] = []
+    values: list[list[float]] = []
     for number, fold in enumerate(folds):
         folder = asked.folder / f"fold-{number}"
         settings = changed(asked.settings, {**fold, "run.folder": str(folder)})
         values.append(_run(asked, settings, folder, fold=number, folds=len(folds)))
-        asked.report(number + 1, sum(values) / len(values))
-    return sum(values) / len(values)
+        asked.report(number + 1, sum(one[0] for one in values) / len(values))
+    return [sum(each) / len(values) for each in zip(*values, strict=True)]
 
 
 def folds_of(settings: Settings) -> list[dict[str, Any]]:
@@ -122,23 +122,24 @@ def folds_of(settings: Settings) -> list[dict[str, Any]]:
     return []
 
 
-def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = None, folds: int = 1) -> float:
-    """Train once, as the trial's run or as that of one of its folds, and give the best value of the metric."""
+def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = None, folds: int = 1) -> list[float]:
+    """Train once, as the trial's run or as that of one of its folds, and return the metrics of its best validation."""
     from rich.console import Console  # noqa: PLC0415 - only a process that runs trials loads torch
 
     from hotloop.train.start import Start  # noqa: PLC0415
 
     hpo = settings.hpo
-    found: list[float] = []
+    found: list[list[float]] = []
 
     def validated(step: int, epoch: int, metrics: Mapping[str, float]) -> None:  # noqa: ARG001 - as Listener has them
-        if hpo.metric not in metrics:
+        if missing := next((one for one in hpo.objectives if one not in metrics), None):
             raise SearchStoppedError(
-                f"hpo.metric={hpo.metric}: a validation of recipe {settings.recipe.name} gives {', '.join(metrics)}"
+                f"hpo.{'metric' if missing == hpo.metric else 'also'}={missing}: a validation of recipe "
+                f"{settings.recipe.name} gives {', '.join(metrics) or 'no metrics'}"
             )
-        found.append(float(metrics[hpo.metric]))
+        found.append([float(metrics[one]) for one in hpo.objectives])
         if fold is None:
-            asked.report(len(found), found[-1])
+            asked.report(len(found), found[-1][0])
 
     within = Within(
         validated=validated,
@@ -157,7 +158,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
         raise KeyboardInterrupt
     if outcome.stop:
         asked.stop()
-    return (max if hpo.towards == "maximize" else min)(found)
+    return (max if hpo.towards == "maximize" else min)(found, key=lambda one: one[0])
 
 
 def _recipe(name: str) -> Any:

@@ -29,12 +29,12 @@ from hotloop.train.search.study import CAUSE, NUMBER, Outcome, Study, Taken, how
 from hotloop.train.search.told import Said, Tell, TrialBegan, TrialEnded, TrialReported
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from hotloop.errors import HotloopError
     from hotloop.train.search.trial import Asked
 
-    Objective = Callable[[Asked], float]
+    Objective = Callable[[Asked], float | Sequence[float]]
 
 GIVE_UP_AFTER = 5
 """Trials that fail, and none that does not, after which a search stops."""
@@ -127,11 +127,12 @@ class Worker:
         if lost is not None:
             raise lost
 
-    def judged(self, value: float) -> Outcome:
-        """Say how a trial that ran to its end ended: one whose objective is no number has failed."""
-        if math.isfinite(value):
-            return Outcome("complete", value)
-        return Outcome("failed", cause=f"the objective {self.study.settings.hpo.metric} is {value}")
+    def judged(self, values: Sequence[float]) -> Outcome:
+        """Say how a trial that ran to its end ended: one of whose objectives is no number has failed."""
+        for name, value in zip(self.study.settings.hpo.objectives, values, strict=True):
+            if not math.isfinite(value):
+                return Outcome("failed", cause=f"the objective {name} is {value}")
+        return Outcome("complete", values[0], also=list(values[1:]))
 
     def setup_failure(self, error: HotloopError) -> tuple[Outcome, HotloopError | None]:
         """Say what a refusal means: no other trial could run either, so this one is open again, and the search ends.
@@ -159,7 +160,7 @@ class Worker:
         why = f"the disk of {self.study.folder} is full: finished trials are kept; with room, the same command goes on"
         return Outcome("interrupted", cause="the disk is full"), SearchStoppedError(why)
 
-    def value(self, taken: Taken) -> float:
+    def value(self, taken: Taken) -> Sequence[float]:
         """Choose a trial's values and run it."""
         study = self.study
         values = self.space.suggest(taken.trial, study.settings)
@@ -173,11 +174,14 @@ class Worker:
             runs=shared_runs(self.space.compiled, 1 + study.left() / study.settings.hpo.workers + self.part.later),
             stop=self.stop,
         )
-        return float(self.objective(asked))
+        made = self.objective(asked)
+        return [float(made)] if isinstance(made, int | float) else [float(one) for one in made]
 
     def report(self, taken: Taken, step: int, value: float) -> None:
         """Write an intermediate value down, and ask the pruner; a storage that is away ends no run."""
         self.tell(TrialReported(taken.number, self.part.number, step, value))
+        if self.study.settings.hpo.also:  # Optuna takes intermediate values of one metric alone
+            return
         try:
             taken.trial.report(value, step)
             pruned = taken.trial.should_prune()
