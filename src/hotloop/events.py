@@ -135,6 +135,11 @@ class Unavailable(Event):
     missing: str
     running: str
 
+    @property
+    def hint(self) -> str:
+        """What to do about it."""
+        return "install what is missing, or name a preset that does without it (hotloop presets lists them)"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NoEffect(Event):

@@ -300,6 +300,12 @@ class RaisedError:
         return self.is_limit and "fail_on_recompile_limit_hit" in str(self._error)
 
     @property
+    def is_no_failure(self) -> bool:
+        """Whether torch ends a recomputation by it, or memory ran out: nothing that eager would do otherwise."""
+        checkpoints = type(self._error).__module__ == "torch.utils.checkpoint"
+        return checkpoints or self._kind in ("OutOfMemoryError", "StaleOutputError")
+
+    @property
     def is_put_off(self) -> bool:
         """Whether a compile was put off."""
         return self._kind == _PUT_OFF

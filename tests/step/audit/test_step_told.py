@@ -160,6 +160,14 @@ def test_a_container_whose_parts_are_called_is_told_to_be_given_in_parts():
     assert "give the loop the modules that are called, not one around them: Loop([encoder, head], optimizer)" in why
 
 
+def test_a_machine_without_a_compiler_is_told_what_it_lacks(monkeypatch):
+    monkeypatch.setenv("CXX", "/nowhere/g++")
+    why = same_as_eager(plain, "default").why
+    assert "no C++ compiler: CXX is '/nowhere/g++'" in why
+    assert "install what is missing" in why
+    assert "give the loop" not in why
+
+
 # -- sizes, and inference mode -----------------------------------------------------------------------------------------
 
 

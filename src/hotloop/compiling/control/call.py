@@ -10,7 +10,8 @@ import torch
 
 from hotloop import events as ev
 from hotloop._torch import dynamo
-from hotloop._torch.module import class_forward, eager_call, module_of
+from hotloop._torch.dispatch import place_of
+from hotloop._torch.module import class_forward, eager_call, get_entry, module_of
 from hotloop.compiling.fallback.causes import chain_of, failure_of
 from hotloop.compiling.observe import Call
 from hotloop.errors import CompileFailedError
@@ -31,6 +32,12 @@ class TargetCall(Call):
     def run_eager(self) -> Any:
         """Run the target eagerly, and return its result."""
         return eager_call(self.target, *self.args, **self.kwargs)
+
+    def ran_graph(self) -> bool:
+        """Return whether a graph has run in the call: of this component, or perhaps of one inside of it."""
+        module = module_of(self.target)
+        inside = () if module is None else (part for part in module.modules() if part is not module)
+        return self.reached_graph() or any(get_entry(part) is not None for part in inside)
 
     def raise_as_eager(self) -> None:
         """Run the target eagerly for its exception alone; without one, restore random states and buffers.
@@ -73,12 +80,13 @@ class TargetCall(Call):
         if noted := self.forget_failures():
             return noted[0]
         failure = failure_of(error, None)
+        file, line = (failure.file, failure.line) if failure.file else place_of(error) or (None, None)
         return ev.FrameEager(
             component=self.tally.component,
             function=type(self.target).__name__,
             stage="trace",
-            file=failure.file,
-            line=failure.line,
+            file=file,
+            line=line,
             reason=failure.reason,
             hint=failure.hint,
         )

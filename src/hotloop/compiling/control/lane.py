@@ -225,7 +225,9 @@ class Lane:
     def _is_refusal(self, call: TargetCall, error: Exception) -> bool:
         """Return whether tracing or compiling raised the error, where eager can be asked instead.
 
-        A bug in dynamo may raise any exception. Any other error is the user's own, or compiled code failed as it ran.
+        A bug in dynamo may raise any exception. So may the user's code where dynamo hands it another value than torch
+        does: eager is asked as long as no graph has run. Any other error is the user's own, or compiled code failed as
+        it ran.
         """
         if isinstance(error, CompiledRunError):  # a part of the step may have run: only its owner can run it eagerly
             return False
@@ -233,8 +235,10 @@ class Lane:
         raised = dynamo.RaisedError(error)
         if raised.is_other_tracer:
             refused = not call.reached_graph()
-        elif raised.is_limit_flag or not (raised.is_compile_error or raised.in_tracing):
+        elif raised.is_limit_flag or raised.is_no_failure:
             refused = False
+        elif not (raised.is_compile_error or raised.in_tracing):
+            refused = not call.ran_graph()
         else:
             refused = not call.reached_graph() or not self.tally.suppress
         if not refused:

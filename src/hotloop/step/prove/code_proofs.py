@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from hotloop.step.tiers import Tier
 
 _COMPILE_IT = "give the loop the modules that are called, not one around them: Loop([encoder, head], optimizer)"
+_SEE_IT = "mend what the reason names, or train on without this tier"
 _REPORT_IT = "train on without this tier, and report it: this is a bug of the compiler's or of ours"
 _TOO_ROUGH = "train on without this tier: where the model is now, eager's own rounding is as large as what it computes"
 _ELSEWHERE = (
@@ -197,11 +198,11 @@ class CodeProofs:
     def _nothing_compiled(self, why: str) -> Obstacle:
         """Return the obstacle that nothing of the model was compiled, with the line and remedy of its first cause."""
         cause, reason = self._context.compiled.first_cause(), f"nothing of the model was compiled: {why}"
-        if cause is None or not cause.hint:
+        if cause is None:
             return Obstacle(reason, _COMPILE_IT)
         if cause.hint == NoEffect.problem("bypassed").change:
             return Obstacle(reason, f"call the model itself, model(x), or {_COMPILE_IT}")
-        return Obstacle(reason, cause.hint, cause.file, cause.line)
+        return Obstacle(reason, cause.hint or _SEE_IT, cause.file, cause.line)
 
     def _judge(self, outcome: Outcome, run: Callable[[], Any], tier: Tier) -> None:
         """Conclude from the proof steps so far: the code is proven, is wrong, or other evidence decides."""

@@ -1,0 +1,61 @@
+"""Where dynamo hands the program another value than torch does, and the program fails on it, eager has the last word."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import hotloop
+
+
+class Sized(nn.Module):
+    """Computes with its input's shape as a tensor: dynamo has a ``torch.Size`` there."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.calls, self.wrong = nn.Conv2d(3, 3, 1), 0, False
+
+    def forward(self, x):
+        self.calls += 1
+        size = torch._shape_as_tensor(x)[2:4]
+        torch._dynamo.graph_break()
+        if self.wrong:
+            raise ValueError("the user's own")
+        times = int(torch.prod(size))
+        return self.net(x) * times
+
+
+@pytest.mark.parametrize("preset", ["aot_eager", "default"])
+def test_a_call_that_fails_on_a_stand_in_runs_eagerly_with_its_cause(preset):
+    model, x = Sized(), torch.randn(2, 3, 4, 5)
+    theirs = model(x)
+    hotloop.compile(model, preset=preset)
+    for _ in range(2):
+        torch.testing.assert_close(model(x), theirs)
+    part = hotloop.status(model).components["model"]
+    assert part.state == "eager"
+    cause = next(cause for cause in part.causes if cause.stage == "trace")
+    assert "TypeError" in cause.reason
+    assert "torch.prod(size)" in cause.source
+
+
+def test_an_error_that_eager_raises_as_well_is_the_users():
+    model, x = Sized(), torch.randn(2, 3, 4, 5)
+    hotloop.compile(model, preset="aot_eager")
+    model.wrong = True
+    with pytest.raises(ValueError, match="the user's own") as caught:
+        model(x)
+    assert caught.value.__context__ is None
+
+
+def test_a_call_of_which_a_graph_has_run_is_not_repeated():
+    class Late(Sized):
+        def forward(self, x):
+            return super().forward(self.net(x))
+
+    model = Late()
+    hotloop.compile(model, preset="aot_eager")
+    with pytest.raises(TypeError, match=r"prod\(\)"):
+        model(torch.randn(2, 3, 4, 5))
+    assert model.calls == 1
