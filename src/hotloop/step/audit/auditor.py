@@ -70,10 +70,9 @@ def gradients_of(arguments: Iterable[Any]) -> Obstacle | None:
     A backward has freed the graph of a hidden state that an earlier step returned: no other backward goes through it.
     """
     asking = [one for one in arguments if isinstance(one, torch.Tensor) and one.requires_grad]
-    reached = [one for one in asking if one.is_leaf or not was_freed(one)]
-    if not reached:
-        return None
-    return GRADIENTS_OF_ARGUMENTS if any(one.is_leaf for one in reached) else _CARRIED
+    if any(one.is_leaf for one in asking):
+        return GRADIENTS_OF_ARGUMENTS
+    return None if all(map(was_freed, asking)) else _CARRIED
 
 
 @dataclasses.dataclass
