@@ -78,9 +78,11 @@ def test_a_killed_run_leaves_a_readable_record_and_goes_on(tmp_path, running):
 
 def test_sigterm_at_any_moment_leaves_a_run_that_goes_on_to_the_same_result(tmp_path, runs):
     settings = overrides(tmp_path, training__num_epochs=15, training__early_stopping_patience="null")
-    whole = [*settings[:-1], f"run.folder={tmp_path / 'whole'}"]
     began = time.monotonic()
-    assert runs.start("train", *whole, errors=True).wait(300) == 0
+    process = runs.start("train", *settings, f"run.folder={tmp_path / 'whole'}", errors=True)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    process.end()
     takes, moments = time.monotonic() - began, random.Random(0)
     command, folder = ["train", *settings], tmp_path / "run"
     for _ in range(6):
@@ -94,7 +96,10 @@ def test_sigterm_at_any_moment_leaves_a_run_that_goes_on_to_the_same_result(tmp_
         process.end()
         if (folder / "settings.yaml").exists():
             command = ["train", f"run.resume={folder}"]
-    assert runs.start(*command, errors=True).wait(300) == 0
+    process = runs.start(*command, errors=True)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    process.end()
     ours, theirs = (record.load(one) for one in (folder, tmp_path / "whole"))
     assert [step["step"] for step in ours["steps"]] == [step["step"] for step in theirs["steps"]]
     assert [step["loss"] for step in ours["steps"]] == [step["loss"] for step in theirs["steps"]]
