@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import gc
+import mmap
 import sys
+import types
 
+import changed_aliases
 import pytest
 import torch
 from step_programs import Classifier, batches, plain_step
@@ -95,7 +99,120 @@ def compiled_by_the_program():
     return lambda: read(one).mean(), lambda: setattr(held, "flips", True)
 
 
+def signed_zero():
+    held = Held()
+    held.weight = 0.0
+    return lambda: torch.tensor(1.0).copysign(torch.tensor(held.weight)), lambda: setattr(held, "weight", -0.0)
+
+
+def global_that_comes_later():
+    globals().pop("COMES_LATER", None)
+
+    def read():
+        try:
+            return COMES_LATER
+        except NameError:
+            return 1.0
+
+    return read, lambda: globals().update(COMES_LATER=-1.0)
+
+
+def global_that_hides_a_built_in():
+    globals().pop("round", None)
+    return lambda: round(1.2), lambda: globals().update(round=lambda _: -1.0)
+
+
+def module_that_is_loaded_later():
+    sys.modules.pop("a_plugin", None)
+    module = types.ModuleType("a_plugin")
+    return lambda: -1.0 if "a_plugin" in sys.modules else 1.0, lambda: sys.modules.update(a_plugin=module)
+
+
+def module_without_a_file():
+    package = types.ModuleType("configs")
+    package.base = types.ModuleType("configs.base")
+    package.base.weight = 1.0
+    return lambda: package.base.weight, lambda: setattr(package.base, "weight", -1.0)
+
+
+def class_that_hides_its_base():
+    class Base:
+        weight = 1.0
+
+    class Derived(Base):
+        pass
+
+    held = Derived()
+    return lambda: held.weight, lambda: setattr(Derived, "weight", -1.0)
+
+
+def operator_replaced():
+    class Number:
+        def __mul__(self, other):
+            return other
+
+    number = Number()
+    return lambda: number * 1.0, lambda: setattr(Number, "__mul__", lambda self, other: -other)
+
+
+def attribute_of_a_metaclass():
+    meta = type("Meta", (type,), {"weight": 1.0})
+    made = meta("Made", (), {})
+    return lambda: made.weight, lambda: setattr(meta, "weight", -1.0)
+
+
+def attribute_of_a_function():
+    def read():
+        return read.weight
+
+    read.weight = 1.0
+    return read, lambda: setattr(read, "weight", -1.0)
+
+
+def number_of_a_layer_in_a_list():
+    layers = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+    for layer in layers:
+        layer.scale = 1.0
+
+    def read():
+        total = 1.0
+        for layer in layers:
+            total *= layer.scale
+        return total
+
+    return read, lambda: setattr(layers[0], "scale", -1.0)
+
+
+def function_of_a_library_replaced():
+    F.a_weight = lambda: 1.0
+    return lambda: 1.0 * F.a_weight(), lambda: setattr(F, "a_weight", lambda: -1.0)
+
+
+def distribution():
+    prior = torch.distributions.Normal(torch.zeros(()), torch.ones(()), validate_args=False)
+    return lambda: prior.log_prob(torch.ones(())), lambda: setattr(prior, "loc", torch.ones(()))
+
+
+def memory_of_a_file():
+    memory = mmap.mmap(-1, 8)
+    return lambda: 1.0 - memory[0], lambda: memory.__setitem__(0, 2)
+
+
 READS = [
+    signed_zero,
+    global_that_comes_later,
+    global_that_hides_a_built_in,
+    module_that_is_loaded_later,
+    module_without_a_file,
+    class_that_hides_its_base,
+    operator_replaced,
+    attribute_of_a_metaclass,
+    attribute_of_a_function,
+    number_of_a_layer_in_a_list,
+    function_of_a_library_replaced,
+    distribution,
+    memory_of_a_file,
+    *(one for name, one in vars(changed_aliases).items() if name.startswith("by_")),
     rebinds,
     other_code,
     other_default,
@@ -114,6 +231,90 @@ def test_a_change_is_in_force_in_the_next_step(both, make):
         return changing(lambda _: lambda logits, y: F.cross_entropy(logits, y) * read(), lambda *_: change())(run)
 
     dropped(both, program, "")
+
+
+def test_what_a_hook_is_given_beside_the_module(both):
+    def program(run):
+        settings = {"scale": 1.0}
+
+        def make(model):
+            hook = functools.partial(lambda _module, _given, out, settings: out * settings["scale"], settings=settings)
+            model.head.register_forward_hook(hook)
+            return F.cross_entropy
+
+        return changing(make, lambda *_: settings.update(scale=0.5))(run)
+
+    dropped(both, program, "a hook of")
+
+
+class Counts:
+    """A callback, or a state, whose number of steps code outside of the step moves."""
+
+    def __init__(self):
+        self.step, self.weight = 0, 0.5
+
+    def on_loss(self, loss):
+        return self.weight * loss
+
+
+def by_callbacks(counts, names=("on_loss", "on_nothing")):
+    def called(name, loss):
+        for callback in [counts]:
+            if hasattr(callback, name):
+                loss = getattr(callback, name)(loss)
+        return loss
+
+    return lambda loss: called(names[1], called(names[0], loss))
+
+
+def by_attribute(counts):
+    return lambda loss: counts.weight * loss
+
+
+@pytest.mark.parametrize("make", [by_callbacks, by_attribute])
+def test_what_only_has_the_name_of_something_else_is_not_read(both, make):
+    """The step calls ``optimizer.step()``, and reads other attributes of ``counts`` by name: not ``counts.step``."""
+
+    def program(run):
+        model, counts = Classifier().to(run.device), Counts()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+        weighted = make(counts)
+
+        @run.loop(model, optimizer).step
+        def train_step(x, y):
+            loss = weighted(F.cross_entropy(model(x), y)) * counts.weight
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        for x, y in batches(run.device):
+            run.note(train_step(x, y))
+            counts.step += 1
+        return model, optimizer
+
+    assert not both.equal(program, exact=True).dropped
+
+
+@pytest.mark.parametrize("ask", [gc.get_objects, sys._getframe, torch.get_num_threads, Held.__subclasses__])
+def test_what_a_step_asks_of_python_itself_is_declined(both, ask):
+    def program(run):
+        model = Classifier().to(run.device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=2**-6, fused=True)
+
+        def train_step(x, y):
+            loss = F.cross_entropy(model(x), y) * (1.0 if ask() else 2.0)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        step = run.loop(model, optimizer).step(train_step)
+        for x, y in batches(run.device, 6):
+            run.note(step(x, y))
+        return model
+
+    both.declines(program, reason=f"the step asks Python ({ask.__name__})")
 
 
 def scaling(function, held):

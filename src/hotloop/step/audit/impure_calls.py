@@ -85,7 +85,7 @@ def _of_the_system() -> Iterator[tuple[tuple[str, str], Effect]]:
             yield (system, name), Effect(f"the step writes to a file (os.{name})", WRITE_OUTSIDE)
         for name in ("remove", "unlink", "rename", "replace", "mkdir", "rmdir", "link", "symlink"):
             yield (system, name), Effect(f"the step changes files (os.{name})", _DO_OUTSIDE)
-        for name in ("open", "read", "pread", "stat", "lstat", "access", "listdir", "scandir"):
+        for name in ("open", "read", "pread", "stat", "lstat", "access", "listdir", "scandir", "getcwd"):
             yield (system, name), Effect(f"the step looks at files (os.{name})", _ASK_OUTSIDE, not_repeatable=False)
         yield (system, "urandom"), random
         yield (system, "system"), _STARTS
@@ -107,6 +107,14 @@ def _of_others() -> Iterator[tuple[tuple[str, str], Effect]]:
         yield ("sqlite3", name), Effect(f"the step asks a database ({name})", _DO_OUTSIDE)
     yield ("_pickle", "dump"), Effect("the step writes to a file or a buffer (pickle.dump)", WRITE_OUTSIDE)
     yield ("numpy", "tofile"), Effect("the step writes to a file (tofile)", WRITE_OUTSIDE, direct=True)
+    for home, name in (
+        ("gc", "get_objects"),
+        ("gc", "get_referrers"),
+        ("sys", "_getframe"),
+        ("", "get_num_threads"),
+        ("", "__subclasses__"),
+    ):
+        yield (home, name), Effect(f"the step asks Python ({name})", _ASK_OUTSIDE, not_repeatable=False, direct=True)
     clocks = ("time", "perf_counter", "monotonic", "process_time")
     for home, name in (
         *(("time", name + unit) for name in clocks for unit in ("", "_ns")),
@@ -120,7 +128,7 @@ def _of_others() -> Iterator[tuple[tuple[str, str], Effect]]:
 
 _STARTS = Effect("the step starts a program", _DO_OUTSIDE)
 _KNOWN = {**dict(_of_the_system()), **dict(_of_others())}
-"""Calls in C, by the module that their owner is or is from, and by name."""
+"""Calls in C, by the module that their owner is or is from (any, where it is empty), and by name."""
 CALLED = _WRITES | {name for _, name in _KNOWN}
 """Names of calls in C that may have an effect: a step calls thousands of others."""
 
@@ -135,7 +143,7 @@ def effect_of(name: str, owner: Any) -> Effect | None:
         home = owner.__name__
     else:
         home = (owner if isinstance(owner, type) else type(owner)).__module__
-    return _KNOWN.get((home, name))
+    return _KNOWN.get((home, name)) or _KNOWN.get(("", name))
 
 
 def may_keep(name: str) -> bool:

@@ -32,6 +32,7 @@ from hotloop.step.audit.impure_calls import (
     may_keep,
 )
 from hotloop.step.audit.op_trace import Listener, own_place, survey
+from hotloop.step.guard.bytecode import BY_NAME
 from hotloop.step.obstacle import RUNS, Obstacle
 from hotloop.step.state.random_state import FROM_PYTHON, PYTHON, drawn_by, is_pythons
 
@@ -47,7 +48,7 @@ _NOT_THE_STEPS = ("hotloop", "torch", "py.warnings")
 _UNASKED = frozenset({"warnings", "linecache", "inspect", "traceback"})
 """Modules of Python's that read sources to show them."""
 _SEEDS = frozenset({"manual_seed", "seed", "setstate"})
-_HEARD = CALLED | _SEEDS | FROM_PYTHON
+_HEARD = CALLED | _SEEDS | FROM_PYTHON | BY_NAME
 _SEED_BEFORE = (
     f"seed before the loop, once, and draw from torch's own stream: {RUNS}, and each step draws on from where the last "
     "one ended"
@@ -164,7 +165,10 @@ class SideEffects(Listener):
 
     def _called(self, frame: FrameType, name: str, owner: Any) -> None:
         """Hear of what is called in C."""
-        if name in FROM_PYTHON:
+        if name in BY_NAME:
+            if self.recorder is not None and not self._in_operation:
+                self.recorder.asks(frame)
+        elif name in FROM_PYTHON:
             self._drawn |= {PYTHON} if is_pythons(owner) else set()
         elif self._saying:
             return

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import dis
 import functools
 import itertools
-import sys
 import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "STORE_NAME", "DELETE_GLOBAL")
-_ALL_ATTRIBUTES = frozenset({"vars", "__dict__", "dir", "getmembers", "attrgetter", "methodcaller", "__getattribute__"})
-_BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr"})
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR"})
+_LOADS = ("LOAD_ATTR", "LOAD_FAST", "LOAD_DEREF", "LOAD_GLOBAL", "LOAD_NAME")
+_SETS = tuple(f"{verb}_{what}" for verb in ("STORE", "DELETE") for what in ("FAST", "DEREF", "GLOBAL", "NAME"))
+_ALL_ATTRIBUTES = frozenset({"getmembers", "attrgetter", "methodcaller", "__getattribute__"})
+BY_NAME = frozenset({"getattr", "hasattr", "setattr", "delattr", "vars", "dir"})
+"""Functions that read attributes by names that code may make as it runs."""
 _MODULES_BY_NAME = frozenset({"modules", "import_module", "__import__"})
 
 
@@ -25,7 +32,13 @@ class Names:
         own: the code is the program's own, and no library's.
         outside: names of globals.
         texts: all texts.
+        after: names of attributes that it reads of the object that it has by a name, and of any object.
+        anywhere: names of attributes that it may read of any object.
         computed: it may read attributes by names that it makes: then all attributes count.
+        every: names of objects of which it does so; an empty one stands for any object.
+        asked: variables that it hands to ``getattr``, an object and a name, of which the values at each call count. The
+            name is empty where only the object is in a variable, which holds several, one after another.
+        whole: all names of the code, where these are what it reads by one name.
         environment: it may read environment variables, which its texts name.
         modules: names of modules that it imports, with how many packages up.
     """
@@ -34,9 +47,26 @@ class Names:
     own: bool = True
     outside: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    after: Mapping[str, frozenset[str]] = dataclasses.field(default_factory=dict)
+    anywhere: frozenset[str] = frozenset()
     computed: bool = False
+    every: frozenset[str] = frozenset()
+    asked: frozenset[tuple[str, str]] = frozenset()
+    whole: Names | None = None
     environment: bool = False
     modules: tuple[tuple[int, str], ...] = ()
+
+    def by(self, name: str) -> Names:
+        """Return what code may read of an object that it has by a name."""
+        return _by(self.whole or self, name) if self.own else self
+
+    def item(self) -> Names:
+        """Return what code may read of an object that it has by no name: an item, a part."""
+        return self.whole or self
+
+    def reading(self, attribute: str) -> Names:
+        """Return the same names and that of an attribute which the code has in a variable."""
+        return _reading(self, attribute)
 
     def computing(self) -> Names:
         """Return the same names for a frame that was handed something that reads attributes by name."""
@@ -54,7 +84,9 @@ def names_of(code: types.CodeType, *, own: bool = True) -> Names:
     constants = [*code.co_consts, *(item for held in code.co_consts if isinstance(held, tuple) for item in held)]
     texts = tuple(text for text in constants if isinstance(text, str))
     parts = (part for text in texts if len(text) < 100 for part in text.split("."))  # noqa: PLR2004 - no docstring
-    words = frozenset((*code.co_names, *(part for part in parts if part.isidentifier())))
+    # Its own name, as no code names the methods that Python calls: ``forward``, ``__call__``, operators.
+    loose = {code.co_name, *(part for part in parts if part.isidentifier())}
+    words = frozenset(loose.union(code.co_names))
     if not own:
         return Names(words, own=False)
     steps = list(dis.get_instructions(code))
@@ -68,52 +100,108 @@ def names_of(code: types.CodeType, *, own: bool = True) -> Names:
         imported += [(0, text) for text in texts]
     if "globals" in outside:
         outside |= words
-    computed = not _ALL_ATTRIBUTES.isdisjoint(code.co_names) or _makes_names(steps)
-    environment = not {"environ", "getenv"}.isdisjoint(words)
-    return Names(words, own, tuple(sorted(outside)), texts, computed, environment, tuple(imported))
+    changing, read = _changing(code, steps), collections.defaultdict[str, set[str]](set)
+    every, asked = set[str](), set[tuple[str, str]]()
+    for index, step in enumerate(steps):
+        if step.opname in _ATTRIBUTES:
+            read[_source(steps[index - 1], changing)].add(step.argval)
+        elif step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in BY_NAME:
+            given = itertools.takewhile(lambda one: not one.opname.startswith(("CALL", "PRECALL")), steps[index + 1 :])
+            held, attribute = _asked(list(given))
+            at_the_call = bool(attribute) and "NULL" in step.argrepr  # else it is handed on, to be called by others
+            if attribute is not None and not at_the_call:
+                every.add(held)
+            if at_the_call or (attribute == "" and held in changing):
+                asked.add((held, attribute or ""))
+    loose |= read.pop("", set())
+    anywhere = frozenset(words.difference(*read.values()) | loose)
+    every |= {name for name, attributes in read.items() if "__dict__" in attributes}
+    # The names of attributes that a pattern matches stand in the class (``__match_args__``).
+    anything = not _ALL_ATTRIBUTES.isdisjoint(code.co_names) or "__dict__" in loose
+    if anything or any(step.opname == "MATCH_CLASS" for step in steps):
+        every.add("")
+    return Names(
+        words,
+        outside=tuple(sorted(outside)),
+        texts=texts,
+        after={name: anywhere.union(attributes) for name, attributes in read.items()},
+        anywhere=anywhere,
+        computed=bool(every),
+        every=frozenset(every),
+        asked=frozenset(asked),
+        environment=not {"environ", "getenv"}.isdisjoint(words),
+        modules=tuple(imported),
+    )
+
+
+@functools.lru_cache(maxsize=2**14)
+def _by(names: Names, name: str) -> Names:
+    computed = not names.every.isdisjoint({"", name})
+    return dataclasses.replace(names, words=names.after.get(name, names.anywhere), computed=computed, whole=names)
+
+
+@functools.lru_cache(maxsize=1024)
+def _reading(names: Names, attribute: str) -> Names:
+    return dataclasses.replace(names, words=names.words | {attribute})
 
 
 @functools.lru_cache(maxsize=1024)
 def _computing(names: Names) -> Names:
-    return dataclasses.replace(names, computed=True)
+    return dataclasses.replace(names, computed=True, every=frozenset({""}))
 
 
-def _makes_names(steps: list[dis.Instruction]) -> bool:
-    """Return whether code hands ``getattr`` a name that is no text of its own, or matches a class."""
-    for index, step in enumerate(steps):
-        if step.opname == "MATCH_CLASS":  # the names stand in the class (``__match_args__``)
-            return True
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and step.argval in _BY_NAME:
-            given = itertools.takewhile(lambda one: not one.opname.startswith(("CALL", "PRECALL")), steps[index + 1 :])
-            if not _second_is_text(list(given)):
-                return True
-    return False
+def _changing(code: types.CodeType, steps: list[dis.Instruction]) -> set[str]:
+    """Return the variables that may hold several objects while the code runs: they are set anew, or in a loop."""
+    given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + 2]
+    sets = collections.Counter([*given, *code.co_freevars, *code.co_names])
+    loops = [(step.argval, step.offset) for step in steps if "BACKWARD" in step.opname]
+    for step in steps:
+        if step.opname.startswith(_SETS):
+            looped = any(begin <= step.offset <= end for begin, end in loops)
+            sets.update((step.argval if isinstance(step.argval, tuple) else (step.argval,)) * (1 + looped))
+    return {name for name, count in sets.items() if count > 1}
 
 
-def _second_is_text(given: list[dis.Instruction]) -> bool:
-    """Return whether the second argument of a call is a text as it stands in the code."""
-    pushed: list[tuple[int, dis.Instruction]] = []
-    for place, step in enumerate(given):
-        if step.opname == "LOAD_METHOD" or "NULL" in step.opname + step.argrepr:  # a call makes an argument
-            return False
-        if step.opname in ("BUILD_STRING", "BINARY_OP"):  # texts are put together
-            return False
-        if step.opname.startswith("LOAD_") and step.opname != "LOAD_ATTR":
-            pushed += [(place, step)] * (2 if step.opname.count("LOAD_FAST") > 1 else 1)
-    if len(pushed) < 2:  # noqa: PLR2004 - object and name
-        return False
-    place, step = pushed[1]
-    alone = place + 1 == len(given) or given[place + 1].opname.startswith("LOAD_")
-    return step.opname == "LOAD_CONST" and isinstance(step.argval, str) and alone and given[place].opname != "LOAD_ATTR"
+def _source(step: dis.Instruction, changing: set[str]) -> str:
+    """Return the name by which code has the object that it has just loaded; empty where no single name leads there."""
+    name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+    by_name = step.opname.startswith(_LOADS) and "NULL" not in step.argrepr
+    return name if by_name and (step.opname == "LOAD_ATTR" or name not in changing) else ""
 
 
-def imported_modules(names: Names, space: dict[str, Any]) -> list[types.ModuleType]:
-    """Return the modules that code imports as it runs, or takes by a text, and that are imported."""
+def _asked(given: list[dis.Instruction]) -> tuple[str, str | None]:
+    """Return by which name code has the object that it hands to ``getattr`` and its like, and the attribute's name.
+
+    Args:
+        given: the steps from the function up to its call.
+
+    Returns:
+        The object is empty where nothing says which. The attribute is the variable that holds its name; empty where the
+        name is made, None where it is a text as it stands in the code.
+    """
+    calls = any(step.opname == "LOAD_METHOD" or "NULL" in step.opname + step.argrepr for step in given)
+    if calls or not given or not given[0].opname.startswith(_LOADS[1:]):
+        return "", ""
+    if isinstance(given[0].argval, tuple):  # two variables in one step
+        return given[0].argval[0], given[0].argval[1] if len(given) == 1 else ""
+    end = next((place for place, step in enumerate(given) if place and step.opname != "LOAD_ATTR"), len(given))
+    held, rest = str(given[end - 1].argval), [step.opname for step in given[end:]]
+    made = {"BUILD_STRING", "BINARY_OP"}.intersection(rest) or not all(op.startswith("LOAD_") for op in rest[:2])
+    attribute: str | None = ""
+    if rest and not made and rest[0] == "LOAD_CONST" and isinstance(given[end].argval, str):
+        attribute = None
+    elif end == 1 and rest and rest[0].startswith(_LOADS[1:3]) and {"LOAD_CONST", "LOAD_FAST"}.issuperset(rest[1:]):
+        attribute = given[end].argval if isinstance(given[end].argval, str) else ""
+    return held if not rest or rest[0].startswith("LOAD_") else "", attribute
+
+
+def imported_modules(names: Names, space: dict[str, Any]) -> list[str]:
+    """Return the names of modules that code imports as it runs, or takes by a text."""
     package = space.get("__package__") or ""
     wanted = [f"{package}.{name}" if level else name for level, name in names.modules]
     if "__name__" in names.words and not _MODULES_BY_NAME.isdisjoint(names.words):
         wanted.append(space.get("__name__", ""))
-    return [sys.modules[name] for name in dict.fromkeys(wanted) if name in sys.modules]
+    return wanted
 
 
 def function_of(member: Any) -> Any:

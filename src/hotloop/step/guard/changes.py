@@ -28,6 +28,7 @@ _PARAMETRIZE = (
     f"{_IN_PLACE}; in place of torch.nn.utils.weight_norm and spectral_norm take those of "
     "torch.nn.utils.parametrizations"
 )
+_AS_ARGUMENT = "pass it as a tensor argument; or, if the step need not read it, keep it elsewhere"
 RETURN_IT = f"return what has to be noted, and note it outside the step: {RUNS}"
 _OUT_OF_REACH = "keep what raises there where the step does not reach it, and hand the step what it needs as a tensor"
 _KEEP_LESS = "keep it where the step does not reach it, and hand the step what it needs of it as a tensor"
@@ -91,9 +92,7 @@ class Changes:
         for name in differences(before, self._before) if before else ():
             self._moving[name] = self._moving.get(name, 0) + 1
             if self._moving[name] > 1:
-                obstacles.append(
-                    Obstacle(f"the step reads {name}, which changes from step to step", "pass it as a tensor argument")
-                )
+                obstacles.append(Obstacle(f"the step reads {name}, which changes from step to step", _AS_ARGUMENT))
         return obstacles
 
     def inside(self, recorder: Recorder | None = None) -> list[Obstacle]:

@@ -14,6 +14,7 @@ import hashlib
 import io
 import itertools
 import logging
+import mmap
 import random
 import sys
 import threading
@@ -235,8 +236,8 @@ _PARTS: tuple[tuple[Any, Callable[[Any], Parts | None]], ...] = (
 
 
 def plain(value: Any) -> Any:
-    """Return a scalar with its type; NaN equals itself here."""
-    return ("nan",) if value != value else (type(value).__name__, value)  # noqa: PLR0124 - NaN is unequal to itself
+    """Return a scalar with its type. Here NaN equals itself, and zeros of two signs differ."""
+    return type(value).__name__, repr(value) if isinstance(value, float | complex) else value
 
 
 def alike(one: Any, other: Any) -> bool:
@@ -300,7 +301,7 @@ def is_array(value: Any) -> bool:
 def _is_plain_memory(value: Any) -> bool:
     c = sys.modules.get("_ctypes")
     in_c = c is not None and isinstance(value, c.Structure.__mro__[-2])  # the base of all, which has no name there
-    return in_c or isinstance(value, bytearray | array.array | memoryview)
+    return in_c or isinstance(value, bytearray | array.array | memoryview | mmap.mmap)
 
 
 def content_of(value: Any) -> Any:

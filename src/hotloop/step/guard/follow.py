@@ -6,6 +6,7 @@ import functools
 import gc
 import itertools
 import os
+import sys
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,11 @@ _ITEMS = 2_000
 """Items of a container that are followed."""
 NEVER_FOLLOWED = frozenset({*SCALARS, types.CodeType, types.FrameType, object})
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType, property, functools.cached_property)
-_CALLED = frozenset({"forward", "__call__"})
-"""Methods that no name in code leads to."""
+_ITERATORS: tuple[type, ...] = (type(iter(())), type(iter([])), enumerate, zip)
+_CONTAINERS = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)
+"""Modules whose parts are read as the items of a container are, without a name."""
+_GLOBALS = (*SCALARS, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
+"""What the program's own code may find changed in a library's module: settings, functions in place of others."""
 NO_NAMES = Names(frozenset())
 
 
@@ -92,10 +96,10 @@ class Follower:
             self._function_runs(function, names, inside)
         holder = self.reads.holder(space, space, "")
         for name in names.outside:
-            if name in space:
-                self._variable(holder, name, f"global {name}", names, inside)
-        for module in bytecode.imported_modules(names, space):
-            self.module_reads(module, module.__name__, names, inside)
+            self._variable(holder, name, f"global {name}", names.by(name), inside)
+        modules = self.reads.holder(sys.modules, sys.modules, "")
+        for name in bytecode.imported_modules(names, space):
+            self._variable(modules, name, f"module {name}", names, inside)
         if names.environment:
             environment = self.reads.holder(os.environ, os.environ, "environment")
             environment.read |= {text: f"environment variable {text}" for text in names.texts}
@@ -108,23 +112,24 @@ class Follower:
         return f" (in {hook or code.co_qualname})"
 
     def _variable(self, holder: Holder, key: str, label: str, names: Names, inside: str) -> None:
-        """Note a value that code reads by a name that stands in it, and follow the value."""
-        value = holder.fields[key]
-        if isinstance(value, types.ModuleType):
-            self.module_reads(value, label.removeprefix("global ").removeprefix("closure variable "), names, inside)
-            return
+        """Note a name that code reads, also where it leads to nothing yet, and follow its value."""
         holder.read.setdefault(key, f"{label}{inside}")
         self.reads.note(holder, [key])
-        self.follow(value, f"{label}{inside}", names)
+        if isinstance(value := holder.fields.get(key), types.ModuleType):
+            self.module_reads(value, label.rpartition(" ")[2], names, inside)
+        else:
+            self.follow(value, f"{label}{inside}", names)
 
     def module_reads(self, module: types.ModuleType, name: str, names: Names, inside: str = "") -> None:
-        """Note what code may take from a module of the user's: each of its own names that stands in the code."""
-        own = names.own and self.is_own(getattr(module, "__file__", None) or "<built in>")
-        if own and self._once(module, names):
+        """Note what the program's own code may take from a module: each name that stands in the code."""
+        file = vars(module).get("__file__")  # none: built in, or made by the program, or a folder of modules
+        own = self.is_own(file) if file else module.__name__ not in sys.builtin_module_names
+        if names.own and self._once(module, names):
             fields = vars(module)
             holder = self.reads.holder(fields, fields, "")
             for key in names.words & fields.keys():
-                self._variable(holder, key, f"{name}.{key}", names, inside)
+                if own or isinstance(fields[key], _GLOBALS):
+                    self._variable(holder, key, f"{name}.{key}", names.by(key), inside)
 
     def function(self, function: types.FunctionType, label: str) -> None:
         """Remember a function, whose closure counts if its code runs."""
@@ -144,7 +149,7 @@ class Follower:
         holder = self.reads.holder(function, closure_of(function), function.__qualname__)
         for key in list(holder.fields):
             if key not in holder.read:
-                self._variable(holder, key, key, names, inside)
+                self._variable(holder, key, key, names.by(key.rpartition(" ")[2]), inside)
 
     def closes_over(self, code: CodeType, values: Mapping[str, Any]) -> None:
         """Remember which objects the free variables of code hold, as a function of this code begins or ends."""
@@ -190,8 +195,11 @@ class Follower:
             self.module_reads(value, value.__name__, names)
         elif isinstance(value, list | tuple | dict) and len(value) <= 16:  # noqa: PLR2004 - arguments, a name and a module
             for item in value.values() if isinstance(value, dict) else value:
-                if id(item) in self.labels or isinstance(item, torch.nn.Module):
+                if id(item) in self.labels or isinstance(item, (torch.nn.Module, tuple, *_ITERATORS)):
                     self.meet(item, names)
+        elif isinstance(value, _ITERATORS):  # a comprehension is handed one
+            for item in gc.get_referents(value):
+                self.meet(item, names)
 
     def follow(self, value: Any, label: str, names: Names, depth: int = 0) -> None:
         """Note which attributes of an object code reads, and follow these."""
@@ -204,13 +212,15 @@ class Follower:
             self._module(value, label, names, depth)
         elif isinstance(value, types.FunctionType):
             self.function(value, label)
+            if value.__dict__:
+                self._attributes(value, value.__dict__, label, names, depth)
         elif isinstance(value, types.ModuleType):
             self.module_reads(value, label, names)
         elif isinstance(value, type):
             self._class(value, names, depth)
         else:
             for item, part in itertools.islice(parts_of(value) or (), _ITEMS):
-                self.follow(item, f"{label}{part}", names, depth + 1)
+                self.follow(item, f"{label}{part}", names.item(), depth + 1)
             self._object(value, label, names, depth)
 
     def _object(self, value: Any, label: str, names: Names, depth: int) -> None:
@@ -240,7 +250,7 @@ class Follower:
             if counts:
                 self.reads.note(holder, [key])
             if counts or (not names.own and _is_followed(item)):
-                self.follow(item, f"{label}.{key}", names, depth + 1)
+                self.follow(item, f"{label}.{key}", names.by(key), depth + 1)
 
     def hooks(self, tables: Iterable[dict[Any, Any]], owner: str) -> None:
         """Remember hooks, and what they are called."""
@@ -268,9 +278,10 @@ class Follower:
             return
         if self._once(module, self):
             self._met(module, label)
+        items = isinstance(module, _CONTAINERS)
         for table in hooks.module_tables(module):
-            for key in names.words & table.keys():
-                self.follow(table[key], f"{label}.{key}", names, depth + 1)
+            for key in list(table) if items else names.words & table.keys():
+                self.follow(table[key], f"{label}.{key}", names.item() if items else names.by(key), depth + 1)
         self._object(module, label, names, depth)
 
     def _met(self, module: torch.nn.Module, label: str) -> None:
@@ -295,22 +306,25 @@ class Follower:
 
     def _class(self, cls: type, names: Names, depth: int) -> None:
         """Note what code reads of a class: plain values, and methods, which may be replaced."""
-        for base in filter(is_users_class, cls.__mro__):
+        meta: type = type(cls)
+        for base in filter(is_users_class, (*cls.__mro__, *meta.__mro__)):
             fields = vars(base)
             holder = self.reads.holder(base, fields, base.__name__)
             if not self._once(holder, names):
                 continue
-            for key in fields.keys() & (names.words | _CALLED):
+            if names.own:  # a class may hide what a base has, later
+                holder.read |= {word: f"{base.__name__}.{word}" for word in names.words - fields.keys()}
+            for key in fields.keys() & names.words:
                 member = bytecode.function_of(fields[key])
                 is_function = isinstance(member, types.FunctionType)
                 if is_function or (names.own and not key.startswith("__") and not isinstance(member, _DESCRIPTORS)):
                     holder.read[key] = f"{base.__name__}.{key}"
                     self.reads.note(holder, [key])
-                    self.follow(member, f"{base.__qualname__}.{key}", names, depth + 1)
+                    self.follow(member, f"{base.__qualname__}.{key}", names.by(key), depth + 1)
 
 
 def _is_followed(value: Any) -> bool:
     """Return whether the attributes count that a library's code reads of an object."""
     if isinstance(value, torch.optim.Optimizer):
         return is_users_class(type(value))
-    return isinstance(value, torch.nn.Module) or is_users_object(value)
+    return isinstance(value, torch.nn.Module | torch.distributions.Distribution) or is_users_object(value)

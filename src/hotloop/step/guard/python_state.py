@@ -12,7 +12,7 @@ import torch
 
 from hotloop._torch.hooks import gradient_hook_functions
 from hotloop.step.guard import bytecode, fingerprint
-from hotloop.step.guard.fingerprint import ABSENT, SCALARS, Fingerprints, Same, differs_at, unwatchable_in
+from hotloop.step.guard.fingerprint import ABSENT, SCALARS, Fingerprints, differs_at, unwatchable_in
 from hotloop.step.guard.read_set import View
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Watch:
             if holder.owner is None or isinstance(holder.owner, type):  # of a class some names are found late
                 continue
             names = self._names.get(id(holder), {})
-            for key in names.keys() - holder.first.keys():  # it was not there
+            for key in names.keys() - holder.first.keys() if holder.label else ():  # it was not there
                 before.pop(names[key])
             for key, value in holder.first.items():
                 if value is not ABSENT:
@@ -104,7 +104,7 @@ class Watch:
         for table, owner in self.reads.hooks.values():
             for hook in table.values():
                 if not _is_ours(hook):
-                    self._note(f"a hook of {owner}", Same(hook))
+                    self._note(f"a hook of {owner}", values.of(hook))
         modules = [module for one in self.reads.others.values() if (module := one()) is not None]
         buffers = {id(one): one for module in modules for one in module.buffers(recurse=False)}
         self.buffers = [one for key, one in buffers.items() if key not in self.reads.held]
@@ -115,6 +115,8 @@ class Watch:
             for holder, keys in read
             if keys and not isinstance(holder.fields, View)
         ]
+        spaces = [one for one in holders if not one.label]
+        self._missing = [(one.fields.keys(), one.read.keys() - one.fields.keys()) for one in spaces]
         self._views = [holder.fields for holder in holders if isinstance(holder.fields, View)]
         objects = [one for one in holders if one.fields is getattr(one.owner, "__dict__", None)]
         self._typed = [one._owner for one in objects]  # noqa: SLF001 - it is called by map
@@ -155,10 +157,12 @@ class Watch:
         if of_node := self.reads.accumulators.of(tensor):
             self._note(f"the gradient hooks of {name}", tuple(of_node))
         for function in (*gradient_hook_functions(tensor), *of_node.values()):
-            self._note(f"a gradient hook of {name}", Same(function))
+            self._note(f"a gradient hook of {name}", self._values.of(function))
 
     def _same(self) -> bool:
         if any(self._empty) or list(map(len, self._sized)) != self._lengths:
+            return False
+        if not all(there.isdisjoint(missing) for there, missing in self._missing):
             return False
         if [*_flat(self._values.tables)] != self._keys:
             return False

@@ -196,7 +196,8 @@ class ReadSet:
         for key in keys:
             if key not in holder.first and key in holder.fields:
                 value = holder.fields[key]
-                ours = type(value).__module__.startswith("hotloop.")  # in the place of a value while a step is audited
+                made_in = (value if isinstance(value, types.FunctionType) else type(value)).__module__ or ""
+                ours = made_in.startswith("hotloop.")  # in the place of a value while a step is audited
                 holder.first[key] = ABSENT if ours else Fingerprints(self.held).of(value)
 
     def joined(self, other: ReadSet) -> ReadSet:

@@ -138,6 +138,18 @@ class Recorder:
         if self.reads.failed is None:
             self._carefully(self._ended, frame, value)
 
+    def asks(self, frame: FrameType) -> None:
+        """Hear of a call of ``getattr`` or its like, whose arguments are in variables."""
+        names = self._names(frame.f_code)
+        if names is None or self.reads.failed is not None:
+            return
+        for held, attribute in names.asked:
+            value, word = frame.f_locals.get(held), frame.f_locals.get(attribute)
+            if isinstance(word, str):
+                self._carefully(self._followed.meet, value, names.reading(word))
+            else:
+                self._carefully(self._followed.meet, value, names.by(held))
+
     def finish(self) -> ReadSet:
         """Return what was read, once the step has run."""
         if self.reads.failed is None:
@@ -191,8 +203,8 @@ class Recorder:
             names = names.computing()
         self._followed.closes_over(code, values)
         self._followed.runs(code, frame.f_globals, names)
-        for value in values.values():
-            self._followed.meet(value, names)
+        for name, value in values.items():
+            self._followed.meet(value, names.by(name))
 
     def _values(self, frame: FrameType) -> dict[str, Any]:
         """Return the variables of a frame, without an optimizer whose method runs: what it keeps is compared anyway."""
@@ -207,8 +219,8 @@ class Recorder:
         if names is not None and names.own:
             values = self._values(frame)
             self._followed.closes_over(frame.f_code, values)
-            for item in values.values():
-                self._followed.meet(item, names)
+            for name, item in values.items():
+                self._followed.meet(item, names.by(name))
         if type(value) not in NEVER_FOLLOWED and frame.f_back is not None:
             caller = self._names(frame.f_back.f_code)
             if caller is not None:
