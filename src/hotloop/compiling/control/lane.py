@@ -115,7 +115,7 @@ class Lane:
         Compiled code saves other tensors than eager, and torch refuses the difference. In between, a recompile limit
         may have been reached, or the lane left eager.
         """
-        how = _UNKNOWN if recomputation is None else region.next(recomputation, self, _UNKNOWN)
+        how: Any = _UNKNOWN if recomputation is None else region.next(recomputation, self, _UNKNOWN)
         if how is _EAGER or (how is _UNKNOWN and (self.eager or self._rests)):
             how, result = _EAGER, self._plain(target, args, kwargs)
         elif how is _UNKNOWN and _transform_in_force() is not None:
