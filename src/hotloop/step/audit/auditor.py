@@ -269,10 +269,6 @@ class StepAuditor:
                 wait_for(device)  # a kernel's failure belongs to the code that launched it
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
-        except BaseException:  # an interrupt: the run is undone, as a candidate is
-            with contextlib.suppress(CandidateFailedError):
-                undo(self._program, looked.before)
-            raise
         # One that another thread's training began beside says nothing: what was seen may be its doing.
         if failed is not None or not threads.another_trains(self._context):
             looked.strangers = [
