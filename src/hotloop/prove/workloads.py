@@ -18,13 +18,13 @@ import torch
 from hotloop._torch.ledger import CapabilityMissingError
 from hotloop._torch.settings import patched
 from hotloop.errors import ConfigError
-from hotloop.step.audit.op_trace import survey
+from hotloop.step.audit.op_trace import trace_step
 from hotloop.step.workload import Workload, load_factory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hotloop.step.audit.op_trace import Survey
+    from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.state.holdings import Holdings
 
 SEED = 0
@@ -143,7 +143,7 @@ def survey_training(
     inputs: list[torch.Tensor],
     step: Callable[[], Any],
     again: Callable[[], Any],
-) -> Survey:
+) -> AuditFindings:
     """Run an eager step, and return its survey; refuse a workload that trains nothing.
 
     Training is a backward that reaches a parameter, or a step that changes something: some update by hand.
@@ -167,7 +167,7 @@ def survey_training(
     trained = [parameter for parameter in holdings.parameters().values() if parameter.requires_grad]
     handles = [parameter.register_post_accumulate_grad_hook(note) for parameter in trained]  # type: ignore[no-untyped-call]
     try:
-        _, seen = survey(holdings, device, inputs, step)
+        _, seen = trace_step(holdings, device, inputs, step)
     finally:
         for handle in handles:
             handle.remove()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hotloop.step.audit.op_trace import survey
+from hotloop.step.audit.op_trace import trace_step
 from hotloop.step.state.holdings import Holdings
 
 DEVICE = torch.device("meta")
@@ -14,7 +14,7 @@ MANY = torch.ones(4)
 
 def look(body, *inputs):
     model = nn.Linear(4, 4, device=DEVICE)
-    _, seen = survey(Holdings({"model": model}, {}, ()), DEVICE, list(inputs), lambda: body(model, *inputs))
+    _, seen = trace_step(Holdings({"model": model}, {}, ()), DEVICE, list(inputs), lambda: body(model, *inputs))
     return seen.obstacles
 
 
@@ -91,13 +91,13 @@ def test_an_optimizer_may_keep_its_counts_on_the_host():
         optimizer.step()
 
     step()
-    _, seen = survey(Holdings({"model": model}, {"optimizer": optimizer}, ()), DEVICE, [], step)
+    _, seen = trace_step(Holdings({"model": model}, {"optimizer": optimizer}, ()), DEVICE, [], step)
     assert seen.obstacles == []
 
 
 def test_on_the_cpu_nothing_is_elsewhere():
     model = nn.Linear(4, 4)
-    _, seen = survey(
+    _, seen = trace_step(
         Holdings({"model": model}, {}, ()), torch.device("cpu"), [], lambda: model(torch.ones(2, 4)) * SCALE
     )
     assert seen.obstacles == []

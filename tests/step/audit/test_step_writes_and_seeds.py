@@ -33,7 +33,7 @@ from torch.nn import functional as F
 from torch.utils import tensorboard
 
 import hotloop
-from hotloop.step.audit.op_trace import survey
+from hotloop.step.audit.op_trace import trace_step
 from hotloop.step.audit.side_effects import SideEffects
 from hotloop.step.state.holdings import Holdings
 from hotloop.testing import captured_step_emulation
@@ -218,7 +218,7 @@ def test_a_profiler_that_the_step_begins_is_left_in_place():
     calls = SideEffects()
     try:
         with calls.listening():
-            survey(Holdings({}, {}), torch.device("cpu"), [], run, calls)
+            trace_step(Holdings({}, {}), torch.device("cpu"), [], run, calls)
         assert sys.getprofile() is profile
         assert heard == [True]
     finally:

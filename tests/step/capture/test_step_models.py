@@ -76,7 +76,7 @@ def test_random_numbers_drawn_between_steps_and_inside_come_from_one_stream(both
 
 
 def test_batchnorm_statistics_count_every_step_once(both):
-    """Survey, warm-up and proof run forward more often than there are steps: none of that may stay."""
+    """Audit, warm-up and proof run forward more often than there are steps: none of that may stay."""
 
     def program(run):
         model = Pictures().to(run.device)

@@ -10,7 +10,7 @@ from torch import nn
 
 from hotloop._torch import thread_patch as room
 from hotloop._torch.thread_patch import replaced
-from hotloop.step.audit.op_trace import survey
+from hotloop.step.audit.op_trace import trace_step
 from hotloop.step.capture import engines
 from hotloop.step.state.holdings import Holdings
 
@@ -59,7 +59,7 @@ def test_surveys_in_two_threads_leave_torch_as_it_was():
                 model.weight.tolist()
             inside.wait()
 
-        _, found[name] = survey(Holdings({"model": model}, {}, ()), torch.device("cpu"), [], step)
+        _, found[name] = trace_step(Holdings({"model": model}, {}, ()), torch.device("cpu"), [], step)
 
     threads = [threading.Thread(target=look, args=(name, name == "reads")) for name in ("reads", "quiet")]
     for one in threads:

@@ -169,14 +169,14 @@ def test_a_plain_training_in_another_thread_is_noticed_by_its_optimizer(monkeypa
             stepped.acquire(timeout=60)
         return found
 
-    looking_at = auditor.survey
+    looking_at = auditor.trace_step
     monkeypatch.setattr(threads, "_RECENTLY", 60.0)
     thread = threading.Thread(target=trains)
     thread.start()
     program = Program("eager+graph")
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(auditor, "survey", survey)
+            patch.setattr(auditor, "trace_step", survey)
             program.train()
         status = program.loop.status()
     finally:

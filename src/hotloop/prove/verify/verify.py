@@ -21,7 +21,7 @@ from hotloop.measure import ALL, Limits, differences, flatten
 from hotloop.presets import Preset
 from hotloop.prove.verify.verdict import StepVerdict, Verdict, worst_of
 from hotloop.prove.workloads import same_random_numbers, survey_training
-from hotloop.step.audit.auditor import GRADIENTS_OF_ARGUMENTS
+from hotloop.step.audit.argument_gradients import GRADIENTS_OF_ARGUMENTS
 from hotloop.step.capture.engines import traced_path
 from hotloop.step.compiled import Compiled, as_eager_draws
 from hotloop.step.loop.arguments import device_of

@@ -15,7 +15,9 @@ from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.fake import version_of
 from hotloop._torch.thread_patch import called_here
 from hotloop.measure import flatten, signature
-from hotloop.step.audit.op_trace import Survey, survey
+from hotloop.step.audit.argument_gradients import gradients_of
+from hotloop.step.audit.findings import AuditFindings
+from hotloop.step.audit.op_trace import trace_step
 from hotloop.step.audit.returned import not_copied
 from hotloop.step.audit.side_effects import SideEffects
 from hotloop.step.engine import collector_paused
@@ -28,7 +30,7 @@ from hotloop.step.state.random_state import CPU, NUMPY, PYTHON, RandomState, oth
 from hotloop.step.state.trial_run import alone, before_a_run, undo, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from hotloop.step.context import DecoratedStep
     from hotloop.step.rescue import Rescue
@@ -43,17 +45,6 @@ _CHANGES_SETTINGS = Obstacle(
 )
 _WAITS = "the step returns a loss with its graph, whose backward it leaves to the caller or has asked to keep"
 _BACKWARD = "call loss.backward() inside the step; where it is done there, return loss.detach()"
-GRADIENTS_OF_ARGUMENTS = Obstacle(
-    "an argument requires gradients",
-    "set requires_grad inside the step, on a copy: a proof runs the step twice, and would add to such gradients twice",
-    not_repeatable=True,
-)
-_CARRIED = dataclasses.replace(
-    GRADIENTS_OF_ARGUMENTS,
-    hint="what an earlier step returned (the hidden state of an LSTM): detach it where it is returned, return "
-    "hidden.detach(); what else computes an argument belongs into the step. A proof runs the step twice, and would add "
-    "to such gradients twice",
-)
 _STRIDED_ONLY = (
     "where it is the same in each step, have the step read it from outside of its arguments; else pass its indices and "
     "values, and make the sparse tensor of them in the step"
@@ -64,19 +55,8 @@ _OVERWRITTEN = "the next replay would overwrite what it holds"
 _PLAIN = "return tensors, alone or in a dict, a list, a tuple or a dataclass"
 
 
-def gradients_of(arguments: Iterable[Any]) -> Obstacle | None:
-    """Return the obstacle that a backward in the step may reach an argument's gradients; None where none can.
-
-    A backward has freed the graph of a hidden state that an earlier step returned: no other backward goes through it.
-    """
-    asking = [one for one in arguments if isinstance(one, torch.Tensor) and one.requires_grad]
-    if any(one.is_leaf for one in asking):
-        return GRADIENTS_OF_ARGUMENTS
-    return None if all(map(was_freed, asking)) else _CARRIED
-
-
 @dataclasses.dataclass
-class _Looked:
+class _Observed:
     """What a look at one run has found."""
 
     before: Snapshot
@@ -91,7 +71,7 @@ class _Looked:
     """It met parameters or buffers that nobody named: from the next run on they are among what it changes."""
 
     @property
-    def seen(self) -> Survey:
+    def seen(self) -> AuditFindings:
         return self.heard.seen
 
     def all_obstacles(self) -> list[Obstacle]:
@@ -125,7 +105,7 @@ class StepAuditor:
     @collector_paused()
     def audit(
         self, run: Callable[[], Any], args: Any, kwargs: Any, *, reports_capturing: bool
-    ) -> tuple[Any, Survey | None]:
+    ) -> tuple[Any, AuditFindings | None]:
         """Run the step eagerly and observe it: a real step.
 
         Args:
@@ -156,7 +136,7 @@ class StepAuditor:
         if looked is None:  # outside of the except clause, so that what eager raises does not carry our exception along
             result = step.eagerly(run)
             context.reports.decided(f"{step.name} could not be looked at, so it is not captured: {failed}", {})
-            return result, Survey(obstacles=[failed])
+            return result, AuditFindings(obstacles=[failed])
         # Another training began meanwhile, and what was seen may be its doing; or tensors were met that nobody named.
         if threads.another_trains(context) or looked.met_others:
             return looked.result, None
@@ -174,7 +154,7 @@ class StepAuditor:
         progress.matrix_dtypes |= seen.matrix_dtypes
         return looked.result, seen
 
-    def _of_result(self, looked: _Looked, args: Any, kwargs: Any) -> list[Obstacle]:
+    def _of_result(self, looked: _Observed, args: Any, kwargs: Any) -> list[Obstacle]:
         """List what in the step's result keeps it from being captured; note which tensors of it are on the host."""
         leaves = flatten(looked.result)[0]
         tensors = [(number, leaf) for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -244,7 +224,7 @@ class StepAuditor:
         kwargs: Any,
         ambience: contextlib.AbstractContextManager[None],
         ready: Ready = alone,
-    ) -> _Looked:
+    ) -> _Observed:
         """Run the step eagerly and look at what it does; what it wrote that nobody named is noted.
 
         Raises:
@@ -253,7 +233,7 @@ class StepAuditor:
         """
         moved = self.moved_outside(args, kwargs)
         self._context.parts.look_again()
-        looked = _Looked(before_a_run(self._program, ready), moved, self._gradients())
+        looked = _Observed(before_a_run(self._program, ready), moved, self._gradients())
         recorder = self._changes.recorder(compiled=self._context.base_tier.name != "eager")
         looked.heard.recorder = recorder
         given = self._named(args, kwargs)
@@ -265,7 +245,7 @@ class StepAuditor:
         strangers: list[str] = []
         try:
             with self._context.eager(), ambience, self._noting_strangers(strangers):
-                looked.result, _ = survey(holdings, device, inputs, run, looked.heard)
+                looked.result, _ = trace_step(holdings, device, inputs, run, looked.heard)
                 wait_for(device)  # a kernel's failure belongs to the code that launched it
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
@@ -323,7 +303,7 @@ class StepAuditor:
                 found.append(Obstacle(reason, _STRIDED_ONLY))
         return found
 
-    def _note_writes(self, seen: Survey) -> None:
+    def _note_writes(self, seen: AuditFindings) -> None:
         """Add tensors to the holdings that the step writes and nobody named: proofs put them back and compare them."""
         self._program.holdings.gradients_altered |= seen.altered
         if seen.written_found:
@@ -380,11 +360,11 @@ class StepAuditor:
         """Note what the step reads in Python and somebody changed since the last look; twice is too often."""
         return self._changes.outside(call)
 
-    def note(self, seen: Survey) -> None:
+    def note(self, seen: AuditFindings) -> None:
         """Take the Python state as it is now for what the next step finds, and for what an audit has seen."""
         seen.found = self._changes.note(seen.read)
 
-    def is_of_now(self, seen: Survey) -> bool:
+    def is_of_now(self, seen: AuditFindings) -> bool:
         """Return whether what a step reads in Python still is what it was when the step was audited.
 
         Else it may do now what was not seen, and what nobody would undo.

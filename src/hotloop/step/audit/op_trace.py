@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -23,14 +22,14 @@ from hotloop._torch.hooks import first_after_step
 from hotloop._torch.thread_patch import replaced
 from hotloop.diagnose.host_sync import IN_A_SCALER, SCALED, spared_by
 from hotloop.step.audit.averaged_model import answered
+from hotloop.step.audit.findings import AuditFindings
 from hotloop.step.interrupts import interruptible
 from hotloop.step.obstacle import Obstacle
 from hotloop.step.state.memory import Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from hotloop.step.guard.python_state import Watch
     from hotloop.step.state.holdings import Holdings
 
 _MATRIX_PRODUCTS = frozenset(
@@ -60,43 +59,11 @@ _MOVE_IT = (
 )
 
 
-@dataclasses.dataclass
-class Survey:
-    """What one step did."""
-
-    operations: int = 0
-    random_operations: int = 0
-    matrix_dtypes: set[torch.dtype] = dataclasses.field(default_factory=set)
-    """Floating dtypes that matrix products and convolutions computed in: autocast's show nowhere else."""
-    obstacles: list[Obstacle] = dataclasses.field(default_factory=list)
-    stepped: list[str] = dataclasses.field(default_factory=list)
-    """Names of the optimizers that stepped, in order."""
-    read_gradients: set[str] = dataclasses.field(default_factory=set)
-    """Parameters whose gradient, as it was at the start, took part in the step."""
-    updated: set[str] = dataclasses.field(default_factory=set)
-    """Parameters that with their optimizer state are what one step of an optimizer made of the gradient that is left:
-    nothing else wrote into any of these."""
-    computes_on: bool = False
-    """Gradients were computed with parameters that an optimizer had stepped before, in the same step: a GAN does."""
-    altered: bool = False
-    """Gradients were written after an optimizer had found them: ``zero_grad(set_to_none=False)``."""
-    asked: bool = False
-    """Code of the step asked whether a capture is going on."""
-    written_found: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    """Tensors from outside the step that it wrote into, and that the holdings did not know."""
-    on_host: list[int] = dataclasses.field(default_factory=list)
-    """Which tensors among the leaves of its result were on the host."""
-    read: Watch | None = None
-    """Looks at what of Python's state its code has read; None where that was not heard."""
-    found: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """What `read` was when the audit ended."""
-
-
 class Listener:
     """Hears what a step does past its operations; this one hears nothing."""
 
     def __init__(self) -> None:
-        self.seen = Survey()
+        self.seen = AuditFindings()
         """What the look that it goes with has seen so far: what a step did that raises is known, too."""
 
     def listening(self) -> contextlib.AbstractContextManager[None]:
@@ -113,14 +80,14 @@ class Listener:
         """Hear of an operation that has run, and of what it gave."""
 
 
-def survey(
+def trace_step(
     holdings: Holdings,
     device: torch.device,
     inputs: list[torch.Tensor],
     run: Callable[[], Any],
     listener: Listener | None = None,
-) -> tuple[Any, Survey]:
-    """Run a step eagerly and look at it; gives its result and what was seen. The step is real: its changes stay.
+) -> tuple[Any, AuditFindings]:
+    """Run a step eagerly and observe it; return its result and what was found. The step is real: its changes stay.
 
     Args:
         holdings: what the step is known to change.
@@ -240,7 +207,7 @@ class OpTrace:
         return bool(self._altered)
 
     def updated(self) -> set[str]:
-        """Name the parameters that `Survey.updated` is about."""
+        """Name the parameters that `AuditFindings.updated` is about."""
         found = set()
         for optimizer in self._holdings.optimizers.values():
             for one in (one for group in optimizer.param_groups for one in group["params"]):
@@ -414,7 +381,7 @@ class OpTrace:
 def own_place() -> tuple[str, int] | None:
     """Return file and line of the innermost frame of the program's own code in the step that is audited."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not survey.__code__:
+    while frame is not None and frame.f_code is not trace_step.__code__:
         if is_own_file(frame.f_code.co_filename):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back

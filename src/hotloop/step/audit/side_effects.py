@@ -31,7 +31,7 @@ from hotloop.step.audit.impure_calls import (
     is_file,
     may_keep,
 )
-from hotloop.step.audit.op_trace import Listener, own_place, survey
+from hotloop.step.audit.op_trace import Listener, own_place, trace_step
 from hotloop.step.guard.bytecode import BY_NAME
 from hotloop.step.obstacle import RUNS, Obstacle
 from hotloop.step.state.random_state import FROM_PYTHON, PYTHON, drawn_by, is_pythons
@@ -216,7 +216,7 @@ def _runs_for_the_step(frame: FrameType | None) -> bool:
 
     A library fills caches of its own at a first call (numba, Triton), and Python shows warnings and imports modules.
     """
-    while frame is not None and frame.f_code is not survey.__code__:
+    while frame is not None and frame.f_code is not trace_step.__code__:
         file = frame.f_code.co_filename
         if is_own_file(file):
             return True

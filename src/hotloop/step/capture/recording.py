@@ -24,7 +24,7 @@ from hotloop.step.state.memory import Memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from hotloop.step.audit.op_trace import Survey
+    from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.engine import Engine, Recording, Segment
     from hotloop.step.state.program import Call, Program
 
@@ -72,7 +72,7 @@ class CapturedStep:
         first_seconds: how long the first execution took.
     """
 
-    def __init__(self, program: Program, seen: Survey, recorded: dict[str, Recorded], *, launched: bool) -> None:
+    def __init__(self, program: Program, seen: AuditFindings, recorded: dict[str, Recorded], *, launched: bool) -> None:
         self.program, self.recorded, self._launched = program, recorded, launched
         named = program.holdings.parameters()
         self._parameters = list(named.values())
@@ -289,20 +289,20 @@ class _OutsideHooks:
             self._recording.resume()
 
 
-def prepare(program: Program, seen: Survey, outside: set[str]) -> None:
+def prepare(program: Program, seen: AuditFindings, outside: set[str]) -> None:
     """Before a capture and its proof, move step counts to where a recorded optimizer reads them."""
     for optimizer in _inside(program, seen, outside).values():
         move_step_counts(optimizer, program.device)
 
 
-def _inside(program: Program, seen: Survey, outside: set[str]) -> dict[str, torch.optim.Optimizer]:
+def _inside(program: Program, seen: AuditFindings, outside: set[str]) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers whose steps a recording holds, by name."""
     optimizers = program.holdings.optimizers.items()
     return {name: optimizer for name, optimizer in optimizers if name in seen.stepped and name not in outside}
 
 
 @contextlib.contextmanager
-def recorded_kernels(program: Program, seen: Survey, outside: set[str]) -> Iterator[None]:
+def recorded_kernels(program: Program, seen: AuditFindings, outside: set[str]) -> Iterator[None]:
     """Let optimizers step in the block by the kernels that a recording of the step has."""
     prepare(program, seen, outside)
     with contextlib.ExitStack() as stack:
@@ -312,7 +312,7 @@ def recorded_kernels(program: Program, seen: Survey, outside: set[str]) -> Itera
 
 
 def capture(  # noqa: PLR0913 - what is recorded, by what, and how
-    program: Program, engine: Engine, seen: Survey, outside: set[str], call: Call, *, reports_capturing: bool
+    program: Program, engine: Engine, seen: AuditFindings, outside: set[str], call: Call, *, reports_capturing: bool
 ) -> tuple[CapturedStep, Any]:
     """Run a step once and record it.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hotloop.measure import Signature
     from hotloop.step.audit.auditor import StepAuditor
-    from hotloop.step.audit.op_trace import Survey
+    from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.capture.invariants import Change, Invariants
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.obstacle import Obstacle
@@ -106,7 +106,7 @@ class New:
 class Audited:
     """An eager run was observed."""
 
-    audit: Survey
+    audit: AuditFindings
 
     def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
         """Decline the kind for what the audit found, or warm the step up."""
@@ -196,7 +196,7 @@ class Declined:
     """This kind of call is never captured."""
 
     obstacle: Obstacle
-    audit: Survey | None = None
+    audit: AuditFindings | None = None
 
     def run(self, kind: CallKind, call: StepCall, tier: Tier, capturing: Capturing) -> Any:
         """Run the call without a graph."""
@@ -227,7 +227,7 @@ class CallKind:
         self._drops: collections.deque[tuple[int, str]] = collections.deque(maxlen=DROPS)
 
     @property
-    def audit(self) -> Survey | None:
+    def audit(self) -> AuditFindings | None:
         """What an eager run of this kind of call has shown; None where it was not observed."""
         state = self.state
         if isinstance(state, Audited | Declined):

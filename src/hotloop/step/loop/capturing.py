@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from hotloop.measure import Signature
     from hotloop.step.audit.auditor import StepAuditor
-    from hotloop.step.audit.op_trace import Survey
+    from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.capture.invariants import Change
     from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
     from hotloop.step.capture.recording import CapturedStep
@@ -308,7 +308,7 @@ class Capturing:
             failed=lambda obstacle: self._instead(kind, recorded.audit, call, tier, obstacle),
         )
 
-    def _instead(self, kind: CallKind, audit: Survey, call: StepCall, tier: Tier, obstacle: Obstacle) -> Any:
+    def _instead(self, kind: CallKind, audit: AuditFindings, call: StepCall, tier: Tier, obstacle: Obstacle) -> Any:
         """Run a call without the graph that failed; what it raises as well is the user's own, and declines nothing."""
         kind.state = Audited(audit)
         result = self.uncaptured(kind, call, tier)

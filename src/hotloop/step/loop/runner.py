@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hotloop.measure import flatten
-from hotloop.step.audit.auditor import StepAuditor, gradients_of
+from hotloop.step.audit.argument_gradients import gradients_of
+from hotloop.step.audit.auditor import StepAuditor
 from hotloop.step.calls.shapes import Shapes
 from hotloop.step.context import DecoratedStep
 from hotloop.step.interrupts import uninterrupted

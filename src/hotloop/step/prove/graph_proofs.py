@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from hotloop.measure import Difference
-    from hotloop.step.audit.op_trace import Survey
+    from hotloop.step.audit.findings import AuditFindings
     from hotloop.step.capture.recorded_optimizers import RecordedOptimizers
     from hotloop.step.capture.recording import CapturedStep
     from hotloop.step.context import DecoratedStep
@@ -59,7 +59,7 @@ class Recorded:
         recording: the captured step; None before the capture.
     """
 
-    audit: Survey
+    audit: AuditFindings
     noise: Noise
     path: CapturePath
     recording: CapturedStep | None = None
@@ -93,7 +93,7 @@ class GraphProofs:
         """The seconds of the replay and of the reference in the last proof step."""
 
     def warm_up(
-        self, audit: Survey, noise: Noise, path: CapturePath, call: Call, earlier: dict[str, Difference] | None
+        self, audit: AuditFindings, noise: Noise, path: CapturePath, call: Call, earlier: dict[str, Difference] | None
     ) -> tuple[Any, Obstacle | None, bool]:
         """Run a step twice, the first time on the path of the capture and undone; their difference is noise.
 
@@ -212,7 +212,7 @@ class GraphProofs:
             return self._runs.on_capture_path(run, reports_capturing=path.reports_capturing)
         return self._runs.on_capture_stream(run)
 
-    def by_recorded_kernels(self, audit: Survey, run: proof.Run) -> Any:
+    def by_recorded_kernels(self, audit: AuditFindings, run: proof.Run) -> Any:
         """Run a step that computes on with what its optimizers have stepped by the optimizer kernels of a recording.
 
         These kernels round differently from eager's. What a GAN's second network computes with the first one's new

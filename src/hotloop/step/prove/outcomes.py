@@ -111,8 +111,8 @@ def compare_kinds(  # noqa: PLR0913, PLR0917 - two sides, their common start, an
         scalars: relative errors of an optimizer's scalars, by key.
         draws: the differences of other roundings of eager's step from it, in place of ``wide`` and ``spread``.
         same_gradients: the difference of a recording's parameters and optimizer state from the values that eager's
-            optimizer computes from the recording's own gradients. The parameters that `Survey.updated` names are judged
-            by this difference.
+            optimizer computes from the recording's own gradients. The parameters that `AuditFindings.updated` names are
+            judged by this difference.
     """
     compiled = limits.compute_dtype is not None
     by_kind = [_by_kind(side) for side in (ours, theirs, wide or {})]

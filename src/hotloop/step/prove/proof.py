@@ -68,7 +68,7 @@ def prove_step(  # noqa: PLR0913 - two runs, what they change, and how far they 
         compare_random: require that both draw the same numbers from the same streams.
         wide: the values of the step in more bits (`hotloop.step.prove.wide_reference`), which both are compared with.
         updated: the parameters that a recording is judged by with its own gradients, whatever noise is in these
-            (`hotloop.step.audit.op_trace.Survey.updated`).
+            (`hotloop.step.audit.findings.AuditFindings.updated`).
         ready: called before each of the two runs, once the copies that are kept beside it were made.
 
     Raises:

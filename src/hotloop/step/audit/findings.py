@@ -1,0 +1,46 @@
+"""What the audit of one step found."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from hotloop.step.guard.python_state import Watch
+    from hotloop.step.obstacle import Obstacle
+
+
+@dataclasses.dataclass
+class AuditFindings:
+    """What one step did."""
+
+    operations: int = 0
+    random_operations: int = 0
+    matrix_dtypes: set[torch.dtype] = dataclasses.field(default_factory=set)
+    """Floating dtypes that matrix products and convolutions computed in: autocast's show nowhere else."""
+    obstacles: list[Obstacle] = dataclasses.field(default_factory=list)
+    stepped: list[str] = dataclasses.field(default_factory=list)
+    """Names of the optimizers that stepped, in order."""
+    read_gradients: set[str] = dataclasses.field(default_factory=set)
+    """Parameters whose gradient, as it was at the start, took part in the step."""
+    updated: set[str] = dataclasses.field(default_factory=set)
+    """Parameters that with their optimizer state are what one step of an optimizer made of the gradient that is left:
+    nothing else wrote into any of these."""
+    computes_on: bool = False
+    """Gradients were computed with parameters that an optimizer had stepped before, in the same step: a GAN does."""
+    altered: bool = False
+    """Gradients were written after an optimizer had found them: ``zero_grad(set_to_none=False)``."""
+    asked: bool = False
+    """Code of the step asked whether a capture is going on."""
+    written_found: list[torch.Tensor] = dataclasses.field(default_factory=list)
+    """Tensors from outside the step that it wrote into, and that the holdings did not know."""
+    on_host: list[int] = dataclasses.field(default_factory=list)
+    """Which tensors among the leaves of its result were on the host."""
+    read: Watch | None = None
+    """Looks at what of Python's state its code has read; None where that was not heard."""
+    found: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What `read` was when the audit ended."""
