@@ -166,7 +166,7 @@ def test_a_search_over_what_a_program_decides_itself_is_told(tmp_path, train):
     rates = [f"hpo.space.{one}.float=[0.1,0.2]" for one in ("training.learning_rate", "model.dropout")]
     with pytest.raises(ConfigError, match=r"does not read training\.learning_rate, .*hpo\.space\.model\.dropout=null"):
         before.check(configure.load([*own, *rates, f"hpo.folder={tmp_path / 'study'}"]))
-    with pytest.raises(ConfigError, match=r"hpo\.space is empty: .* such as training\.num_epochs"):
+    with pytest.raises(ConfigError, match=r"hpo\.space is empty: .* or training\.num_epochs"):
         space.parse(configure.load(own))
     found = space.parse(configure.load([*own, "hpo.space.training.num_epochs.int=[1,3]"]))
     assert [one.name for one in found.searched] == ["training.num_epochs"]
@@ -191,7 +191,7 @@ def test_with_auto_a_hot_loop_runs_the_programs_step(tmp_path, train):
         ({}, ["recipe.goal=accuracy"], "expected max:<metric> or min:<metric>"),
         ({"state": "object()"}, [], "is a object without state_dict"),
         ({}, ["training.batch_size=3"], "does not read training.batch_size=3"),
-        ({}, ["kfold.n_splits=3"], "does not read kfold.n_splits=3"),
+        ({}, ["kfold.n_splits=3"], r"cannot be cross-validated: its function takes no fold\."),
     ],
 )
 def test_a_program_that_cannot_be_trained_is_told(train, changed, settings, message):
@@ -214,6 +214,21 @@ def test_an_optimizer_of_something_else_is_refused(train):
 def test_a_step_that_forgets_its_optimizer_is_told(train, capsys):
     train(optimize="pass")
     assert "has changed since the start: does its step call backward()" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("optimizer", ["None", "optimizer"])
+def test_a_program_without_a_learning_rate_is_trained(tmp_path, train, monkeypatch, capsys, optimizer):
+    without = PROGRAM.replace("Workload(model, optimizer,", f"Workload(model, {optimizer},")
+    without = without.replace(
+        "    average =", "    [group.pop('lr') for group in optimizer.param_groups]\n    average ="
+    )
+    monkeypatch.setitem(globals(), "PROGRAM", without)
+    train(optimize="[one.data.sub_(one.grad, alpha=0.1) for one in model.parameters()]; model.zero_grad()")
+    steps = record.load(tmp_path / "run")["steps"]
+    assert len(steps) == 15
+    assert not any("learning_rate" in one for one in steps)
+    assert steps[-1]["loss"] < steps[0]["loss"]
+    assert "has changed since the start" not in capsys.readouterr().out
 
 
 def test_a_loss_that_is_nan_ends_the_run_with_a_sound_checkpoint(tmp_path, train):

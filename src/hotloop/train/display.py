@@ -74,7 +74,7 @@ class Display:
 
     def step(self, entry: Mapping[str, Any]) -> None:
         """Show a step that was just finished, by its entry in the record."""
-        step, rate = entry["step"], f"lr {entry['learning_rate']:.2e}"
+        step, rate = entry["step"], f"lr {entry['learning_rate']:.2e}" if "learning_rate" in entry else "no lr"
         loss = f"loss {entry['loss']:.4f}" if "loss" in entry else "no loss"
         if self._progress:
             speed = f"{1 / max(entry['seconds'], 1e-9):.2f} steps/s"

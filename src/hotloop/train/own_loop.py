@@ -25,7 +25,7 @@ from hotloop.train.checkpoint import Position
 from hotloop.train.compiling import Compiling
 from hotloop.train.interrupt import Interrupt
 from hotloop.train.outcome import Live, Outcome
-from hotloop.train.own_task import OwnTask, by_model, figures_of, judge, loss_of
+from hotloop.train.own_task import OwnTask, by_model, figures_of, judge, loss_of, rate_of
 from hotloop.train.rehearse import OwnRehearsal, Plan
 from hotloop.train.saving import Checkpoints
 from hotloop.train.tracking import Tracking
@@ -217,7 +217,7 @@ class _Fitting:
         if starts:
             self.account.starts()
             self.display.running(self.compiling.running)
-        rate = float(next(iter(self.optimizers)).param_groups[0]["lr"])
+        rate = rate_of(self.optimizers)
         began = time.perf_counter()
         workload = self.task.workload
         result = self.automatic.step(*arguments(batch)) if self.automatic else workload.run(batch)
@@ -232,17 +232,17 @@ class _Fitting:
         if workload.before is not None:
             found["ready_seconds"] = self.ready_seconds[-1]
         entry = {
-            "step": self.position.step, "seconds": seconds, **found, "learning_rate": rate,
-            "running": self.compiling.running,
+            "step": self.position.step, "seconds": seconds, **found, **rate, "running": self.compiling.running,
         }  # fmt: skip
         self.account.step(entry, events)
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
         self.display.step(entry)
-        self.tracking.log({**found, "learning_rate": rate}, self.position.step)
+        self.tracking.log({**found, **rate}, self.position.step)
         if loss is not None and not math.isfinite(loss):
+            at = f" at learning rate {rate['learning_rate']:.3g}" if rate else ""
             raise TrainingFailedError(
-                f"the loss is {loss} at learning rate {rate:.3g}; the step was applied, so the parameters are "
-                "lost, and no checkpoint holds them. Try a lower learning rate, or clipped gradients, in the program"
+                f"the loss is {loss}{at}; the step was applied, so the parameters are lost, and no checkpoint holds "
+                "them. Try a lower learning rate, or clipped gradients, in the program"
             )
 
     def new_events(self) -> list[Event]:
@@ -303,8 +303,9 @@ class _Fitting:
         self.untouched = None
 
     def weights(self) -> list[float]:
-        """Give one number for each parameter that an optimizer holds, which changes with it."""
+        """Return one number for each parameter that an optimizer, or without one the program, trains."""
         held = [one for each in self.optimizers for group in each.param_groups for one in group["params"]]
+        held = held or [one for one in self.task.workload.holdings().parameters().values() if one.requires_grad]
         return [float(one.detach().double().abs().sum()) for one in held]
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,15 +60,14 @@ class OwnTask:
                 state cannot be kept in a checkpoint, or nothing says how many steps it takes.
         """
         models, held = self.workload.models(), self.workload.holdings()
-        own = {id(one) for model in models.values() for one in model.parameters()}
-        trained = [
-            one for each in held.optimizers.values() for group in each.param_groups for one in group["params"]
-            if id(one) in own and one.requires_grad
-        ]  # fmt: skip
+        trained = [one for model in models.values() for one in model.parameters() if one.requires_grad]
+        if held.optimizers:  # else the step updates by hand
+            groups = (group for each in held.optimizers.values() for group in each.param_groups)
+            stepped = {id(one) for group in groups for one in group["params"]}
+            trained = [one for one in trained if id(one) in stepped]
         if not trained:
-            raise ConfigError(
-                f"recipe={self.name}: its optimizer holds no parameter of its model that requires gradients"
-            )
+            whose = "its optimizer holds no" if held.optimizers else "there is no"
+            raise ConfigError(f"recipe={self.name}: {whose} parameter of its model that requires gradients")
         if self.goal is not None and self.workload.metrics is None:
             raise ConfigError(
                 f"recipe.goal={self.goal.metric}: recipe={self.name} has no metrics: give its Workload metrics="
@@ -164,6 +163,13 @@ def judge(workload: Workload) -> dict[str, float]:
 def loss_of(result: Any) -> float | None:
     """Give the loss that a step returned: a number, a tensor of one, or either as ``loss`` of a mapping; else None."""
     return _number(result.get("loss") if isinstance(result, Mapping) else result)
+
+
+def rate_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
+    """Return the learning rate of the first parameter group that has one, as the record names it; empty without one."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    rate = next((rate for group in groups if (rate := _number(group.get("lr"))) is not None), None)
+    return {} if rate is None else {"learning_rate": rate}
 
 
 def figures_of(result: Any) -> dict[str, float]:
