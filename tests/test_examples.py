@@ -35,6 +35,7 @@ def test_a_program_is_cross_validated_with_a_search_in_each_fold(tmp_path):
     assert said.output.count("chose: program.lr=") == 2
 
 
+@pytest.mark.campaign
 def test_many_cheap_trials_of_a_program_begin_with_the_known_values(tmp_path):
     names = runpy.run_path(str(EXAMPLES / "search_digits.py"))
     folder = tmp_path / "study"

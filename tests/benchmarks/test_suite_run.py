@@ -20,6 +20,7 @@ def found(tmp_path_factory):
     return files.load(path), done.stdout
 
 
+@pytest.mark.campaign
 def test_both_ways_are_measured(found):
     document, out = found
     eager, captured = document["rows"]

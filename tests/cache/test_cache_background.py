@@ -358,6 +358,7 @@ def parent(parents):
         process.end()
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("way", "how"), [("sleep", signal.SIGKILL), ("sleep", signal.SIGINT), ("fork", signal.SIGKILL), ("forget", None)]
 )
@@ -420,6 +421,7 @@ def test_a_workload_that_is_not_there_is_a_reason():
     assert "has no function 'nothing'" in outcome.reason
 
 
+@pytest.mark.campaign
 @pytest.mark.inductor
 def test_the_parent_finds_all_that_the_child_compiled(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -295,6 +295,7 @@ main()
 """
 
 
+@pytest.mark.campaign
 def test_two_processes_train_alike_compiled_inside_of_ddp(tmp_path):
     program = tmp_path / "two.py"
     program.write_text(_TWO.format(folder=str(__file__).rpartition("/")[0]))

@@ -35,6 +35,7 @@ def test_accelerated():
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.campaign
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`:UserWarning")
 def test_lora():
     status, losses = program("lora").train("aot_eager", steps=2)

@@ -84,6 +84,7 @@ def test_what_a_child_starts_ends_with_it(tmp_path):
     pytest.fail(f"process {pid} goes on")
 
 
+@pytest.mark.campaign
 @pytest.mark.inductor
 def test_three_lines_are_compiled_in_an_empty_cache_of_their_own(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -90,6 +90,7 @@ def _all_objects_listed():
     gc.freeze()
 
 
+@pytest.mark.campaign
 @pytest.mark.usefixtures("_all_objects_listed")
 def test_holders_are_named_by_the_path_that_leads_to_them():
     CACHE.clear()

@@ -184,6 +184,7 @@ class Sizes(batches.Table):
         return batches.Batch({**super().take(rows).inputs, **more}, rows)
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(("tier", "sizes"), [("eager+graph", 3), ("aot_eager", 2)])
 def test_each_aspect_ratio_has_one_graph_of_its_own_and_no_more(tier, sizes):
     """Two compiled sizes are enough to see one that is compiled for any size."""

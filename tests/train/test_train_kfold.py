@@ -120,7 +120,9 @@ def test_two_cross_validations_with_a_seed_give_the_same_metrics(run, whole, stu
     assert kfold_state.contents_of(other) != whole.document["contents"]
 
 
-@pytest.mark.parametrize("preset", ["aot_eager", pytest.param("inductor", marks=pytest.mark.inductor)])
+@pytest.mark.parametrize(
+    "preset", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.inductor, pytest.mark.campaign])]
+)
 def test_the_second_fold_compiles_nothing_and_runs_compiled(tmp_path, run, whole, preset):
     on = {"training__optimization__use_torch_compile": "true", "compile__preset": preset}
     ended = run(**on, compile__measure_eager_steps=1)
@@ -204,6 +206,7 @@ def test_a_wish_to_stop_in_a_folds_last_validation_stops_the_whole(run, monkeypa
     assert resume(stopped.folder).status == "finished"
 
 
+@pytest.mark.campaign
 def test_a_kill_loses_what_is_behind_the_last_checkpoint_and_nothing_else(tmp_path, whole):
     program = (
         "import os, sys\n"

@@ -62,6 +62,7 @@ def test_both_answer(two):
     assert [one.leave() for one in two] == ["", ""]
 
 
+@pytest.mark.campaign
 def test_a_thread_that_fails_says_so_and_the_others_are_told(two, monkeypatch, caplog):
     class Broken(Patience):
         def hold(self, who, settle=0.0):

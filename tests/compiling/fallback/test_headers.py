@@ -85,6 +85,7 @@ def test_where_torch_keeps_its_libraries_elsewhere_nothing_is_tried_again(header
     assert not (header.parent / "c123.h.gch").exists()
 
 
+@pytest.mark.campaign
 @pytest.mark.inductor
 def test_a_half_written_one_of_torchs_own_costs_no_compile(tmp_path, monkeypatch):
     from torch._inductor import codecache, config, cpu_vec_isa

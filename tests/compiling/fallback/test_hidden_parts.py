@@ -108,6 +108,7 @@ def assert_eager(found, why, losses):
     assert why in found["strict"]
 
 
+@pytest.mark.campaign
 def test_a_torch_without_inductor(eager_losses):
     # Without all of torch._inductor torch's own optimizers do not import: what is hidden is the compiler in it.
     found = told(source(HIDE.format(parts=["torch._inductor.compile_fx"])))[-1]

@@ -24,6 +24,7 @@ def no_cache():
         yield
 
 
+@pytest.mark.campaign
 def test_a_model_trains_within_rounding(no_cache):
     model = Tied(layers=2)
     reference = train(copy.deepcopy(model), [(tokens(seed=s), tokens(seed=s)) for s in range(2)])
