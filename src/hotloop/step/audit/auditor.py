@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from hotloop._torch.autograd import was_freed
 from hotloop._torch.dynamo import attributes_of
 from hotloop._torch.fake import version_of
+from hotloop._torch.ledger import CapabilityMissingError
 from hotloop._torch.thread_patch import called_here
 from hotloop.measure import flatten, signature
 from hotloop.step.audit.argument_gradients import gradients_of
@@ -228,7 +229,8 @@ class StepAuditor:
         """Run the step eagerly and look at what it does; what it wrote that nobody named is noted.
 
         Raises:
-            CandidateFailedError: it raised, and all is as before: there was nothing in it that cannot be undone.
+            CandidateFailedError: it raised, and all is as before: there was nothing in it that cannot be undone. Or
+                this torch cannot show what a step does.
             Exception: the user's own, after the step had done what it would do again in another run.
         """
         moved = self.moved_outside(args, kwargs)
@@ -247,6 +249,8 @@ class StepAuditor:
             with self._context.eager(), ambience, self._noting_strangers(strangers):
                 looked.result, _ = trace_step(holdings, device, inputs, run, looked.heard)
                 wait_for(device)  # a kernel's failure belongs to the code that launched it
+        except CapabilityMissingError as error:  # this torch shows no operations: nothing of the step has run
+            raise CandidateFailedError(began=False) from error
         except Exception as error:  # noqa: BLE001 - the user's own, or of what looks at it: the next run tells
             failed = error
         # One that another thread's training began beside says nothing: what was seen may be its doing.
