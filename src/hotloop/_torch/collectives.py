@@ -68,7 +68,7 @@ class Patience:
             fresh = [found for found in self._backends() if self._held.get(found[0], (None,))[0] is not found[1]]
             for _, backend, timeout in fresh:
                 if timeout < self.TIMEOUT:
-                    backend._set_default_timeout(self.TIMEOUT)  # noqa: SLF001 - in the ledger
+                    backend.set_timeout(self.TIMEOUT)
             if fresh and settle:
                 time.sleep(settle)
             for name, backend, timeout in fresh:
@@ -84,7 +84,7 @@ class Patience:
             alive = {name: (backend, timeout) for name, backend, timeout in self._backends()}
             for name, (backend, timeout, _) in self._held.items():
                 if alive.get(name) == (backend, self.TIMEOUT):  # else it is another group, or the user has set it anew
-                    backend._set_default_timeout(timeout)  # noqa: SLF001 - in the ledger
+                    backend.set_timeout(timeout)
             self._held.clear()
 
     @contextlib.contextmanager
@@ -119,9 +119,10 @@ AGREED = "a loop"
 
 def _timeouts(group: Any) -> Iterator[tuple[str, Any, dt.timedelta]]:
     """Yield the backend of a group for each kind of device, with its timeout."""
+    backend_for = getattr(group, "get_backend", None) or group._get_backend  # noqa: SLF001 - public since torch 2.14
     for device in ("cpu", "cuda"):
         try:
-            backend = group._get_backend(torch.device(device))  # noqa: SLF001 - in the ledger
+            backend = backend_for(torch.device(device))
         except RuntimeError:  # the group has no backend for such a device
             continue
         timeout = getattr(getattr(backend, "options", None), "_timeout", None)

@@ -1,6 +1,7 @@
 """The ledger of private torch names: where each is, why hotloop uses it, what is lost without it, what may replace it.
 
-`private` is the only way to reach a private name, so that a test can hold the ledger against the code, both ways.
+`private` is the only way to reach a private name, so that a test can hold the ledger against the code, both ways. Where
+newer torch has the same under a public name (`_PUBLIC`), `private` returns that.
 Attributes of torch's objects have no module path. They are listed as ``Class.attribute``, and used in this room only.
 """
 
@@ -49,9 +50,10 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "a failed step of several processes is never repeated",
     ),
     (
-        "Backend._set_default_timeout ProcessGroup._get_backend Options._timeout",
+        "ProcessGroup._get_backend Options._timeout",
         "collectives may wait longer while a process compiles; afterwards their timeout is restored",
         "a process that compiles longer than the group's timeout ends the run",
+        "ProcessGroup.get_backend, which torch 2.14 made public; Backend.set_timeout is public in all that we support",
     ),
     (
         "torch.distributed.distributed_c10d:_get_default_store",
@@ -306,19 +308,10 @@ _ROWS: tuple[tuple[str, ...], ...] = (
         "each tensor is asked for them, which takes longer",
     ),
     (
-        "torch:_foreach_copy_",
-        "copies the buffers of a model in few launches: 53 BatchNorms in 48 µs, one by one in 700",
-        "saving the state of a step costs more",
-    ),
-    (
-        "torch:_foreach_clone",
-        "copies the gradients that a CUDA graph hands out in few launches, its memory included (torch 2.13)",
-        "the memory of each copy is asked for from Python",
-    ),
-    (
-        "torch:_foreach_sub torch:_foreach_norm torch:_foreach_mul",
-        "find which of thousands of tensors differ in few launches: a proof step of InceptionV3 took twice as long",
-        "proofs take longer",
+        "torch:_foreach_copy_ torch:_foreach_clone torch:_foreach_norm torch:_foreach_sub torch:_foreach_mul",
+        "copy and compare thousands of tensors in few launches: 53 BatchNorms in 48 µs, one by one in 700",
+        "saving the state of a step, and proofs, take longer",
+        "torch.foreach (2.15)",
     ),
     # -- one observed step
     (
@@ -380,6 +373,8 @@ _ROWS: tuple[tuple[str, ...], ...] = (
 )
 LEDGER = tuple(PrivateName(path, *facts) for paths, *facts in _ROWS for path in paths.split())
 _PATHS = frozenset(name.path for name in LEDGER)
+_PUBLIC = {f"torch:_foreach_{name}": f"torch.foreach:{name}" for name in ("copy_", "clone", "norm", "sub", "mul")}
+"""What newer torch made public, by private name: the public name is taken where it is there."""
 
 
 def private(path: str) -> Any:
@@ -405,15 +400,18 @@ def _look_up(path: str) -> tuple[Any, str]:
     """Return the object behind a path, and why it is missing; empty where it is there."""
     if path not in _PATHS:
         raise KeyError(f"{path} is not in the ledger of private torch names")
-    module, _, attribute = path.partition(":")
-    try:
-        home = importlib.import_module(module)
-        if not hasattr(home, attribute):  # perhaps a module that nobody has imported yet
-            importlib.import_module(f"{module}.{attribute}")
-        return getattr(home, attribute), ""
-    except (ImportError, AttributeError) as error:
-        entry = next(name for name in LEDGER if name.path == path)
-        return None, f"{path} is missing in this torch ({error}); without it: {entry.without}"
+    missing: Exception | None = None
+    for place in [path] if path not in _PUBLIC else [_PUBLIC[path], path]:
+        module, _, attribute = place.partition(":")
+        try:
+            home = importlib.import_module(module)
+            if not hasattr(home, attribute):  # perhaps a module that nobody has imported yet
+                importlib.import_module(f"{module}.{attribute}")
+            return getattr(home, attribute), ""
+        except (ImportError, AttributeError) as error:
+            missing = error
+    entry = next(name for name in LEDGER if name.path == path)
+    return None, f"{path} is missing in this torch ({missing}); without it: {entry.without}"
 
 
 def capability(name: str, *paths: str) -> Capability:

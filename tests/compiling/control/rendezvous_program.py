@@ -16,7 +16,6 @@ import torch
 import torch._dynamo  # what is imported later, one process waits for in the other, impatiently
 from torch import distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -26,6 +25,8 @@ import hotloop.compiling.control
 from hotloop._torch import backends
 
 warnings.simplefilter("ignore")
+# Public since torch 2.14.
+set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 TIMEOUT = dt.timedelta(seconds=4)
 FOLDER, RANK, SCENARIOS = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 
@@ -154,7 +155,7 @@ def regrouped():
     started = dt.timedelta(seconds=60)
     dist.init_process_group("gloo", f"file://{FOLDER}/again", rank=RANK, world_size=2, timeout=started)
     dist.barrier()
-    _set_pg_timeout(TIMEOUT)
+    set_timeout(TIMEOUT)
     return compared("ddp", seconds=6.0)
 
 
@@ -195,7 +196,7 @@ def main():
     started = dt.timedelta(seconds=60)  # it counts for the start of the other process as well
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{os.environ['PORT']}", rank=RANK, world_size=2, timeout=started)
     dist.barrier()
-    _set_pg_timeout(TIMEOUT)
+    set_timeout(TIMEOUT)
     told = {}
     for name in SCENARIOS:
         told[name] = RUNS[name]()

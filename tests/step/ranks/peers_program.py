@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 from torch import nn
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn import functional as F
@@ -27,6 +26,8 @@ from hotloop._torch import backends
 from hotloop.testing import planted_failure
 
 warnings.simplefilter("ignore")
+# Public since torch 2.14.
+set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
 TIMEOUT, PATIENT = 3.0, dt.timedelta(seconds=30)
 FOLDER, RANK, SCENARIOS = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 BACKEND = os.environ.get("PEERS_BACKEND", "gloo")
@@ -153,11 +154,11 @@ def impatient(wanted):
     """Collectives time out as soon as a user of short timeouts has them: all processes are here by then."""
     dist.barrier()
     if wanted:
-        _set_pg_timeout(dt.timedelta(seconds=TIMEOUT))
+        set_timeout(dt.timedelta(seconds=TIMEOUT))
     yield
     if wanted:
         assert dist.group.WORLD._get_backend(DEVICE).options._timeout == dt.timedelta(seconds=TIMEOUT)
-        _set_pg_timeout(PATIENT)
+        set_timeout(PATIENT)
 
 
 def scenario(name):
