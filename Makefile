@@ -3,10 +3,14 @@ PYTHON ?= python3.11
 VENV := .venv
 STAMP := $(VENV)/.stamp
 BIN := $(VENV)/bin
+# `make matrix`: the oldest and the newest torch that hotloop is tested on, and the pinned one between them. The range is
+# that of src/hotloop/_torch/versions.py.
+PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
+MATRIX := 2.11.0 $(PINNED) 2.15.0
 # pytest-xdist: two workers, each with one thread, or they fight over the cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
-.PHONY: setup demo test test-slow check format clean
+.PHONY: setup demo test test-slow matrix check format clean
 
 setup: $(STAMP)
 
@@ -24,6 +28,19 @@ test: setup
 test-slow: setup
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 --dist worksteal -m campaign tests
 
+# One torch: `make matrix MATRIX=2.15.0`. Each environment takes the other versions from constraints.txt, and is kept.
+matrix: $(MATRIX:%=matrix-%)
+
+matrix-%: .matrix/%/.stamp
+	$(TEST_ENV) .matrix/$*/bin/python -m pytest -n 2 --dist worksteal -m "not campaign" tests
+
+.PRECIOUS: .matrix/%/.stamp
+.matrix/%/.stamp: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .matrix/$*
+	sed 's/^torch==.*/torch==$*/' constraints.txt > .matrix/$*/constraints.txt
+	.matrix/$*/bin/python -m pip install --quiet --disable-pip-version-check -c .matrix/$*/constraints.txt -e '.[dev]'
+	touch $@
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,4 +53,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) runs dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) .matrix runs dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -8,7 +8,9 @@ import re
 
 from hotloop.errors import UnsupportedTorchError
 
-OLDEST, NEWEST = (2, 11), (2, 13)
+OLDEST, NEWEST = (2, 11), (2, 15)
+TESTED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+"""The versions of torch that hotloop is tested on, for messages; pages and `make matrix` name the same."""
 
 
 def parse(version: str) -> tuple[int, int]:
@@ -35,14 +37,12 @@ def check() -> tuple[int, int]:
     found = parse(torch.__version__)
     if found < OLDEST:
         raise UnsupportedTorchError(
-            f"hotloop needs torch {OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}, found {torch.__version__}: "
-            f"pip install 'torch>={OLDEST[0]}.{OLDEST[1]}'"
+            f"hotloop needs torch {TESTED}, found {torch.__version__}: pip install 'torch>={OLDEST[0]}.{OLDEST[1]}'"
         )
     if found > NEWEST:
         logging.getLogger("hotloop").warning(
-            "hotloop was tested on torch %d.%d to %d.%d; this is %s. What this torch lacks runs eager and says so.",
-            *OLDEST,
-            *NEWEST,
+            "hotloop was tested on torch %s; this is %s. What this torch lacks runs eager and says so.",
+            TESTED,
             torch.__version__,
         )
     return found

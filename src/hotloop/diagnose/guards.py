@@ -1,4 +1,4 @@
-"""What a failed guard means: torch's text, of 2.11 to 2.13, as a cause, what it is about, and its values."""
+"""What a failed guard means: torch's text, of 2.11 to 2.15, as a cause, what it is about, and its values."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hotloop._torch.versions import NEWEST, OLDEST, parse
+from hotloop._torch.versions import NEWEST, OLDEST, TESTED, parse
 from hotloop.errors import UnsupportedTorchError
 from hotloop.presets import NAMES
 from hotloop.prove.doctor.findings import LEVELS, Finding
@@ -86,15 +86,14 @@ class _HostJudge:
         except UnsupportedTorchError as error:
             yield Finding("problem", "torch", str(error), "install a release of torch")
             return
-        tested = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
         if version < OLDEST:
-            what = f"torch {known.version} is older than hotloop supports ({tested})"
+            what = f"torch {known.version} is older than hotloop supports ({TESTED})"
             yield Finding("problem", "torch", what, f"pip install 'torch>={OLDEST[0]}.{OLDEST[1]}'")
         elif version > NEWEST:
-            what = f"torch {known.version} is newer than hotloop was tested on ({tested})"
+            what = f"torch {known.version} is newer than hotloop was tested on ({TESTED})"
             yield Finding("warning", "torch", what, "update hotloop; what this torch lacks runs eager and says so")
         else:
-            yield Finding("ok", "torch", f"torch {known.version}, CUDA {known.cuda or 'none'}; tested: {tested}")
+            yield Finding("ok", "torch", f"torch {known.version}, CUDA {known.cuda or 'none'}; tested: {TESTED}")
         if version == (2, 11):
             yield Finding(
                 "warning",
