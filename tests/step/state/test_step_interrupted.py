@@ -167,7 +167,7 @@ def test_an_interrupt_leaves_the_state_from_before_the_step_or_from_after_it(sta
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("first", range(1, 5))
+@pytest.mark.parametrize("first", [1, 40])
 @pytest.mark.parametrize("stage", STAGES)
-def test_an_interrupt_at_any_bytecode_leaves_the_state_from_before_the_step_or_from_after_it(stage, first):
-    assert not torn(stage, lambda count: range(first, count, 41))
+def test_an_interrupt_at_many_bytecodes_leaves_the_state_from_before_the_step_or_from_after_it(stage, first):
+    assert not torn(stage, lambda count: range(first, count, 97))
