@@ -22,7 +22,11 @@ import pytest
 import torch
 from changed_programs import outcome, script_of, scripts
 
-pytestmark = pytest.mark.campaign
+pytestmark = [
+    pytest.mark.campaign,
+    # torch says so of a hook on a module whose inputs require no gradients; the program has one on purpose.
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning"),
+]
 
 REPLAYED, DECLINED, WRONG = "right, replayed", "right, declined", "wrong"
 TRAINING = [changed_losses, changed_models, changed_loops, changed_places]
