@@ -239,7 +239,7 @@ class Trained:
 
 @contextlib.contextmanager
 def checked_every(steps):
-    """Have every so many steps checked by the sentinel, whatever that costs."""
+    """Let the sentinel check a step in every so many, whatever that costs."""
 
     def plan(self, seconds, tier):
         self._left = self._every = steps
@@ -334,7 +334,7 @@ def _is_number(node, value):
 
 @contextlib.contextmanager
 def planted(faults):
-    """Have aot_eager compute these faults while they are on; yields how often each was computed."""
+    """Plant faults in what aot_eager compiles while the block runs; yield how often each was computed."""
     from torch._dynamo.backends.common import aot_autograd
 
     wrong = []

@@ -98,7 +98,7 @@ def test_the_sentinel_finds_a_planted_one_that_comes_later(part):
 
 @contextlib.contextmanager
 def memory_halved(part):
-    """Have torch's partitioner keep half of what a backward pass of this part needs, as its users ask it to."""
+    """Let torch's partitioner keep half of what a backward pass of this part needs, as its users ask it to."""
     from torch._functorch import config
 
     with config.patch(activation_memory_budget=0.5) if part is programs.Dropped else contextlib.nullcontext():

@@ -82,7 +82,7 @@ def overrides(folder: Path, **more: object) -> list[str]:
 
 @contextlib.contextmanager
 def held_elsewhere(folder: Path):
-    """Have another process hold the lock of a run's folder as long as the block goes on; gives the process."""
+    """Let another process hold the lock of a run's folder while the block runs; yield the process."""
     program = (
         "import pathlib, sys\n"
         "from hotloop.train.turn import folder_held\n"

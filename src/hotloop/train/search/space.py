@@ -79,7 +79,7 @@ class Searched:
         return int((high - low) / self.step + 1e-9) + 1
 
     def holds(self, value: Any) -> bool:
-        """Tell whether a value is one that a trial may have."""
+        """Return whether a trial may have a value."""
         if self.kind == "choices":
             return value in self.values
         low, high = self.values
