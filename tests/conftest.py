@@ -59,6 +59,18 @@ gc.set_threshold(10_000)
 
 
 @pytest.fixture(autouse=True)
+def _torchs_settings():
+    """Fail a test that leaves a setting of torch's changed: tests after it in its process compute other last bits."""
+    settings = sys.modules.get("hotloop.cache.ambient")
+    before = settings and settings.torch_settings()
+    yield
+    if before:
+        after = settings.torch_settings()
+        settings.apply_process_settings(before)
+        assert after == before
+
+
+@pytest.fixture(autouse=True)
 def _guards_are_not_timed():
     """After each compile dynamo empties the CPU's caches to time its guards once, for its log: a twentieth of the suite."""
     if guards := sys.modules.get("torch._dynamo.guards"):

@@ -57,6 +57,7 @@ _ATTRIBUTES = (
     "backends.cuda.matmul.fp32_precision",
     "backends.cudnn.conv.fp32_precision",
     "backends.cudnn.rnn.fp32_precision",
+    "backends.mkldnn.enabled",
     "backends.mkldnn.matmul.fp32_precision",
     "backends.mkldnn.conv.fp32_precision",
     "utils.deterministic.fill_uninitialized_memory",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import datetime as dt
+import decimal
 import inspect
 import sys
 
@@ -21,6 +22,8 @@ import changed_unseen
 import pytest
 import torch
 from changed_programs import outcome, script_of, scripts
+
+from hotloop.cache import ambient
 
 pytestmark = [
     pytest.mark.campaign,
@@ -82,9 +85,10 @@ ALL = {name: one for group in GROUPS.values() for name, one in group.items()}
 
 @pytest.fixture(autouse=True)
 def _as_it_was():
-    yield
-    torch.set_default_dtype(torch.float32)
-    torch.set_num_threads(1)
+    before = ambient.process_settings()
+    with decimal.localcontext():
+        yield
+    ambient.apply_process_settings(before)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -97,6 +101,7 @@ def test_what_comes_of_a_change(name):
 
 
 def main():
+    settings = ambient.process_settings()
     print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {dt.datetime.now(dt.UTC):%Y-%m-%d}\n")
     print(f"| | programs | {REPLAYED} | {DECLINED} | {WRONG} |\n|---|---|---|---|---|")
     for title, group in GROUPS.items():
@@ -105,8 +110,7 @@ def main():
             kinds[found := outcome(script).kind] += 1
             if found != REPLAYED:
                 print(f"{name}: {found}", file=sys.stderr)
-            torch.set_default_dtype(torch.float32)
-            torch.set_num_threads(1)
+            ambient.apply_process_settings(settings)
         print(f"| {title} | {len(group)} | {kinds[REPLAYED]} | {kinds[DECLINED]} | {kinds[WRONG]} |")
 
 
