@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from hotloop.cli import bench, cache, doctor, evaluate, harness, hpo, presets, report, train, verify
+from hotloop.cli import bench, cache, doctor, evaluate, harness, hpo, presets, report, runs, train, verify
 from hotloop.cli.common import WRONG_USAGE, ProgramCommand
 from hotloop.errors import HotloopError
 
@@ -60,6 +60,7 @@ app.command()(bench.bench)
 app.command()(verify.verify)
 app.command()(harness.harness)
 app.command()(report.report)
+app.add_typer(runs.app, name="runs", help="List, show, compare and remove runs, cross-validations and searches.")
 app.command("presets")(presets.show)
 app.add_typer(cache.app, name="cache", help="Show what is kept of compiles, clear what is stale, export and import it.")
 

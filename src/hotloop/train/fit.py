@@ -61,7 +61,9 @@ def fit(task: Task, start: Start, chosen: Plan, display: Display) -> Outcome:
         stack.enter_context(start.open)
         record = stack.enter_context(RunRecord(start.folder))
         opening.write(start, task.told, record, display)
-        record.update("measurements", **{f"validation_{task.rows}": len(task.validation), **task.context})
+        record.update(
+            "measurements", **{f"validation_{task.rows}": len(task.validation), "goal": str(task.goal), **task.context}
+        )
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(watch()) if chosen or auto else []
         if chosen or auto:

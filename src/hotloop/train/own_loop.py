@@ -55,7 +55,7 @@ def fit(task: OwnTask, start: Start, chosen: Plan, display: Display) -> Outcome:
         stack.enter_context(start.open)
         record = stack.enter_context(RunRecord(start.folder))
         opening.write(start, task.told, record, display)
-        record.update("measurements", **task.context)
+        record.update("measurements", **({"goal": str(task.goal)} if task.goal else {}), **task.context)
         record.update("environment", **machine.describe(task.device))
         auto = start.settings.training.optimization.use_torch_compile == "auto"
         events = stack.enter_context(watch()) if chosen or auto else []

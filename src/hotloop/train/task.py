@@ -40,6 +40,9 @@ class Goal:
     metric: str
     maximize: bool = True
 
+    def __str__(self) -> str:
+        return f"{'max' if self.maximize else 'min'}:{self.metric}"
+
     def of(self, metrics: Mapping[str, float]) -> float:
         """Give the goal's metric of a validation, NaN before there was any."""
         return metrics.get(self.metric, math.nan)

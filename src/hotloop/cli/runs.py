@@ -1,0 +1,192 @@
+"""``hotloop runs``: list, show, compare and remove runs, cross-validations and searches; works without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from hotloop.cli.common import AsJson, console, echo_json
+from hotloop.errors import ConfigError
+from hotloop.report import runs
+from hotloop.report.text import count, figure, line, moment, quantity, text, words
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+app = typer.Typer(no_args_is_help=True)
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, a cross-validation or a search.")]
+_STYLES = {"finished": "green", "running": "cyan", "open": "cyan", "interrupted": "yellow", "killed": "yellow"}
+
+
+@app.command("list")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to look for runs.")] = Path("runs"),
+    as_json: AsJson = False,
+) -> None:
+    """List the runs below a folder, the newest first: status, what ran, when, steps, and the best metric.
+
+    Of a cross-validation or a search, FOLDER lists its folds or trials. A folder that cannot be read is listed with
+    what is wrong with it.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such folder; `hotloop train` puts runs into runs/, or into run.folder")
+    found = runs.find(folder)
+    if as_json:
+        echo_json([row.to_dict(whole=False) for row in found])
+    elif found:
+        console().print(_table(found, folder))
+    else:
+        typer.echo(f"No run below {folder}")
+
+
+@app.command()
+def show(run: Run, as_json: AsJson = False) -> None:
+    """Show one run: its status, its settings and figures, and the folds or trials that it consists of.
+
+    The whole report, with charts and what was compiled, is `hotloop report RUN`.
+    """
+    row, inside = _known(run), runs.members(run)
+    if as_json:
+        echo_json({**row.to_dict(), "members": [one.to_dict(whole=False) for one in inside]})
+        return
+    facts: dict[str, Any] = {"status": row.status, "kind": row.kind, "problem": row.problem, "recipe": row.recipe}
+    facts |= {"when": moment(row.created), "steps": row.steps, "best": _best(row), "ran": row.tier}
+    for title, values in (("", facts), ("Figures", row.figures), ("Settings", row.settings)):
+        if title and values:
+            console().print(Text(f"\n{title}", style="bold"))
+        shown = {name: text(value) if title == "Settings" else quantity(name, value) for name, value in values.items()
+                 if value not in (None, "")}  # fmt: skip
+        console().print(_pairs(shown))
+    if inside:
+        console().print(Text(f"\n{'Folds' if row.kind == runs.FOLDS else 'Trials'}", style="bold"))
+        console().print(_table(inside, run))
+
+
+@app.command()
+def compare(
+    names: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="The folders of two or more runs.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs: the settings in which they differ, then their metrics and measurements side by side."""
+    if len(names) < 2:  # noqa: PLR2004 - one run has nothing beside it
+        raise ConfigError(f"hotloop runs compare {names[0]}: expected two or more runs")
+    rows = [_known(name) for name in names]
+    settings = _beside([row.settings for row in rows])
+    differ = {name: values for name, values in settings.items() if any(one != values[0] for one in values)}
+    facts = [{"status": row.status, "ran": row.tier, "steps": row.steps} for row in rows]
+    figures = _beside([{**fact, **row.figures} for fact, row in zip(facts, rows, strict=True)])
+    if as_json:
+        echo_json({"runs": list(map(str, names)), "settings": differ, "figures": figures})
+        return
+    for title, lines in (("Settings that differ", differ), ("Figures", figures)):
+        table = _plain(title, *map(str, names))
+        for name, values in lines.items():
+            shown = [quantity(name, one) if title == "Figures" else text(one) for one in values]
+            table.add_row(*(Text(line(one, 200)) for one in (name, *shown)))
+        console().print(table if lines else Text("No setting differs"), "")
+
+
+@app.command("rm")
+def remove(
+    names: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders to delete.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Delete runs with all that is in their folders; asks first. A run that trains now is refused, and so is no run."""
+    with contextlib.ExitStack() as held:
+        for name in names:
+            _check_removable(name, held)
+        many = sum(1 for name in names for path in name.rglob("*") if not path.is_dir())
+        if not yes:
+            shown = ", ".join(line(str(name), 200) for name in names)
+            typer.confirm(f"Delete {shown} ({count(many, 'file')})?", abort=True, err=True)
+    for name in names:
+        shutil.rmtree(name)
+    if as_json:
+        echo_json({"removed": list(map(str, names))})
+    else:
+        typer.echo(f"Deleted: {', '.join(map(str, names))}")
+
+
+def _check_removable(folder: Path, held: contextlib.ExitStack) -> None:
+    """Refuse a folder that must not be deleted; hold the locks of its runs.
+
+    Raises:
+        ConfigError: it is no run, is used now, or is part of something larger.
+    """
+    from hotloop.train.turn import LOCK, folder_held  # noqa: PLC0415 - filelock is an optional package
+
+    row = _known(folder)
+    here = folder.resolve()
+    if folder.is_symlink() or Path.cwd().resolve().is_relative_to(here):
+        what = "a link: name the folder itself" if folder.is_symlink() else "the current folder, or has it inside"
+        raise ConfigError(f"{folder} is not deleted: it is {what}")
+    for above in (here.parent, here.parent.parent):
+        if runs.kind_of(above) in (runs.FOLDS, runs.SEARCH):
+            raise ConfigError(f"{folder} is not deleted: it is part of {above}, which would be torn; delete that whole")
+    if row.status == "running" and row.kind == runs.SEARCH:
+        raise ConfigError(f"{folder} is not deleted: its search runs now. Stop it first")
+    locks = [path.parent for path in sorted(folder.rglob(LOCK)) if path.is_file() and not path.is_symlink()]
+    for place in locks:
+        held.enter_context(folder_held(place))
+
+
+def _known(folder: Path) -> runs.Row:
+    """Return the row of a folder that holds a run.
+
+    Raises:
+        ConfigError: there is no such folder, or it is no run.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"run {folder}: no such folder; `hotloop runs list` names those below runs/")
+    row = runs.read(folder)
+    if row.kind == runs.UNKNOWN:
+        raise ConfigError(f"{folder} is {row.problem}; `hotloop runs list` names those below runs/")
+    return row
+
+
+def _best(row: runs.Row) -> str:
+    mean = "mean " if row.kind == runs.FOLDS else ""
+    return f"{mean}{row.metric} {figure(row.best)}" if row.best is not None else ""
+
+
+def _table(rows: list[runs.Row], folder: Path) -> Group:
+    """Return a table of runs, and a line below it for each that something is wrong with."""
+    table = _plain("run", "status", "recipe", "when", "steps", "best", "ran")
+    below = []
+    for row in rows:
+        name = line(str(row.folder.relative_to(folder)) if row.folder != folder else str(folder), 200)
+        member = {runs.FOLDS: "fold", runs.SEARCH: "trial"}.get(row.kind)
+        steps = count(row.members or 0, member) if member else text(row.steps)
+        status = Text(row.status, style=_STYLES.get(row.status, "red"))
+        cells = (row.recipe.rpartition("/")[2], moment(row.created), steps, _best(row), row.tier)
+        table.add_row(Text(name), status, *map(Text, cells))
+        below += [Text(f"{name}: {row.problem}")] if row.problem else []
+    return Group(table, *below)
+
+
+def _pairs(values: Mapping[str, str]) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    for name, value in values.items():
+        table.add_row(Text(line(words(name) if "." not in name else name, 200)), Text(line(value, 1000)))
+    return table
+
+
+def _beside(columns: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """Return what each of several mappings has for a name, for all names in their first order."""
+    names = dict.fromkeys(name for one in columns for name in one)
+    return {name: [one.get(name) for one in columns] for name in names}
+
+
+def _plain(*names: str) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(Text(line(name, 200)), overflow="fold", no_wrap=name == "run")
+    return table

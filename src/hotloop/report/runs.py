@@ -1,0 +1,236 @@
+"""Runs, cross-validations and searches as rows of a list: what ran, how it ended, what came of it; without torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any
+
+from hotloop import record
+from hotloop.errors import RecordError
+from hotloop.report import folds, study
+from hotloop.report.charts import MetricRow, metric_lines
+from hotloop.report.series import Steps
+from hotloop.report.text import count, flat, line, number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+RUN, FOLDS, SEARCH, UNKNOWN = "run", "cross-validation", "search", "unknown"
+SETTINGS, STUDY_SETTINGS = "settings.yaml", "study.yaml"
+_FIGURES = ("steady_step_ms", "samples_per_second", "cold_seconds", "compile_seconds", "peak_memory_bytes")
+_DEEPEST = 6
+"""Levels of folders below the one that is listed in which runs are looked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One folder of a list. What is not known is None, or empty.
+
+    Args:
+        folder: of the run.
+        kind: ``run``, ``cross-validation``, ``search``, or ``unknown`` for a folder that is none of these.
+        status: ``finished``, ``running``, ``interrupted``, ``killed`` (it says that it runs, and its process is gone),
+            ``failed`` or ``pruned``; of a search with trials left ``open``; ``unreadable`` where ``problem`` says why.
+        recipe: the recipe or the program.
+        created: seconds since the epoch.
+        steps: optimizer steps that were done.
+        metric: the metric that says which validation is the best.
+        best: its best value; of a cross-validation the mean over its folds.
+        tier: what ran: ``eager``, a preset or a tier.
+        problem: what is wrong with the folder or its record, or the error that ended the run.
+        members: the number of folds or trials.
+        settings: the settings that it read, by their dotted names.
+        figures: its metrics and measurements, by name.
+    """
+
+    folder: Path
+    kind: str = RUN
+    status: str = "unreadable"
+    recipe: str = ""
+    created: float | None = None
+    steps: int | None = None
+    metric: str = ""
+    best: float | None = None
+    tier: str = ""
+    problem: str = ""
+    members: int | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    figures: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def to_dict(self, *, whole: bool = True) -> dict[str, Any]:
+        """Return the row as plain data; without ``whole``, its settings and figures are left out."""
+        left_out = () if whole else ("settings", "figures")
+        return {key: value for key, value in {**vars(self), "folder": str(self.folder)}.items() if key not in left_out}
+
+
+def kind_of(folder: Path) -> str:
+    """Return what a folder holds, by the names of its files."""
+    if folds.is_cross_validation(folder):
+        return FOLDS
+    if any((folder / name).is_file() for name in (study.DOCUMENT, STUDY_SETTINGS)):
+        return SEARCH
+    return RUN if any((folder / name).is_file() for name in (record.LINES, record.DOCUMENT, SETTINGS)) else UNKNOWN
+
+
+def find(folder: Path) -> list[Row]:
+    """Return a row of each run below a folder, the newest first; of a cross-validation or a search, of its members.
+
+    Links to folders are not followed. A folder without any run below it is listed once, as ``unknown``.
+    """
+    kind = kind_of(folder)
+    if kind == RUN:
+        return [read(folder)]
+    found = members(folder) if kind in (FOLDS, SEARCH) else [read(path) for path in _below(folder, _DEEPEST)]
+    return sorted(found, key=lambda row: row.created or 0.0, reverse=True)
+
+
+def members(folder: Path) -> list[Row]:
+    """Return a row of each fold of a cross-validation, or of each trial of a search, in their order."""
+    kind = kind_of(folder)
+    places = {FOLDS: (folder, "fold-"), SEARCH: (folder / "trials", "")}.get(kind)
+    if places is None:
+        return []
+    inside = [path for path in _folders(places[0]) if path.name.startswith(places[1])]
+    return [read(path) for path in sorted(inside, key=lambda path: (len(path.name), path.name))]
+
+
+def read(folder: Path) -> Row:
+    """Return the row of one folder; what cannot be read of it is said in the row."""
+    kind = kind_of(folder)
+    try:
+        if kind == FOLDS:
+            return _folds(folder, folds.load(folder))
+        if kind == SEARCH:
+            return _search(folder, study.load(folder))
+        if kind == RUN:
+            return _run(folder, record.load(folder))
+    except RecordError as error:
+        begun = (folder / SETTINGS).is_file() and not any(
+            (folder / n).exists() for n in (record.LINES, record.DOCUMENT)
+        )
+        told = "it was stopped before its first record was written" if begun else line(str(error), 300)
+        return Row(folder, kind, problem=told)
+    return Row(folder, kind, problem="no run, cross-validation or search: no record of any in it")
+
+
+def _folders(folder: Path) -> list[Path]:
+    """List the folders in a folder, without links and hidden ones; none where it cannot be read."""
+    try:
+        with os.scandir(folder) as entries:
+            inside = [one.name for one in entries if one.is_dir(follow_symlinks=False) and not one.name.startswith(".")]
+    except OSError:
+        return []
+    return [folder / name for name in sorted(inside)]
+
+
+def _below(folder: Path, deepest: int) -> Iterator[Path]:
+    """Yield the runs below a folder, and each topmost folder that has none below it."""
+    for path in _folders(folder):
+        if kind_of(path) != UNKNOWN:
+            yield path
+        else:
+            inside = list(_below(path, deepest - 1)) if deepest else []
+            runs = any(kind_of(one) != UNKNOWN for one in inside)
+            yield from inside if runs else [path]
+
+
+def _run(folder: Path, document: Mapping[str, Any]) -> Row:
+    settings = dict(flat(document["settings"]))
+    measured, steps = document["measurements"], Steps.read(document["steps"])
+    metrics = [MetricRow.of(one) for one in metric_lines(document["metrics"])]
+    validation = [one for one in metrics if one.split == "validation"] or metrics
+    goal = settings.get("recipe.goal") or measured.get("goal")
+    direction, _, wanted = goal.partition(":") if isinstance(goal, str) else ("", "", "")
+    entries = [one for one in document["metrics"] if wanted and number(one.get(wanted)) is not None]
+    first = validation[0].name if validation else ""
+    best, at = next(((one.best, one.best_step) for one in validation if one.name == first), (None, None))
+    if entries:
+        choose = min if direction == "min" else max
+        chosen = choose(entries, key=lambda one: number(one[wanted]) or 0.0)
+        best, at = number(chosen[wanted]), number(chosen.get("step"))
+    last = document["steps"][-1] if document["steps"] else {}
+    done = number(measured.get("steps_done")) or number(last.get("step")) or len(steps.entries)
+    tiers = [last.get("running"), *(one.get("running") for one in document["components"].values())]
+    tier = next((one for one in tiers if one), "")
+    figures = {one.name: _at(document["metrics"], one.name, at, one.last) for one in validation}
+    begun, ended = number(document.get("created")), number(document.get("finished") or document.get("updated"))
+    idle = number(document.get("idle_seconds")) or 0.0
+    figures |= {"seconds": ended - begun - idle} if begun is not None and ended is not None else {}
+    figures |= {name: measured[name] for name in _FIGURES if number(measured.get(name)) is not None}
+    unread = number(document.get("unread_lines"))
+    told = [f"{count(int(unread), 'line')} of its record cannot be read"] if unread else []
+    told += [line(document["error"], 300)] if document.get("error") else []
+    return Row(
+        folder=folder,
+        status="killed" if record.was_killed(document) else line(document.get("status"), 40),
+        recipe=line(settings.get("recipe.name") or "", 200),
+        created=begun,
+        steps=int(done),
+        metric=line(wanted if entries else first, 60),
+        best=best,
+        tier="eager" if tier == "none" else line(tier, 60),
+        problem="; ".join(told),
+        settings=settings,
+        figures=figures,
+    )
+
+
+def _at(entries: list[Mapping[str, Any]], name: str, step: float | None, otherwise: float) -> float:
+    """Return a metric of the validation at a step; else its last value."""
+    values = (number(one.get(name)) for one in entries if step is not None and number(one.get("step")) == step)
+    return next((value for value in values if value is not None), otherwise)
+
+
+def _folds(folder: Path, document: Mapping[str, Any]) -> Row:
+    each = document["folds"]
+    inside = next((one.settings for one in members(folder) if one.settings), document["settings"])
+    settings = {name: value for name, value in flat(inside) if name != "kfold.fold"}
+    kept = (document["metrics"].get(kind) for kind in ("best", "last"))
+    over = next((dict(one) for one in kept if isinstance(one, dict) and one), {})
+    means = {line(name, 60): number(one.get("mean")) for name, one in over.items() if isinstance(one, dict)}
+    goal = settings.get("recipe.goal")
+    wanted = goal.partition(":")[2] if isinstance(goal, str) else ""
+    metric = wanted if wanted in means else next(iter(means), "")
+    steps = [number(one.get("step")) or 0.0 for one in each]
+    ran = [one["compiled"].get("running") for one in each if isinstance(one.get("compiled"), dict)]
+    return Row(
+        folder=folder,
+        kind=FOLDS,
+        status="killed" if record.was_killed(document) else line(document.get("status"), 40),
+        recipe=line(document.get("recipe") or "", 200),
+        created=number(document.get("created")),
+        steps=int(sum(steps)),
+        metric=metric,
+        best=means.get(metric),
+        tier=", ".join(dict.fromkeys(line(one, 60) for one in ran if one)),
+        problem=line(document["error"], 300) if document.get("error") else "",
+        members=len(each),
+        settings=settings,
+        figures=means,
+    )
+
+
+def _search(folder: Path, document: Mapping[str, Any]) -> Row:
+    attempts = [one for one in document["trials"] if isinstance(one, dict)]
+    number_of_best, metric = document.get("best"), line(document.get("metric") or "", 60)
+    complete = (one for one in attempts if one.get("number") == number_of_best and one.get("state") == "complete")
+    best = next(complete, {})
+    began = [at for one in attempts if (at := number(one.get("began"))) is not None]
+    goes_on = [one for one in attempts if one.get("state") == "running"]
+    inside = members(folder) if goes_on else []
+    status = "open" if number(document.get("left")) else "finished"
+    value, chosen = number(best.get("value")), best.get("values")
+    return Row(
+        folder=folder,
+        kind=SEARCH,
+        status="running" if any(one.status == "running" for one in inside) else status,
+        recipe=line(document.get("name") or "", 200).removesuffix("/search"),
+        created=min(began, default=number(document.get("written"))),
+        metric=metric,
+        best=value,
+        members=len(attempts),
+        settings=dict(flat(chosen)) if isinstance(chosen, dict) else {},
+        figures={} if value is None else {metric: value},
+    )
