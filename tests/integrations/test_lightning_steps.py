@@ -14,6 +14,7 @@ import hotloop
 from hotloop import events as ev
 from hotloop.compiling.apply import step_methods
 from hotloop.compiling.control.methods import AGAIN
+from hotloop.errors import ConfigError
 from hotloop.integrations.lightning import HotLoop
 from hotloop.testing.fitting import SmallClassifier, inventory, small_batches
 
@@ -60,6 +61,15 @@ def test_a_step_that_logs_is_one_graph_compiled_before_fit_or_by_it():
     part = hotloop.status(given[0]).components["model"]
     assert part.modes["training"]["frames_compiled"] == 16
     assert part.causes == ()
+
+
+def test_a_preset_of_ones_own_is_asked_for_and_runs():
+    eager, hot = fit(Logs), HotLoop(run=hotloop.Preset(name="mine", backend="aot_eager"))
+    same(eager, fit(Logs, hot))
+    assert hot.run == hot.status().asked == "mine"
+    assert hot.status().loop.tier == "mine"
+    with pytest.raises(ConfigError, match="option 'pad' does not exist"):
+        HotLoop(run=hotloop.Preset(name="mine", options={"pad": True}))
 
 
 def test_a_copy_has_plain_methods_and_what_is_taken_off_leaves_nothing():

@@ -209,7 +209,7 @@ def test_a_trainer_without_a_callback_gets_one(tmp_path):
 def test_settings_are_refused_when_they_are_made():
     with pytest.raises(hotloop.errors.ConfigError, match="aot_eager"):
         HotLoop("aot_egaer")
-    with pytest.raises(hotloop.errors.ConfigError, match="run=None"):
+    with pytest.raises(hotloop.errors.ConfigError, match="run None"):
         HotLoop(None)
     with pytest.raises(hotloop.errors.ConfigError, match="no record"):
         HotLoop().report("run.html")
@@ -264,6 +264,14 @@ def test_a_callback_that_a_plain_trainer_shares_compiles_in_place_there(tmp_path
     plain.train()
     assert isinstance(hot.status(), Status), "a loop's step was not run by anyone"
     assert hot.status().components["model"].state == "compiled", hot.status()
+
+
+def test_a_preset_of_ones_own_is_asked_for_and_runs(tmp_path):
+    hot = HotLoop(hotloop.Preset(name="mine", backend="aot_eager"))
+    trainer_of(HotTrainer, tmp_path, hot).train()
+    assert hot.run == "mine"
+    assert hot.status().tier == "mine"
+    assert hot.record.document["settings"]["run"] == "mine"
 
 
 def test_a_trainer_whose_callback_was_taken_out_says_so(tmp_path):

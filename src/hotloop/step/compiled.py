@@ -22,6 +22,7 @@ from hotloop.compiling.control import (
 )
 from hotloop.compiling.control import compile as compile_in_place
 from hotloop.compiling.control.component import Entry
+from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from hotloop.compiling.observe import Cause
     from hotloop.presets import Preset
-    from hotloop.step.tiers import Tier
 
 _AUTOTUNE = {"max_autotune": True, "coordinate_descent_tuning": True}
 OF_MODES: Mapping[str | None, Mapping[str, Any]] = {
@@ -98,12 +98,18 @@ class Compiled:
             )
         self.given = bool(whys)
         """The user compiled a model before the loop got it: that code stays as it is."""
-        self.base = "as-given" if self.given else "eager"
+        self.tier = Tier("as-given" if self.given else "eager")
+        """The tier whose code is in force."""
         self._as_given = dict(models) if self.given else {}
         self.static = False
         """Whether each shape gets code of its own, where torch would make sizes that vary dynamic."""
         self._kept: dict[str, list[Installed]] = {}
         self._compiles: Callable[[], int] = int
+
+    @property
+    def base(self) -> str:
+        """The base of the tier whose code is in force."""
+        return self.tier.base
 
     @property
     def in_blocks(self) -> bool:
@@ -128,7 +134,7 @@ class Compiled:
                 compile_in_place(model, **settings)
         for model in self.models.values():
             _compiled_by[model] = weakref.ref(self), list(map(weakref.ref, _entries(model)))
-        self.base, self._compiles = tier.base, compiles(self.models.values())
+        self.tier, self._compiles = tier, compiles(self.models.values())
 
     def compiles(self) -> int:
         """Return how many graphs were compiled so far for the code in force."""
@@ -141,7 +147,8 @@ class Compiled:
         cache in vain. Whether the step draws random numbers, for example, is known only after its audit, mostly when
         the child has already begun. If it draws none, the option for random numbers changes no code.
         """
-        settings = {**tier.settings, **({"dynamic": False} if self.static else {})}
+        static = self.static and (tier.preset is None or tier.preset.dynamic is None)
+        settings = {**tier.settings, **({"dynamic": False} if static else {})}
         return {**settings, "preset": as_eager_draws(presets.get(settings["preset"]))}
 
     def instead(self, base: str) -> str:
@@ -182,7 +189,7 @@ class Compiled:
         if not self.given and self.base != "eager":
             for model in self.models.values():
                 uncompile(model)
-            self.base = "eager"
+            self.tier = Tier("eager")
 
     def forget(self, base: str) -> None:
         """Forget the code that was compiled for tiers that will not run any more."""

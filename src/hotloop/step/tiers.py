@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from hotloop import presets
+from hotloop.compiling.control import validate
 from hotloop.errors import ConfigError
 
 GRAPH = "+graph"
@@ -29,6 +30,8 @@ class Tier:
 
     base: str
     graph: bool = False
+    preset: presets.Preset | None = dataclasses.field(default=None, compare=False)
+    """The user's own preset that ``base`` names; None where ``base`` is a name of hotloop's."""
 
     @property
     def name(self) -> str:
@@ -43,7 +46,7 @@ class Tier:
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments for `hotloop.compile`."""
-        return dict(BASES.get(self.base) or {"preset": self.base})
+        return {"preset": self.preset} if self.preset else dict(BASES.get(self.base) or {"preset": self.base})
 
     @property
     def makes_kernels(self) -> bool:
@@ -52,7 +55,41 @@ class Tier:
 
     def without_graph(self) -> Tier:
         """Return the tier that runs the same code without a graph."""
-        return Tier(self.base)
+        return dataclasses.replace(self, graph=False)
+
+
+def tier_of_setting(run: Any) -> Tier | None:
+    """Return the tier that a setting ``run`` asks for, a name or the user's own preset; None for ``auto``.
+
+    Raises:
+        ConfigError: there is no such tier or preset; the user's preset has a name that is taken, or an unknown option.
+    """
+    if isinstance(run, presets.Preset):
+        return _tier_of_preset(run)
+    if not isinstance(run, str):
+        raise ConfigError(
+            f"run {run!r}: expected 'auto', a tier ({', '.join(ASKED)}), a preset's name, or a hotloop.Preset"
+        )
+    return None if run.strip().lower() == "auto" else parse(run)
+
+
+def _tier_of_preset(preset: presets.Preset) -> Tier:
+    """Return the tier of a preset; the name of the user's own may end in ``+graph``, as a tier's does."""
+    base, plus, _ = preset.name.strip().partition(GRAPH)
+    if preset == presets.PRESETS.get(base):
+        return parse(preset.name)
+    if not base or base.lower() == "auto" or base.lower() in BASES or base.lower() in presets.PRESETS:
+        raise ConfigError(
+            f"run {preset!r}: name {preset.name!r} is taken by hotloop or empty; expected a name of its own, such as "
+            f"'my-{base.lower() or 'preset'}', which may end in {GRAPH}"
+        )
+    if plus and preset.cudagraphs:
+        raise ConfigError(
+            f"run {preset.name!r}: its mode or options capture CUDA graphs of their own, which cannot be nested: leave "
+            f"{GRAPH} out of its name, or triton.cudagraphs and the mode out of its settings"
+        )
+    validate(preset)
+    return Tier("eager", bool(plus)) if preset.backend == "eager" else Tier(base, bool(plus), preset)
 
 
 def parse(name: str) -> Tier:

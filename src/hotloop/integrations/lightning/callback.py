@@ -21,9 +21,10 @@ from hotloop.integrations.lightning.shadows import Shadows, own_method
 from hotloop.integrations.lightning.status import Snapshot, Stage, TrainerStatus
 from hotloop.integrations.lightning.user_compiles import compiled_by_user
 from hotloop.integrations.setting_names import check_names
-from hotloop.step.tiers import Tier, parse
+from hotloop.step.tiers import Tier, tier_of_setting
 
 if TYPE_CHECKING:
+    from hotloop.presets import Preset
     from hotloop.record import RunRecord
     from hotloop.step import Loop
 
@@ -37,8 +38,8 @@ class HotLoop(pl.Callback):
     says why it is not more. When the Trainer has ended, the module is as it was.
 
     Args:
-        run: ``"auto"``, a tier, or a preset, as for `hotloop.Loop`. Where no loop owns the step, nothing measures what
-            a compile gains, so ``"auto"`` stays eager there.
+        run: ``"auto"``, a tier, or a preset (a name or a `hotloop.Preset`), as for `hotloop.Loop`. Where no loop owns
+            the step, nothing measures what a compile gains, so ``"auto"`` stays eager there.
         settings: further settings of `hotloop.Loop`: ``sentinel``, ``record``, ``buckets``, ``workload``, ``runs``,
             ``total_steps`` (by default the Trainer's own estimate). Where no loop owns the step, ``record`` is kept.
 
@@ -46,14 +47,11 @@ class HotLoop(pl.Callback):
         ConfigError: a tier, preset or setting does not exist.
     """
 
-    def __init__(self, run: str = "auto", **settings: Any) -> None:
-        if not isinstance(run, str):
-            raise ConfigError(f"HotLoop(run={run!r}): expected 'auto', a tier or a preset, by name")
-        if run.strip().lower() != "auto":
-            parse(run)
+    def __init__(self, run: str | Preset = "auto", **settings: Any) -> None:
+        self._tier = tier_of_setting(run)
         # Model, optimizer and their state are the Trainer's to name.
         check_names("HotLoop", settings, ("run", "sentinel", "record", "buckets", "workload", "total_steps", "runs"))
-        self.run, self._settings = run, settings
+        self.run, self._settings = (run if isinstance(run, str) else run.name), {"run": run, **settings}
         self._trainer: weakref.ref[pl.Trainer] | None = None
         self._fit: Stage | None = None
         self._evaluation: Stage | None = None
@@ -206,8 +204,8 @@ class HotLoop(pl.Callback):
         done = trainer.global_step // max(1, len(trainer.optimizers))  # a resumed fit has done some of its steps
         left = trainer.estimated_stepping_batches - done
         settings = {"total_steps": int(left) if math.isfinite(left) and left > 0 else None, **self._settings}
-        self._owned = OwnedStep(trainer, pl_module, {"run": self.run, **settings})
-        tier = None if self._auto else parse(self.run)
+        self._owned = OwnedStep(trainer, pl_module, settings)
+        tier = self._tier
         if self._owned.reads_index and self._owned.loop.context.engine is not None and (tier is None or tier.graph):
             self._fit.notes.append(
                 "training_step reads batch_idx, or a decorator or *args hides whether it does: the number differs in "
@@ -257,11 +255,11 @@ class HotLoop(pl.Callback):
 
     @property
     def _auto(self) -> bool:
-        return self.run.strip().lower() == "auto"
+        return self._tier is None
 
     def _compile_settings(self) -> dict[str, Any]:
         """Return the arguments for `hotloop.compile` that ``run=`` asks for; empty with auto, which must measure."""
-        tier = Tier("eager") if self._auto else parse(self.run)
+        tier = self._tier or Tier("eager")
         return tier.settings if tier.compiles else {}
 
     def _evaluation_settings(self, stage: Stage, module: pl.LightningModule) -> dict[str, Any]:
@@ -320,10 +318,10 @@ class HotLoop(pl.Callback):
         self._compiled = module if settings or stage.given == "hotloop" else None
         for line in stage.why:
             self._in_place.decided(f"the training step is the Trainer's own: {line}", logging.DEBUG)
-        if self._auto:
+        if self._tier is None:
             if not settings and not stage.given:
                 stage.hints.append('HotLoop(run="default") compiles in place, without measuring whether that pays')
-        elif parse(self.run).graph and stage.name == "fit":
+        elif self._tier.graph and stage.name == "fit":
             self._in_place.decided(f"run={self.run!r}: no loop owns the step, so it is not captured", logging.WARNING)
 
     def _pause_for_statistics(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

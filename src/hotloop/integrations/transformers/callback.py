@@ -21,12 +21,13 @@ from hotloop.integrations.setting_names import check_names
 from hotloop.report import write_html
 from hotloop.step import Loop
 from hotloop.step.prove.sentinel import SHARE
-from hotloop.step.tiers import parse
+from hotloop.step.tiers import tier_of_setting
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Mapping
 
+    from hotloop.presets import Preset
     from hotloop.record import RunRecord
     from hotloop.step import LoopStatus, Pad
 
@@ -68,7 +69,7 @@ class HotLoop(TrainerCallback):
 
     def __init__(
         self,
-        run: str = "auto",
+        run: str | Preset = "auto",
         *,
         look: bool = True,
         buckets: Mapping[str, Pad] | None = None,
@@ -77,10 +78,9 @@ class HotLoop(TrainerCallback):
         **unknown: Any,
     ) -> None:
         check_names("HotLoop", unknown, SETTINGS)
-        if not isinstance(run, str):
-            raise ConfigError(f"HotLoop(run={run!r}): expected 'auto', a tier or a preset, by name")
-        self.tier = None if run.strip().lower() == "auto" else parse(run)
-        self.run, self.look, self.buckets, self.sentinel, self.folder = run, look, buckets, sentinel, record
+        self.tier, self._asked = tier_of_setting(run), run
+        self.run = run if isinstance(run, str) else run.name
+        self.look, self.buckets, self.sentinel, self.folder = look, buckets, sentinel, record
         self.loop: Loop | None = None
         self.step: Callable[..., Any] | None = None
         """Runs a training step of the Trainer that handed its own over; None where the Trainer keeps it."""
@@ -258,7 +258,7 @@ class HotLoop(TrainerCallback):
                 model,
                 parts["optimizer"],
                 state=() if scaler is None else scaler,
-                run=self.run,
+                run=self._asked,
                 total_steps=steps,
                 buckets=self.buckets,
                 batches=_batches(owner, parts["train_dataloader"]) if self.look else None,

@@ -34,7 +34,7 @@ from hotloop.step.prove.wide_reference import wider_dtypes, widest_step
 from hotloop.step.state.precision import compute_dtype
 from hotloop.step.state.program import Call, Program
 from hotloop.step.state.snapshot import Snapshot
-from hotloop.step.tiers import parse
+from hotloop.step.tiers import Tier, parse
 from hotloop.step.workload import Workload, arguments, load_factory
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class _Verification:
         self._choose_references(compute)
         for model in self.compiled.models.values():
             compile_in_place(model, **self._settings)
-        self.compiled.base = self._name
+        self.compiled.tier = Tier(self._name)
         joined = self._run(steps)
         not_compiled = self.compiled.idle() or self._stepped_down()
         why = self._failed or (joined.why if joined is not None and not joined.agrees else "")

@@ -20,7 +20,7 @@ from hotloop.errors import ConfigError
 from hotloop.measure import flatten
 from hotloop.record import RunRecord
 from hotloop.step.naming import existing
-from hotloop.step.tiers import ASKED
+from hotloop.step.tiers import tier_of_setting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 def check(run: Any, total_steps: Any, state: Any, workload: Any, record: Any) -> tuple[Any, ...]:
     """Return ``state`` as a tuple; raise `ConfigError` for a setting that cannot be meant."""
-    if not isinstance(run, str):
-        raise ConfigError(f"run {run!r}: expected 'auto', a tier ({', '.join(ASKED)}) or a preset, by name")
+    tier_of_setting(run)
     if total_steps is not None and (not _is_whole(total_steps) or total_steps < 1):
         raise ConfigError(f"total_steps {total_steps!r}: expected a whole number of 1 or more, or None")
     if workload is not None and (not isinstance(workload, str) or ":" not in workload):

@@ -18,7 +18,6 @@ from hotloop.step.obstacle import CandidateFailedError, Obstacle
 from hotloop.step.prove.graph_proofs import Recorded
 from hotloop.step.prove.noise import Noise
 from hotloop.step.ranks.threads import WAITS, another_trains
-from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from hotloop.step.prove.graph_proofs import GraphProofs
     from hotloop.step.prove.sentinel import Sentinel
     from hotloop.step.rescue import Rescue
+    from hotloop.step.tiers import Tier
 
 KINDS = 8
 """Recordings of one step, at most: each holds memory."""
@@ -107,7 +107,7 @@ class Capturing:
             idle = next((key for key, kind in kinds.items() if kind.recording is None), None)
             kinds.pop(idle if idle is not None else next(iter(kinds)))
         # Code that is compiled has taken the path of code that is told that it is captured.
-        told = Tier(self._context.progress.tier.base).compiles
+        told = self._context.progress.tier.compiles
         found = kinds[key] = CallKind(key, signature, reports_capturing=told)
         # What an audit saw is so whatever the code is compiled with.
         for other in [kinds[key] for kinds in self._kinds.values() if key in kinds]:
@@ -329,7 +329,9 @@ class Capturing:
     def decline(self, kind: CallKind, obstacle: Obstacle) -> None:
         """Never capture calls of this kind."""
         kind.state = Declined(obstacle, kind.audit)
-        self._context.reports.kind_declined(self._step, Tier(self._context.progress.tier.base, graph=True), obstacle)
+        self._context.reports.kind_declined(
+            self._step, dataclasses.replace(self._context.progress.tier, graph=True), obstacle
+        )
 
     def drop(self, kind: CallKind, change: Change) -> None:
         """Forget a recording that no longer fits the program; decline the kind where that happens too often."""

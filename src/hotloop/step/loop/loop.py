@@ -49,6 +49,7 @@ from hotloop.step.tiers import Tier
 if TYPE_CHECKING:
     import types
 
+    from hotloop.presets import Preset
     from hotloop.record import RunRecord
     from hotloop.step.loop.status import LoopStatus
     from hotloop.step.policy.policy import Policy
@@ -87,7 +88,8 @@ class Loop:
         model: a module, a sequence of them, or a mapping of names to them.
         optimizer: an optimizer, or a sequence or mapping of them; none where the step updates by hand.
         state: anything else that the step changes: GradScaler, EMA, a second model.
-        run: ``"auto"``; a tier (``"eager+graph"``); or a preset. A model that is compiled already is taken as given.
+        run: ``"auto"``; a tier (``"eager+graph"``); or a preset, by name or a `hotloop.Preset` with options of your
+            own, whose name may end in ``+graph``. A model that is compiled already is taken as given.
         total_steps: how many steps the run will take; without it, `auto` expects as many as were done.
         runs: how many runs of about this length, this one included, will use what is compiled in it: the folds or the
             trials that are left. A compile may then cost what all of them save; a captured step serves one run. None is
@@ -119,7 +121,7 @@ class Loop:
         | None = None,
         *,
         state: Any = (),
-        run: str = "auto",
+        run: str | Preset = "auto",
         total_steps: int | None = None,
         runs: float | None = None,
         buckets: Mapping[str, Pad] | None = None,
@@ -146,7 +148,7 @@ class Loop:
             )
         self.not_watched: tuple[Any, ...] = ()
         """Objects that a step can reach and that change of themselves: a framework's; set before `step` decorates."""
-        base, parts = Tier(compiled.base), Parts(holdings)
+        base, parts = compiled.tier, Parts(holdings)
         progress = Progress(base, may_capture=False)
         with recording_in(record):
             self.account = Account(progress, base.name, record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -10,16 +11,17 @@ from hotloop.compiling.apply import sharded_flat
 from hotloop.errors import ConfigError
 from hotloop.step.policy.auto import Auto
 from hotloop.step.policy.fixed import Fixed
-from hotloop.step.tiers import Tier, parse
+from hotloop.step.tiers import Tier, tier_of_setting
 
 if TYPE_CHECKING:
+    from hotloop.presets import Preset
     from hotloop.step.context import Context
     from hotloop.step.policy.policy import Policy
 
 _log = logging.getLogger("hotloop")
 
 
-def policy_for(context: Context, run: str) -> Policy:
+def policy_for(context: Context, run: str | Preset) -> Policy:
     """Return what chooses the tier of a loop's steps, and say where that is not the ``run`` that was asked for.
 
     Several processes meet here where they will have to agree on compiled code.
@@ -31,14 +33,15 @@ def policy_for(context: Context, run: str) -> Policy:
     if given:
         decided(f"the model runs as it was given: {context.compiled.why_given}", {})
         _log.warning("run=%r: the model runs as it was given: %s", run, context.compiled.why_given)
-    tier = None if run.strip().lower() == "auto" else parse(run)
+    tier = tier_of_setting(run)
+    run = run if isinstance(run, str) else run.name
     disabled = os.environ.get("HOTLOOP_DISABLE", "")
     if disabled.strip().lower() not in ("", "0", "false", "no"):
         decided(f"HOTLOOP_DISABLE={disabled} is set: steps run eager", {})
         tier = Tier("eager")
     elif tier is not None:
         if given or tier.base == "as-given":
-            tier = Tier(context.base_tier.base, tier.graph)
+            tier = dataclasses.replace(context.base_tier, graph=tier.graph)
         _check_capture(context, run, tier)
     if context.peers is not None:
         tier = _agreed(context, tier, context.peers.size)

@@ -16,12 +16,12 @@ from hotloop.step.prove.code_proofs import remedy_of
 from hotloop.step.prove.culprit import NOT_AGAIN, Culprit, Tests, search
 from hotloop.step.prove.rounding_evidence import in_more_bits
 from hotloop.step.prove.step_outputs import StepOutputs
-from hotloop.step.tiers import Tier
 
 if TYPE_CHECKING:
     from hotloop.step.prove.outcomes import Outcome
     from hotloop.step.prove.reference_runs import ReferenceRuns
     from hotloop.step.state.program import Call
+    from hotloop.step.tiers import Tier
 
 _log = logging.getLogger("hotloop")
 _VERIFY = "hotloop verify FILE.py:FUNCTION says more; report it: this is a bug of the compiler's or of ours"
@@ -106,7 +106,7 @@ def _at_fault(runs: ReferenceRuns, calls: list[Call], *, recorded: bool) -> tupl
             compiled.models,
             steps,
             limits=Limits.compiled(runs.context.compute_dtype()),
-            settings=compiled.settings(Tier(compiled.base)),
+            settings=compiled.settings(compiled.tier),
             seconds=SECONDS,
         )
         if not tests.disagrees_now():
