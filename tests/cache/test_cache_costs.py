@@ -57,6 +57,15 @@ def test_what_was_put_is_there_for_another_store(store, key):
     assert abs(found.when - time.time()) < 60
 
 
+def test_a_clock_that_went_back_two_hours_loses_no_costs(store, key, monkeypatch):
+    store.put(key, "full", TierCosts(cold_seconds=30.0))
+    now = time.time()
+    monkeypatch.setattr(costs.time, "time", lambda: now - 7200)
+    store.put(key, "full", TierCosts(step_seconds=0.1))
+    found = store.get(key)["full"]
+    assert (found.cold_seconds, found.step_seconds, found.runs) == (30.0, 0.1, 2)
+
+
 def test_figures_join_by_their_median_memory_by_its_largest_and_a_verdict_is_the_latest(store, key):
     for seconds, peak in ((1.0, 5), (100.0, 9), (2.0, 7)):
         store.put(key, "full", TierCosts(step_seconds=seconds, peak_bytes=peak, verdict="proven"))

@@ -146,7 +146,7 @@ class Reader:
             file=file,
             line=line,
             is_forward=not backward,
-            seconds=(micros or get("duration_us") or 0) / 1e6,
+            seconds=max(0.0, (micros or get("duration_us") or 0) / 1e6),  # by the wall clock, which may go back
             ops=get("graph_op_count"),
             guards=get("guard_count"),
             # After a hit in AOTAutograd's cache the graphs below it are not looked up.

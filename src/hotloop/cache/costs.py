@@ -35,6 +35,8 @@ KEPT = 9
 _MAX_TIERS = 64
 _MAX_RUNS = 10**9
 _REASON_LENGTH = 300
+_CLOCK_BACK = 86_400.0
+"""Seconds that the clock may have gone back since costs were put; later ones are not believed."""
 _TORN_AFTER = 3600.0
 """Seconds after which a temporary file was left by a killed process."""
 
@@ -212,7 +214,7 @@ def _valid_entry(tier: str, entry: Any) -> dict[str, Any]:
         if not listed or not all(_is_figure(value, _LIMITS[name]) for value in values):
             raise ValueError(f"tier {tier!r} has figures that cannot be")
     runs, when = entry.get("runs"), entry.get("when")
-    if type(runs) is not int or not 1 <= runs <= _MAX_RUNS or not _is_figure(when, time.time() + _TORN_AFTER):
+    if type(runs) is not int or not 1 <= runs <= _MAX_RUNS or not _is_figure(when, time.time() + _CLOCK_BACK):
         raise ValueError(f"tier {tier!r} has runs {runs!r} at {when!r}")
     valid = {"figures": figures, "runs": runs, "when": float(cast("float", when))}
     if (verdict := entry.get("verdict")) is None:

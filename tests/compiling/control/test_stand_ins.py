@@ -59,3 +59,12 @@ def test_a_call_of_which_a_graph_has_run_is_not_repeated():
     with pytest.raises(TypeError, match=r"prod\(\)"):
         model(torch.randn(2, 3, 4, 5))
     assert model.calls == 1
+
+
+def test_what_failed_on_a_stand_in_in_training_runs_eagerly_without_gradients_too():
+    """There, another size would be a graph of sizes that has run by then, after which nothing is repeated."""
+    model, x = Sized(), torch.randn(2, 3, 4, 5)
+    hotloop.compile(model, preset="aot_eager")
+    model(x)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x[..., :3]), model.net(x[..., :3]) * 12)

@@ -3,9 +3,11 @@
 import copy
 import dataclasses
 import inspect
+import itertools
 import json
 import logging
 import threading
+import time
 
 import pytest
 import torch
@@ -326,6 +328,18 @@ def test_watch_sees_plain_torch_compile_and_events_are_typed():
     for event in events:
         again = ev.from_dict(json.loads(json.dumps(event.to_dict())))
         assert again == event
+
+
+def test_a_clock_that_goes_back_in_a_compile_makes_no_negative_seconds(monkeypatch):
+    """Torch times its compiles by the wall clock."""
+    hours = itertools.count()
+    monkeypatch.setattr(time, "time_ns", lambda: 10**18 - next(hours) * 3_600_000_000_000)
+    model = hotloop.compile(Net(), preset="aot_eager")
+    with hotloop.watch() as events:
+        model(rows())
+    seconds = [event.seconds for event in events if isinstance(event, ev.Compiled)]
+    assert seconds
+    assert min(seconds) == one(model).compile_seconds == 0.0
 
 
 def test_plain_torch_compile_is_not_put_on_our_log(caplog):

@@ -278,6 +278,9 @@ class Lane:
         if raised.is_limit:  # code that was compiled before goes on running; the event is noted already
             self._ran_eager(call)
         else:
+            if not (raised.is_compile_error or raised.in_tracing):  # of a value that dynamo hands over in any mode
+                for lane in self.lanes:
+                    lane.eager = True
             self._go_eager(call.stays_eager(error))
         return result
 
