@@ -15,7 +15,7 @@ NAMES = ("criteria", "diffusion", "digits", "language", "focus")
 
 
 def load(name: str) -> Recipe:
-    """Give the recipe of a name, or of a program of the user's own, ``FILE.py:function``.
+    """Return the recipe of a name, or of a program of the user's own, ``FILE.py:function``.
 
     Raises:
         ConfigError: there is none of this name; the message gives the nearest.

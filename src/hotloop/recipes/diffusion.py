@@ -181,7 +181,7 @@ def split(pictures: Pictures, settings: Settings) -> tuple[Tensor, Tensor]:
 
 
 def digest(pictures: Pictures, rows: tuple[Tensor, Tensor]) -> str:
-    """Give a text that other pictures or captions, or the same split otherwise, would not have."""
+    """Return a text that other pictures or captions, or the same split otherwise, would not have."""
     return hashlib.sha256(f"{pictures.fingerprint()} {[side.tolist() for side in rows]}".encode()).hexdigest()
 
 
@@ -266,7 +266,7 @@ def make(  # noqa: PLR0913 - what a model is made of
 
 
 def prediction(settings: Settings, found: Networks) -> Prediction:
-    """Give what the UNet predicts: as asked for, else what the model was made for.
+    """Return what the UNet predicts: as asked for, else what the model was made for.
 
     Raises:
         ConfigError: a model that was made for something else.

@@ -53,11 +53,11 @@ class Images(NamedTuple):
     validation: Tensor
 
     def side(self, rows: Tensor) -> batches.Table:
-        """Give one side of the split."""
+        """Return one side of the split."""
         return batches.Table({"pixel_values": self.pixels[rows]}, self.digits[rows])
 
     def fingerprint(self) -> str:
-        """Give a text that other images, or the same split otherwise, would not have."""
+        """Return a text that other images, or the same split otherwise, would not have."""
         digest = hashlib.sha256()
         for one in self:
             digest.update(one.contiguous().numpy().tobytes())
@@ -190,7 +190,7 @@ def make_model(settings: Settings) -> Logits:
 
 
 def nearest_neighbour(images: Images) -> float:
-    """Give the accuracy of calling each image what the training image nearest to it, by its pixels, is."""
+    """Return the accuracy of calling each image what the training image nearest to it, by its pixels, is."""
     pixels = images.pixels.flatten(1)
     nearest = torch.cdist(pixels[images.validation], pixels[images.train]).argmin(dim=1)
     right = images.digits[images.train][nearest] == images.digits[images.validation]

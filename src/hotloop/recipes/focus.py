@@ -152,7 +152,7 @@ def windows(settings: Settings, sides: texts.Sides) -> tuple[Tokens, Data]:
 
 
 def workload_of(controller: Controller) -> Workload:
-    """Give a controller as the program that everything of hotloop's takes.
+    """Return a controller as the program that everything of hotloop's takes.
 
     The networks have names, which are those of the components. The allocator chooses what a step sees in ``before``: it
     is what is called without gradients, in presets of its own, and contexts are drawn there as well, on the host.
@@ -170,7 +170,7 @@ def workload_of(controller: Controller) -> Workload:
 
 
 def make() -> Workload:
-    """Give a tiny controller as a program: for the harness (``hotloop.recipes.focus:make``), bench, verify and doctor.
+    """Return a tiny controller as a program: ``hotloop.recipes.focus:make`` for harness, bench, verify and doctor.
 
     Its texts are random tokens in which far blocks return, so that no data is needed.
     """

@@ -60,7 +60,7 @@ class Text(NamedTuple):
     topics: tuple[tuple[str, ...], tuple[str, ...]]
 
     def fingerprint(self) -> str:
-        """Give a text that other topics, or the same split otherwise, would not have."""
+        """Return a text that other topics, or the same split otherwise, would not have."""
         return hashlib.sha256(repr(tuple(self)).encode()).hexdigest()
 
     def describe(self) -> str:
@@ -170,7 +170,7 @@ def load_text(settings: Settings) -> Text:
 
 
 def unquoted(topics: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Give each paragraph with its topic, once: in the longest topic that has it, however its lines are broken."""
+    """Return each paragraph with its topic, once: in the longest topic that has it, however its lines are broken."""
     seen: set[str] = set()
     found = []
     for name in sorted(topics, key=lambda one: (-len(topics[one]), one)):
@@ -205,15 +205,15 @@ class Tokens:
         self.sizes = torch.tensor([len(self._tokenizer.id_to_token(token)) for token in range(self.count)])
 
     def encode(self, text: str) -> Tensor:
-        """Give the tokens of a text, int64 of shape (tokens,)."""
+        """Return the tokens of a text, int64 of shape (tokens,)."""
         return torch.tensor(self._tokenizer.encode(text).ids)
 
     def decode(self, tokens: Tensor) -> str:
-        """Give the text of tokens, int64 of shape (tokens,)."""
+        """Return the text of tokens, int64 of shape (tokens,)."""
         return str(self._tokenizer.decode(tokens.tolist()))
 
     def sides(self, text: Text, context: int) -> tuple[batches.Table, batches.Table]:
-        """Give both sides as rows of tokens with those that follow them; held-out tokens are predicted once each.
+        """Return both sides as rows of tokens with those that follow them; held-out tokens are predicted once each.
 
         Raises:
             DataError: a side has no whole row.
@@ -254,7 +254,7 @@ def make_model(settings: Settings, vocabulary: int) -> Logits:
 
 
 def next_token(logits: Tensor, tokens: Tensor) -> Tensor:
-    """Give the mean cross-entropy, in nats, of logits of shape (batch, context, tokens) against what follows."""
+    """Return the mean cross-entropy, in nats, of logits of shape (batch, context, tokens) against what follows."""
     return functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
 
 
@@ -276,14 +276,14 @@ class Surprise:
         self._bytes += int(self._sizes[labels.cpu()].sum())
 
     def figures(self) -> dict[str, float]:
-        """Give the loss in nats a token, its exponential (perplexity), and bits a byte, which no vocabulary changes."""
+        """Return the loss in nats a token, the perplexity, and bits a byte, which no vocabulary changes."""
         loss = self._nats / self._tokens
         bits = self._nats / math.log(2) / self._bytes
         return {"loss": loss, "perplexity": math.exp(min(loss, 700.0)), "bits_per_byte": bits}
 
 
 def baselines(known: bytes, held_out: bytes) -> dict[str, float]:
-    """Give the bits a byte that the held-out text takes without a network: counts of bytes and pairs, and xz.
+    """Return the bits a byte that the held-out text takes without a network: counts of bytes and pairs, and xz.
 
     Counts are of the training text, each with one more spread over all bytes; xz has read the training text before.
     """

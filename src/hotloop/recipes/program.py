@@ -138,7 +138,7 @@ class Program:
         return sides_of(fold)
 
     def evaluate(self, settings: Settings, weights: dict[str, Any]) -> dict[str, float]:
-        """Give the program's metrics of a checkpoint's weights.
+        """Return the program's metrics of a checkpoint's weights.
 
         Raises:
             ConfigError: the weights are of another program, or it has no metrics.

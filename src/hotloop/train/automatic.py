@@ -109,7 +109,7 @@ class Automatic(Compiling):
             raise
 
     def after_step(self, seconds: float, tokens: int, events: Sequence[Event]) -> None:  # noqa: ARG002 - the loop's clock has them
-        """Take note of what the loop ran and decided, and say it."""
+        """Record what the loop ran and decided, and say it."""
         self._loop.settle()
         self.running = self._loop.account.running or "eager"
         # Where the environment switches everything off, that was announced, and there is nothing to decide.
@@ -124,12 +124,12 @@ class Automatic(Compiling):
             self._between.observed(events)
 
     def after_validation(self, events: Sequence[Event]) -> None:
-        """Take note of what was observed while gradients were off."""
+        """Record what was observed while gradients were off."""
         if self._between is not None:
             self._between.observed(events)
 
     def unrecorded(self, events: Sequence[Event]) -> list[Event]:
-        """Give the events that the loop did not write into the record itself."""
+        """Return the events that the loop did not write into the record itself."""
         return [event for event in events if not isinstance(event, _WRITTEN_BY_THE_LOOP)]
 
     @contextlib.contextmanager
@@ -142,7 +142,7 @@ class Automatic(Compiling):
             yield
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Give each component's status as plain data. Of the step, the loop's models alone are ever compiled."""
+        """Return each component's status as plain data. Of the step, the loop's models alone are ever compiled."""
         tier = self._in_force
         found = self._loop.context.compiled.status().components if tier.compiles else {}
         disabled = {"reason": DISABLED.removeprefix(f"{PREFIX} "), "stage": "disabled"}
@@ -161,7 +161,7 @@ class Automatic(Compiling):
         return seen.eager_seconds / now if tier != "eager" and seen.eager_seconds and now else None
 
     def figures(self) -> dict[str, float | None]:
-        """Give the measurements that belong into the record."""
+        """Return the measurements that belong into the record."""
         seen = self._seen()
         eager = seen.eager_seconds
         return {
@@ -183,7 +183,7 @@ class Automatic(Compiling):
         return [f"auto ran {ran or 'no step'}; {saved}", *declined, f"auto decided: {decided}"]
 
     def state_dict(self) -> dict[str, Any]:
-        """Give what a checkpoint keeps of the loop."""
+        """Return what a checkpoint keeps of the loop."""
         return self._loop.state_dict()
 
     def close(self) -> None:
@@ -201,7 +201,7 @@ class Automatic(Compiling):
         return not self._loop.policy.chooses
 
     def _seen(self) -> LoopStatus:
-        """Give the loop's status without asking the device, which may be lost: `after_step` has done that."""
+        """Return the loop's status without asking the device, which may be lost: `after_step` has done that."""
         return self._loop.status(settle=False)
 
 

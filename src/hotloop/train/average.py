@@ -49,7 +49,7 @@ class Average:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Have the model hold the averages while the block runs; memory stays where it is, which recordings know."""
+        """Put the averages into the model while the block runs; memory stays where it is, which recordings know."""
         self._exchange()
         try:
             yield
@@ -64,7 +64,7 @@ class Average:
             average.copy_(kept)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Give the averages by the names of their parameters."""
+        """Return the averages by the names of their parameters."""
         return dict(zip(self._names, self.tensors, strict=True))
 
     @torch.no_grad()

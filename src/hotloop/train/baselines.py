@@ -24,7 +24,7 @@ _NAMES = {"baseline_overlap_auc": "word overlap", "baseline_cosine_auc": "cosine
 
 
 def measure(pairs: Sequence[Pair], loaded: Loaded | None = None) -> dict[str, float]:
-    """Give the AUC of what needs no training, by its name in the record.
+    """Return the AUC of what needs no training, by its name in the record.
 
     Args:
         pairs: those held out.
@@ -47,13 +47,13 @@ def describe(measured: Mapping[str, Any]) -> str:
 
 
 def overlap(pair: Pair) -> float:
-    """Give the share of both texts' distinct words that they have in common (Jaccard's index)."""
+    """Return the share of both texts' distinct words that they have in common (Jaccard's index)."""
     first, second = (set(re.findall(r"\w+", text.lower())) for text in (pair.text, pair.criterion))
     return len(first & second) / max(1, len(first | second))
 
 
 def cosines(loaded: Loaded, pairs: Sequence[Pair]) -> Tensor | None:
-    """Give the cosine of both texts' mean token, shape (pairs,), each text alone; None where that would take long."""
+    """Return the cosine of both texts' mean token, shape (pairs,), each text alone; None where that would take long."""
     texts = list(dict.fromkeys(text for pair in pairs for text in (pair.text, pair.criterion)))
     texts.sort(key=len)  # texts of a length share a batch, and little of it is padding
     base = loaded.model.base

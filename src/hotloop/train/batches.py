@@ -145,7 +145,7 @@ class Dataset:
         return len(self.labels)
 
     def take(self, rows: Tensor) -> Batch:
-        """Give these rows as a batch, padded to the smallest length that holds them all."""
+        """Return these rows as a batch, padded to the smallest length that holds them all."""
         length = self.lengths.buckets[int(self.bucket[rows].max())]
         return Batch({name: one[rows, :length] for name, one in self.inputs.items()}, self.labels[rows])
 
@@ -169,12 +169,12 @@ class Table:
         return len(self.labels)
 
     def take(self, rows: Tensor) -> Batch:
-        """Give these rows as a batch."""
+        """Return these rows as a batch."""
         return Batch({name: one[rows] for name, one in self.inputs.items()}, self.labels[rows])
 
 
 def per_epoch(dataset: Shaped, batch_size: int, together: int = 1) -> int:
-    """Give how many batches `epoch_order` makes.
+    """Return how many batches `epoch_order` makes.
 
     Raises:
         DataError: none, since shapes stay apart and no shape has rows enough for one.
@@ -194,7 +194,7 @@ def per_epoch(dataset: Shaped, batch_size: int, together: int = 1) -> int:
 
 
 def shapes(dataset: Shaped, batch_size: int, together: int = 1) -> int:
-    """Give how many shapes the steps of an epoch can have; one that does not fill a step has none."""
+    """Return how many shapes the steps of an epoch can have; one that does not fill a step has none."""
     if not dataset.apart:
         return dataset.buckets
     return int((dataset.bucket.bincount() >= min(batch_size, len(dataset)) * together).sum())
@@ -225,7 +225,7 @@ def epoch_order(dataset: Shaped, batch_size: int, seed: int, epoch: int, togethe
 
 
 def one_of_each(dataset: Data, batch_size: int, together: int = 1) -> list[tuple[list[Batch]]]:
-    """Give the arguments of one optimizer step of each shape that stays apart: what a hot loop is to be ready for."""
+    """Return the arguments of one optimizer step of each shape that stays apart: what a hot loop is to be ready for."""
     size, found = min(batch_size, len(dataset)), []
     for bucket in range(dataset.buckets if dataset.apart else 0):
         rows = (dataset.bucket == bucket).nonzero().flatten()[: size * together]
@@ -235,7 +235,7 @@ def one_of_each(dataset: Data, batch_size: int, together: int = 1) -> list[tuple
 
 
 def in_order(dataset: Data, batch_size: int) -> Iterator[tuple[Batch, int]]:
-    """Give all rows as batches of one size, smallest rows first, and how many rows of each count.
+    """Yield all rows as batches of one size, smallest rows first, and how many rows of each count.
 
     The last batch, or that of each shape where they stay apart, is filled up with rows that are there already, since a
     smaller one would be another shape.

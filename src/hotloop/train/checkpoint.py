@@ -76,12 +76,12 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def weights(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the weights of a checkpoint that its validation judged: the averages, where the run kept some."""
+    """Return the weights of a checkpoint that its validation judged: the averages, where the run kept some."""
     return {**document["model"], **(document.get("average") or {})}
 
 
 def find(folder: Path, *names: str) -> Path:
-    """Give the first of a run's checkpoints that is there.
+    """Return the first of a run's checkpoints that is there.
 
     Raises:
         ConfigError: the run has none of them.
@@ -99,7 +99,7 @@ def find(folder: Path, *names: str) -> Path:
 
 
 def random_state() -> dict[str, Any]:
-    """Give the state of every generator that a step may draw from, as tensors and plain values."""
+    """Return the state of every generator that a step may draw from, as tensors and plain values."""
     import numpy as np  # noqa: PLC0415 - comes with the optional packages
     import torch  # noqa: PLC0415 - as in save
 

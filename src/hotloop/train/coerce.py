@@ -44,7 +44,7 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
 
 
 def keys(cls: type, prefix: str = "") -> Iterator[str]:
-    """Give the dotted names of all settings of a dataclass; an open mapping (``compile.components``) is one name."""
+    """Yield the dotted names of all settings of a dataclass; an open mapping (``compile.components``) is one name."""
     for name, kind in typing.get_type_hints(cls).items() if dataclasses.is_dataclass(cls) else ():
         yield prefix + name
         if dataclasses.is_dataclass(kind):
@@ -52,7 +52,7 @@ def keys(cls: type, prefix: str = "") -> Iterator[str]:
 
 
 def kind_at(cls: type, path: str) -> Any:
-    """Give the type of the setting at a dotted name, through open mappings too; None where there is none."""
+    """Return the type of the setting at a dotted name, through open mappings too; None where there is none."""
     kind: Any = cls
     for part in path.split("."):
         if dataclasses.is_dataclass(kind):
@@ -65,7 +65,7 @@ def kind_at(cls: type, path: str) -> Any:
 
 
 def limits_at(cls: type, path: str) -> Mapping[str, Any]:
-    """Give the range of the setting at a dotted name, as its field states it."""
+    """Return the range of the setting at a dotted name, as its field states it."""
     parent, _, name = path.rpartition(".")
     kind = kind_at(cls, parent) if parent else cls
     fields = {one.name: one.metadata for one in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}

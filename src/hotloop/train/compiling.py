@@ -185,7 +185,7 @@ class Compiling:
         self._left_eager |= {name: _left(both, reason, _TRY) for name, both in changed.items()}
 
     def after_step(self, seconds: float, tokens: int, events: Sequence[Event]) -> None:
-        """Take note of a step: its time, how many tokens it had with padding, and what was observed in it."""
+        """Record a step: its time, how many tokens it had with padding, and what was observed in it."""
         if not self.applied:
             self._eager.append((seconds, tokens))
             return
@@ -199,12 +199,12 @@ class Compiling:
                 self._say_speed_up()
 
     def after_validation(self, events: Sequence[Event]) -> None:
-        """Take note of what was observed while gradients were off."""
+        """Record what was observed while gradients were off."""
         if self.applied and events:
             self._report(first=False)
 
     def unrecorded(self, events: Sequence[Event]) -> list[Event]:
-        """Give the events that nobody else writes into the record: all of them."""
+        """Return the events that nobody else writes into the record: all of them."""
         return list(events)
 
     def validating(self) -> contextlib.AbstractContextManager[None]:
@@ -212,7 +212,7 @@ class Compiling:
         return contextlib.nullcontext()
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """Give each component's status as plain data; those that are not compiled say that nobody asked, or why not."""
+        """Return each component's status as plain data; of those that are not compiled, why not."""
         found = status_of(self.parts).components if self.applied else {}
         eager = {"requested": "none", "running": "none", "state": "eager", "causes": []}
         waiting = {} if self.applied else {name: _left(both, self._not_yet(), "") for name, both in self.chosen.items()}
@@ -230,11 +230,11 @@ class Compiling:
         return _seconds_a_token(self._eager[1:]) / _seconds_a_token(self._steady)
 
     def figures(self) -> dict[str, float | None]:
-        """Give the measurements that belong into the record."""
+        """Return the measurements that belong into the record."""
         return {"speed_up": self.speed_up}
 
     def summary(self) -> list[str]:
-        """Give what is to be said at the end beside each component's status."""
+        """Return what is to be said at the end beside each component's status."""
         return [] if self.applied or not self.chosen else [f"Not compiled: {self._not_yet()}"]
 
     def _not_yet(self) -> str:
@@ -243,14 +243,14 @@ class Compiling:
         return f"compile.measure_eager_steps has the first steps run eager, here {first}, and there were {done}"
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Give what a checkpoint keeps: nothing, since all of it follows from the number of steps."""
+        """Return what a checkpoint keeps: nothing, since all of it follows from the number of steps."""
         return None
 
     def close(self) -> None:
         """Let go of what outlives a run: nothing."""
 
     def _main(self) -> Any:
-        """Give the status of the component that stands for the run: the first that is compiled for training."""
+        """Return the status of the component that stands for the run: the first that is compiled for training."""
         found = status_of(self.parts).components
         asked = [name for name, (training, _) in self.chosen.items() if training.backend != "eager"]
         return found[(asked or list(self.chosen))[0]]
@@ -298,7 +298,7 @@ class Compiling:
 
 
 def _left(both: tuple[Preset, Preset], reason: str, hint: str) -> dict[str, Any]:
-    """Give the status of a component that was to be compiled and runs eager."""
+    """Return the status of a component that was to be compiled and runs eager."""
     cause = {
         "reason": reason,
         "stage": "harness" if hint else "",
@@ -334,7 +334,7 @@ def apply(chosen: Plan, settings: CompileSettings, parts: dict[str, Any]) -> Non
 
 
 def arguments(settings: CompileSettings) -> dict[str, Any]:
-    """Give the arguments of `hotloop.compile` besides the presets."""
+    """Return the arguments of `hotloop.compile` besides the presets."""
     return {
         "regions": settings.regions,
         "dynamic": ... if settings.dynamic is None else settings.dynamic,

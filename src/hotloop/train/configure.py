@@ -71,7 +71,7 @@ def load_search(overrides: Sequence[str] = (), config: str | Path | None = None)
 
 
 def groups(folder: Path | None = None) -> dict[str, list[str]]:
-    """Give the groups and their choices, those of the user's own folder included."""
+    """Return the groups and their choices, those of the user's own folder included."""
     found: dict[str, set[str]] = {}
     package = resources.files("hotloop.train") / "conf"
     for root in [package, *([folder] if folder else [])]:
@@ -156,7 +156,7 @@ def _put(config: Any, line: str) -> None:
 
 
 def resume(folder: str | Path) -> str:
-    """Give the override that goes on with what is in a folder, whatever signs its name has."""
+    """Return the override that goes on with what is in a folder, whatever signs its name has."""
     text = str(folder)
     if re.fullmatch(r"[\w./+@-]+", text, re.ASCII):
         return f"run.resume={text}"
@@ -166,17 +166,17 @@ def resume(folder: str | Path) -> str:
 
 
 def again(folder: str | Path, verb: str = "train") -> str:
-    """Give the command, as it is typed into a shell, that goes on with a run or a cross-validation."""
+    """Return the command, as it is typed into a shell, that goes on with a run or a cross-validation."""
     return f"hotloop {verb} {shlex.quote(resume(folder))}"
 
 
 def folder_name(recipe: str) -> str:
-    """Give the name of the folder that a recipe's runs and studies have: ``train.py-make`` of ``/my/train.py:make``."""
+    """Return the name of the folder for a recipe's runs and studies: ``train.py-make`` of ``/my/train.py:make``."""
     return re.sub(r"[^\w.-]+", "-", recipe.replace("\\", "/").rsplit("/", 1)[-1])
 
 
 def recipe_choice(name: str) -> str:
-    """Give the choice of the group ``recipe`` that a recipe's name belongs to: a program of one's own has none."""
+    """Return the choice of the group ``recipe`` that a recipe's name belongs to: a program of one's own has none."""
     return "workload" if ":" in name else name
 
 
@@ -313,13 +313,13 @@ def _read(path: Path) -> Any:
 
 
 def to_dict(settings: Settings) -> dict[str, Any]:
-    """Give settings as plain data: what the record, the checkpoints and ``settings.yaml`` hold."""
+    """Return settings as plain data: what the record, the checkpoints and ``settings.yaml`` hold."""
     plain: dict[str, Any] = _plain(dataclasses.asdict(settings))
     return plain
 
 
 def to_yaml(settings: Settings) -> str:
-    """Give settings as a YAML file that ``--config`` takes."""
+    """Return settings as a YAML file that ``--config`` takes."""
     omegaconf = require("omegaconf", "Writing settings")
     return str(omegaconf.OmegaConf.to_yaml(omegaconf.OmegaConf.create(to_dict(settings))))
 

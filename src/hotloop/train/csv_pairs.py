@@ -79,7 +79,7 @@ def read(settings: DataSettings) -> tuple[list[Pair], list[BadRow]]:
 
 
 def _rows(path: Path, delimiter: str, columns: Mapping[str, str]) -> Iterator[tuple[int, dict[str, str] | str]]:
-    """Give each row's first line and its values by the file's column names, or what is wrong with its shape."""
+    """Yield each row's first line and its values by the file's column names, or what is wrong with its shape."""
     line = 1
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

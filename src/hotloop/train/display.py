@@ -112,5 +112,5 @@ class Display:
 
 
 def figures(metrics: Mapping[str, float]) -> str:
-    """Give metrics as one line."""
+    """Return metrics as one line."""
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

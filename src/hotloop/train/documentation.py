@@ -70,7 +70,7 @@ def entries(text: str) -> Iterator[Entry]:
 
 
 def render() -> str:
-    """Give the whole page."""
+    """Return the whole page."""
     hints = typing.get_type_hints(Settings)
     choices = configure.groups()
     parts = [HEAD]

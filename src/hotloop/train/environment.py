@@ -26,7 +26,7 @@ def seed(number: int) -> None:
 
 
 def choose_device(wanted: str) -> torch.device:
-    """Give the device of ``run.device``; ``auto`` is the first GPU where there is one.
+    """Return the device of ``run.device``; ``auto`` is the first GPU where there is one.
 
     Raises:
         ConfigError: it is no device, or not on this machine.
@@ -52,7 +52,7 @@ def choose_device(wanted: str) -> torch.device:
 
 
 def fabric(device: torch.device, chosen: OptimizationSettings) -> tuple[Any, torch.amp.GradScaler | None]:
-    """Give Fabric for a device and a precision, and what scales the losses of float16."""
+    """Return Fabric for a device and a precision, and what scales the losses of float16."""
     module = require("lightning.fabric", "hotloop train")
     where = {"accelerator": device.type, "devices": [device.index or 0] if device.type == "cuda" else 1}
     if not chosen.use_fp16:
@@ -64,7 +64,7 @@ def fabric(device: torch.device, chosen: OptimizationSettings) -> tuple[Any, tor
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Give the most memory in use so far, in bytes: allocated on a GPU, resident on a CPU; None where not known."""
+    """Return the most memory in use so far, in bytes: allocated on a GPU, resident on a CPU; None where not known."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":

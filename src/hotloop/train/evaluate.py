@@ -41,7 +41,7 @@ def evaluate(model: Any, judge: Judge, data: Data, batch_size: int, device: torc
 
 @contextlib.contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Have a model in evaluation mode, without gradients, while the block runs; then as it was."""
+    """Run the block with a model in evaluation mode and without gradients; then restore its mode."""
     was_training = model.training
     model.eval()
     try:
@@ -70,7 +70,7 @@ class Together:
         self._labels.append(labels.cpu())
 
     def figures(self) -> dict[str, float]:
-        """Give ``loss`` and the metrics."""
+        """Return ``loss`` and the metrics."""
         outputs, labels = torch.cat(self._outputs), torch.cat(self._labels)
         return {"loss": float(self._loss(outputs, labels)), **self._metrics(outputs, labels)}
 
@@ -83,7 +83,7 @@ def chance(accuracy: float, rows: int, what: str) -> str:
 
 
 def auc(scores: Tensor, labels: Tensor) -> float:
-    """Give the AUC of any scores against labels of 0 and 1, both of shape (pairs,)."""
+    """Return the AUC of any scores against labels of 0 and 1, both of shape (pairs,)."""
     functional = require("torchmetrics.functional.classification", "Validation metrics")
     # Ranks as shares of 1: torchmetrics takes others for logits, and its sigmoid rounds large ones to 1.
     ranks = torch.searchsorted(scores.sort().values, scores).double()
@@ -91,7 +91,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
 
 
 def measure(logits: Tensor, labels: Tensor) -> dict[str, float]:
-    """Give accuracy, F1, precision, recall and AUC of logits against labels of 0 and 1, both of shape (pairs,)."""
+    """Return accuracy, F1, precision, recall and AUC of logits against labels of 0 and 1, both of shape (pairs,)."""
     functional = require("torchmetrics.functional.classification", "Validation metrics")
     probabilities, truth = logits.sigmoid(), labels.int()
     named = {"accuracy": "accuracy", "f1": "f1_score", "precision": "precision", "recall": "recall"}

@@ -173,7 +173,7 @@ class _Fitting:
         return self.outcome("finished")
 
     def make_automatic(self, between: Compiling) -> Automatic:
-        """Give the step to a hot loop, and what is asked for without gradients to ``between``.
+        """Hand the step to a hot loop, and what is asked for without gradients to ``between``.
 
         The loop counts the run's steps, those of earlier starts included.
         """
@@ -195,7 +195,7 @@ class _Fitting:
         return Automatic(self.settings, task.parts, self.display.say, loop, self.one.optimizer_step, between=between)
 
     def rehearsal(self) -> Rehearsal:
-        """Give what tries CUDA graphs on copies of the model before they are turned on."""
+        """Return what tries CUDA graphs on copies of the model before they are turned on."""
         size, seed = self.training.batch_size, self.settings.run.seed
         order = epoch_order(self.task.train, size, seed, self.position.epoch)[:REHEARSED]
         return Rehearsal(
@@ -215,7 +215,7 @@ class _Fitting:
         return stopped or self.position.step == self.position.validated_step >= self.total
 
     def rest_of_epoch(self) -> Iterator[list[Batch]]:
-        """Give the batches of each step that is left of this epoch, up to the run's last step."""
+        """Yield the batches of each step that is left of this epoch, up to the run's last step."""
         size, accumulate = self.training.batch_size, self.training.gradient_accumulation
         order = epoch_order(self.task.train, size, self.settings.run.seed, self.position.epoch, accumulate)
         for index in range(self.position.step_in_epoch, self.steps_per_epoch):
@@ -249,7 +249,7 @@ class _Fitting:
         self.tracking.log({"loss": loss, "learning_rate": float(rate)}, self.position.step)
 
     def new_events(self) -> list[Event]:
-        """Give what was observed since this was last asked."""
+        """Return what was observed since this was last asked."""
         events = self.live.events[self.seen :]
         self.seen += len(events)
         return events
@@ -282,7 +282,7 @@ class _Fitting:
 
     @contextlib.contextmanager
     def judging(self) -> Iterator[None]:
-        """Have the model run as validations do: in its own tier or presets, with the averages where there are some."""
+        """Run the model as validations do: in its own tier or presets, with the averages where there are some."""
         with self.average.in_place() if self.average else contextlib.nullcontext(), self.compiling.validating():
             yield
         events = self.new_events()
@@ -290,7 +290,7 @@ class _Fitting:
         self.account.observed(self.position.step, self.compiling.unrecorded(events))
 
     def show(self, *, last: bool = False) -> None:
-        """Have the task show the model as it stands, where it is time to; where the disk is full the run goes on."""
+        """Let the task show the model as it stands, where it is time to; where the disk is full the run goes on."""
         step = self.position.step
         make = self.task.show.due(step, last=last) if self.task.show else None
         if make is None:

@@ -30,12 +30,12 @@ class Side:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Give the share of each label, by its text; empty where rows have none."""
+        """Return the share of each label, by its text; empty where rows have none."""
         counts = collections.Counter(label for label in self.labels if label is not None)
         return {str(label): counts[label] / len(self.labels) for label in sorted(counts, key=str)}
 
     def to_dict(self) -> dict[str, object]:
-        """Give what a reader should know of the side."""
+        """Return what a reader should know of the side."""
         return {"rows": len(self.labels), "groups": len(set(self.groups)), "shares": self.shares}
 
 
@@ -150,18 +150,18 @@ def where(kfold: KfoldSettings | None) -> str:
 
 
 def of_fold(settings: Settings, fold: int) -> Settings:
-    """Give the settings of the ordinary run that holds out one fold."""
+    """Return the settings of the ordinary run that holds out one fold."""
     kfold = dataclasses.replace(settings.kfold, fold=fold, inner_trials=None)
     return dataclasses.replace(settings, kfold=kfold)
 
 
 def with_search(settings: Settings, fold: int) -> Settings:
-    """Give the settings of a fold and its inner search: no run's, until an inner fold is named (`of_inner_fold`)."""
+    """Return the settings of a fold and its inner search: no run's, until an inner fold is named (`of_inner_fold`)."""
     return dataclasses.replace(settings, kfold=dataclasses.replace(settings.kfold, fold=fold))
 
 
 def of_inner_fold(settings: Settings, fold: int) -> Settings:
-    """Give the settings of the ordinary run that holds out one inner fold of the training side of ``kfold.fold``."""
+    """Return the settings of the ordinary run that holds out one inner fold of the training side of ``kfold.fold``."""
     kfold = dataclasses.replace(settings.kfold, inner_fold=fold, inner_trials=None)
     return dataclasses.replace(settings, kfold=kfold)
 

@@ -98,7 +98,7 @@ def _pairs(side: Sequence[Term], negatives: str, generator: random.Random) -> li
 
 
 def _descriptions(side: Iterable[Term], by: Literal["chapter", "category"]) -> dict[str, dict[str, None]]:
-    """Give the distinct descriptions of each chapter or category, in a stable order and quick to look up."""
+    """Return the distinct descriptions of each chapter or category, in a stable order and quick to look up."""
     found: dict[str, dict[str, None]] = defaultdict(dict)
     for term in side:
         found[getattr(term, by)][term.description] = None

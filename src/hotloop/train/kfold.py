@@ -90,7 +90,7 @@ class Ended:
 
 
 def with_splits(overrides: Sequence[str], config: str | Path | None = None) -> list[str]:
-    """Give the overrides of ``hotloop kfold``: those given, and `SPLITS` folds where nothing says how many."""
+    """Return the overrides of ``hotloop kfold``: those given, and `SPLITS` folds where nothing says how many."""
     composed = configure.compose(overrides, config)
     if composed["run"]["resume"] is None and composed["kfold"]["n_splits"] is None:
         return [*overrides, f"kfold.n_splits={SPLITS}"]
@@ -291,7 +291,7 @@ class _Running:
         return self.recipe.train(start.take_up(settings, folder, within), self.console)
 
     def chosen(self, fold: int, folder: Path, later: int) -> list[str]:
-        """Give what the fold's inner search found; one that is done is not run again. ``later`` trials come after.
+        """Return what the fold's inner search found; one that is done is not run again. ``later`` trials come after.
 
         The seam is ``hotloop.train.search.nested(settings, folder, trials, say=say, later=...)``. The settings name the
         outer fold and have ``kfold.inner_trials``, with which no run can be split: each trial is judged by runs with
@@ -341,7 +341,7 @@ def _words(error: BaseException) -> str:
 
 
 def _forget() -> None:
-    """Give the memory of a fold's model back before the next one is made; compiled code stays."""
+    """Free the memory of a fold's model before the next one is made; compiled code stays."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -42,12 +42,12 @@ class State:
         self._warned = False
 
     def fold(self, fold: int) -> dict[str, Any]:
-        """Give what is known of one fold."""
+        """Return what is known of one fold."""
         found: dict[str, Any] = next(one for one in self.document["folds"] if one["fold"] == fold)
         return found
 
     def note(self, fold: int, **values: Any) -> None:
-        """Take note of something about a fold."""
+        """Set values of a fold, and write the document."""
         self.fold(fold).update(values)
         self.document["metrics"] = summed(self.document["folds"])
         self.save()
@@ -81,7 +81,7 @@ class State:
 
 
 def begin(settings: Settings, contents: Sequence[Sides], which: Iterable[int]) -> dict[str, Any]:
-    """Give the document of a cross-validation that begins.
+    """Return the document of a cross-validation that begins.
 
     Args:
         settings: of the whole.
@@ -101,7 +101,7 @@ def begin(settings: Settings, contents: Sequence[Sides], which: Iterable[int]) -
 
 
 def contents_of(found: Sequence[Sides]) -> list[dict[str, Any]]:
-    """Give what is in each fold as plain data, with its fingerprint."""
+    """Return what is in each fold as plain data, with its fingerprint."""
     return [
         {"train": one.train.to_dict(), "validation": one.validation.to_dict(), "fingerprint": one.fingerprint}
         if one.fingerprint
@@ -111,7 +111,7 @@ def contents_of(found: Sequence[Sides]) -> list[dict[str, Any]]:
 
 
 def ended(outcome: Outcome, folder: Path) -> dict[str, Any]:
-    """Give what a summary keeps of a fold that ended by itself or was interrupted."""
+    """Return what a summary keeps of a fold that ended by itself or was interrupted."""
     return {
         "status": outcome.status,
         "error": None,
@@ -156,7 +156,7 @@ def _sum(entries: Iterable[Mapping[str, Any]], key: str) -> float:
 
 
 def summed(folds: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float | None]]]:
-    """Give mean and standard deviation of each metric over the folds that finished, of the best and the last one.
+    """Return mean and standard deviation of each metric over the folds that finished, of the best and the last one.
 
     The standard deviation is that of a sample (divided by the number of folds less one); None of fewer than two folds.
     """
@@ -165,7 +165,7 @@ def summed(folds: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, dict[str, 
 
 
 def spread(metrics: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float | None]]:
-    """Give mean and sample standard deviation of each metric that all of several mappings have."""
+    """Return mean and sample standard deviation of each metric that all of several mappings have."""
     names = [name for name in (metrics[0] if metrics else ()) if all(name in one for one in metrics)]
     found: dict[str, dict[str, float | None]] = {}
     for name in names:

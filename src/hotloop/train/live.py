@@ -86,7 +86,7 @@ class Progress:
             trial.value = value if value is not None else trial.value
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        """Take note of an event of a search as plain data: its ``kind`` and fields; other kinds say nothing here."""
+        """Record an event of a search as plain data: its ``kind`` and fields; other kinds say nothing here."""
         kind = event.get("kind")
         if kind == "SearchBegan":
             self.total, self.earlier = event["total"], event["over"]
@@ -144,7 +144,7 @@ class Progress:
         return max(0.0, usual * (self.total - self.done) - ahead) / self.workers
 
     def seconds_of(self, trial: Trial) -> float:
-        """Give how long a trial took, or has run so far."""
+        """Return how long a trial took, or has run so far."""
         return self._clock() - trial.began if trial.state == "running" else trial.seconds
 
     def counts(self) -> str:
@@ -231,7 +231,7 @@ class View:
 
 
 def values_line(values: Mapping[str, Any]) -> str:
-    """Give a trial's settings in a line, each by the end of its name."""
+    """Return a trial's settings in a line, each by the end of its name."""
     return "  ".join(
         f"{name.rsplit('.', 1)[-1]} {f'{value:.3g}' if isinstance(value, float) else value}"
         for name, value in values.items()

@@ -16,6 +16,6 @@ class Logits(nn.Module):
         self.net = net
 
     def forward(self, **inputs: Tensor) -> Tensor:
-        """Give the logits of inputs by name."""
+        """Return the logits of inputs by name."""
         logits: Tensor = self.net(**inputs, return_dict=False)[0]
         return logits

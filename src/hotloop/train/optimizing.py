@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def schedule(settings: TrainingSettings, steps: int) -> Callable[[int], float]:
-    """Give the factor on the learning rate at each step: up linearly over the warm-up, then down to 0 at the end."""
+    """Return the factor on the learning rate at each step: up linearly over the warm-up, then down to 0 at the end."""
     warm_up = math.ceil(settings.warmup_fraction * steps)
 
     def factor(step: int) -> float:

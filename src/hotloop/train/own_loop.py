@@ -102,7 +102,7 @@ class _Fitting:
         self.untouched: list[float] | None = self.weights()
 
     def make_automatic(self, between: Compiling) -> Automatic:
-        """Give the program's step to a hot loop, and what is asked for between the steps to ``between``."""
+        """Hand the program's step to a hot loop, and what is asked for between the steps to ``between``."""
         workload = self.task.workload
         loop = Loop(
             workload.model, workload.optimizer, state=workload.state, run="auto", total_steps=self.total,
@@ -111,7 +111,7 @@ class _Fitting:
         return Automatic(self.settings, self.parts, self.display.say, loop, workload.step, between=between)
 
     def rehearsal(self) -> Callable[[], OwnRehearsal] | None:
-        """Give what tries CUDA graphs on a program made anew before they are turned on; None where it cannot be."""
+        """Return what tries CUDA graphs on a program made anew before they are turned on; None where it cannot be."""
         task, more = self.task, compiling.arguments(self.settings.compile)
         if task.make is None:
             return None
@@ -164,7 +164,7 @@ class _Fitting:
         return stopped or self.position.step == self.position.validated_step >= self.total
 
     def rest_of_epoch(self) -> Iterator[Any]:
-        """Give the batches that are left of this epoch, up to the run's last step.
+        """Yield the batches that are left of this epoch, up to the run's last step.
 
         Those that an earlier start has trained on are read again and left out: the epoch begins with the random numbers
         that it began with then, and goes on with those that the checkpoint has.
@@ -205,7 +205,7 @@ class _Fitting:
         return ready
 
     def generators(self) -> list[torch.Generator]:
-        """Give the generators of a loader that has its own."""
+        """Return the generators of a loader that has its own."""
         return generators_of(self.task.workload.batches)
 
     def step(self, batch: Any) -> None:
@@ -246,7 +246,7 @@ class _Fitting:
             )
 
     def new_events(self) -> list[Event]:
-        """Give what was observed since this was last asked."""
+        """Return what was observed since this was last asked."""
         found = self.events[self.seen :]
         self.seen += len(found)
         return found
@@ -274,7 +274,7 @@ class _Fitting:
         self.start.within.validated(at.step, at.epoch, metrics)
 
     def metrics(self) -> dict[str, float]:
-        """Give the program's metrics, none where it has none.
+        """Return the program's metrics, none where it has none.
 
         Raises:
             ConfigError: that of ``recipe.goal`` is not among them.

@@ -84,7 +84,7 @@ class OwnTask:
         return f"Program: {', '.join(models)} with {numbers_:,} trained parameters, {len(held.optimizers)} optimizer(s)"
 
     def others(self) -> dict[str, Any]:
-        """Give what a checkpoint keeps beside the models, by name: optimizers, and what the Workload calls state.
+        """Return what a checkpoint keeps beside the models, by name: optimizers, and what the Workload calls state.
 
         An optimizer may have the name of the model that it trains.
         """
@@ -125,7 +125,7 @@ class OwnTask:
 
 
 def components(workload: Workload) -> tuple[str, ...]:
-    """Give the names by which ``compile.components`` knows a program's models.
+    """Return the names by which ``compile.components`` knows a program's models.
 
     Those of a mapping have their own; one, or several without names, are ``model``.
     """
@@ -133,14 +133,14 @@ def components(workload: Workload) -> tuple[str, ...]:
 
 
 def by_model(chosen: Plan, workload: Workload) -> Plan:
-    """Give a plan for the components of a program as one for its models."""
+    """Return a plan for the components of a program as one for its models."""
     if isinstance(workload.model, Mapping) or "model" not in chosen:
         return chosen
     return dict.fromkeys(workload.models(), chosen["model"])
 
 
 def judge(workload: Workload) -> dict[str, float]:
-    """Give the program's metrics; each model is left in the mode, training or evaluation, that it was in.
+    """Return the program's metrics; each model is left in the mode, training or evaluation, that it was in.
 
     Raises:
         ConfigError: they are no mapping of names to numbers.
@@ -161,7 +161,7 @@ def judge(workload: Workload) -> dict[str, float]:
 
 
 def loss_of(result: Any) -> float | None:
-    """Give the loss that a step returned: a number, a tensor of one, or either as ``loss`` of a mapping; else None."""
+    """Return the loss that a step returned: a number, a tensor of one, or ``loss`` of a mapping; else None."""
     return _number(result.get("loss") if isinstance(result, Mapping) else result)
 
 
@@ -173,7 +173,7 @@ def rate_of(optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, float]:
 
 
 def figures_of(result: Any) -> dict[str, float]:
-    """Give the other figures of a step that returned a mapping: each number, or tensor of one, by its name."""
+    """Return the other figures of a step that returned a mapping: each number, or tensor of one, by its name."""
     if not isinstance(result, Mapping):
         return {}
     others = {str(name): _number(value) for name, value in result.items() if name not in _TAKEN}
@@ -181,7 +181,7 @@ def figures_of(result: Any) -> dict[str, float]:
 
 
 def _number(value: Any) -> float | None:
-    """Give a number, or what holds a single one, as such; None for all else, such as text or an array of several."""
+    """Return a number, or what holds a single one, as such; None for all else, such as text or an array of several."""
     if isinstance(value, torch.Tensor):
         return float(value.detach()) if value.numel() == 1 and not value.is_complex() else None
     if isinstance(value, str) or not hasattr(value, "__float__"):

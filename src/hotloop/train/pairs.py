@@ -38,7 +38,7 @@ class Split:
     def checked(
         self, remedy: str = "another run.seed, or a larger data.validation_fraction", where: str = "the split"
     ) -> Split:
-        """Give the split itself once both sides hold both labels and no group is on both.
+        """Return the split itself once both sides hold both labels and no group is on both.
 
         Args:
             remedy: what to change besides the number of pairs.
@@ -60,7 +60,7 @@ class Split:
         return self
 
     def fingerprint(self) -> str:
-        """Give a text that other pairs, or the same split otherwise, would not have."""
+        """Return a text that other pairs, or the same split otherwise, would not have."""
         digest = hashlib.sha256()
         for side in (self.train, self.validation):
             digest.update(repr([dataclasses.astuple(pair) for pair in side]).encode())

@@ -38,7 +38,7 @@ class Varies(Protocol):
 
 
 def shared_runs(varied: Iterable[Varies], trials: float) -> float:
-    """Give how many of so many trials will use the same compiled code, at least 1.
+    """Return how many of so many trials will use the same compiled code, at least 1.
 
     Args:
         varied: the settings that vary and of which each value is compiled anew.
@@ -68,7 +68,7 @@ def warnings(varied: Iterable[Varies], trials: int) -> list[str]:
 
 
 def offer(one: Varies) -> str:
-    """Give the setting with at most six values, in the words of the space."""
+    """Return the setting with at most six values, in the words of the space."""
     if one.kind == "choices":
         step = (len(one.values) - 1) / (_OFFERED - 1)
         return (
@@ -86,7 +86,7 @@ def offer(one: Varies) -> str:
 
 
 def _step(width: float, *, whole: bool) -> float:
-    """Give the least round step that makes no more values than are offered; prefer one that reaches the upper end."""
+    """Return the least round step that makes no more values than are offered; prefer one that reaches the upper end."""
     least = width / (_OFFERED - 1)
     power = 10.0 ** math.floor(math.log10(least))
     steps = [factor * power * scale for scale in (1, 10) for factor in _ROUND]

@@ -64,7 +64,7 @@ class Rehearsal:
         return tried(lambda: self._workload(names), chosen, self.more, self.batches[0].labels.device, self.events)
 
     def _workload(self, names: Sequence[str]) -> Workload:
-        """Give a copy of the run's training, which begins at the run's own state."""
+        """Return a copy of the run's training, which begins at the run's own state."""
         model, parts = copy.deepcopy((self.model, {name: self.parts[name] for name in names}))
         model.train()
         loss: Loss = parts.get("loss", self.parts["loss"])
@@ -160,7 +160,7 @@ def tried(
 
 
 def without_graphs(plan: Plan, device: str) -> Plan:
-    """Give a plan with eager in place of each preset with CUDA graphs that this machine can run; equal if none can."""
+    """Return a plan with eager in place of each preset with CUDA graphs that this machine can run."""
     eager = presets.get("none")
 
     def safe(preset: Preset) -> Preset:

@@ -19,7 +19,7 @@ _COMPILE = "training.optimization.use_torch_compile"
 
 
 def command(start: Start, overrides: Sequence[str], verb: str = "train") -> list[str]:
-    """Give the command that goes on eagerly with a run, or with a cross-validation (``kfold``), where it was saved.
+    """Return the command that goes on eagerly with a run, or with a cross-validation (``kfold``), where it was saved.
 
     The run keeps its settings, so only what a resumed run was told on top of them is said again.
     """

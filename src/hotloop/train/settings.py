@@ -10,7 +10,7 @@ from hotloop.errors import ConfigError
 
 
 def _range(low: float | None = None, high: float | None = None, *, open_low: bool = False) -> Any:
-    """Give a field the range that its value must lie in; ``open_low`` leaves the lower end itself out."""
+    """Declare the range that a field's value must lie in; ``open_low`` leaves the lower end itself out."""
     return field(metadata={"low": low, "high": high, "open_low": open_low})
 
 

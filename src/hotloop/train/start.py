@@ -194,7 +194,7 @@ def _at(settings: Settings, name: str) -> Any:
 
 
 def _unused(folder: Path) -> Path:
-    """Give the folder's name, with a number behind it where two runs begin in one second."""
+    """Return the folder's name, with a number behind it where two runs begin in one second."""
     names = [folder, *(folder.with_name(f"{folder.name}-{number}") for number in range(2, 1000))]
     return next(one for one in names if not one.exists())
 

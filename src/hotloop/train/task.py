@@ -22,10 +22,10 @@ class Judge(Protocol):
     """Judges one validation: sees what the model gives, batch by batch, and then tells."""
 
     def see(self, output: Tensor, labels: Tensor) -> None:
-        """Take note of the output for some rows and of their labels, on the device; without gradients."""
+        """Record the output for some rows and their labels, on the device; without gradients."""
 
     def figures(self) -> dict[str, float]:
-        """Give the metrics of all that was seen, by name."""
+        """Return the metrics of all that was seen, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Goal:
         return f"{'max' if self.maximize else 'min'}:{self.metric}"
 
     def of(self, metrics: Mapping[str, float]) -> float:
-        """Give the goal's metric of a validation, NaN before there was any."""
+        """Return the goal's metric of a validation, NaN before there was any."""
         return metrics.get(self.metric, math.nan)
 
     def better(self, metrics: Mapping[str, float], than: Mapping[str, float]) -> bool:
@@ -72,7 +72,7 @@ class Show:
     end: Callable[[int], Mapping[str, float]] | None = None
 
     def due(self, step: int, *, last: bool) -> Callable[[int], Mapping[str, float]] | None:
-        """Give what is to be made after a step, the ``last`` of the run or another; None where nothing is."""
+        """Return what is to be made after a step, the ``last`` of the run or another; None where nothing is."""
         if last:
             return self.end
         return self.make if self.every is not None and step % self.every == 0 else None

@@ -179,7 +179,7 @@ def _environment_kept() -> Iterator[None]:
 
 
 def _parent(address: str, experiment: str, levels: Sequence[tuple[str, str]], whole: Path) -> str:
-    """Give MLflow's run that stands for a study or a trial, made where there is none; several workers may ask.
+    """Return MLflow's run that stands for a study or a trial, made where there is none; several workers may ask.
 
     The study's folder is part of what it is: on a server, studies of one name are often several.
     """
@@ -226,7 +226,7 @@ def _wandb(start: Start, version: str) -> Any:  # noqa: ARG001 - a run that goes
 
 
 def _group(within: Within) -> str | None:
-    """Give the group of a study's runs: its name, and what tells its folder from that of another one of this name."""
+    """Return the group of a study's runs: its name, and what tells its folder from that of another one of this name."""
     if within.study is None or within.folder is None:
         return within.study
     return f"{within.study} {zlib.crc32(str(within.folder.resolve()).encode()):08x}"

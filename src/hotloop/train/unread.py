@@ -243,7 +243,7 @@ def is_idle(settings: Settings, name: str, varied: Sequence[str] = ()) -> bool:
 
 
 def only_read(settings: Settings) -> dict[str, Any]:
-    """Give what a run reads of its settings, as plain data: what its report lists.
+    """Return what a run reads of its settings, as plain data: what its report lists.
 
     What a search does (``hpo``) no run reads, and a program of one's own is asked nothing of what it decides itself.
     """
@@ -257,7 +257,7 @@ def only_read(settings: Settings) -> dict[str, Any]:
 
 
 def _idle(settings: Settings) -> Iterator[tuple[Rule, str]]:
-    """Give the rules that make settings idle which were changed, and say of each which and why."""
+    """Yield the rules that make settings idle which were changed, and say of each which and why."""
     recipe = configure.recipe_choice(settings.recipe.name)
     reads, beside = READS.get(recipe, SOME), NOT_READ.get(recipe, ())
     plain = dict(_leaves(configure.to_dict(settings)))
@@ -271,18 +271,18 @@ def _idle(settings: Settings) -> Iterator[tuple[Rule, str]]:
 
 
 def _word(value: Any) -> str:
-    """Give a value as it is written on the command line."""
+    """Return a value as it is written on the command line."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _changed(settings: Settings) -> list[tuple[str, Any]]:
-    """Give the settings that are not the recipe's defaults, by dotted name."""
+    """Return the settings that are not the recipe's defaults, by dotted name."""
     usual = _defaults(configure.recipe_choice(settings.recipe.name))
     return [(name, value) for name, value in _leaves(configure.to_dict(settings)) if value != usual.get(name)]
 
 
 def _kept(values: Mapping[str, Any], keep: Callable[[str], bool], prefix: str = "") -> dict[str, Any]:
-    """Give the settings that are to be kept, without the groups of which none is."""
+    """Return the settings that are to be kept, without the groups of which none is."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
@@ -305,7 +305,7 @@ def by_program(settings: Settings, name: str) -> bool:
 
 @functools.cache
 def _defaults(recipe: str) -> Mapping[str, Any]:
-    """Give the settings of a recipe that nobody changed, by dotted name."""
+    """Return the settings of a recipe that nobody changed, by dotted name."""
     return dict(_leaves(configure.to_dict(configure.load([f"recipe={recipe}"]))))
 
 

@@ -14,7 +14,7 @@ class Listener(Protocol):
     """Hears of each validation of a run."""
 
     def __call__(self, step: int, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Take note of a validation at an optimizer step.
+        """Record a validation at an optimizer step.
 
         Raises:
             RunPrunedError: the run is not worth going on with.
@@ -49,7 +49,7 @@ class Within:
     resume: str | None = None
 
     def levels(self, name: str) -> tuple[tuple[str, str], ...]:
-        """Give what the run is, from the outside in, the run itself last: ``(("study", "s"), ("trial", "trial-3"))``.
+        """Return what the run is, from the outside in, the run itself last: ``(("study", "s"), ("trial", "trial-3"))``.
 
         Args:
             name: of a run that is within nothing.

@@ -81,7 +81,7 @@ def prepare(  # noqa: PLR0913 - what a stage of training takes
 
 
 def _train(vae: Any, pictures: Pictures, rows: Tensor, steps: int, generator: torch.Generator) -> tuple[float, float]:
-    """Give one over the standard deviation of latents, and a pixel's root mean square error, by the last steps."""
+    """Return one over the standard deviation of latents, and a pixel's root mean square error, by the last steps."""
     optimizer = torch.optim.AdamW(vae.parameters(), lr=RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
     shaped, order = _Rows(pictures, rows), list[Tensor]()

@@ -30,7 +30,7 @@ class Moments(nn.Module):
         self.net = net
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Give mean and logarithm of the variance, both of shape (batch, latent channels, height, width).
+        """Return mean and logarithm of the variance, both of shape (batch, latent channels, height, width).
 
         Args:
             pixels: of shape (batch, channels, height, width) in -1..1; grey ones are taken by a network for colours.
@@ -109,7 +109,7 @@ class Denoiser(nn.Module):
         noise: Tensor | None = None,
         timesteps: Tensor | None = None,
     ) -> Tensor:
-        """Give the error of what the UNet predicts, float32 of the latents' shape; its mean square is the loss.
+        """Return the error of what the UNet predicts, float32 of the latents' shape; its mean square is the loss.
 
         In training latents, noise and timesteps are drawn, and the error counts by `Noise.weight`.
 
@@ -136,18 +136,18 @@ class Denoiser(nn.Module):
         return error
 
     def parts(self) -> dict[str, nn.Module]:
-        """Give what can be compiled, by name."""
+        """Return what can be compiled, by name."""
         return {"unet": self.unet, "text_encoder": self.text_encoder, "vae": self.vae}
 
     def latent_shape(self, inputs: Mapping[str, Tensor]) -> tuple[int, ...]:
-        """Give the shape of the latents of a batch's inputs: (channels, height, width)."""
+        """Return the shape of the latents of a batch's inputs: (channels, height, width)."""
         if "mean" in inputs:
             return tuple(inputs["mean"].shape[1:])
         height, width = (side // self._factor for side in inputs["pixels"].shape[-2:])
         return int(self.unet.config.in_channels), height, width
 
     def _latents(self, mean: Tensor | None, logvar: Tensor | None, pixels: Tensor | None) -> Tensor:
-        """Give latents, scaled to about the noise's size: drawn in training, the most likely ones otherwise."""
+        """Return latents, scaled to about the noise's size: drawn in training, the most likely ones otherwise."""
         if mean is None or logvar is None:
             assert pixels is not None
             # In float32 in any case: some VAEs overflow in float16, and none is trained here.
@@ -159,7 +159,7 @@ class Denoiser(nn.Module):
         return mean * self.scale
 
     def _texts(self, embeddings: Tensor | None, input_ids: Tensor | None) -> Tensor:
-        """Give embeddings, some of them of the empty caption in training."""
+        """Return embeddings, some of them of the empty caption in training."""
         texts = embeddings if embeddings is not None else input_ids
         assert texts is not None
         if self.training and self._caption_dropout:
@@ -168,14 +168,14 @@ class Denoiser(nn.Module):
         return texts if embeddings is not None else self.embed(texts)
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """Give the embeddings of tokens, of shape (batch, tokens, width); with gradients where the encoder trains."""
+        """Return the embeddings of tokens, of shape (batch, tokens, width); with gradients where the encoder trains."""
         with torch.set_grad_enabled(self.trains_text and torch.is_grad_enabled()):
             found: Tensor = self.text_encoder(input_ids, return_dict=False)[0]
         return found
 
 
 def mean_square(error: Tensor, _: Tensor) -> Tensor:
-    """Give the loss of a batch's errors; there is nothing else to hold them against."""
+    """Return the loss of a batch's errors; there is nothing else to hold them against."""
     return error.square().mean()
 
 

@@ -46,20 +46,20 @@ class Pixels(Latents):
         self._pictures = pictures
 
     def take(self, rows: Tensor) -> Batch:
-        """Give these rows of the side, all of one bucket, as a batch."""
+        """Return these rows of the side, all of one bucket, as a batch."""
         chosen = self.rows[rows]
         return Batch({"pixels": self._pictures.pixels(chosen), **self.texts.take(self.text[rows])}, chosen)
 
 
 def of_pictures(denoiser: Denoiser, pictures: Pictures, cache: Cache) -> Values:
-    """Give the latents of all pictures, encoded once."""
+    """Return the latents of all pictures, encoded once."""
     device = denoiser.scale.device
     keyed = dataclasses.replace(cache, key={**cache.key, "vae": weights_fingerprint(denoiser.vae.net)})
     return encode_pictures(pictures, lambda pixels: denoiser.vae(pixels.to(device)), keyed)
 
 
 def of_captions(denoiser: Denoiser, networks: Networks, captions: Sequence[str], cache: Cache | None) -> Texts:
-    """Give what stands for captions in a batch; without a cache they are embedded in each step."""
+    """Return what stands for captions in a batch; without a cache they are embedded in each step."""
     if cache is None:
         once = distinct(captions)
         return Texts(once, Tensors({"input_ids": networks.token_ids(once)}))

@@ -75,11 +75,11 @@ class Networks:
     made: bool
 
     def modules(self) -> dict[str, nn.Module]:
-        """Give the networks by the names that a pipeline gives them."""
+        """Return the networks by the names that a pipeline gives them."""
         return {"unet": self.unet, "text_encoder": self.text_encoder, "vae": self.vae}
 
     def fingerprint(self) -> str:
-        """Give a text that other weights would not have; random ones follow from the seed, and have none."""
+        """Return a text that other weights would not have; random ones follow from the seed, and have none."""
         return "" if self.made else " ".join(map(weights_fingerprint, self.modules().values()))
 
     @property
@@ -93,7 +93,7 @@ class Networks:
         return int(min(self.tokenizer.model_max_length, self.text_encoder.config.max_position_embeddings))
 
     def cut(self, texts: Sequence[str]) -> int:
-        """Give how many texts have more tokens than that."""
+        """Return how many texts have more tokens than that."""
         with quiet():
             return sum(len(one) > self.length for one in self.tokenizer(list(texts))["input_ids"])
 
@@ -103,7 +103,7 @@ class Networks:
         return f"{self.name}: {', '.join(sizes)} parameters" + (", random weights" if self.made else "")
 
     def token_ids(self, texts: Sequence[str]) -> torch.Tensor:
-        """Give the tokens of texts, padded and cut to the tokenizer's length: int64 of shape (texts, length)."""
+        """Return the tokens of texts, padded and cut to the tokenizer's length: int64 of shape (texts, length)."""
         found: torch.Tensor = self.tokenizer(
             list(texts), padding="max_length", truncation=True, max_length=self.length, return_tensors="pt"
         )["input_ids"]

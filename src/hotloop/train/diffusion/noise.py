@@ -49,7 +49,7 @@ class Noise(nn.Module):
         self.register_buffer("sigma", (1 - kept).sqrt().float(), persistent=False)
 
     def add(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Give noised latents.
+        """Return noised latents.
 
         Args:
             clean: latents, of shape (batch, ...).
@@ -60,14 +60,14 @@ class Noise(nn.Module):
         return alpha * clean + sigma * noise
 
     def target(self, clean: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
-        """Give what the network is to predict: the noise, or ``v = alpha_t epsilon - sigma_t x_0``; as for `add`."""
+        """Return what the network is to predict: the noise, or ``v = alpha_t epsilon - sigma_t x_0``; as for `add`."""
         if self.prediction == "epsilon":
             return noise
         alpha, sigma = self._at(timesteps, clean)
         return alpha * noise - sigma * clean
 
     def weight(self, timesteps: Tensor) -> Tensor:
-        """Give how much the squared error at each timestep counts, float32 of shape (batch,).
+        """Return how much the squared error at each timestep counts, float32 of shape (batch,).
 
         With gamma it is Min-SNR (Hang et al. 2023, Efficient Diffusion Training via Min-SNR Weighting Strategy,
         arXiv:2303.09556): the weight ``min(SNR, gamma)`` of the error of ``x_0``, with ``SNR = alpha_t^2 / sigma_t^2``,

@@ -46,7 +46,7 @@ def write(networks: Networks, prediction: str, folder: Path, *, adapters: bool, 
 
 
 def without_adapters(networks: Networks, *, text: bool) -> Networks:
-    """Give a copy of networks as they were before adapters were put on."""
+    """Return a copy of networks as they were before adapters were put on."""
     unet, text_encoder = copy.deepcopy(networks.unet), copy.deepcopy(networks.text_encoder)
     unet.unload_lora()
     if text:
@@ -55,7 +55,7 @@ def without_adapters(networks: Networks, *, text: bool) -> Networks:
 
 
 def _whole(folder: Path, write: Callable[[Path], object]) -> Path:
-    """Have a folder written beside its place and moved there, so that its name never stands for half of one."""
+    """Write a folder beside its place and move it there, so that its name never stands for half of one."""
     part, old = (folder.with_name(f".{folder.name}.{what}") for what in ("part", "old"))
     for left in (part, old):  # of a run that was killed here
         shutil.rmtree(left, ignore_errors=True)

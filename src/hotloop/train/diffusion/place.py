@@ -20,7 +20,7 @@ OFTEN = 30.0
 
 
 def told(what: str, say: Callable[[str], None]) -> Callable[[int, int], None]:
-    """Give what says now and then how far work is, which is short on most machines and takes hours on some."""
+    """Return what says now and then how far work is, which is short on most machines and takes hours on some."""
     said = time.monotonic()
 
     def progress(done: int, total: int) -> None:
@@ -47,7 +47,7 @@ class Place:
     say: Callable[[str], None]
 
     def cache(self, batch_size: int = 1) -> Cache:
-        """Give where encoded rows are kept, made by batches of this size; what they depend on is still to be said."""
+        """Return where encoded rows are kept, made by batches of this size; what they depend on is still to be said."""
         kept = default_folder()
         return Cache(
             folder=kept / "pictures" if kept else self.folder / "cache",

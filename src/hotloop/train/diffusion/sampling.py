@@ -25,7 +25,7 @@ JUDGED = 20
 
 
 def pipeline(networks: Networks, prediction: str) -> Any:
-    """Give the pipeline of diffusers that has these networks, which stay where they are; it samples by DDIM."""
+    """Return the pipeline of diffusers that has these networks, which stay where they are; it samples by DDIM."""
     diffusers = require("diffusers", "recipe=diffusion", "diffusion")
     scheduler = diffusers.DDIMScheduler.from_config(networks.scheduler.config, prediction_type=prediction)
     with quiet():
@@ -68,7 +68,7 @@ class Sampler:
     seed: int
 
     def make(self, each: int) -> Tensor:
-        """Give so many samples of every prompt, by turns: of shape (samples, channels, height, width) in -1..1."""
+        """Return so many samples of every prompt, by turns: of shape (samples, channels, height, width) in -1..1."""
         pipe, wanted = pipeline(self.networks, self.prediction), self.prompts * each
         # One stream for all, so that samples do not depend on how many make a batch.
         generator = [torch.Generator().manual_seed(self.seed * 1_000_003 + number) for number in range(len(wanted))]

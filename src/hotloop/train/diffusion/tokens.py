@@ -40,7 +40,7 @@ def learn(captions: Iterable[str]) -> Any:
 
 
 def packed(tokenizer: Any) -> torch.Tensor:
-    """Give the words of a tokenizer that was learnt, in their order, and its length: bytes, for a checkpoint."""
+    """Return the words of a tokenizer that was learnt, in their order, and its length: bytes, for a checkpoint."""
     numbers = tokenizer.get_vocab()
     told = [tokenizer.model_max_length, sorted(numbers, key=numbers.__getitem__)[len(SPECIAL) :]]
     return torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8)

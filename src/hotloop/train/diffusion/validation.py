@@ -45,7 +45,7 @@ class Fixed:
         return self._times * len(self._data)
 
     def take(self, rows: Tensor) -> Batch:
-        """Give these rows as a batch, with ``noise`` and ``timesteps`` among its inputs."""
+        """Return these rows as a batch, with ``noise`` and ``timesteps`` among its inputs."""
         batch = self._data.take(rows % len(self._data))
         shape = self._shape(batch.inputs)
         noise = [torch.randn(shape, generator=self._generator(row)) for row in rows.tolist()]
@@ -69,5 +69,5 @@ class MeanError:
         del labels
 
     def figures(self) -> dict[str, float]:
-        """Give ``loss``."""
+        """Return ``loss``."""
         return {"loss": self._sum / self._count}

@@ -56,7 +56,7 @@ class Frame:
 
     @classmethod
     def of(cls, settings: FocusSettings) -> Frame:
-        """Give the sizes that the settings ask for."""
+        """Return the sizes that the settings ask for."""
         return cls(settings.blocks, settings.budget, settings.protected)
 
     @property
@@ -79,12 +79,12 @@ class Frame:
         return self.blocks + (BLOCK - 1) * expanded.sum(-1)
 
     def newest(self, rows: int, device: torch.device | None = None) -> Tensor:
-        """Give contexts in which the newest blocks are expanded, as many as there is room for: (rows, blocks)."""
+        """Return contexts in which the newest blocks are expanded, as many as there is room for: (rows, blocks)."""
         expanded = torch.arange(self.blocks, device=device) >= self.blocks - self.protected - self.room
         return expanded.expand(rows, -1).clone()
 
     def drawn(self, rows: int, device: torch.device | None = None) -> Tensor:
-        """Give contexts in which blocks drawn at random are expanded, as many as there is room for: (rows, blocks)."""
+        """Return contexts in which random blocks are expanded, as many as there is room for: (rows, blocks)."""
         far = self.blocks - self.protected
         chosen = torch.rand(rows, far).topk(self.room, dim=-1).indices  # on the host, the same on any device
         expanded = torch.ones(rows, self.blocks, dtype=torch.bool)
@@ -92,7 +92,7 @@ class Frame:
         return expanded.to(device)
 
     def exchanged(self, rows: int, device: torch.device | None = None) -> Tensor:
-        """Give `newest` contexts in which one block, drawn at random, has given way to another: (rows, blocks).
+        """Return `newest` contexts in which one block, drawn at random, has given way to another: (rows, blocks).
 
         Where there is room for all blocks, there is none to exchange.
         """
@@ -158,6 +158,6 @@ def fill(layout: Layout, tokens: Tensor, gists: Tensor) -> Tensor:
 
 
 def by_block(scores: Tensor, layout: Layout, blocks: int) -> Tensor:
-    """Give the score of each block, the mean of its slots: (rows, budget) to (rows, blocks); 0 where protected."""
+    """Return the score of each block, the mean of its slots: (rows, budget) to (rows, blocks); 0 where protected."""
     zeros = scores.new_zeros(scores.shape[0], blocks)
     return zeros.scatter_add(1, layout.block, scores * layout.share)

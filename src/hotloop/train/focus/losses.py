@@ -11,7 +11,7 @@ SHARPNESS = 4.0
 
 
 def utilities(scores: Tensor, expanded: Tensor) -> Tensor:
-    """Give what a lens, looking at each context of a text, makes of every context of it.
+    """Return what a lens, looking at each context of a text, makes of every context of it.
 
     The edits that lead from one context to another are worth the scores of what they expand, less those of what they
     collapse. Of that, what depends on the context that is looked at is left out: it is the same for all.
@@ -27,7 +27,7 @@ def utilities(scores: Tensor, expanded: Tensor) -> Tensor:
 
 
 def preference(worth: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the loss of preferences between contexts of one text, and how often the lens agrees with what came out.
+    """Return the loss of preferences between contexts of one text, and how often the lens agrees with what came out.
 
     Bradley and Terry (Rank analysis of incomplete block designs, Biometrika 39, 1952): i is preferred to j with the
     probability sigmoid(worth of i - worth of j). Each pair counts by how far apart its two losses are, since two

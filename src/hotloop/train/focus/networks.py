@@ -84,16 +84,16 @@ class Reader(nn.Module):
         nn.init.constant_(self.sentinel.bias, 8.0)  # it begins by its vocabulary, and learns when to copy
 
     def place(self, block: Tensor, place: Tensor) -> Tensor:
-        """Give what tells where slots stand; (rows, slots) twice to (rows, slots, width)."""
+        """Return what tells where slots stand; (rows, slots) twice to (rows, slots, width)."""
         where: Tensor = self.blocks(block) + self.places(place)
         return where
 
     def everywhere(self) -> Tensor:
-        """Give what tells where each item of a text stands, by its number in a layout: (blocks x ITEMS, width)."""
+        """Return what tells where each item of a text stands, by its number in a layout: (blocks x ITEMS, width)."""
         return (self.blocks.weight[:-1].unsqueeze(1) + self.places.weight).flatten(0, 1)
 
     def forward(self, x: Tensor, taken: Tensor, tokens: Tensor, following: Tensor) -> Tensor:
-        """Give the cross-entropy of what follows each slot, in nats.
+        """Return the cross-entropy of what follows each slot, in nats.
 
         Args:
             x: (rows, slots, width).
@@ -138,7 +138,7 @@ class Gist(nn.Module):
         self.apply(_as_gpt2)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Give gists: (rows, BLOCK, width) to (rows, width)."""
+        """Return gists: (rows, BLOCK, width) to (rows, width)."""
         x = self.norm(tokens + self.places)
         weights = self.weigh(x).softmax(1)
         value = self.value(x).unflatten(-1, (weights.shape[-1], -1))
@@ -193,7 +193,7 @@ class Lens(nn.Module):
         return scores, expanded
 
     def scores(self, x: Tensor, taken: Tensor, share: Tensor) -> Tensor:
-        """Give scores from -1 to 1, tanh of how far a slot is above the mean of the blocks that may be edited.
+        """Return scores from -1 to 1, tanh of how far a slot is above the mean of the blocks that may be edited.
 
         A preference tells differences only, so where their zero lies has to be said: at that mean.
 
@@ -214,7 +214,7 @@ class Lens(nn.Module):
         return torch.tanh(raw - middle)
 
     def matches(self, x: Tensor, newest: Tensor) -> Tensor:
-        """Give how well each slot goes with the newest: the smooth maximum of its products with them, by head."""
+        """Return how well each slot goes with the newest: the smooth maximum of its products with them, by head."""
         rows, slots, width = x.shape
         x = self.first(x)
         query, key = (one(x).view(rows, slots, self.heads, -1).transpose(1, 2) for one in (self.slot, self.newest))

@@ -53,7 +53,7 @@ class Rate:
         self.steps += 1
 
     def state_dict(self) -> dict[str, int]:
-        """Give what a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {"steps": self.steps}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -112,7 +112,7 @@ class Controller:
         return own({name: one.detach() for name, one in told.items()})
 
     def judged(self, texts: Tensor, expanded: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Give the mean loss of all tokens, what the lens makes of the contexts, and what came of each.
+        """Return the mean loss of all tokens, what the lens makes of the contexts, and what came of each.
 
         The latter two as `losses.preference` takes them.
         """
@@ -159,7 +159,7 @@ class Controller:
         return found, torch.cat([shown, ones], 1)
 
     def precision(self) -> contextlib.AbstractContextManager[Any]:
-        """Give the context of the step's precision."""
+        """Return the context of the step's precision."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.training.optimization.use_bf16)
 
     # -- between the steps -----------------------------------------------------------------------------------------
@@ -210,19 +210,19 @@ class Controller:
 
     @torch.no_grad()
     def metrics(self) -> dict[str, float]:
-        """Give the loss of the tokens that follow held-out texts, focused in each of the ways at equal budget."""
+        """Return the loss of the tokens that follow held-out texts, focused in each of the ways at equal budget."""
         found = {way: self.heldout(way) for way in WAYS}
         self.last = {"loss": found["lens"], **{f"loss_{way}": found[way] for way in WAYS[1:]}}
         return self.last
 
     def heldout(self, way: str) -> float:
-        """Give the mean loss in nats a token of what follows the held-out texts."""
+        """Return the mean loss in nats a token of what follows the held-out texts."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.settings.run.seed)
             return float(torch.cat([self.ahead(texts, self.chosen(way, texts)) for texts in self.held_out()]).mean())
 
     def held_out(self) -> Iterator[Tensor]:
-        """Give the held-out texts in batches."""
+        """Yield the held-out texts in batches."""
         size, held_out = self.training.eval_batch_size, self.data.validation
         for first in range(0, len(held_out), size):
             yield held_out[first : first + size].to(self.device)
@@ -236,7 +236,7 @@ class Controller:
 
     @torch.no_grad()
     def ahead(self, texts: Tensor, expanded: Tensor) -> Tensor:
-        """Give the loss of what follows texts that are read through one context each: (rows,)."""
+        """Return the loss of what follows texts that are read through one context each: (rows,)."""
         with self.precision():
             layout = lay_out(expanded, self.frame)
             tokens = self.model.tokens(texts)

@@ -39,7 +39,7 @@ class Sides(NamedTuple):
     validation: tuple[Document, ...]
 
     def fingerprint(self) -> str:
-        """Give a text that other documents, or the same ones otherwise split, would not have."""
+        """Return a text that other documents, or the same ones otherwise split, would not have."""
         return hashlib.sha256(repr(tuple(self)).encode()).hexdigest()
 
     def describe(self) -> str:

@@ -31,7 +31,7 @@ class Plan:
 
 
 def candidates(size: int, step: int) -> list[tuple[int, int]]:
-    """Give the sizes that could be buckets, height and width, in the order of their ratios (width by height).
+    """Return the sizes that could be buckets, height and width, in the order of their ratios (width by height).
 
     A side has ``size / 2`` to ``size * 2`` pixels, both sides are multiples of ``step``, and no area is larger than
     that of the square, so that the square needs the most memory.

@@ -77,7 +77,7 @@ def _pillow() -> Any:
 
 
 def _coloured(image: Any) -> Any:
-    """Give an image as RGB; where it is transparent it becomes white."""
+    """Return an image as RGB; where it is transparent it becomes white."""
     pillow = _pillow()
     if image.mode.startswith("I"):  # 16 bits of grey, which Pillow's own conversion would cut off at 255
         import numpy as np  # noqa: PLC0415 - comes with the optional packages
@@ -103,7 +103,7 @@ def fitted(image: Any, height: int, width: int) -> Tensor:
 
 
 def at_once(function: Callable[[T], R], items: Iterable[T]) -> Generator[R]:
-    """Give a function's results in order, a few computed at once: Pillow decodes without Python's lock."""
+    """Yield a function's results in order, a few computed at once: Pillow decodes without Python's lock."""
     _pillow().init()  # the decoders are registered once, and not by several threads
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         yield from pool.map(function, items)

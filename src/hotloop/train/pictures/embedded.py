@@ -27,7 +27,7 @@ BRIGHTEST = 16
 
 
 def digits(seed: int) -> Source:
-    """Give scikit-learn's digits: 1,797 of 8 x 8 pixels and 17 levels of grey.
+    """Return scikit-learn's digits: 1,797 of 8 x 8 pixels and 17 levels of grey.
 
     Args:
         seed: which picture gets which wording.

@@ -75,7 +75,7 @@ class Files:
         self.root, self.found = root, list(found)
 
     def read(self, rows: Sequence[int], height: int, width: int) -> Tensor:
-        """Give pictures, float32 of shape (rows, 3, height, width) in -1..1.
+        """Return pictures, float32 of shape (rows, 3, height, width) in -1..1.
 
         Raises:
             DataError: a file is gone, or another one than when the folder was looked at.
@@ -94,7 +94,7 @@ class Files:
         return torch.stack(list(at_once(one, rows)))
 
     def digest(self, rows: Sequence[int]) -> str:
-        """Give a text that changes with the bytes of any of these pictures, or with their order."""
+        """Return a text that changes with the bytes of any of these pictures, or with their order."""
         return hashlib.sha256("".join(self.found[row].digest for row in rows).encode()).hexdigest()
 
 
@@ -162,7 +162,7 @@ def load(path: str, min_size: int, *, skip_bad: bool, progress: Callable[[int, i
 
 
 def shown(path: Path, root: Path) -> str:
-    """Give a path below the folder as one line of plain text: no sign of a file's name may steer a terminal."""
+    """Return a path below the folder as one line of plain text: no sign of a file's name may steer a terminal."""
     return _plain(path.relative_to(root).as_posix())
 
 

@@ -55,7 +55,7 @@ def write_grid(path: Path, images: Tensor, captions: Sequence[str], columns: int
 
 
 def _bytes(images: Tensor) -> Tensor:
-    """Give uint8 of shape (images, height, width, 3), enlarged where they are small."""
+    """Return uint8 of shape (images, height, width, 3), enlarged where they are small."""
     colours = images.detach().float().cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
     red = torch.tensor([1.0, -1.0, -1.0])
     colours = torch.where(colours.isfinite().all(dim=-1, keepdim=True), colours, red)

@@ -39,7 +39,7 @@ class Values(Protocol):
     """Tensors of rows, by name."""
 
     def take(self, rows: Tensor) -> dict[str, Tensor]:
-        """Give these rows, each tensor of shape (rows, ...) on the CPU; ``rows`` is int64 of shape (rows,)."""
+        """Return these rows, each tensor of shape (rows, ...) on the CPU; ``rows`` is int64 of shape (rows,)."""
 
 
 class Tensors:
@@ -53,7 +53,7 @@ class Tensors:
         self.values = dict(values)
 
     def take(self, rows: Tensor) -> dict[str, Tensor]:
-        """Give these rows."""
+        """Return these rows."""
         return {name: one[rows] for name, one in self.values.items()}
 
 
@@ -70,7 +70,7 @@ class Texts:
         self._rows = {text: row for row, text in enumerate(self.texts)}
 
     def rows(self, texts: Sequence[str]) -> Tensor:
-        """Give the row of each of these texts, int64 of shape (texts,).
+        """Return the row of each of these texts, int64 of shape (texts,).
 
         Raises:
             KeyError: a text that is not among them.
@@ -78,17 +78,17 @@ class Texts:
         return torch.tensor([self._rows[text] for text in texts], dtype=torch.int64)
 
     def take(self, rows: Tensor) -> dict[str, Tensor]:
-        """Give the values of these rows, each of shape (rows, ...)."""
+        """Return the values of these rows, each of shape (rows, ...)."""
         return self.values.take(rows)
 
 
 def distinct(texts: Sequence[str]) -> list[str]:
-    """Give each text once, in the order in which they first come."""
+    """Return each text once, in the order in which they first come."""
     return list(dict.fromkeys(texts))
 
 
 def weights_fingerprint(module: nn.Module) -> str:
-    """Give a text that changes with any weight or buffer of a module, with its class, and with its configuration.
+    """Return a text that changes with any weight or buffer of a module, with its class, and with its configuration.
 
     The configuration is that of diffusers and transformers, ``module.config``, without names of folders and versions.
     """
@@ -179,14 +179,14 @@ def encode_texts(texts: Sequence[str], encode: EncodeTexts, cache: Cache) -> Tex
 
 
 def _filled(rows: Tensor, batch_size: int) -> Iterator[tuple[Tensor, int]]:
-    """Give rows as batches of one size, and how many rows of each count; the last is filled up with its last row."""
+    """Yield rows as batches of one size, and how many rows of each count; the last is filled up with its last row."""
     batch_size = min(batch_size, PART)
     for start in range(0, len(rows), batch_size):
         yield rows[torch.arange(start, start + batch_size).clamp(max=len(rows) - 1)], min(batch_size, len(rows) - start)
 
 
 def _ahead(read: Callable[[Tensor], Tensor], batches: Iterator[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, int]]:
-    """Give what is read of each batch's rows, and its count; the next one is read while one is being encoded."""
+    """Yield what is read of each batch's rows, and its count; the next one is read while one is being encoded."""
     with ThreadPoolExecutor(1) as pool:
         coming = deque((pool.submit(read, rows), count) for rows, count in itertools.islice(batches, 1))
         while coming:
@@ -237,13 +237,13 @@ class Latents:
         return len(self.rows)
 
     def take(self, rows: Tensor) -> Batch:
-        """Give these rows of the side, all of one bucket, as a batch."""
+        """Return these rows of the side, all of one bucket, as a batch."""
         pictures = self.rows[rows]
         moments = self.moments.take(pictures)
         inputs = {"mean": moments["mean"], "logvar": moments["logvar"], **self.texts.take(self.text[rows])}
         return Batch(inputs, pictures)
 
     def unfilled(self, batch_size: int, together: int = 1) -> int:
-        """Give how many rows are in buckets that do not fill the batches of one step: training never sees them."""
+        """Return how many rows are in buckets that do not fill the batches of one step: training never sees them."""
         counts = self.bucket.bincount()
         return int(counts[counts < min(batch_size, len(self)) * together].sum())

@@ -52,7 +52,7 @@ class Pictures:
         return len(self.names)
 
     def pixels(self, rows: Tensor) -> Tensor:
-        """Give pictures of one bucket, float32 of shape (rows, channels, height, width) in -1..1.
+        """Return pictures of one bucket, float32 of shape (rows, channels, height, width) in -1..1.
 
         A folder's pictures are decoded here, each time: none is kept in memory.
 
@@ -70,7 +70,7 @@ class Pictures:
         return self._reader.read([self._rows[row] for row in rows.tolist()], height, width)
 
     def fingerprint(self) -> str:
-        """Give a text that changes with the bytes of any picture, with any caption, and with the pictures' sizes."""
+        """Return a text that changes with the bytes of any picture, with any caption, and with the pictures' sizes."""
         told = [self.names, self.captions, self.labels, self.sizes, self.bucket.tolist(), self.channels]
         return hashlib.sha256((json.dumps(told) + self._reader.digest(self._rows)).encode()).hexdigest()
 
@@ -108,7 +108,7 @@ def load(settings: Settings, progress: Callable[[int, int], None] | None = None)
 
 
 def needed(settings: Settings) -> int:
-    """Give how many pictures a bucket needs, so that about those of a step are on the training side of a split."""
+    """Return how many pictures a bucket needs, so that about those of a step are on the training side of a split."""
     folds = settings.kfold.n_splits
     held_out = 1 / folds if folds else settings.data.validation_fraction
     return math.ceil(settings.training.batch_size * settings.training.gradient_accumulation / (1 - held_out))

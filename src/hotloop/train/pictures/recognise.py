@@ -57,7 +57,7 @@ class Recogniser:
     held_out: Share
 
     def read(self, images: Tensor) -> list[int]:
-        """Give the class that each picture seems to show.
+        """Return the class that each picture seems to show.
 
         Args:
             images: of shape (images, channels, height, width) in -1..1, of the size that it was trained on.
@@ -70,7 +70,7 @@ class Recogniser:
         return [int(one) for one in self.classifier.predict(_flat(images))]
 
     def judge(self, images: Tensor, labels: Sequence[int]) -> Share:
-        """Give the share of pictures that show what they were to show, one label an image."""
+        """Return the share of pictures that show what they were to show, one label an image."""
         return Share(sum(a == b for a, b in zip(self.read(images), labels, strict=True)), len(labels))
 
 

@@ -20,10 +20,10 @@ class Reader(Protocol):
     channels: int
 
     def read(self, rows: Sequence[int], height: int, width: int) -> Tensor:
-        """Give pictures, float32 of shape (rows, channels, height, width) in -1..1."""
+        """Return pictures, float32 of shape (rows, channels, height, width) in -1..1."""
 
     def digest(self, rows: Sequence[int]) -> str:
-        """Give a text that changes with the bytes of any of these pictures, or with their order."""
+        """Return a text that changes with the bytes of any of these pictures, or with their order."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Held:
         self.pixels, self.brightest, self.channels = pixels, brightest, pixels.shape[1]
 
     def read(self, rows: Sequence[int], height: int, width: int) -> Tensor:
-        """Give pictures, float32 of shape (rows, channels, height, width) in -1..1."""
+        """Return pictures, float32 of shape (rows, channels, height, width) in -1..1."""
         pixels = self.pixels[list(rows)].float() * (2 / self.brightest) - 1
         if pixels.shape[-2:] != (height, width):
             # A cubic overshoots at edges, so what is out of range is brought back.
@@ -69,6 +69,6 @@ class Held:
         return pixels
 
     def digest(self, rows: Sequence[int]) -> str:
-        """Give a text that changes with the bytes of any of these pictures, or with their order."""
+        """Return a text that changes with the bytes of any of these pictures, or with their order."""
         pixels = self.pixels[list(rows)].contiguous()
         return hashlib.sha256(repr((pixels.shape, self.brightest)).encode() + pixels.numpy().tobytes()).hexdigest()

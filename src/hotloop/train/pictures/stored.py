@@ -73,7 +73,7 @@ class Stored:
         return len(self._part)
 
     def take(self, rows: Tensor) -> dict[str, Tensor]:
-        """Give these rows, each tensor of shape (rows, ...); rows of one call have one shape.
+        """Return these rows, each tensor of shape (rows, ...); rows of one call have one shape.
 
         Args:
             rows: row numbers, int64 of shape (rows,); at least one.
@@ -154,7 +154,7 @@ class Store:
             document.touch()  # used now
 
     def _others(self) -> list[Path]:
-        """Give the folders of other stores of this kind, the one used last first."""
+        """Return the folders of other stores of this kind, the one used last first."""
         found = [one for one in self.cache.folder.glob(f"{self.kind}-*") if one != self.folder]
         return sorted((one for one in found if (one / KEY).is_file()), key=_used, reverse=True)
 
@@ -171,11 +171,11 @@ class Store:
         return self.folder / f"part-{index:05}.safetensors"
 
     def _told(self, index: int) -> dict[str, str]:
-        """Give what a part says of itself."""
+        """Return what a part says of itself."""
         return {"key": self.digest, "part": str(index)}
 
     def _read(self, index: int, rows: Tensor) -> dict[str, Tensor] | None:
-        """Give a part, or None, with a word, where it is not there or does not fit."""
+        """Return a part, or None, with a word, where it is not there or does not fit."""
         path = self._path(index)
         if not path.is_file():
             return None
@@ -240,7 +240,7 @@ class Store:
 
 
 def _used(folder: Path) -> float:
-    """Give when a store was last used, in seconds since 1970; 0 where it is gone."""
+    """Return when a store was last used, in seconds since 1970; 0 where it is gone."""
     try:
         return (folder / KEY).stat().st_mtime
     except OSError:

@@ -31,7 +31,7 @@ _ENOUGH = 4
 
 
 def build(study: Study, *, importances: bool = True) -> dict[str, Any]:
-    """Give the document of a study as its storage has it now."""
+    """Return the document of a study as its storage has it now."""
     # One look at the storage: workers end trials all the time, and the best one has to be among those that are listed.
     settings, attempts = study.settings, study.trials()
     searched = space.parse(settings).searched

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def check(settings: Settings) -> Settings:
-    """Give the settings of an inner search with what is its own affair put right.
+    """Return the settings of an inner search with what is its own affair put right.
 
     Raises:
         ConfigError: a space or ``hpo.trial`` that cannot be used in a fold, or settings that an inner search has not.

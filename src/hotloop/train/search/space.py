@@ -88,7 +88,7 @@ class Searched:
         return fits and low <= value <= high and abs(steps - round(steps)) < 1e-6  # noqa: PLR2004 - rounding
 
     def suggest(self, trial: optuna.trial.BaseTrial) -> Any:
-        """Have the study's sampler choose a value."""
+        """Ask the study's sampler for a value."""
         if self.kind == "choices":
             return trial.suggest_categorical(self.name, self.values)
         low, high = self.values
@@ -104,7 +104,7 @@ class Space:
     searched: tuple[Searched, ...]
 
     def suggest(self, trial: optuna.trial.BaseTrial, settings: Settings) -> dict[str, Any]:
-        """Have the sampler choose the values of a trial.
+        """Ask the sampler for the values of a trial.
 
         Args:
             trial: Optuna's trial.
@@ -117,7 +117,7 @@ class Space:
         return chosen
 
     def is_whole(self, values: Mapping[str, Any], settings: Settings) -> bool:
-        """Tell whether values are all that a trial varies: a worker may die while it draws them, one after another."""
+        """Return whether values are all that a trial varies: a worker may die while it draws them one by one."""
         chosen: dict[str, Any] = {}
         for one in self.searched:
             if all(value_of(name, chosen, settings) in allowed for name, allowed in one.when.items()):
@@ -133,7 +133,7 @@ class Space:
 
 
 def override(name: str, value: Any) -> str:
-    """Give a value as an override in Hydra's grammar, which gives exactly this value back."""
+    """Return a value as an override in Hydra's grammar, which gives exactly this value back."""
     return f"{name}={_text(value)}"
 
 
@@ -170,7 +170,7 @@ def flat(given: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def trial_changes(settings: Settings) -> dict[str, Any]:
-    """Give what of ``hpo.trial`` is not as the run's own settings have it, by dotted name."""
+    """Return what of ``hpo.trial`` is not as the run's own settings have it, by dotted name."""
     return {name: value for name, value in flat(settings.hpo.trial) if value != value_of(name, {}, settings)}
 
 
@@ -198,7 +198,7 @@ def check_trial(settings: Settings) -> None:
 
 
 def inner(settings: Settings) -> Settings:
-    """Give the settings of an inner search: those of its fold, with an ``hpo.trial`` that leaves the fold's rows alone.
+    """Return the settings of an inner search: its fold's, with an ``hpo.trial`` that leaves the fold's rows alone.
 
     What is said there of `KEPT` may only repeat the settings' own values. It is left out then, since it would undo the
     fold that the search is in.
@@ -358,7 +358,7 @@ def _ordered(searched: list[Searched], problems: list[str]) -> list[Searched]:
 
 
 def value_of(name: str, chosen: Mapping[str, Any], settings: Settings) -> Any:
-    """Give the value of a setting in a trial; one that is chosen goes before the run's own."""
+    """Return the value of a setting in a trial; one that is chosen goes before the run's own."""
     if name in chosen:
         return chosen[name]
     value: Any = settings

@@ -56,7 +56,7 @@ class Storage:
         self.optuna = self._opened()
 
     def study(self, name: str, directions: list[str]) -> optuna.Study:
-        """Give the study of a name, which is made where it is not there yet."""
+        """Return the study of a name, which is made where it is not there yet."""
         with self.turn():
             study: optuna.Study = self._optuna.create_study(
                 study_name=name, storage=self.optuna, directions=directions, load_if_exists=True
@@ -175,10 +175,10 @@ class Storage:
 
 
 def default_url(folder: Path) -> str:
-    """Give the URL of the file that a study has in its own folder."""
+    """Return the URL of the file that a study has in its own folder."""
     return f"sqlite:///{folder.resolve() / FILE}"
 
 
 def masked(url: str) -> str:
-    """Give a URL as it may be shown and written down: without its password."""
+    """Return a URL as it may be shown and written down: without its password."""
     return re.sub(r"([?&]password=)[^&]*", r"\1***", re.sub(r"(://[^/@:]*):[^@]*@", r"\1:***@", url))

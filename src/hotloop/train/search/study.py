@@ -99,7 +99,7 @@ class Study:
         self.study.pruner = samplers.pruner(settings, reports(settings))
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """Give every attempt so far."""
+        """Return every attempt so far."""
         return self.study.get_trials(deepcopy=False)
 
     def take(self) -> Taken | None:
@@ -128,7 +128,7 @@ class Study:
         return counts
 
     def best(self, attempts: Attempts | None = None) -> optuna.trial.FrozenTrial | None:
-        """Give the best complete attempt of those given, which are all of them if they are not."""
+        """Return the best complete attempt of those given, which are all of them if they are not."""
         done = [
             one
             for one in (self.trials() if attempts is None else attempts)
@@ -142,7 +142,7 @@ class Study:
         return sorted({one.user_attrs[NUMBER] for one in self.study.best_trials})
 
     def folders_over(self) -> list[Path]:
-        """Give the folders of all attempts that are over in the storage."""
+        """Return the folders of all attempts that are over in the storage."""
         return [self._folder_of(one) for one in self.trials() if one.state.is_finished()]
 
     def left(self, attempts: Attempts | None = None) -> int:
@@ -268,7 +268,7 @@ class Study:
 
 
 def trial_folder(folder: Path, number: int, attempt: int) -> Path:
-    """Give the folder of an attempt; a second one has a folder of its own, since the first may live after all."""
+    """Return the folder of an attempt; a second one has a folder of its own, since the first may live after all."""
     return folder / "trials" / (f"{number:04d}" if attempt == 1 else f"{number:04d}-{attempt}")
 
 
@@ -278,13 +278,13 @@ def how_ended(one: optuna.trial.FrozenTrial) -> str:
 
 
 def reports(settings: Settings) -> int:
-    """Give how often a trial that runs to its end reports: for each fold, or for each epoch."""
+    """Return how often a trial that runs to its end reports: for each fold, or for each epoch."""
     trial = settings_of(settings, {}, Path())
     return len(folds_of(trial)) or trial.training.num_epochs
 
 
 def comparable(settings: Settings) -> dict[str, Any]:
-    """Give the settings that make a study what it is, as flat JSON data."""
+    """Return the settings that make a study what it is, as flat JSON data."""
     flat: dict[str, Any] = {}
     _flatten(configure.to_dict(settings), "", flat)
     flat["hpo.direction"] = settings.hpo.towards

@@ -166,7 +166,7 @@ class _Supervisor:
         self.heard.put((one, None))
 
     def hear(self, one: _Process, what: Told | None) -> None:
-        """Take note of what a worker tells, or of its end."""
+        """Record what a worker tells, or its end."""
         if what is None:
             self.ended(one)
             return
@@ -183,7 +183,7 @@ class _Supervisor:
                 self.written = time.monotonic()
 
     def ended(self, one: _Process) -> None:
-        """Take note of a worker's end, and replace one that died."""
+        """Record a worker's end, and replace one that died."""
         del self.running[one.number]
         for pipe in (one.process.stdin, one.process.stdout):
             with contextlib.suppress(OSError):
@@ -209,7 +209,7 @@ class _Supervisor:
         self.ask_to_stop()
 
     def ask_to_stop(self) -> None:
-        """Have each worker stop within its trial, which is open again then."""
+        """Stop each worker within its trial, which is open again then."""
         for one in self.running.values():
             _ask(one)
 

@@ -75,7 +75,7 @@ _KINDS: dict[str, type[Told]] = {
 
 
 def to_dict(told: Told) -> dict[str, Any]:
-    """Give it as plain data, which can cross a pipe."""
+    """Return the report as plain data, which can cross a pipe."""
     return {"kind": type(told).__name__, **dataclasses.asdict(told)}
 
 

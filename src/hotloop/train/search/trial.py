@@ -51,7 +51,7 @@ def study_name(settings: Settings) -> str:
 
 
 def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> Settings:
-    """Give the settings of a trial: the search's, with ``hpo.trial`` and the chosen values on top.
+    """Return the settings of a trial: the search's, with ``hpo.trial`` and the chosen values on top.
 
     Raises:
         ConfigError: values that do not fit together.
@@ -61,7 +61,7 @@ def settings_of(settings: Settings, values: Mapping[str, Any], folder: Path) -> 
 
 
 def best_settings(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Give the settings of the final run: the search's with the best values, without what made trials cheaper."""
+    """Return the settings of the final run: the search's with the best values, without what made trials cheaper."""
     return changed(_shown(settings), {**values, "run.folder": None, "run.resume": None})
 
 
@@ -72,7 +72,7 @@ def _shown(settings: Settings) -> Settings:
 
 
 def changed(settings: Settings, values: Mapping[str, Any]) -> Settings:
-    """Give settings with other values by dotted names, checked as a whole.
+    """Return settings with other values by dotted names, checked as a whole.
 
     Raises:
         ConfigError: a value that cannot be used, alone or with the others.
@@ -108,7 +108,7 @@ def train(asked: Asked) -> list[float]:
 
 
 def folds_of(settings: Settings) -> list[dict[str, Any]]:
-    """Give what each run of a trial has in place of the search's settings: its fold; empty where a trial is one run.
+    """Return what each run of a trial has in place of the search's settings: its fold; empty where a trial is one run.
 
     Within an outer fold of a nested cross-validation they are the inner folds.
     """
@@ -162,7 +162,7 @@ def _run(asked: Asked, settings: Settings, folder: Path, *, fold: int | None = N
 
 
 def _recipe(name: str) -> Any:
-    """Give a recipe by its name: recipes stand above this room, and a worker's process has nobody to hand it one."""
+    """Return a recipe by its name: recipes stand above this room, and a worker's process has nobody to hand it one."""
     return importlib.import_module("hotloop.recipes").load(name)
 
 

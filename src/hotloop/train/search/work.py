@@ -144,7 +144,7 @@ class Worker:
         return Outcome("interrupted", cause=_cause(error)), error
 
     def stop(self) -> None:
-        """Take note of a wish to stop that came too late for the trial that runs: its end is written down first."""
+        """Note a wish to stop that came too late for the trial that runs: its end is written down first."""
         self.stopping = True
 
     def storage_failure(self, error: Exception) -> tuple[Outcome, SearchStoppedError | None]:

@@ -48,7 +48,7 @@ class Job:
     objective: str
 
     def to_json(self) -> str:
-        """Give it as a line."""
+        """Return the report as a line."""
         return json.dumps(dataclasses.asdict(self))
 
 
