@@ -119,7 +119,7 @@ def missing_extra(what: str, extra: str, error: ImportError) -> MissingExtraErro
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception's class and the first line of its message; for a program that failed, the program's name.
+    """Return an exception's class and the first line of its message; for a program that failed, its name and its error.
 
     There is no full stop at the end: the sentence that it is put into goes on, or ends with its own.
     """
@@ -127,7 +127,7 @@ def describe(error: BaseException) -> str:
         command = error.cmd if isinstance(error.cmd, str) else str(next(iter(error.cmd), ""))
         program = pathlib.Path(command.split()[0]).name if command.split() else "a program"
         if error.returncode >= 0:
-            return f"{program} ended with exit code {error.returncode}"
+            return f"{program} ended with exit code {error.returncode}{_first_error(error)}"
         signals = {number.value: number.name for number in signal.Signals}
         return f"{program} was ended by {signals.get(-error.returncode, f'signal {-error.returncode}')}"
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
@@ -136,6 +136,14 @@ def describe(error: BaseException) -> str:
     first, _, _ = lines[0].partition(". This could be because")  # torch's dispatcher goes on with a list of backends
     first = first if first.endswith("..") else first.removesuffix(".")
     return f"{type(error).__name__}: {first}"
+
+
+def _first_error(error: subprocess.CalledProcessError) -> str:
+    """Return the first error that a compiler printed, behind a colon; empty where it printed none."""
+    output = error.output or error.stderr or b""
+    text = output.decode(errors="replace") if isinstance(output, bytes) else output
+    found = next((line for line in text.splitlines() if "error: " in line), "")
+    return f": {found.partition('error: ')[2].strip()[:200]}" if found else ""
 
 
 def message_of(error: BaseException) -> str:

@@ -45,18 +45,22 @@ def failing(request, plant, monkeypatch):
     return plant(Counter(fail=lambda nth, graph: request.param == "backend", inner=inner))
 
 
+FULL = b"x.cpp:2:65: fatal error: error writing to /tmp/cc.s: No space left on device\ncompilation terminated.\n"
+
+
 @pytest.mark.parametrize(
-    ("code", "said", "hint"),
+    ("code", "output", "said", "hint"),
     [
-        (-signal.SIGTERM, "g++ was ended by SIGTERM", "a signal ended it"),
-        (1, "g++ ended with exit code 1", "try another preset"),
+        (-signal.SIGTERM, None, "g++ was ended by SIGTERM", "a signal ended it"),
+        (1, None, "g++ ended with exit code 1", "try another preset"),
+        (1, FULL, "g++ ended with exit code 1: error writing to /tmp/cc.s: No space left on device", "set TMPDIR"),
     ],
 )
-def test_a_compilers_program_that_ends_is_told_by_its_name(plant, code, said, hint):
+def test_a_compilers_program_that_ends_is_told_by_its_name_and_error(plant, code, output, said, hint):
     """Ctrl-C and a job's time limit end a whole group of processes: that is no compiler to be mended."""
 
     def run(graph, inputs):
-        raise subprocess.CalledProcessError(code, ["/usr/bin/g++", *["-I/a/long/path"] * 99])
+        raise subprocess.CalledProcessError(code, ["/usr/bin/g++", *["-I/a/long/path"] * 99], output)
 
     plant(run)
     status = against_eager(Net(), STEPS)

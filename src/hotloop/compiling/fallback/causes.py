@@ -80,6 +80,8 @@ def failure_of(error: BaseException, graph: fx.GraphModule | None) -> Failure:
     lowered = any(name in _COMPILE_STAGE for name in names)
     if any(isinstance(link, subprocess.CalledProcessError) and link.returncode < 0 for link in chain):
         hint = "a signal ended it, as Ctrl-C and a job's time limit do to a whole group of processes: start again"
+    elif "No space left on device" in describe(chain[-1]):
+        hint = "make room on the disk, or set TMPDIR to a folder that has some"
     elif known := next((name for name in names if name in _HINTS), None):
         hint = _HINTS[known]
     else:
