@@ -1,0 +1,1 @@
+"""Faults that a user can meet, planted in each way to train: ``python -m benchmarks.faults`` makes docs/faults.md."""

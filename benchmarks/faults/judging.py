@@ -1,0 +1,146 @@
+"""What a cell of the table says, and of what it is judged: exit codes, printed lines, losses against eager's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pathlib
+
+ROUNDING = 1e-4
+"""Losses this close, relatively, are equal within the rounding of another compiler's arithmetic in 12 steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a run left: None for a loss that the program never saw, since its step was interrupted once it was done."""
+
+    losses: list[float | None]
+    final: float
+    ran: str = ""
+    status: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One fault in one way.
+
+    Attributes:
+        lived: all steps were done, or the run ended as documented and its resume did them.
+        said: where the fault is named: "printed", "status", "" for nowhere, or "nothing to say".
+        equal: "bits", "rounding", or "" where the losses are others than eager's.
+        codes: the exit codes of the processes, in their order.
+        line: the line that names the fault.
+        ran: how the model ran at the end.
+        trouble: what is wrong, where something is.
+    """
+
+    lived: bool
+    said: str
+    equal: str
+    codes: tuple[int, ...] = ()
+    line: str = ""
+    ran: str = ""
+    trouble: str = ""
+
+    @property
+    def right(self) -> bool:
+        return bool(self.lived and self.said and self.equal)
+
+
+def left_by(folder: pathlib.Path, way: str) -> Outcome | None:
+    """Return what a run left in its folder; None where there is nothing to read."""
+    if way != "train":
+        path = folder / "result.json"
+        if not path.exists():
+            return None
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Outcome(
+            found["losses"], found["final"], ", ".join(dict.fromkeys(map(str, found["ran"]))), found["status"]
+        )
+    from hotloop import record
+    from hotloop.errors import HotloopError
+
+    try:
+        document = record.load(folder / "run")
+    except (OSError, HotloopError):
+        return None
+    validations = [one["loss"] for one in document["metrics"] if "loss" in one]
+    components = document.get("components") or {}
+    ran = [one["running"] for one in components.values()]
+    return Outcome(
+        [one["loss"] for one in document["steps"]],
+        validations[-1] if validations else math.nan,
+        ", ".join(dict.fromkeys(map(str, ran))),
+        json.dumps([components, document.get("advice")]),
+    )
+
+
+def equality(ours: Outcome, eager: Outcome) -> str:
+    """Say how equal the losses are: "bits", "rounding", or nothing."""
+    if len(ours.losses) != len(eager.losses):
+        return ""
+    pairs = [*zip(ours.losses, eager.losses, strict=True), (ours.final, eager.final)]
+    pairs = [(one, other) for one, other in pairs if one is not None and other is not None]
+    if all(one == other for one, other in pairs):
+        return "bits"
+    close = all(math.isclose(one, other, rel_tol=ROUNDING) for one, other in pairs)
+    return "rounding" if close else ""
+
+
+def naming(said: str, output: str, status: str) -> tuple[str, str]:
+    """Find the line that names the fault; return where it stands, and the line."""
+    if not said:
+        return "nothing to say", ""
+    for place, text in (("printed", output), ("status", status)):
+        if found := re.search(said, text):
+            start = text.rfind("\n", 0, found.start()) + 1
+            end = text.find("\n", found.end())
+            return place, " ".join(text[start : end if end >= 0 else None].split())[:400]
+    return "", ""
+
+
+def judge(  # noqa: PLR0913 - each is judged by itself
+    ours: Outcome | None,
+    eager: Outcome,
+    *,
+    said: str,
+    output: str,
+    codes: tuple[int, ...],
+    expected: tuple[int, ...],
+    runs: str = "",
+) -> Cell:
+    """Judge one run, or a run and its resumes.
+
+    Args:
+        ours: what the last process left.
+        eager: what the same way left eager and without the fault.
+        said: a pattern that names the fault; empty where there is nothing to say.
+        output: all that the processes printed.
+        codes: their exit codes.
+        expected: the exit codes that are documented for this fault.
+        runs: what the model has to run in at the end; empty where that is for the fault to say.
+    """
+    whole = ours is not None and len(ours.losses) == len(eager.losses)
+    lived = bool(codes == expected and whole)
+    place, line = naming(said, output, ours.status if ours else "")
+    equal = equality(ours, eager) if ours else ""
+    trouble = []
+    if codes != expected:
+        trouble.append(f"exit codes {codes} instead of {expected}")
+    if not whole:
+        trouble.append(f"{len(ours.losses) if ours else 0} of {len(eager.losses)} steps")
+    if not place:
+        trouble.append("nothing names the fault")
+    if whole and not equal:
+        trouble.append(f"losses are not eager's: {ours.losses} {ours.final} instead of {eager.losses} {eager.final}")
+    if "Traceback (most recent call last)" in output:
+        trouble.append("traceback: " + output[output.index("Traceback (most recent") :].strip().splitlines()[-1][:300])
+    if runs and (ours is None or ours.ran != runs):
+        lived = False
+        trouble.append(f"ran {ours.ran if ours else 'nothing'} instead of {runs}")
+    return Cell(lived, place, equal, codes, line, ours.ran if ours else "", "; ".join(trouble))
