@@ -141,8 +141,7 @@ class Run:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         self.codes = (*self.codes, code)
-        printed = (self.place / "log.txt").read_text(encoding="utf-8", errors="replace")
-        self.output = printed.replace(f"{ROOT}/", "").replace(f"{self.bench.folder}/", "")
+        self.output = (self.place / "log.txt").read_text(encoding="utf-8", errors="replace")
         return code
 
     def run(self, *arguments: str, **environment: str) -> int:
@@ -170,13 +169,18 @@ class Run:
         """Let a process go on that waits before a step."""
         (self.place / "go").touch()
 
+    def portable(self, text: str) -> str:
+        """Leave out of a text what is of this machine: where the repository lies, and the run."""
+        return text.replace(f"{ROOT}/", "").replace(f"{self.bench.folder}/", "")
+
     def judged(self, *expected: int, said: str | None = None) -> Cell:
         """Judge what the processes left, with the exit codes that are documented."""
+        ours = judging.left_by(self.place, self.way)
         return judging.judge(
-            judging.left_by(self.place, self.way),
+            ours and dataclasses.replace(ours, status=self.portable(ours.status)),
             self.bench.eager(self.fault, self.way),
             said=self.fault.said if said is None else said,
-            output=self.output,
+            output=self.portable(self.output),
             codes=self.codes,
             expected=expected or (0,),
             runs=self.fault.runs,

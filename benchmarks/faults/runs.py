@@ -279,7 +279,7 @@ def bundle(run: Run) -> Cell:
 def _by_hand(run: Run, expected: tuple[int, ...], equal: str) -> Cell:
     from benchmarks.faults.judging import naming
 
-    said, line = naming(run.fault.said, run.output, "")
+    said, line = naming(run.fault.said, run.portable(run.output), "")
     trouble = [] if run.codes == expected else [f"exit codes {run.codes} instead of {expected}"]
     trouble += ["traceback"] if "Traceback" in run.output else []
     return Cell(run.codes == expected, said, equal, run.codes, line, trouble="; ".join(trouble))

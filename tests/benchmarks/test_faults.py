@@ -1,7 +1,6 @@
 """The table of faults: a cell that is wrong is judged so, and the page is what the committed results say."""
 
 import dataclasses
-import json
 import pathlib
 import sys
 
@@ -81,18 +80,11 @@ def test_a_way_that_a_fault_does_not_concern_has_its_reason(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("result", RESULTS, ids=lambda path: path.stem)
-def test_every_fault_was_run_in_every_way(result):
-    rows = json.loads(result.read_text(encoding="utf-8"))["rows"]
-    assert {(row["fault"], row["way"]) for row in rows} == {(name, way) for name in FAULTS for way in page.WAYS}
-    assert [row["fault"] for row in rows if not row.get("right", row.get("not_here"))] == []
-    assert {row["fault"] for row in rows if row.get("not_here", "").startswith("needs")} == set()
-
-
 def test_the_page_is_made_of_the_results(tmp_path):
     text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
     before, rest = text.split(page.BEGIN)
     (tmp_path / "faults.md").write_text(f"{before}{page.BEGIN}{page.END}{rest.split(page.END)[1]}", encoding="utf-8")
     page.write(tmp_path / "faults.md", RESULTS)
     assert (tmp_path / "faults.md").read_text(encoding="utf-8") == text
-    assert "died" not in text.split(page.END)[0].split(page.BEGIN)[1]
+    made = text.split(page.END)[0].split(page.BEGIN)[1]
+    assert not [word for word in ("**died", "silent**", "differs**") if word in made]
