@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from typing import TYPE_CHECKING, Any, Literal
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from hotloop import events as ev
 from hotloop.diagnose import words
+from hotloop.shown import Shown
 
 if TYPE_CHECKING:
     from hotloop.compiling.observe import Cause
@@ -120,7 +119,7 @@ class ComponentStatus:
 
 
 @dataclasses.dataclass(frozen=True)
-class Status:
+class Status(Shown):
     """The status of everything that was handed to `hotloop.compile`; ``str`` makes a table for people."""
 
     components: dict[str, ComponentStatus]
@@ -150,12 +149,5 @@ class Status:
         notes += [line for name, status in self.components.items() for line in status.graph_lines(name)]
         notes += [self.hint] if self.hint else []
         table.caption_justify = "left"
-        table.caption = "\n".join(notes) or None
+        table.caption = Text("\n".join(notes), style="table.caption") if notes else None
         return table
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=140, force_terminal=False)
-        console.print(self)
-        text = console.file
-        assert isinstance(text, io.StringIO)
-        return text.getvalue().rstrip()

@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rich.text import Text
+
+from hotloop.shown import Shown
+
 if TYPE_CHECKING:
     from hotloop.compiling.control import Status
     from hotloop.record import RunRecord
@@ -55,7 +59,7 @@ class Stage:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainerStatus:
+class TrainerStatus(Shown):
     """The status of a model in a Trainer.
 
     Args:
@@ -104,6 +108,9 @@ class TrainerStatus:
         for name in ("loop", "model", "after"):
             plain[name] = plain[name].to_dict() if plain[name] is not None else None
         return plain
+
+    def __rich__(self) -> Text:
+        return Text(str(self))
 
     def __str__(self) -> str:
         ended = f" (ended by {self.ended})" if self.ended else ""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from hotloop.report import write_html
 from hotloop.report.text import count, figure, seconds, size
+from hotloop.shown import Shown
 
 if TYPE_CHECKING:
     import os
@@ -111,7 +111,7 @@ class Way:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bench:
+class Bench(Shown):
     """The result of a bench.
 
     Args:
@@ -124,6 +124,7 @@ class Bench:
         document: everything as a run record's document.
     """
 
+    _columns: ClassVar[int] = 150
     ways: tuple[Way, ...]
     verdict: str
     stretches: tuple[tuple[int, str], ...]
@@ -170,11 +171,6 @@ class Bench:
         notes.append(f"Noise (eager beside itself): {noise}; a difference below it is none.")
         left_out = [Text(f"{way.name} was not timed: {way.reason}") for way in self.ways if not way.timed]
         return Group(self._table(), *left_out, Text("\n".join(notes), style="dim"), Text(self.verdict, style="bold"))
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=150, force_terminal=False).print(self)
-        return text.getvalue().rstrip()
 
     def _table(self) -> Table:
         """Draw the timed ways; a column without any text is left out."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from typing import Any, Literal
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from hotloop.shown import Shown
 
 REMEDY = "consume it before the next call, keep a copy of it (hotloop.own, .clone()), or make it again"
 _NOT_AS_ASKED = frozenset({"skipped", "stepped down", "not called"})
@@ -57,7 +58,7 @@ class Held:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Harness:
+class Harness(Shown):
     """The result of a harness.
 
     Args:
@@ -129,11 +130,6 @@ class Harness:
             parts.append(Text(f"  remedy: {REMEDY}", style="dim"))
         parts += [Text(str(finding), style="bold red" if finding.fails else "yellow") for finding in self.findings]
         return Group(*parts, Text(self.verdict, style="bold"))
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=140, force_terminal=False).print(self)
-        return text.getvalue().rstrip()
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

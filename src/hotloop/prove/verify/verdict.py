@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from hotloop.measure import RATIO
+from hotloop.shown import Shown
 
 if TYPE_CHECKING:
     from hotloop.measure import Comparison
@@ -69,7 +69,7 @@ class StepVerdict:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Shown):
     """Whether compiled code trains as eager does; ``str`` is a table for people.
 
     Args:
@@ -147,11 +147,6 @@ class Verdict:
         notes.append(f"ran: {', '.join(states) or 'nothing compiled'}")
         notes.append(f"{self.seconds:.1f} s, {self.copied_bytes / 2**20:,.0f} MiB copied")
         return notes
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=140, force_terminal=False).print(self)
-        return text.getvalue().rstrip()
 
 
 def worst_of(joined: dict[str, Comparison]) -> tuple[Worst, ...]:

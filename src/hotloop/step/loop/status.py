@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
+
+from hotloop.shown import Shown
 
 if TYPE_CHECKING:
     from hotloop.step.prove.sentinel import SentinelStatus
@@ -29,7 +30,7 @@ class TierStatus:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LoopStatus:
+class LoopStatus(Shown):
     """The status of a loop.
 
     Args:
@@ -74,7 +75,7 @@ class LoopStatus:
             f" (asked for: {self.asked})" if self.asked != self.tier else ""
         )
         title += "; closed: steps run eager from then on" if self.closed else ""
-        table = Table(title=title, title_justify="left", show_edge=False)
+        table = Table(title=Text(title, style="table.title"), title_justify="left", show_edge=False)
         for column in ("tier", "state", "steps", "ms a step", "why"):
             table.add_column(column, justify="right" if column in ("steps", "ms a step") else "left", overflow="fold")
         for tier in self.tiers:
@@ -87,10 +88,3 @@ class LoopStatus:
         notes += [f"recorded anew: {reason}" for reason in self.dropped[-3:]]
         notes += [f"decided: {line}" for line in self.decisions[-5:]]
         return Group(table, Text("\n".join(notes)))
-
-    def __str__(self) -> str:
-        console = Console(file=io.StringIO(), width=140, force_terminal=False)
-        console.print(self)
-        text = console.file
-        assert isinstance(text, io.StringIO)
-        return text.getvalue().rstrip()
